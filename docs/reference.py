@@ -33,6 +33,7 @@ from hpc_mp.job import program, spec  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
+from hpc_mp.lint.slurm_conf.rules_files import RULES as SLURM_FILES  # noqa: E402
 from hpc_mp.rundir.layout import FILES, RunDirectory  # noqa: E402
 from hpc_mp.rundir.records import Evaluation, StepMetrics  # noqa: E402
 
@@ -155,6 +156,7 @@ def rules() -> str:
     return "\n".join(["## Scripts for sbatch", "", table(head, rows(SBATCH)), "## Variables on a machine", "",
                       table(head, rows(ON_MACHINE)), "## NCCL's files", "", table(head, rows(NCCL_FILES)),
                       "## A Slurm cluster", "", table(head, rows(SLURM_CONF)),
+                      "## Slurm's files", "", table(head, rows(SLURM_FILES)),
                       "## Templates of Azure CycleCloud", "", table(head, rows(AZURE))])
 
 

@@ -3,7 +3,8 @@
 #
 #   node-end.sh RUN TOKEN done|failed
 #
-# Kept under RUN/log/nccl/HOST, at most KEEP_BYTES: the ends of NCCL's logs, and flight recorder dumps that fit whole.
+# Kept under RUN/log/nccl/HOST, at most KEEP_BYTES: the ends of NCCL's logs, and flight recorder dumps that fit whole. A
+# directory is made only for what is kept: nodes make theirs at the same time, and none may remove what another makes.
 # RUN/log/kernel-HOST.log: what kernel and cgroup know of lack of memory and of broken GPUs since node-start.sh.
 set -uo pipefail
 umask 077
@@ -21,13 +22,13 @@ keep_dumps() {
     for dump in "$local"/flight/*; do
         [[ -f $dump ]] || continue
         size=$(stat -c %s -- "$dump")
-        ((size <= left)) && cp -- "$dump" "$kept/" && ((left -= size))
+        ((size <= left)) && mkdir -p -- "$kept" && cp -- "$dump" "$kept/" && ((left -= size))
     done
 }
 
 keep_logs() {
     local logs=("$local"/nccl.*.log) log
-    [[ -f ${logs[0]} ]] || return
+    [[ -f ${logs[0]} ]] && mkdir -p -- "$kept" || return
     for log in "${logs[@]}"; do
         tail -c $((left / ${#logs[@]})) -- "$log" >"$kept/${log##*/}"
     done
@@ -53,10 +54,8 @@ oom_kills() {
 
 if [[ $ending == failed ]]; then
     kept=$run/log/nccl/$host left=$KEEP_BYTES
-    mkdir -p -- "$kept"
     keep_dumps
     keep_logs
-    rmdir -- "$kept" "${kept%/*}" 2>/dev/null
     words=$(kernel_words; oom_kills)
     [[ -z $words ]] || printf '%s\n' "$words" >"$run/log/kernel-$host.log"
 fi

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, several, taken_out
+from hpc_mp.adopt.around import afterwards, around, before_it, called_by, is_simple, several, taken_out
 from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
 from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, slurm_numbers, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
@@ -19,8 +19,9 @@ from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import what_is_known
 from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches, in_background
+from hpc_mp.adopt.nodes import on_every_node
 from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
-from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script
+from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script, stopping
 from hpc_mp.adopt.steps import Disposition, Needs, argument_read, dispositions, is_for_ranks_alone, names_in, with_inherited
 from hpc_mp.adopt.streams import is_fed, runs_once, with_results, with_stdin
 from hpc_mp.job import ProgramSpec
@@ -150,6 +151,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
         return _of_another(script, request, begins, file, arguments,
                            unreadable="which bash cannot read: mend it (bash -n FILE)" if unreadable else "")
+    if (together := on_every_node(launch, launches, source, request)) is not None:
+        launch, launches = together.launch, tuple(each for each in launches if each not in together.others)
     callers = called_by(source, launch)
     at = callers[-1][0] if callers else launch.statement
     fixed = known.fixed[at]
@@ -162,6 +165,11 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if alone and not request.container.keys and not any(each.srun or each.texts[0] in MPI for each in launches) \
             and (way := several(source, launch, launches, callers)):
         return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
+    if together is not None:
+        start = replace(start, how=(*start.how, "the steps of one node each are one step on all nodes"), lost=(*start.lost, *(
+            f"{each} in its words differs from node to node: say it by $NODE_RANK or in the program" for each in (
+                *(f"${name}" for name in together.differs),
+                *(word.text for word in start.words if word.kind == "batch" and re.search(r"(?<!\\)\$NODE_RANK", word.text))))))
     if not start.results:
         start = with_stdin(start, launch, line, fixed)
     steps, by_ssh = _served(source, launches, launch)
@@ -176,15 +184,16 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     inside = {**request.container.keys, **container.keys}
     if enters := container.enters or request.container.enters:
         start = replace(start, words=tuple(WordPiece("literal", text) for text in ("env", "-C", enters)) + start.words)
-    moved = (known.directories[at] is None or there is None) and not inside
+    stands = read_statements(before_it(line, launch)).statements if simple else source.statements[launch.statement:at + 1]
+    moved = (known.directories[at] is None or there is None or any(
+        call.command.name in known.movers for each in stands for call in each.calls)) and not inside
     shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
-    run = () if simple else [frozenset(re.findall(r"[A-Za-z_]\w*", each.text)) & known.names
-                             for each in source.statements[launch.statement:at + 1]]
-    needs = Needs(frozenset().union(*run, *map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
-                  names_in(source.text[launch.call.start:launch.call.end]), names_in(_own_words(launch)), launch.srun)
+    needs = Needs(frozenset().union(*map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
+                  names_in(source.text[launch.call.start:launch.call.end]), names_in(_own_words(launch)), launch.srun, stands)
     if blank and BLANK in source.statements[launch.statement].text:
         start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
-    found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
+    found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable,
+                         {each.statement for each in together.others} if together else ())
     form = command_form(start, moved, made=not simple)
     lines = [each.text for each in found if each.text is not None]
     fates = [_fate(each) for each in found]
@@ -218,7 +227,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     goes_to = begins if moved else known.directories[at]
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
     keys |= inside
-    lines = _with_step_sizes(lines, launches, launch, request)
+    lines = stopping(_with_step_sizes(lines, launches, launch, request))
     lines = [each if "<<" in each else re.sub(r"^#(?=SBATCH)", "# ", each, flags=re.MULTILINE) for each in lines]
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
     if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:

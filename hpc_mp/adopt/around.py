@@ -20,17 +20,22 @@ _PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_
 
 def is_simple(statement: Statement, launch: LaunchCall) -> bool:
     """Whether nothing stands around the launch but redirections, a pipe behind it, and ``… &&`` before it."""
-    if set(launch.call.inside) - _PLAIN_AROUND:
-        return False
+    if launch.together or set(launch.call.inside) - _PLAIN_AROUND:
+        return launch.together
     before = statement.text[:launch.call.start - statement.start].strip()
     return not before or (before.endswith("&&") and "||" not in before)
 
 
+def before_it(statement: Statement, launch: LaunchCall) -> str:
+    """What a line has before the launch on it, to which the launch was joined by ``&&``."""
+    if launch.together or is_fed(launch, statement):
+        return ""
+    return statement.text[:launch.call.start - statement.start].strip().removesuffix("&&").strip()
+
+
 def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
     """What stands before a launch on its line, and what became of the line."""
-    call = launch.call
-    fed = is_fed(launch, statement)
-    left = "" if fed else statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
+    left = before_it(statement, launch)
     gone, elsewhere = left_out(statement, start, launch)
     why = [*start.how, *elsewhere]
     lost = [*start.lost, *gone]

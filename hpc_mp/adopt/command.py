@@ -170,6 +170,8 @@ def _step_sizes(launch: LaunchCall, request: Request) -> tuple[int, int]:
     nodes, ntasks, per_node = (number_in(launch.value(name), request) for name in ("nodes", "ntasks", "ntasks-per-node"))
     if nodes is None and ntasks is None and per_node is None:
         return request.nodes or 1, request.tasks_per_node
+    if per_node is not None and (ntasks := ntasks or request.ntasks):  # the most on a node
+        per_node = min(per_node, -(-ntasks // (nodes or request.nodes or 1)))
     if ntasks is not None and nodes is None and per_node is None:
         allocated = request.nodes or 1
         nodes = min(allocated, ntasks)

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from hpc_mp.adopt.blanks import BLANK
 from hpc_mp.adopt.expand import FixedValues, fields
+from hpc_mp.adopt.launches import function_name
 from hpc_mp.lint.sbatch.shell import read_shell
-from hpc_mp.lint.sbatch.statements import Source, Statement
+from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
 # Files that prepare a shell and leave a script's own variables alone.
 HARMLESS = re.compile(r"activate$|conda\.sh$|\.bashrc$|\.bash_profile$|\.profile$|/etc/profile(\.d/.*)?$|/init/\w+$|setvars\.sh$")
+MOVERS = frozenset({"cd", "pushd", "popd"})
 _SET_BY_WORD = re.compile(r"\b(?:for|select|(?:read|mapfile|readarray)(?:\s+-\w+)*|unset|getopts\s+\S+|printf\s+-v|let)\s+"
                           r"([A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)")
 SETS = re.compile(r"\$\{([A-Za-z_]\w*):?=")  # ``: "${NAME:=value}"`` sets what holds nothing
@@ -29,11 +31,13 @@ class KnownShell:
         fixed: by the number of the statement, and one more for behind the last.
         directories: where the shell is before each of them, likewise; None: nobody can know.
         names: every variable that the script sets.
+        movers: the commands that lead its shell elsewhere, functions of its own among them.
     """
 
     fixed: tuple[FixedValues, ...]
     directories: tuple[str | None, ...]
     names: frozenset[str]
+    movers: frozenset[str] = MOVERS
 
 
 def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -> KnownShell:
@@ -52,6 +56,10 @@ def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -
     texts: dict[str, tuple[str, ...]] = {**submitted, **{name: (value,) for name, value in exported.items() if not counts[name]}}
     arrays: set[str] = set()
     here: str | None = directory
+    leading = MOVERS
+    for statement in source.statements:  # a function calls those above it
+        if (name := function_name(statement)) and any(call.command.name in leading for call in statement.calls):
+            leading |= {name}
     fixed, directories = [], []
     for statement in source.statements:
         fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
@@ -61,10 +69,11 @@ def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -
         for each, raw in statement.assignments:
             if counts[each.name] == 1 and not each.appended:
                 _assign(each.name, raw, each.array, texts, arrays, here)
-        here = _moved(statement, here, FixedValues(texts, frozenset(arrays), here))
+        here = _moved(movers(statement, leading), statement, here, FixedValues(texts, frozenset(arrays), here))
     fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
     directories.append(here)
-    return KnownShell(tuple(fixed), tuple(directories), frozenset(counts))
+    return KnownShell(tuple(fixed), tuple(directories), frozenset(name.partition("[")[0] for name in counts),
+                      leading)
 
 
 def _assign(name: str, raw: str, array: bool, texts: dict[str, tuple[str, ...]], arrays: set[str], here: str | None) -> None:
@@ -96,20 +105,25 @@ def _reads_a_file(statement: Statement, texts: Mapping[str, tuple[str, ...]], he
     return False
 
 
-def _moved(statement: Statement, here: str | None, fixed: FixedValues) -> str | None:
+def movers(statement: Statement, leading: frozenset[str]) -> list[CallSite]:
+    """The commands of a statement that lead the script's own shell into another directory."""
+    return [call for call in statement.calls if (call.command.name in leading or (
+        call.command.name == "eval" and re.search(r"\b(cd|pushd)\b", statement.text)))
+            and not {"command_substitution", "subshell", "function_definition"} & set(call.inside)]
+
+
+def _moved(found: Sequence[CallSite], statement: Statement, here: str | None, fixed: FixedValues) -> str | None:
     """Where the shell is after a statement; a directory that is not here now counts as unknown."""
-    movers = [call for call in statement.calls if call.command.name in ("cd", "pushd", "popd")
-              and not {"command_substitution", "subshell"} & set(call.inside)]
-    if not movers:
+    if not found:
         return here
     if BLANK in statement.text:  # it is to be filled in, and not carried over
         return here
-    call = movers[0]
-    if here is None or len(movers) > 1 or call.command.name != "cd" or set(call.inside) - {"list", "redirected_statement"} \
+    call = found[0]
+    if here is None or len(found) > 1 or call.command.name != "cd" or set(call.inside) - {"list", "redirected_statement"} \
             or len(call.arguments) != 2 or (call.inside and call.start != statement.start):
         return None
     words = fields(call.arguments[1].source, fixed)
     if words is None or len(words) != 1:
         return None
-    found = os.path.normpath(Path(here) / words[0])
-    return found if os.path.isdir(found) else None
+    there = os.path.normpath(Path(here) / words[0])
+    return there if os.path.isdir(there) else None

@@ -50,6 +50,7 @@ class LaunchCall:
         statement: the number of its statement.
         tier: the higher, the rather it is the program.
         srun: whether srun starts it on the tasks of the job.
+        together: steps of one node each are taken for this one.
     """
 
     call: CallSite
@@ -59,6 +60,7 @@ class LaunchCall:
     statement: int
     tier: int
     srun: bool
+    together: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -125,7 +125,8 @@ def read_request(script: Script) -> Request:
         reading.note(Option("", None, line, False), Fate.LOST, "", "a quote is not closed")
     nodes, ntasks, per_node = _nodes(script), script.number("ntasks"), script.number("ntasks-per-node")
     gpus = _gpus(script, nodes)
-    if per_node is None and nodes is not None and ntasks is not None:
+    if nodes is not None and ntasks:  # beside which --ntasks-per-node is the most on a node
+        nodes = min(nodes, ntasks)
         per_node = -(-ntasks // nodes)
     elif per_node is None and (each := script.number("ntasks-per-gpu")) and gpus and gpus.count:
         per_node = each * gpus.count

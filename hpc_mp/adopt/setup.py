@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_mp.adopt.command import WORDS, ProgramStart, slurm_numbers
-from hpc_mp.adopt.expand import WordPiece
+from hpc_mp.adopt.expand import FixedValues, WordPiece, fields
+from hpc_mp.adopt.known import MOVERS
 from hpc_mp.adopt.request import ELEMENT, Request
-from hpc_mp.lint.sbatch.statements import CallSite, Statement
+from hpc_mp.lint.sbatch.statements import CallSite, Statement, read_statements
 
 COMMAND, DIRECTORY, ONCE = "ADOPTED_COMMAND", "ADOPTED_DIRECTORY", "ADOPTED_ONCE"
 JOB = "SLURM_ARRAY_JOB_ID"
@@ -86,6 +87,35 @@ def in_place(statement: Statement, launches: Sequence[tuple[CallSite, Sequence[s
         body = "\n".join(("{", *lines, "return" if in_function else "break 99", "}" + (";" if after else "")))
         text = text[:begin] + body + text[stop:]
     return text if in_function else f"for {ONCE} in 1; do\n{text}\ndone"
+
+
+# An empty operand is no directory: for ``cd ""`` bash stays where it is, for ``cd $NOTHING`` it goes home.
+ENTERS = "ADOPTED_ENTER"
+_ENTER = (f"{ENTERS}() {{ case ${{!#}} in cd|pushd|''|--|-[LPen@]) echo \"slurm.setup: $1 to no directory\" >&2; return 1; esac; "
+          "\"$@\"; }")
+
+
+def stopping(lines: Sequence[str]) -> list[str]:
+    """Lines that end the job where a ``cd`` of theirs fails or is given nothing, and nothing else goes by that."""
+    done = []
+    for line in lines:
+        calls = [call for each in read_statements(line).statements for call in each.calls if call.command.name in MOVERS]
+        for call in sorted(calls, key=lambda each: each.start, reverse=True):
+            text = line[call.start:call.end]
+            if any(fields(each.source, FixedValues()) is None for each in call.arguments[1:]):
+                text = f"{ENTERS} {text}"
+            shrugs = _SHRUGS.match(line[call.end:call.chain_end])
+            if (not call.checked or shrugs) and "command_substitution" not in call.inside:
+                text = f"{text} || exit" if not (call.inside or shrugs) else f"{{ {text} || exit; }}"
+            line = f"{line[:call.start]}{text}{line[call.end:]}"
+        done.append(line)
+    if any(ENTERS in line for line in done):
+        exports = any(re.search(r"\b(export|declare|typeset)\s+-\w*f", line) for line in done)  # for the functions that call it
+        done = [_ENTER, *([f"export -f {ENTERS}"] if exports else []), *done]
+    return done
+
+
+_SHRUGS = re.compile(r"[^|]*\|\|\s*(?:true|:|echo|printf|mkdir)\b[^;&|]*$")  # what says or does something, and goes on
 
 
 def is_loop(inside: Sequence[str]) -> bool:

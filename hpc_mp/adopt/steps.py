@@ -13,12 +13,14 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from hpc_mp.adopt.account import Fate
+from hpc_mp.adopt.blanks import restored
 from hpc_mp.adopt.expand import FixedValues, fields, uses
-from hpc_mp.adopt.known import HARMLESS, SETS, KnownShell
+from hpc_mp.adopt.known import HARMLESS, SETS, KnownShell, movers
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import IDENTITY
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
-Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "code"]
+Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "together", "code"]
 PRINTS = frozenset({
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "nvidia-smi", "which", "lscpu", "free", "uname",
     "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type", "sacct", "sstat",
@@ -30,6 +32,7 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 OF_PYTHON = re.compile(r"PYTHON\w+|LD_PRELOAD")  # would be read by hpc-mp's own Python too
 OF_GPUS = re.compile(r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK")  # srun sets them anew for its tasks
 # What every environment of a job has: to set it is to export it.
+_ALL_EXPORT = re.compile(r"set\s+([-+])(?:[b-z]*a\w*|o\s+allexport)\b")
 INHERITED = frozenset({"PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ"})
 _INITIAL = re.compile(r"modules?\.sh$|lmod\.sh$|/init/(ba)?sh$|/etc/profile$|/etc/bashrc$")
 _HOOK = re.compile(r"conda.*(shell\.\w+|shell\s+hook)|\$\(conda info --base\)/etc/profile\.d/conda\.sh")
@@ -50,10 +53,15 @@ def with_inherited(source: Source, gpus: bool) -> Source:
     Args:
         gpus: the job asks for GPUs, of which Slurm sets variables.
     """
-    statements = tuple(replace(each, exported=each.exported | {
-        one.name for one, _ in each.assignments if one.name in INHERITED or (gpus and OF_GPUS.fullmatch(one.name))})
-        for each in source.statements)
-    return replace(source, statements=statements)
+    every = False
+    statements: list[Statement] = []
+    for each in source.statements:
+        if (allexport := _ALL_EXPORT.match(each.text)) is not None:
+            every = allexport[1] == "-"
+        statements.append(replace(each, exported=each.exported | {
+            one.name for one, _ in each.assignments
+            if every or one.name in INHERITED or (gpus and OF_GPUS.fullmatch(one.name))}))
+    return replace(source, statements=tuple(statements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +115,19 @@ def prints(name: str, call: CallSite) -> bool:
 
 
 def writes(statement: Statement) -> bool:
-    """Whether a statement reads or writes files by its redirections, or sets a variable by ``${A:=…}``."""
+    """Whether a statement reads or writes files, or sets a variable by ``${A:=…}``, ``printf -v A`` or ``$((A++))``."""
     plain = re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", "x", statement.text)
-    return bool(re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", plain) or SETS.search(statement.text))
+    return bool(re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", plain) or SETS.search(statement.text) or _makes_files(statement)
+                or _SETS_BESIDES.search(statement.text))
+
+
+def _makes_files(statement: Statement) -> bool:
+    """Whether a ``$(…)`` in it makes files or takes them away."""
+    return any("command_substitution" in call.inside and call.command.name in _MAKERS for call in statement.calls)
+
+
+_MAKERS = frozenset({"mkdir", "mktemp", "touch", "cp", "mv", "rm", "ln", "tee"})
+_SETS_BESIDES = re.compile(r"\bprintf\s+-v|\$\(\([^()]*(?:\+\+|--|[^=!<>]=[^=])")
 
 
 def _environment(statement: Statement) -> str | None:
@@ -234,6 +252,7 @@ class Needs:
         stands: variables that the launch line uses.
         words: those of them in the program's own words.
         by_srun: the script starts its program by srun.
+        lines: what of the launch's own statements stands behind the lines of the setup.
     """
 
     names: frozenset[str]
@@ -241,38 +260,76 @@ class Needs:
     stands: frozenset[str]
     words: frozenset[str]
     by_srun: bool
+    lines: tuple[Statement, ...] = ()
 
 
 def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
-                 unreadable: Collection[int | None] = ()) -> list[Disposition]:
+                 unreadable: Collection[int | None] = (), together: Collection[int] = ()) -> list[Disposition]:
     """What becomes of the statements before the number ``launch``.
 
     Args:
         unreadable: numbers of those that bash cannot read.
+        together: numbers of those that start the program on another node.
     """
     statements = source.statements[:launch]
     keyed = {number: each for number, each in environment_keys(statements, known).items() if number not in unreadable}
-    kinds: list[Kind] = ["unreadable" if number in unreadable else kind_of(each) for number, each in enumerate(statements)]
+    kinds: list[Kind] = ["unreadable" if number in unreadable else "together" if number in together else kind_of(each)
+                         for number, each in enumerate(statements)]
     stays = {number for number, kind in enumerate(kinds) if kind in ("code", "environment") and number not in keyed}
     needed = set(needs.names)
-    stays |= {number for number, each in enumerate(statements) if kinds[number] == "assign" and SETS.search(each.text)}
+    stays |= {number for number, each in enumerate(statements)
+              if kinds[number] == "assign" and (SETS.search(each.text) or _makes_files(each))}
     grown = True
     while grown:
         grown = False
-        for number in sorted(stays):
-            names = set(re.findall(r"[A-Za-z_]\w*", statements[number].text)) & known.names
-            if _reads(statements[number]):
-                names = set(known.names)
+        moves = bool(stays or needs.shell or needs.lines) or known.directories[launch] is None
+        kept = stays | {number for number, kind in enumerate(kinds) if moves and kind in ("shell", "directory")}
+        texts = [*((number, statements[number]) for number in sorted(kept)),
+                 *((launch + number, each) for number, each in enumerate(needs.lines))]
+        for number, statement in texts:
+            names = _names_of(statement, known)
             grown = grown or not names <= needed
             needed |= names
+            before = number - 1  # whose end it asks for
+            if _STATUS.search(statement.text) and 0 <= before < launch and kinds[before] in ("print", "assign") \
+                    and before not in stays:
+                stays.add(before)
+                grown = True
         for number, statement in enumerate(statements):
             if kinds[number] == "assign" and number not in stays and _assignment_stays(
-                    statement, number, needed, stays, statements, known):
+                    statement, number, needed | (_READ_BY_BASH if moves else set()), stays, statements, known):
                 stays.add(number)
                 grown = True
-    moves = bool(stays) or needs.shell or known.directories[launch] is None
-    return [_disposition(number, statement, kinds[number], keyed, stays, known, moves, needs)
-            for number, statement in enumerate(statements)]
+    found = [_disposition(number, statement, kinds[number], keyed, stays, known, moves, needs)
+             for number, statement in enumerate(statements)]
+    _check_lost(found, needs.lines, known)
+    return found
+
+
+_STATUS = re.compile(r"\$\{?(?:\?|PIPESTATUS|!(?!\w))|\$_\b")
+_INDIRECT = re.compile(r"\$\{!\w")
+_READ_BY_BASH = {"IFS", "CDPATH", "GLOBIGNORE", "HOME", "PWD", "OLDPWD", "OPTIND"}
+
+
+def _names_of(statement: Statement, known: KnownShell) -> frozenset[str]:
+    """The variables that a line may read: all, if it reads them by names that it makes or runs the text of another file."""
+    if _reads(statement) or _INDIRECT.search(statement.text):
+        return known.names
+    return frozenset(re.findall(r"[A-Za-z_]\w*", statement.text)) & known.names
+
+
+def _check_lost(found: Sequence[Disposition], lines: Sequence[Statement], known: KnownShell) -> None:
+    """Raises HpcMpError where a line that is not carried over would have led elsewhere, or set what lines below it read."""
+    for number, each in enumerate(found):
+        below = [*(later.statement for later in found[number + 1:] if later.text is not None), *lines]
+        sets = {name.partition("[")[0] for name in (assigned.name for assigned, _ in each.statement.assignments)}
+        for line in below if each.fate is Fate.LOST and each.text is None else ():
+            names = sets & set(re.findall(r"[A-Za-z_]\w*", line.text))
+            if movers(each.statement, known.movers) or names:
+                raise HpcMpError(restored(each.statement.text.split("\n")[0]),
+                                 f"(line {each.statement.first}) cannot be carried over, and line {line.first} would "
+                                 + (f"run without {', '.join(sorted(names))}" if names else "run in another directory"),
+                                 "fill in what stands in < >, or give it a line of its own")
 
 
 def _assignment_stays(statement: Statement, number: int, needed: set[str], stays: set[int], statements: Sequence[Statement],
@@ -280,7 +337,7 @@ def _assignment_stays(statement: Statement, number: int, needed: set[str], stays
     """Whether an assignment has to be a line of the setup."""
     if not statement.assignments and not statement.exported:
         return True
-    named = {each.name for each, _ in statement.assignments} | statement.exported
+    named = {each.name.partition("[")[0] for each, _ in statement.assignments} | statement.exported
     if named & needed:
         return True
     if not statement.exported or named <= set(IDENTITY):
@@ -314,7 +371,7 @@ def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[i
     text = statement.text + (" &" if statement.background else "")
     setup = Disposition(statement, Fate.KEPT, "slurm.setup", "as it stands", {}, text)
     match kind:
-        case "print":
+        case "print" if number not in stays:
             return Disposition(statement, Fate.DROPPED, "", "it only prints; logs and status say what runs where")
         case "trap":
             return Disposition(statement, Fate.LOST, "", "the job's shell becomes the supervisor, which takes signals and "
@@ -323,6 +380,8 @@ def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[i
         case "unreadable":
             return Disposition(statement, Fate.LOST, "", "bash cannot read it: a name in < > has to be filled in, or "
                                                          "something is not closed")
+        case "together":
+            return Disposition(statement, Fate.REPLACED, "program.command", "its node is one of those of the one step")
         case "resubmit":
             return Disposition(statement, Fate.LOST, "", "a job hands in no jobs here: slurm.chain, slurm.depends and "
                                "program.resumes do that")

@@ -8,8 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 Runner = Callable[[Sequence[str]], str]  # what ``ask`` does; tests hand in their own
 
 
+_LONGEST = 600  # characters of a program's own words
+
+
 class CommandFailed(Exception):
-    """The program is absent, failed or took too long; the text says which, in the program's own words if it has any."""
+    """The program is absent, failed or took too long; the text says which, in the program's own words if it has any.
+
+    Attributes:
+        code: its exit code; None where it has none.
+        out: what it wrote on stdout nevertheless.
+    """
+
+    def __init__(self, words: str, code: int | None = None, out: str = "") -> None:
+        super().__init__(words)
+        self.code, self.out = code, out
 
 
 class TimedOut(CommandFailed):
@@ -38,5 +50,10 @@ def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, 
     except subprocess.TimeoutExpired:
         raise TimedOut(f"{argv[0]} did not answer within {timeout:g} s") from None
     if done.returncode:
-        raise CommandFailed(done.stderr.strip() or f"{argv[0]} exited with {done.returncode}")
+        raise failure(argv[0], done.returncode, done.stdout, done.stderr)
     return done.stdout
+
+
+def failure(name: str, code: int, out: str, err: str) -> CommandFailed:
+    """Of a program that exited with ``code``. Some, like nvidia-smi, say on stdout what is wrong."""
+    return CommandFailed(err.strip() or out.strip()[:_LONGEST] or f"{name} exited with {code}", code, out)

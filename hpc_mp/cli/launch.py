@@ -146,7 +146,7 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.state == "stopped":
         program = RunDirectory(outcome.run).program.exists()  # nobody knows its steps
         where = "" if program else f" after step {outcome.steps}{_lost(outcome)}"
-        raise RunFailed(f"stopped{where}. Go on with: {go_on}")
+        raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Go on with: {go_on}")
     if cause is not None and cause.kind == "user":
         listener.note(f"hpc-mp: {cause.message}")
         return 2

@@ -102,7 +102,7 @@ def _nccl(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
 def _slurm_conf(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
     from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
 
-    return lint_slurm_conf(text, file)
+    return lint_slurm_conf(text, file, release)
 
 
 def _topology(file: Path, text: str, release: Release | None) -> Sequence[Finding]:

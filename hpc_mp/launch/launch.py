@@ -15,7 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, JobSpec, load_sweep
-from hpc_mp.job.inputs import find_program
+from hpc_mp.job.inputs import find_files, find_program
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.launch import sweep
 from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
@@ -29,7 +29,7 @@ from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_def
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import check_writable, next_runs, script
 from hpc_mp.launch.summary import describe, table
-from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text
+from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text, tokenizer_of
 from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
@@ -284,7 +284,8 @@ def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[Mod
             config = read_config(plan.given)
             resume = plan.given.checkpoint.resume
             origin = str(origin_of(Path(resume))) if resume is not None else None
-            for text in ask(config, plan.shape.vocabulary, origin):
+            tokenizer, files = tokenizer_of(plan.given), [str(path) for path in find_files(plan.given.data.files)]
+            for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files):
                 listener.note(f"warning: {text}")
 
     return check

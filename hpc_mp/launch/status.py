@@ -166,7 +166,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         eta=pace * (steps - step) if pace is not None and steps and state == "running" and not (late or awaits) else None,
         step_age=step_age,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
-        cause=_cause(run, attempt, job) if state == "failed" else None,
+        cause=_cause(run, attempt, job) if state == "failed" or (state == "stopped" and found and found.cause) else None,
         late=late,
         before=_before(run, attempt, job, isinstance(spec, ProgramSpec)) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),

@@ -61,6 +61,8 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     }
     if spec.stages > 1:
         rows["stages"] = f"{'+'.join(map(str, plan.record.layers))} layers ({plan.resolution.layers.why})"
+    if plan.resolution.tensor_modules.why:
+        rows["whole"] = plan.resolution.tensor_modules.why
     if plan.resolution.reduce.why:
         rows["gradients"] = plan.resolution.reduce.why
     if plan.resolution.exclude.why:

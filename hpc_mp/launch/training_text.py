@@ -91,8 +91,7 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
     """
     files, key = find_files(spec.data.files), "evaluate.files"
     held_out = find_files(spec.evaluate.files, key)
-    tokenizer = find_tokenizer(Path(spec.data.tokenizer) if spec.data.tokenizer else None,
-                               Path(spec.model.pretrained) if spec.model.pretrained else None)
+    tokenizer = tokenizer_of(spec)
     check_tokenizer(tokenizer, vocabulary)
     rows = first_rows(files)
     most, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
@@ -101,6 +100,12 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
                          f"is more than the text has: {counted(len(rows), 'file')} with {counted(most - len(rows), 'byte')} give "
                          "fewer tokens, and one sample takes sequence_length + 1", "use more text, or a shorter sequence_length")
     return rows, first_rows(held_out, key), tokenizer
+
+
+def tokenizer_of(spec: JobSpec) -> Path | None:
+    """The directory of the job's tokenizer; None: one is trained. Raises HpcMpError."""
+    return find_tokenizer(Path(spec.data.tokenizer) if spec.data.tokenizer else None,
+                          Path(spec.model.pretrained) if spec.model.pretrained else None)
 
 
 def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:

@@ -30,13 +30,14 @@ _JINJA = re.compile(r"\{%-?\s*(if|for|set|include|import|from|extends|block|macr
                     r"|(?<!\$)\{\{-?\s*[A-Za-z_][\w.]*(\s*\|[^{}]*)?\s*-?\}\}")
 _SETTING = re.compile(r"(?:(?:export|declare -x)\s+)?[A-Za-z_]\w*=.*|setenv\s+\w+\s.*|unset\s+\w+|export\s+[\w ]+")
 _SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|NodeName|PartitionName)\s*=", re.MULTILINE | re.IGNORECASE)
+_SWITCHES = re.compile(r"^\s*(Switch|Block|Ring)Name\s*=", re.MULTILINE | re.IGNORECASE)
 _RECIPE: tuple[tuple[Kind, Callable[[Path, str], object]], ...] = (  # the first that holds
     ("jinja", lambda path, text: path.suffix in (".j2", ".jinja", ".jinja2") or _JINJA.search(text)),
     ("project", lambda path, text: path.name == "project.ini"),
     ("job", lambda path, text: path.suffix == ".toml" and set(_tables(text)) & set(JobSpec.model_fields)),
     ("nccl", lambda path, text: path.name in ("nccl.conf", ".nccl.conf")),
     ("slurm-part", lambda path, text: path.name in ("gres.conf", "cgroup.conf")),
-    ("topology", lambda path, text: path.name.startswith("topology.") or re.search(r"^\s*SwitchName=", text, re.MULTILINE)),
+    ("topology", lambda path, text: path.name.startswith("topology.") or _SWITCHES.search(text)),
     ("sbatch", lambda path, text: path.suffix in (".sbatch", ".slurm") or re.search(r"^#\s*SBATCH\b", text, re.MULTILINE)),
     ("template", lambda path, text: re.search(r"^\s*\[\[*\s*(cluster|node|nodearray|parameters)\b.*\]\s*$", text, re.MULTILINE)),
     ("slurm-conf", lambda path, text: path.name == "slurm.conf" or _SLURM_CONF.search(text)),

@@ -37,6 +37,14 @@ def choose_host_order(
     return ordered, rate_words(placement, traffic, hosts, ordered, known, measured.when())
 
 
+def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
+    """The reason of an order of hosts that a program's ranks keep, and the slow links, which this order does not avoid."""
+    known = rates(measured) if measured is not None and measured.recent() else None
+    slow = ", ".join(_some([words for _, words in slow_words(known, hosts)])) if known is not None else ""
+    return ("rank map: in Slurm's order of hosts, so that a rank is the task of its number"
+            + (f"; it does not avoid slow links, measured {measured.when()}: {slow}" if measured is not None and slow else ""))
+
+
 def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | None) -> str | None:
     """What ``choose_host_order`` will have to do with the rates of the cluster, before anybody knows the job's nodes."""
     if measured is None or rank_map != "auto" or nodes == 1:

@@ -38,6 +38,7 @@ BRING = "name the module that brings it in slurm.modules, or let slurm.setup put
 OTHERWISE = 'name a module of Open MPI, MPICH or Intel MPI in slurm.modules, or set program.start = "node"'
 AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun cuts a path in words at its blanks
 TAKEN = (*PASSED, signal.SIGABRT)
+KEPT_BACK = (signal.SIGTERM,)  # from mpirun and its daemons: Slurm sends it to all of a step, and they would end ranks that save
 END_OF_ALL, SIGNAL = "end", "signal"  # what the task of a node is told, in place of a command of mpirun
 WORKERS = 64  # nodes that are told at once
 POLL_S = 0.1
@@ -119,8 +120,12 @@ def _start(run: RunDirectory, record: AttemptRecord, own: Mapping[str, str]) -> 
     placement = from_dict(read_json(run.placement))
     rank = [sys.executable, "-P", "-m", "hpc_mp.program", str(run.path)]
     argv = ["mpirun", *found.on(record.hosts, len(placement.ranks) // placement.nodes), *rank]
-    with open(run.srun_log, "ab") as words:
-        return subprocess.Popen(argv, env=own, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)
+    try:
+        with open(run.srun_log, "ab") as words:
+            return subprocess.Popen(argv, env=own, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, KEPT_BACK)
 
 
 class PassedOn:
@@ -192,6 +197,7 @@ class NodeAccess:
                     self.over.set()
                 caller.send_bytes(b"0")
                 return
+            signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)  # of this thread
             daemon = subprocess.Popen(["/bin/sh", "-c", " ".join(words)], env=self._environ, stdin=subprocess.DEVNULL,
                                       start_new_session=True)
             try:

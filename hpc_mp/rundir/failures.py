@@ -67,8 +67,8 @@ KINDS: dict[str, FailureKind] = {
     "vanished": FailureKind(ECHO + 6),
     "unknown": FailureKind(ECHO + 7),
 }
-BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15, -24, -25})  # HUP, INT, USR1, USR2, TERM, and limits on CPU time and file size
-
+BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15})  # HUP, INT, USR1, USR2, TERM
+BY_A_LIMIT = frozenset({-24, -25})  # on CPU time and file size: it would be met again
 BY_ITSELF = frozenset({-4, -6, -8, -11})  # what code does to itself: ILL, ABRT, FPE, SEGV
 
 # (kind, what a text looks like that speaks of it). The first that fits counts. Lines of slurmstepd: Slurm 22.05's sources and
@@ -191,7 +191,7 @@ def kind_of_end(code: int, program: bool = False) -> str:
     """
     if program and code in BY_ITSELF:
         return "crash"
-    return "exit" if code >= 0 else "ended" if code in BY_SOMEBODY else "signal"
+    return "exit" if code >= 0 or code in BY_A_LIMIT else "ended" if code in BY_SOMEBODY else "signal"
 
 
 def kind_of(text: str) -> str | None:

@@ -26,6 +26,7 @@ class AttemptEnd:
         time: unix seconds.
         rank, node: of the failure; None when it was no rank, or no node.
         returned: nodes of it that an earlier attempt had blamed and that had come back since: a failure that does not count.
+        departed: why the job had to go, where Slurm wanted that: such a stop says nothing of the run.
     """
 
     token: str
@@ -39,6 +40,7 @@ class AttemptEnd:
     rank: int | None = None
     node: str | None = None
     returned: tuple[str, ...] = ()
+    departed: str = ""
 
     @property
     def counts(self) -> bool:

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_mp.base.command import CommandFailed
+from hpc_mp.base.exit_codes import ending as how_it_ended
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
+from hpc_mp.cluster.slurm.job import time_of
 from hpc_mp.cluster.slurm.mail import mail_at_end
-from hpc_mp.cluster.slurm.requeue import await_notice, notice_s, queued_again, requeue, start_soon
+from hpc_mp.cluster.slurm.records import Words
+from hpc_mp.cluster.slurm.requeue import await_notice, is_own, known_job, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
@@ -26,13 +29,15 @@ from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history, read_json
 from hpc_mp.rundir.failures import KINDS
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
+from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.rundir.records import AWAITING
 from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.begun import say_ended, say_phase
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
+from hpc_mp.supervisor.departure import departure, has_expired
 from hpc_mp.supervisor.diagnose import RootCause, classify
-from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, script_log, user_cancelled
+from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, said_in, script_log, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out, watch_running
 from hpc_mp.supervisor.in_container import write_program_script
 from hpc_mp.supervisor.log_patterns import first_code
@@ -40,7 +45,7 @@ from hpc_mp.supervisor.prepare import apply_profile, begin
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import StepCommand, follow
+from hpc_mp.supervisor.srun import StepCommand, end_steps, follow
 
 ENDS_S = 10.0  # what is left to write down how the run ended, before Slurm ends the job
 SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that say more than that a node was gone
@@ -61,7 +66,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     script = script_log()
     if run.stop.exists() or history.complete(run, waiting.spec):
         return _nothing_to_do(waiting)
-    attempt = begin(waiting)
+    attempt = begin(waiting, script=script)
     run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
     attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
@@ -87,12 +92,14 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if code == 0 and signals.asked:
         code = STOPPED
     watch = None
+    lost: RootCause | None = None
     if code == 0:
         watch = watch_of(attempt, signals, begins=True)
         step, alone = StepCommand(command, attempt.environ, run.srun_log), attempt.allocation is None
         end = follow(step, signals, has_failed(attempt, watch), mpirun=alone)
+        lost = _without_srun(attempt, end.code) if end.died and not alone else None
         code = (alone and first_code_of_ranks(run.guards)) or (0 if end.blind else end.code)
-    return finish(attempt, code, script, signals, watch)
+    return finish(attempt, code, script, signals, watch, lost)
 
 
 def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | None:
@@ -115,27 +122,54 @@ def has_failed(attempt: AttemptContext, watch: ProgramWatch | None) -> Callable[
 
 
 def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals, watch: ProgramWatch | None,
-           died: RootCause | None = None) -> int:
+           lost: RootCause | None = None, died: RootCause | None = None) -> int:
     """Tidy the nodes up, judge how the ranks ended, and do what follows; the exit code of the job.
 
     Args:
         code: of srun.
-        died: the end of the supervisor, where nothing else explains that of the ranks.
+        lost: the end of srun, if it was killed.
+        died: that of a supervisor, where nothing else explains that of the ranks.
     """
     run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
         return 1
     code = _first_code(run, code)
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
-    cancelled = run.stop.exists() or user_cancelled(script)
-    ending = _ending(attempt, code, script, signals.asked, cancelled, watch)
-    if died is not None and not cancelled and (ending == "stopped" or (
+    job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
+    attempt = _with_end(attempt, job)
+    cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was a signal alone
+    departed = _departed(attempt, job, script)
+    ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.asked, cancelled, watch)
+    if died is not None and not cancelled and not departed and (ending == "stopped" or (
             isinstance(ending, RootCause) and KINDS[ending.cause.kind].level >= KINDS["supervisor"].level)):
         ending = died
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=stalled_ends(attempt), lacking=lacking(attempt),
-                      saved=history.saved_step(run) if isinstance(attempt.spec, JobSpec) else None, returned=_returned(attempt))
-    return act(attempt, ending, decision, code, unreached)
+                      saved=history.saved_step(run) if isinstance(attempt.spec, JobSpec) else None, returned=_returned(attempt),
+                      departed=bool(departed))
+    return act(attempt, ending, decision, code, unreached, departed, has_expired(said_in(script)))
+
+
+def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
+    """The death of srun as the cause. Ranks of it that still run save before their nodes are tidied up."""
+    here, given = node_name(os.environ), attempt.allocation
+    if given is not None and is_own(known_job(given.job_id), given.job_id, attempt.run.script):
+        end_steps(given.job_id, attempt.record.grace)
+    message = f"srun on {here}, which had started the ranks, {how_it_ended(code)}"
+    return RootCause(Cause("signal", message, node=here), (), retry=True)
+
+
+def _with_end(attempt: AttemptContext, job: Words) -> AttemptContext:
+    """The attempt with the end of its job as it is now: somebody may have given it more time, or less."""
+    end = time_of(job.get("EndTime", "")) if job.get("JobState") == "RUNNING" else None
+    return attempt if end is None else replace(attempt, record=replace(attempt.record, end=end))
+
+
+def _departed(attempt: AttemptContext, job: Words, script: ScriptLog | None) -> str:
+    """Why the job has to go; empty if it may stay, if a node of it failed, and if its run is complete."""
+    if attempt.allocation is None or history.complete(attempt.run, attempt.spec) or node_lost(attempt.run, script):
+        return ""
+    return departure(job, attempt.allocation.restart, said_in(script)) or ""
 
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:
@@ -172,8 +206,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         hang = watch.hang() if watch is not None else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or (code != 0 and not cancelled and node_lost(attempt.run, script))
-        overdue = watch is not None and watch.overdue
-        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue)
+        overdue, told = watch is not None and watch.overdue, watch is not None and watch.told()
+        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, told)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:  # so srun ends, too, where it is ended while it starts its tasks
         return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
@@ -190,17 +224,20 @@ def interrupted(attempt: AttemptContext) -> bool:
             and queued_again(given.job_id, given.restart, attempt.run.script))
 
 
-def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = ()) -> int:
+def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
+        departed: str = "", expired: bool = False) -> int:
     """Carry the decision out, and write down what was done.
 
     Args:
         unreached: nodes that srun could not reach in the end; None: nobody knows.
+        departed: why the job had to go; empty if it could have stayed.
+        expired: whether Slurm ends it for its time limit.
     """
     if not attempt.is_current():
         return 1
     run, record = attempt.run, attempt.record
     died = ending if isinstance(ending, RootCause) else None
-    message = died.cause.message if died else str(ending)
+    message = died.cause.message if died else f"{ending}: {departed}" if departed else str(ending)
     blamed = _remember(attempt, died) if died is not None else ()
     dead = [finding.node for finding in blamed] if unreached is None else unreached
     refused = None
@@ -208,25 +245,27 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
         refused = _await_notice(attempt, attempt.allocation, dead, message)
         if run.stop.exists():
             ending, decision = "stopped", replace(decision, action="done", why=STOPPED_BY_USER)
-    action, why = _again(attempt, decision, blamed, refused)
+    action, why = _again(attempt, decision, blamed, refused, expired)
     with suppress(OSError):  # a full disk must not change what the job's end is
         history.record(run, history.AttemptEnd(
             record.token, record.attempt, history.furthest_step(run, attempt.spec), died.cause.kind if died else str(ending),
             message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
-            died.cause.node if died else None, _returned(attempt) if died else ()))
+            died.cause.node if died else None, _returned(attempt) if died else (), departed))
     if action in ("done", "fail"):
-        conclude_run(attempt, record.attempt, ending)
+        conclude_run(attempt, record.attempt, ending, departed)
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
     if action == "fail":
         return code if 0 < code < 256 else 1
     return 0 if ending == "completed" or action == "requeue" else STOPPED  # by it jobs that depend on this one know
 
 
-def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None) -> tuple[str, str]:
+def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None,
+           expired: bool) -> tuple[str, str]:
     """Have the job queued again if that was decided; what was done, and a sentence about it.
 
     Args:
         refused: why it cannot be, where that is known.
+        expired: whether Slurm ends it for its time limit.
     """
     given, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
@@ -237,12 +276,12 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
     if queued_again(given.job_id, given.restart, script):
         action, why = "requeue", "Slurm has queued the job again"
     elif action == "requeue":
-        refused = refused or requeue(given.job_id, given.restart, script)
+        refused = refused or requeue(given.job_id, given.restart, script, expired=expired)
         behind = successors(attempt.run, given.job_id)
         if refused is not None and behind:
             return "wait", f"not queued again ({refused}); job {behind[0]} goes on"
         if refused is not None:
-            return "fail", f"not queued again ({refused}); `hpc-mp launch --resume` goes on"
+            return "fail", f"{why}; not queued again ({refused}); `hpc-mp launch --resume` goes on"
     if action == "requeue":
         why += _left_out(attempt, given.job_id, blamed)
         with suppress(CommandFailed):  # then it starts when Slurm's hold ends
@@ -285,10 +324,10 @@ def _returned(attempt: AttemptContext) -> tuple[str, ...]:
     return history.returned(history.history(attempt.run), attempt.record.hosts)
 
 
-def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending) -> None:
+def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
     """The verdict on the whole run, with its report, for whoever asks without Slurm; jobs queued behind it are withdrawn."""
     run, job_id = supervised.run, supervised.job_id
-    cause = ending.cause if isinstance(ending, RootCause) else None
+    cause = ending.cause if isinstance(ending, RootCause) else Cause("cancelled", departed) if departed else None
     state = "failed" if isinstance(ending, RootCause) else ending
     if isinstance(supervised.spec, ProgramSpec):
         say_ended(run, attempt, state)

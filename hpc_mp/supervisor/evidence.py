@@ -135,14 +135,28 @@ def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
         return None
 
 
+def said_in(script: ScriptLog | None) -> tuple[str, ...]:
+    """The last lines of the script's log, of this attempt."""
+    return _tail(script.path, script.begin) if script is not None else ()
+
+
+def before(script: ScriptLog | None) -> list[str]:
+    """The lines of the script's log that were there when this attempt began."""
+    if script is None:
+        return []
+    with open(script.path, "rb") as file:
+        file.seek(max(0, script.begin - LONG_TAIL))
+        return lines_of(file.read(min(LONG_TAIL, script.begin)))
+
+
 def user_cancelled(script: ScriptLog | None) -> bool:
-    """Whether somebody has ended the job with scancel: slurmstepd then gives no other reason."""
-    return script is not None and any(JOB_CANCELLED.search(line) for line in _tail(script.path, script.begin))
+    """Whether somebody has ended the job with scancel, or sent its script SIGTERM: slurmstepd then gives no other reason."""
+    return any(map(JOB_CANCELLED.search, said_in(script)))
 
 
 def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
     """Whether Slurm has ended the job for a node: it sends SIGTERM then, as it does when it only wants the job to stop."""
-    said = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
+    said = _tail(run.srun_log) + said_in(script)
     return any(NODE_LOST.search(line) for line in said)
 
 
@@ -159,7 +173,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
     run, number, placement = attempt.run, attempt.record.attempt, attempt.placement
     hosts = attempt.record.hosts or tuple(emulated_node(node) for node in range(placement.nodes))  # mpirun alone knows its own
     program = isinstance(attempt.spec, ProgramSpec)
-    srun = _tail(run.srun_log, size=LONG_TAIL) + (_tail(script.path, script.begin) if script else ())
+    srun = _tail(run.srun_log, size=LONG_TAIL) + said_in(script)
     if attempt.by_mpirun:
         logs = _by_rank(run, placement, hosts)
     else:

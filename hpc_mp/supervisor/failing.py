@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
@@ -22,11 +22,16 @@ class FailedStep:
 
     Args:
         log: what srun says.
+        told: whether they were told to stop: then each of them ends once it has saved.
+        grace: seconds that they have for that.
+        stop_codes: with which a rank ends that has saved.
         begins: whether the step is started now: what stands there already is of earlier ones.
     """
 
-    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, begins: bool = True) -> None:
+    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, told: Callable[[], bool] = lambda: False,
+                 grace: float = LINGER_S, stop_codes: Collection[int] = (), begins: bool = True) -> None:
         self._lines, self._clock, self._since = NewLines(log), clock, math.inf
+        self._told, self._grace, self._stop_codes, self._stops = told, grace, stop_codes, False
         if begins:
             self._lines.read()
 
@@ -35,9 +40,10 @@ class FailedStep:
         for line in self._lines.read():
             if ends_step(line):
                 self._since = -math.inf
-            elif self._since == math.inf and any(end.code != 0 for end in task_ends([line])):
-                self._since = self._clock()
-        if self._clock() - self._since < LINGER_S or self._since == -math.inf:
+            elif self._since == math.inf and (codes := {end.code for end in task_ends([line])} - {0}):
+                self._since, self._stops = self._clock(), codes <= {*self._stop_codes}
+        waited = self._clock() - self._since
+        if waited < LINGER_S or self._since == -math.inf or (waited < self._grace and (self._stops or self._told())):
             return False
         self._since = -math.inf
         return True

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.xids import blamed
+from hpc_mp.cluster.node.xids import NEEDS, blamed
 from hpc_mp.rundir.failures import kind_of
 
 KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
@@ -20,13 +20,18 @@ CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no 
 
 # slurmstepd's reason why a whole job was ended.
 CANCELLED = re.compile(r"\*\*\* (?:JOB \d+|STEP \S+) ON (\S+) CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)")
-JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
-STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ (?:DUE TO SIGNAL \w+ )?\*\*\*", re.IGNORECASE)
+STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ (?:DUE TO SIGNAL \w+ )?\*\*\*", re.IGNORECASE)
+STEP_TOLD = re.compile(r"slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT ")  # at SIGTERM and SIGKILL, whoever sent them
 NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
 MPI_PLUGIN = re.compile(r"srun: error: Invalid MPI type '(\w+)'")
 
+# Of an MPI that does not know the launcher: Open MPI 4 and 5, MPICH 4 and 5. With ALONE its ranks go on, each by itself.
+ALONE = re.compile(r"No PMIx server was reachable|no-pmix-but$")
+UNMET_MPI = re.compile(ALONE.pattern + r"|not built with SLURM's PMI support|unsupported PMI version|"
+                       r"PMI[2X]?_Init\S* (?:failed|returned)|OPAL ERROR: Unreachable in file")
 IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
 
 # slurmstepd's words of tasks that never began: the image lacks the command, or pyxis could make no container of the image.
@@ -63,6 +68,15 @@ class TaskEnd:
     code: int | None
     line: str
     echo: bool = False
+
+
+def unmet_mpi(lines: Iterable[str], words: re.Pattern[str] = UNMET_MPI) -> str | None:
+    """Why the ranks of a program have not met by MPI, and what to set; None where no line says so."""
+    found = next(filter(words.search, lines), None)
+    said = re.sub(r"^ *\d+: ", "", found or "").strip()
+    return None if found is None else (
+        f'its MPI does not know what started the ranks ({said}). Set slurm.mpi = "pmix" for Open MPI, "pmi2" for MPICH and Intel '
+        'MPI, or "mpirun", which is the MPI\'s own; `srun --mpi=list` shows what this Slurm has')
 
 
 def task_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
@@ -155,7 +169,8 @@ def xid(line: str) -> str | None:
     found = next(iter(blamed([line])), None)
     if found is None:
         return None
-    return f"Xid {found.number} of GPU {found.bus} ({found.meaning}; it needs a {found.action})"
+    name = "" if found.number is None else f"Xid {found.number} of "
+    return f"{name}GPU {found.bus}".rstrip() + f" ({found.meaning}; it needs a {NEEDS[found.action]})"
 
 
 def sign(line: str) -> str | None:

@@ -10,7 +10,7 @@ import sys
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.line_file import NewLines
-from hpc_mp.cluster.slurm.steps import failed_nodes, one_task_per_node
+from hpc_mp.cluster.slurm.steps import failed_nodes, one_task_per_node, use_up_numbers
 from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory
@@ -25,6 +25,8 @@ END_S = 60.0  # a node that cannot be tidied up must not keep the others waiting
 
 def start(attempt: AttemptContext, signals: Signals) -> int:
     """Prepare every node; the step's exit code, 0 also where ranks are not started by srun."""
+    if attempt.allocation is not None and attempt.allocation.restart:
+        use_up_numbers(attempt.command, one_task_environment(attempt.environ), attempt.allocation.restart)
     step = _step(attempt, "slurm/node-start.sh", *_wanted(attempt.run, attempt.spec))
     return follow(step, signals).code if step else 0
 

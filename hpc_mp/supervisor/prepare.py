@@ -25,19 +25,26 @@ from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
 from hpc_mp.environment.job import of_interpreter, profile_job
 from hpc_mp.environment.versions import Installed, distribution
 from hpc_mp.job import AnySpec, ProgramSpec
-from hpc_mp.planner.hosts import choose_host_order
+from hpc_mp.planner.hosts import choose_host_order, kept_order_words
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
-from hpc_mp.rundir.failures import read_failures
+from hpc_mp.rundir.attempt import tail
+from hpc_mp.rundir.failures import read_failures, sentence
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, history, record, returned
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
+from hpc_mp.supervisor.departure import departure, since_begin
+from hpc_mp.supervisor.evidence import ScriptLog, before
+from hpc_mp.supervisor.log_patterns import NODE_FAILURE
 from hpc_mp.supervisor.switches import TopologySources, switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
 
-def begin(waiting: SupervisedRun, ask: Runner = ask) -> AttemptContext:
+def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = None) -> AttemptContext:
     """Make a new attempt the run's current one, and write down what its ranks need.
+
+    Args:
+        script: the log of the job's script.
 
     Raises:
         HpcMpError: the allocation has too few hosts, or the run directory cannot be written.
@@ -47,7 +54,7 @@ def begin(waiting: SupervisedRun, ask: Runner = ask) -> AttemptContext:
     hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)
     if earlier is not None and earlier.attempt == run.attempt():  # nobody has put it away: Slurm started this script again
-        _close(waiting, earlier, ask)
+        _close(waiting, earlier, ask, script)
         prepare_resume(run)
     number = run.attempt()
     token = f"{given.job_id}.{given.restart}.{number}" if given else f"{socket.gethostname()}.{os.getpid()}.{number}"
@@ -72,7 +79,7 @@ def _earlier(run: RunDirectory) -> AttemptRecord | None:
         return None
 
 
-def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner) -> None:
+def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: ScriptLog | None) -> None:
     """An attempt without an end was ended by Slurm or by the death of its first node: say so, and note nodes that are down."""
     run = waiting.run
     ends = history(run)
@@ -85,9 +92,19 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner) -> None:
         known = f"down now: {', '.join(down)}" if down else "all its nodes answer now"
     failures = read_failures(run, earlier.attempt)
     noted_before = f"; before it {failures[0]}" if failures else ""
-    said = f"it ended without a word, as where its first node dies; {known}{noted_before}"
-    record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), "vanished", said, down,
-                           "requeue", last_sign(run, earlier), returned=returned(ends, earlier.hosts)))
+    words = since_begin(before(script), earlier)
+    lost = {found[1] or found[2]: line for line in (*tail(run.srun_log), *words) if (found := NODE_FAILURE.search(line))}
+    departed = (departure({}, 0, words) or "") if not lost else ""
+    if departed:
+        kind, said = "stopped", f"stopped: {departed}, which ended its ranks and its supervisor{noted_before}"
+    elif lost:
+        down = tuple(dict.fromkeys((*lost, *down)))
+        kind, said = "node", f"{sentence(f'node {down[0]}', 'node', lost[down[0]])}; {known}"
+    else:
+        kind, said = "vanished", f"it ended without a word, as where its first node dies; {known}{noted_before}"
+    record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), kind, said, down, "requeue",
+                           last_sign(run, earlier), node=next(iter(lost), None), returned=() if departed else returned(
+                               ends, earlier.hosts), departed=departed))
     waiting.say(f"attempt {earlier.attempt}: {said}")
     if waiting.allocation is not None and down:
         now = time.time()
@@ -113,16 +130,16 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
         raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
     hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
+    measured = read_measured(run.measured)
+    here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
     if isinstance(waiting.spec, ProgramSpec):
-        return hosts, "rank map: in Slurm's order of hosts, so that a rank is the task of its number"
+        return hosts, kept_order_words(hosts, here)
     plan, rank_map = read_plan(run), waiting.spec.parallel.rank_map
     if rank_map != "auto":
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
         return hosts, f"rank map: in Slurm's order of hosts, for {run.plan.name} cannot be read"
     tree, witness = switches(hosts, waiting.command, TopologySources(ask))
-    measured = read_measured(run.measured)
-    here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, here)
     return ordered, f"{why}; switches according to {witness}" if tree.above else why
 

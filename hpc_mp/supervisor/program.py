@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -12,28 +13,33 @@ from typing import Literal
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.allocation import end_of
+from hpc_mp.cluster.slurm.jobs import patient
 from hpc_mp.cluster.slurm.records import find_settings
+from hpc_mp.cluster.slurm.requeue import known_job
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
 from hpc_mp.program.node import send_signal
 from hpc_mp.rundir import AttemptRecord
-from hpc_mp.rundir.attempt import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader, tail
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.departure import departure
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
-from hpc_mp.supervisor.log_patterns import HANG_ENDED, OTHERS_ENDED
-from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_TOLD, unmet_mpi
+from hpc_mp.supervisor.signals import REPEAT_S, Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
-from hpc_mp.supervisor.unended import UnendedTasks
+from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 LAST_S = 10.0  # before the end, at most half of the grace: ranks that go on are ended, so that what follows can be done
+ENDING = ("KILL", "ABRT")  # signals of ours by which ranks end that have not been told to stop
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
+MPI_SAYS = 1000  # lines of a node's log in which its MPI tells how it began
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 
 
@@ -44,6 +50,7 @@ class ProgramWatch:
         silence: notices that they hang; then a step writes down where each of them stands, and they are ended.
         unended: notices that nodes do not tell of their ends; None where they are not started by srun.
         overdue: whether they went on until their time limit was there, in spite of the signal, and were ended.
+        warned: whether they were told to stop, by us or by Slurm.
     """
 
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec, begins: bool = True) -> None:
@@ -55,19 +62,21 @@ class ProgramWatch:
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         self._last = self._last_moment(record.end)
-        self.overdue = False
+        self.overdue = self.warned = self._ended = self._leaves = False
+        self._heard: float | None = None
         ranks = len(attempt.placement.ranks)
         self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun
                                     else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
-        self._failed = FailedStep(run.srun_log, begins=begins) if attempt.allocation is not None and not spec.by_mpirun else None
+        self._failed = FailedStep(run.srun_log, told=self.told, grace=record.grace, stop_codes=spec.program.stop_codes,
+                                  begins=begins) if attempt.allocation is not None and not spec.by_mpirun else None
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang, or do not end when they must."""
         if time.time() >= self._due:
             self._due = math.inf
-            self._send(self._spec.program.signal)
+            self._warn()
         if self._failed is not None and self._failed.due():
             self._note(OTHERS_ENDED)
             self._send("KILL")
@@ -76,11 +85,23 @@ class ProgramWatch:
             return unended
         if time.time() >= self._last:
             self._last = self._last_moment(end_of({}, self._attempt.job_id or ""))  # somebody may have given it more time
-            self.overdue = time.time() >= self._last
+            self.overdue = self._leaves or time.time() >= self._last
             if self.overdue:
                 self._last = math.inf
                 self._send("KILL")
         return self.silence.noticed()
+
+    def told(self) -> bool:
+        """Whether the ranks were told to stop, by us or by Slurm: slurmstepd says so of SIGTERM, and Slurm of the job."""
+        given, hosts = self._attempt.allocation, self._attempt.record.hosts
+        if not (self.warned or self._ended or given is None):
+            self.warned = (any(map(STEP_TOLD.search, tail(self._attempt.run.node_log(hosts[0]))))
+                           or departure(known_job(given.job_id, patient), given.restart, ()) is not None)
+        return self.warned
+
+    def _warn(self) -> None:
+        self.warned = True
+        self._send(self._spec.program.signal)
 
     def _note(self, words: str) -> None:
         """In srun's log, where what follows is an echo."""
@@ -120,12 +141,28 @@ class ProgramWatch:
         return []
 
     def warn(self, signals: Signals) -> None:
-        """Pass on, once, that they are to stop; a signal that reached the whole job has reached them already."""
-        if signals.number == signal.SIGUSR2:
+        """Pass on, once, that they are to stop. Slurm's SIGTERM to the whole job reaches them by itself, and some programs end at
+        once at a second one: it was for the job's script alone if they have not been told a moment later."""
+        if signals.number == signal.SIGTERM and self._heard is None:
+            self._heard = time.monotonic()
+        elif signals.number is not None:
+            by_slurm = signals.number == signal.SIGTERM and self.told()
             signals.number = None
-            self._send(self._spec.program.signal)
+            if by_slurm:
+                self._leave()
+            else:
+                self._warn()
+
+    def _leave(self) -> None:
+        """Note until when ranks may go on whose job ends now and is not queued again: somebody must be left to say so."""
+        given = self._attempt.allocation
+        job = known_job(given.job_id, patient) if given is not None else {}
+        if given is not None and job.get("JobState", "RUNNING") != "RUNNING" and int(job["Restarts"]) <= given.restart:
+            wait = patience(find_settings()) - MORE_S
+            self._leaves, self._last = True, time.time() + wait - REPEAT_S - min(LAST_S, wait / 2)
 
     def _send(self, number: str) -> None:
+        self._ended = self._ended or number in ENDING
         if self._spec.by_mpirun:
             send_signal(self._attempt.record, number)
             return
@@ -141,7 +178,7 @@ def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
 
 
 def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool,
-              cancelled: bool, overdue: bool = False) -> Literal["completed", "stopped"] | RootCause | None:
+              cancelled: bool, overdue: bool = False, told: bool = False) -> Literal["completed", "stopped"] | RootCause | None:
     """How an attempt ended in which no rank failed by itself; None where one did.
 
     Args:
@@ -149,25 +186,38 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
         asked: whether the supervisor was asked to have the ranks stop.
         cancelled: whether the user wishes the run to stop.
         overdue: whether the ranks had to be ended at the time limit.
+        told: whether the ranks were told to stop, by whomever.
     """
     record = attempt.record
     if attempt.has_failed():
         return None
     late = record.end is not None and time.time() >= _warned_from(record, record.end)
-    warned = asked or late
-    if code == 0:
-        return "stopped" if cancelled or (warned and spec.program.resumes) else "completed"  # many end well after SIGTERM
-    killed = overdue and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    by_signal = killed or code in ends_by(spec)
+    if code == 0 and (alone := _met_nobody(attempt)) is not None:
+        return RootCause(Cause("user", alone), (), retry=False)
+    sigkill = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    warned = asked or late or (told and not sigkill)  # scancel of a step sends SIGKILL at once
+    if code == 0 and not (cancelled or asked or told or (late and spec.program.resumes)):
+        return "completed"
+    killed = overdue and sigkill
+    by_signal = killed or code == 0 or code in ends_by(spec)  # many end well after SIGTERM
     if code in spec.program.stop_codes or cancelled or (warned and spec.program.resumes and (code > 0 or by_signal)):
         return "stopped"
     if not warned or not by_signal:
         return None
     limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
-    why = f"{limit}SIG{spec.program.signal} ended its ranks" if not killed else (
-        f"{limit}its ranks went on in spite of SIG{spec.program.signal}")
-    return RootCause(Cause("cancelled", f"the job was ended by Slurm: {why}; with program.resumes = true it would go on"), (),
-                     retry=False)
+    ends = (f"its ranks went on in spite of SIG{spec.program.signal}" if killed else f"SIG{spec.program.signal} ended its ranks"
+            if code else "its ranks, which were told to stop, ended with exit code 0, which does not tell that they were done")
+    return RootCause(Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would go on"),
+                     (), retry=False)
+
+
+def _met_nobody(attempt: AttemptContext) -> str | None:
+    """Why the ranks of a program have computed each by itself, where their MPI says so."""
+    for host in attempt.record.hosts if len(attempt.placement.ranks) > 1 else ():
+        with suppress(OSError), open(attempt.run.node_log(host), encoding="utf-8", errors="replace") as log:
+            if (why := unmet_mpi((line.rstrip() for line in itertools.islice(log, MPI_SAYS)), ALONE)) is not None:
+                return f"each rank was alone: {why}"
+    return None
 
 
 def ends_by(spec: ProgramSpec) -> frozenset[int]:

@@ -24,7 +24,8 @@ class Decision:
 
 
 def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
-           stalled: Sequence[AttemptEnd], saved: int | None, lacking: str, returned: Sequence[str] = ()) -> Decision:
+           stalled: Sequence[AttemptEnd], saved: int | None, lacking: str, returned: Sequence[str] = (),
+           departed: bool = False) -> Decision:
     """Queue the job again, or let it end?
 
     A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``
@@ -38,6 +39,7 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         saved: the step of the newest checkpoint; 0 without any, None where nobody knows what is saved.
         lacking: what is lacking since then, in words; empty where nobody knows how far the run comes.
         returned: nodes of this attempt that had failed before and come back: its failure is not counted.
+        departed: whether Slurm wanted the job to go.
     """
     if ending == "completed":
         return Decision("done", (), "the run is complete")
@@ -46,11 +48,10 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
     if ending == "stopped":
         if saved is None:  # a program may save far more often than it says a step
             return Decision("requeue", (), "it goes on from what it has saved")
-        if sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
+        if not departed and sum(end.kind == "stopped" and not end.departed for end in stalled) >= IDLE_STOPS:
             return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
         return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
-    stale = ending.cause.kind == "ended" and ending.cause.node in returned  # Slurm sends later what the node did not get before
-    if not ending.retry and not stale:
+    if not ending.retry:
         return Decision("fail", (), "a failure of the program would come again: not queued again")
     if returned:
         why = f"not counted as a failure: {', '.join(returned)} had failed before and just come back"

@@ -15,6 +15,8 @@ from hpc_mp.rundir import RunDirectory
 LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
 APART_S = 3.0  # seconds by which the first to fall silent must be ahead of the others to be named
 
+PAUSE_S = 10.0  # between two questions, of which many are asked each second
+
 Speakers = Callable[[], Collection[int]]
 """Gives the ranks that have printed something since the last call."""
 
@@ -59,13 +61,16 @@ class SilenceWatch:
     def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic,
                  on_hang: Callable[[], object] = lambda: None) -> None:
         self._limit, self._speakers, self._clock, self._on_hang = limit, speakers, clock, on_hang
-        self._ranks, self._begin = ranks, clock()
+        self._ranks, self._begin, self._asked = ranks, clock(), clock()
         self._last: dict[int, float] = {}
         self.hang: Hang | None = None
 
     def noticed(self) -> bool:
         """Whether the ranks hang; to be asked again and again."""
-        now = self._clock()
+        now, paused = self._clock(), self._clock() - self._asked
+        if paused > PAUSE_S:  # this process was stopped, as where Slurm suspends the job: so were they
+            self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
+        self._asked = now
         self._last |= dict.fromkeys(self._speakers(), now)
         silent = now - max(self._last.values(), default=self._begin)
         if self.hang is None and self._limit and silent >= self._limit:

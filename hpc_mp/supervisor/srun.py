@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,12 +15,17 @@ from pathlib import Path
 
 import psutil
 
+from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.dead_children import DeadChildren
+from hpc_mp.base.errors import RunFailed
+from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.supervisor.signals import Signals, Step
 
 POLL_S = 0.5  # seconds between two polls
 LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
 BLIND_S = 10.0  # seconds in which mpirun must see that all its ranks have ended
+STEPS, NUMBERED = ("squeue", "--noheader", "--steps", "--format=%i", "--jobs"), re.compile(r"\.\d+$", re.MULTILINE)
+ASKING = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
 
@@ -40,6 +46,11 @@ class StepEnd:
     code: int
     forced: bool
     blind: bool = False
+
+    @property
+    def died(self) -> bool:
+        """Whether somebody has killed srun: the signals that ask it to stop it takes, once it can."""
+        return self.code < 0 and not (self.forced or self.blind or -self.code in ASKING)
 
 
 class Orphan:
@@ -124,3 +135,13 @@ def _force(step: Step) -> int:
         except subprocess.TimeoutExpired:
             continue
     return -signal.SIGKILL
+
+
+def end_steps(job_id: str, grace: float) -> None:
+    """Ask ranks to end that have lost their srun, and wait until they have saved: a helper of srun's ends its step, unless it was
+    killed too."""
+    with suppress(CommandFailed, RunFailed):
+        cancel(job_id, "TERM")
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and NUMBERED.search(ask((*STEPS, job_id))):
+            time.sleep(POLL_S)

@@ -42,6 +42,7 @@ from hpc_mp.supervisor.log_patterns import (
     not_started,
     sign,
     task_ends,
+    unmet_mpi,
     xid,
 )
 
@@ -85,7 +86,7 @@ class Symptom:
 
 def found_in(evidence: Evidence) -> list[Symptom]:
     """All symptoms that say by themselves what has failed."""
-    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _said, _unfit, _not_started, _missing)
+    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _said, _unfit, _not_started, _missing, _unmet)
     return [symptom for source in sources for symptom in source(evidence)]
 
 
@@ -277,6 +278,12 @@ def _not_started(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.words}. {_mend(why)}", host)
         else:
             yield Symptom("unfit", f"it could not start the ranks: {why.words}", host)
+
+
+def _unmet(evidence: Evidence) -> Iterator[Symptom]:
+    """Ranks of a program whose MPI does not know the launcher that started them."""
+    said = (unmet_mpi(lines) for lines in evidence.logs.values() if evidence.program)
+    yield from (Symptom("user", why) for why in list(filter(None, said))[:1])
 
 
 def _mend(why: TasksRefused) -> str:

@@ -22,13 +22,13 @@ from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.catalogue.read import VARIABLE, own_files
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure.offer import load_offer
-from hpc_mp.clouds.request import find_machine
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.cpu import CHECKS
 from hpc_mp.doctor.install import pack
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import read_machine
+from hpc_mp.environment.profiles import profile_names
 from hpc_mp.planner.collectives import expect
 from hpc_mp.planner.fabrics import fabric
 
@@ -134,14 +134,21 @@ def test_the_environments_profile_of_a_users_machine(own: Path, tmp_path: Path, 
 
 
 def test_clouds_render_a_users_size(own: Path, tmp_path: Path) -> None:
-    own.write_text('[azure.Standard_ND99_v9]\nlike = "Standard_ND96isr_H100_v5"\nvcpus = 99\n[aws."p9.48xlarge"]\n'
-                   'like = "p5.48xlarge"\nnics = 16\n')
-    assert find_machine("P9.48xlarge").nics == 16 and load_offer().size("standard_nd99_v9") is not None
+    own.write_text('[azure.Standard_ND99_v9]\nlike = "Standard_ND96isr_H100_v5"\nvcpus = 99\n')
+    assert load_offer().size("standard_nd99_v9") is not None and load_offer().size("p5.48xlarge") is None
     arguments = ["render", "--sku", "Standard_ND99_v9", "--nodes", "2", "--output", str(tmp_path / "out"), "--json"]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0 and json.loads(done.stdout)["vcpus"] == 99
     own.unlink()
     assert CliRunner().invoke(command, arguments).exit_code != 0
+
+
+@pytest.mark.parametrize("size", list(SHIPPED.of("aws", "gcp")), ids=lambda size: size.name)
+def test_the_figures_of_a_machine_fit_each_other(size: MachineType) -> None:
+    assert len({bool(figure) for figure in (size.gpus, size.gpu, size.nics, size.rdma, size.rdma_gbps)}) == 1
+    assert size.profile in profile_names() and (not size.fabric or fabric(size.fabric).gpus == size.gpus)
+    if size.fabric:
+        assert fabric(size.fabric).nics * fabric(size.fabric).nic * 8 == pytest.approx(size.nics * size.rdma_gbps)
 
 
 def test_the_doctor_on_a_node_knows_the_rows_that_were_packed(own: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, CERTAINTIES, BadNode, Certainty, bad_nodes, findings, ledger, record, take_back
 from hpc_mp.cluster.exclusions import Keeping, choose
-from hpc_mp.cluster.slurm.nodes import NodeState
+from hpc_mp.cluster.slurm.nodes import NodeState, node_states
 
 
 def bad(node: str, time: float = 0.0, sure: Certainty = "likely", code: str = "lost") -> BadNode:
@@ -119,3 +119,15 @@ def test_lines_of_an_earlier_release_are_read(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("\n".join(map(json.dumps, [old, {**old, "node": "n4", "more": 1}, {**old, "certainty": "?"}, 7])) + "\n")
     assert [(each.node, each.certainty) for each in findings(path, 1.0)] == [("n3", "likely")]
+
+
+@pytest.mark.parametrize(("state", "in_service", "ready"), [
+    *((f"{base}{mark}", True, False) for base in ("idle", "mixed", "allocated") for mark in "*~#!%@^"),
+    *((f"{base}{mark}", True, True) for base in ("idle", "mixed", "allocated", "completing") for mark in ("", "-", "+")),
+    ("planned", True, True), ("powered_down", True, False), ("POWERING_UP", True, False), ("reboot^", True, False),
+    *((state, False, False) for state in ("down", "down*", "down~", "drained", "draining@", "drng", "maint", "allocated$",
+                                          "inval", "future", "unk*", "failing")),
+])
+def test_only_nodes_that_can_start_a_step_now_are_ready(state: str, in_service: bool, ready: bool) -> None:
+    found = node_states(ask=lambda argv: f"n1|{state}|none\n")["n1"]
+    assert (found.in_service, found.ready) == (in_service, ready)

@@ -85,7 +85,7 @@ def test_what_slurm_does_not_start_with_is_refused_with_its_place(text: str, wor
     ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2 Nodes=n[4-8]\nSwitchName=top Switches=s[1-2]\n",
      "n4: in several leaves; the first counts here"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockName=b2 Nodes=n[4-7]\nBlockSizes=4\n", "n4: in several blocks; the first counts here"),
-    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1 Nodes=n2\n", "top has both switches and nodes: Slurm takes one"),
+    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1 Nodes=n2\n", "top has both switches and nodes: Slurm refuses that"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is no power of two times 2: Slurm refuses that"),
     (MAN_PAGE, "topo5 has torus3d, which tells no switches and is read over"),
 ])

@@ -50,8 +50,12 @@ def up(kind: str) -> float:
 
 
 METAL = {"/proc/cpuinfo": FLAGS, "/sys/class/dmi/id/sys_vendor": "NVIDIA", "/sys/class/dmi/id/product_name": "DGXH100",
-         "lspci -D -vvv -d ::0604": "0000:15:00.0 PCI bridge: Broadcom PEX890xx\n\tCapabilities: [1b0] Access Control Services\n"
-                                    "\t\tACSCtl:\tSrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl-\n",
+         "lspci -D -vvv -d ::0604": "0101:f0:00.0 PCI bridge: Broadcom PEX890xx\n\tBus: primary=f0, secondary=00, subordinate=01"
+                                    "\n\tCapabilities: [1b0] Access Control Services\n"
+                                    "\t\tACSCap:\tSrcValid+ TransBlk+ ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl-\n"
+                                    "\t\tACSCtl:\tSrcValid+ TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl-\n"
+                                    "0000:15:00.0 PCI bridge: Broadcom PEX890xx\n\tBus: primary=15, secondary=16, subordinate=1c"
+                                    "\n\t\tACSCtl:\tSrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+\n",
          "/sys/bus/pci/devices/{0101:00:00.0,0001:00:00.0}/iommu_group": {"link": "../../../../kernel/iommu_groups/{17,18}"},
          "/sys/kernel/iommu_groups/{17,18}/type": "identity"}
 RAID = "md0 : active raid1 nvme1n1[1] nvme0n1[0]\n      7000 blocks super 1.2 [2/2] [UU]"
@@ -86,7 +90,7 @@ def _growth(code: str, kind: str, edits: dict[str, Any], outcome: str, says: str
     return Fault(code, kind, earlier(kind) | edits, outcome, says, **more)
 
 
-def _limit(name: str, soft: object, hard: object) -> dict[str, Any]:
+def resource_limit(name: str, soft: object, hard: object) -> dict[str, Any]:
     lines = {"stack size": (8388608, "unlimited"), "processes": (7400000, 7400000), "open files": (1048576, 1048576),
              "locked memory": ("unlimited", "unlimited")} | {name: (soft, hard)}
     return {"/proc/self/limits": "\n".join(LIMIT.format(each, *map(str, pair), "") for each, pair in lines.items())}
@@ -141,6 +145,9 @@ FAULTS: tuple[Fault, ...] = (
             "mlx5_ib4 port 1"),
     _fabric("fabric-gid", {f"{IB}/mlx5_ib{{0..7}}/ports/1/link_layer": "Ethernet"}, "warning", "none of them RoCE v2 over IPv4",
             many=8),
+    _fabric("fabric-gid", {f"{IB}/mlx5_ib{{0..7}}/ports/1/link_layer": "Ethernet",
+                           f"{IB}/mlx5_ib{{0..7}}/ports/1/gids/0": "0000:0000:0000:0000:0000:0000:0000:0000"}, "error",
+            "its table of addresses (GIDs) is empty", many=8),
     _fabric("fabric-mtu", {"ibv_devinfo": ("active_mtu:\t\t4096 (5)\n\nhca_id:\tmlx5_ib3",
             "active_mtu:\t\t2048 (4)\n\nhca_id:\tmlx5_ib3")},
             "warning", "mlx5_ib2 port 1: active MTU 2048; 4096 was expected"),
@@ -191,9 +198,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault("nic-numa", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/numa_node": "-1"}, "warning",
           "mlx5_ib2: which of 2 memory nodes"),
     Fault("nic-gpu", "ndv4", {"/sys/bus/pci/devices/{0103,0104}:00:00.0/numa_node": "1"}, "warning", "memory node 0", many=2),
-    Fault("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": METAL["lspci -D -vvv -d ::0604"].replace("SrcValid-",
-          "SrcValid+")},
-          "warning", "0000:15:00.0: access control is on in 1 PCI bridges"),
+    *(Fault("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": METAL["lspci -D -vvv -d ::0604"].replace(f"{bit}-",
+          f"{bit}+")},
+            "warning", "0101:f0:00.0: access control redirects in 1 PCI bridges")
+      for bit in ("ReqRedir", "CmpltRedir", "UpstreamFwd")),
+    *(Fault("nic-pcie", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/current_link_width": "63",
+            "/sys/bus/pci/devices/0103:00:00.0/current_link_speed": "Unknown",
+            "/sys/bus/pci/devices/0103:00:00.0/max_link_width": most}, "error", "(0103:00:00.0): its registers read as all ones")
+      for most in ("16", "63", None)),
     Fault("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": "0000:15:00.0 PCI bridge\n\tCapabilities: <access denied>\n"},
           "unknown", "to root only"),
     Fault("pci-iommu", "ndv5", METAL | {"/sys/kernel/iommu_groups/18/type": "DMA-FQ"}, "warning", "(type DMA-FQ)"),
@@ -224,11 +236,12 @@ FAULTS: tuple[Fault, ...] = (
           "eno3: 1 Gb/s; 2 of 3 with driver bnxt_en have 25"),
     Fault("interface-mtu", "ethernet", {f"{NET}/eno3/mtu": "9000"}, "warning",
           "eno3: MTU 9000; others with driver bnxt_en have 1500"),
-    Fault("limit-memlock", "ndv5", _limit("locked memory", 65536, 65536), "error", "64 KiB; adapters for RDMA"),
-    Fault("limit-nofile", "ndv5", _limit("open files", 1024, 65536), "warning", "1024 of 65536"),
-    Fault("limit-nofile", "ndv5", _limit("open files", 1024, 4096), "error", "1024 of 4096"),
-    Fault("limit-stack", "ndv5", _limit("stack size", "unlimited", "unlimited"), "warning", "unlimited: threads then get 2 MiB"),
-    Fault("limit-processes", "ndv5", _limit("processes", 4096, 4096), "warning", "4096 of 4096"),
+    Fault("limit-memlock", "ndv5", resource_limit("locked memory", 65536, 65536), "error", "64 KiB; adapters for RDMA"),
+    Fault("limit-nofile", "ndv5", resource_limit("open files", 1024, 65536), "warning", "1024 of 65536"),
+    Fault("limit-nofile", "ndv5", resource_limit("open files", 1024, 4096), "error", "1024 of 4096"),
+    Fault("limit-stack", "ndv5", resource_limit("stack size", "unlimited", "unlimited"), "warning",
+          "unlimited: threads then get 2 MiB"),
+    Fault("limit-processes", "ndv5", resource_limit("processes", 4096, 4096), "warning", "4096 of 4096"),
     Fault("cgroup-memory", "ndv5", JOB | {f"{UNIT}/memory.max": "500000000000"}, "error",
           "grants 466 GiB, the job asked for 879 GiB"),
     Fault("cgroup-memory", "ndv5", V1 | {"/sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.usage_in_bytes": "499000000000"},

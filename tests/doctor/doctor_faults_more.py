@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from doctor_faults import CPU, FAULTS, IB, STAT, SYS, Fault, logged, process, up
+from doctor_faults import CPU, FAULTS, IB, RAID, STAT, SYS, Fault, logged, process, up
 from machines.tree import HANGS
 
 MEM = "/proc/meminfo"
@@ -50,6 +50,8 @@ MORE: tuple[Fault, ...] = (
           "")},
           "error", "/shared: /etc/fstab has it (nfs4), it is not mounted"),
     Fault("mount-readonly", "ndv5", {"/proc/mounts": ("/ ext4 rw,relatime", "/ ext4 ro,relatime")}, "error", "/: mounted ro"),
+    *(Fault("mount-readonly", "ndv5", {"/proc/mounts": ("/ ext4 rw,relatime", f"/ ext4 rw,relatime,discard,{word}")}, "error",
+            f"/: mounted rw,relatime,discard,{word}") for word in ("emergency_ro", "shutdown")),
     Fault("disk-space", "ndv5", {f"{STAT} /mnt/nvme": "4096 1700000000 1000000 340000000 339900000\n"}, "warning",
           "/mnt/nvme: 100% of"),
     Fault("disk-space", "ndv5", {f"{STAT} /": "4096 127000000 1000 32000000 31000000\n"}, "error", "4.1 MB are left"),
@@ -60,6 +62,13 @@ MORE: tuple[Fault, ...] = (
           "7 disks of its own; a Standard_ND96isr_H100_v5 has 8"),
     Fault("disk-raid", "ndv5", {"/proc/mdstat": "md0 : active raid1 nvme1n1[1]\n      7000 blocks super 1.2 [2/1] [_U]"}, "error",
           "md0: 1 of 2 disks"),
+    *(Fault("disk-raid", "ndv5",
+          {"/proc/mdstat": f"{RAID}\nmd4 : {text}\nmd7 : active linear sda1[1] sdb1[0]\n      9 blocks\n"}, "error",
+            f"md4: {says}") for text, says in (
+        ("inactive raid1 sda3[0](F) sdb3[1](S)\n      4883648 blocks [2/2] [UU]", "2 of 2 disks; it is inactive"),
+        ("inactive sdb1[1] sdc1[2]\n      4883648 blocks super 1.2", "2 of 2 disks; it is inactive"),
+        ("inactive nvme1n1[1](S) nvme0n1[0](S)\n      7932 blocks super external:imsm", "0 of 0 disks; it is inactive"),
+        ("active raid0 sdb1[1](F) sda1[0]\n      4883648 blocks 64k chunks", "1 of 2 disks"))),
     Fault("process-stuck", "ndv5", process(66, "python3", "D", 900, 20001), "warning",
           "1 processes wait in the kernel and do not come on: python3 (66) in rpc_wait_bit_killable"),
     Fault("process-zombies", "ndv5", {name: text for pid in range(100, 130) for name, text in
@@ -104,6 +113,77 @@ MORE: tuple[Fault, ...] = (
     Fault("connection-tracking", "ethernet", {f"{SYS}/net/netfilter/nf_conntrack_count": "1040000"}, "error",
           "1040000 of 1048576"),
 )
-ALL: tuple[Fault, ...] = FAULTS + MORE
+# Lines as kernels from RHEL 7 to Linux 6.17 write them; rewritten from reports and the kernel's sources.
+WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("kernel-hardware", "error"): (
+        "mce: [Hardware Error]: CPU 7: Machine Check Exception: 5 Bank 0: b200000000030005",
+        "CPU 0: Machine Check Exception: 4 Bank 4: f600000000070f0f",
+        "mce: [Hardware Error]: Machine check: Processor context corrupt",
+        "mce: Uncorrected hardware memory error in user-access at 3f6b2c00",
+        "[Hardware Error]: CPU:24 (17:31:0) MC4_STATUS[Over|UE|MiscV|AddrV|PCC|-|-|-|-]: 0xfe00000000070f0f",
+        "EDAC MC0: UE page 0x1f2c3, offset 0x0, grain 4096, row 2, labels \":\": i3200 UE",
+        "Kernel panic - not syncing: Fatal machine check",
+        "NMI: PCI system error (SERR) for reason a1 on CPU 0.",
+        "pcieport 0000:00:03.0: AER: Multiple Uncorrected (Fatal) error received: 0000:00:03.0",
+        "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer, (Requester ID)",
+        "pcieport 0000:00:03.0: AER: device recovery failed",
+        "pcieport 0000:15:01.0: DPC: ERR_FATAL detected"),
+    ("kernel-hardware", "warning"): (
+        "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Requester ID)",
+        "pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received from 0000:17:00.0",
+        "pcieport 0000:15:01.0: DPC: unmasked uncorrectable error detected"),
+    ("kernel-lockup", "warning"): (
+        "rcu: INFO: rcu_sched self-detected stall on CPU", "INFO: rcu_sched_state detected stall on CPU 3 (t=60000 jiffies)",
+        "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 3-.... }",
+        "rcu: rcu_sched kthread starved for 60002 jiffies! g1289 f0x0", "NMI watchdog: Watchdog detected hard LOCKUP on cpu 5",
+        "INFO: task dd:911 blocked in I/O wait for more than 120 seconds.",
+        "BUG: workqueue lockup - pool cpus=3 node=0 stuck for 33s!",
+        "XFS: python3(911) possible memory allocation deadlock size 65552 in kmem_alloc",
+        "nfs: server 10.0.0.4 not responding, timed out",
+        "CIFS: VFS: \\\\files has not responded in 180 seconds. Reconnecting...",
+        "LustreError: 167-0: fs-MDT0000-mdc-ffff: This client was evicted by fs-MDT0000; in progress operations will fail.",
+        "Lustre: fs-OST0003-osc-ffff: Connection to fs-OST0003 (at 10.0.0.4@tcp) was lost; in progress operations will wait",
+        "Lustre: 9:0:(client.c:2295:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply: [sent 1/real 1]",
+        "LustreError: 911:0:(osc_cache.c:941:osc_extent_wait()) LBUG", "ceph: mds0 hung",
+        "libceph: mon0 (1)10.0.0.9:6789 session lost",
+        "NFS: state manager: lease expired failed on NFSv4 server 10.0.0.4 with error 5"),
+    ("kernel-disk", "error"): (
+        "blk_update_request: critical medium error, dev sda, sector 1234567 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+        "critical medium error, dev nvme0n1, sector 99 op 0x0:(READ)", "end_request: I/O error, dev sda, sector 99",
+        "Buffer I/O error on dev sda1, logical block 12, async page read", "Buffer I/O error on device dm-2, logical block 7",
+        "Buffer I/O error on dev nvme0n1p2, logical block 8, lost async page write",
+        "sd 0:0:0:0: [sda] tag#12 Sense Key : Medium Error [current]", "sd 0:0:0:0: [sda]  Sense Key : Hardware Error [current]",
+        "sd 0:0:0:0: [sda] Add. Sense: Unrecovered read error", "ata1.00: error: { UNC }",
+        "nvme0n1: Read(0x2) @ LBA 99, 8 blocks, Unrecovered Read Error (sct 0x2 / sc 0x81) DNR",
+        "nvme nvme0: Removing after probe failure status: -19", "nvme nvme0: Disabling device after reset failure: -19",
+        "nvme nvme0: I/O tag 12 (100c) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096",
+        "md/raid1:md0: Disk failure on sda1, disabling device.", "EXT4-fs (sda1): previous I/O error to superblock detected",
+        "EXT4-fs warning (device sda1): ext4_end_bio:343: I/O error 10 writing to inode 2", "Aborting journal on device sda1-8.",
+        "JBD2: Detected IO errors while flushing file data on sda1-8",
+        "JBD2: Error -5 detected when updating journal superblock for sda1-8.", "XFS (nvme0n1): log I/O error -5",
+        "XFS (nvme0n1): Filesystem has been shut down due to log error (0x2).",
+        "XFS (sda1): Metadata corruption detected at xfs_agf_read_verify+0x5e/0x110 [xfs], xfs_agf block 0x1",
+        "XFS (sda1): metadata I/O error in \"xlog_iodone\" at daddr 0x1 len 64 error 5",
+        "XFS (sda1): xfs_do_force_shutdown(0x2) called from line 1294 of file fs/xfs/xfs_log.c",
+        "BTRFS: error (device sda2: state EA) in btrfs_commit_transaction:2438: errno=-5 IO failure",
+        "WARNING: Pool 'tank' has encountered an uncorrectable I/O failure and has been suspended."),
+    ("kernel-oom", "warning"): (
+        "Out of memory: Kill process 456 (python) score 50 or sacrifice child",
+        "Out of memory (oom_kill_allocating_task): Killed process 456 (python) total-vm:1kB",
+        "Kernel panic - not syncing: Out of memory and no killable processes..."),
+    ("kernel-network", "error"): (
+        "mlx5_core 0000:61:00.0: wait_func_handle_exec_timeout:1104:(pid 7): cmd[22]: CREATE_DCT(0x710) No done completion",
+        "mlx5_core 0000:61:00.0: wait_func:1132:(pid 7): CREATE_DCT(0x710) timeout. Will cause a leak of a command resource",
+        "mlx5_core 0000:61:00.0: cmd[4]: MODIFY_QP(0x50a) Async, timeout. Will cause a leak of a command resource",
+        "mlx5_core 0000:4b:00.0: Port module event[error]: module 0, Cable error, Power budget exceeded",
+        "mlx5_core 0000:4b:00.0: Port module event[error]: module 1, Cable error, High Temperature",
+        "mlx5_core 0000:4b:00.0: poll_health:833:(pid 0): Fatal error 1 detected",
+        "mlx5_core 0000:4b:00.0 ens1np0: TX timeout detected", "ixgbe 0000:03:00.0 eth2: Detected Tx Unit Hang",
+        "NETDEV WATCHDOG: eth0 (bnxt_en): transmit queue 5 timed out 5016 ms", "ib0: transmit timeout: latency 1999 msecs",
+        "ena 0000:00:05.0 ens5: Keep alive watchdog timeout.", "Neighbour table overflow.",
+        "ip_conntrack: table full, dropping packet.", "TCP: out of memory -- consider tuning tcp_mem"),
+}
+ALL: tuple[Fault, ...] = FAULTS + MORE + tuple(
+    Fault(code, "ndv5", logged(line), severity, line[:20]) for (code, severity), lines in WORDINGS.items() for line in lines)
 ROCE = {f"{IB}/mlx5_ib{{0..7}}/ports/1/link_layer": "Ethernet", f"{IB}/mlx5_ib{{0..7}}/ports/1/gid_attrs/types/1": "RoCE v2",
         f"{IB}/mlx5_ib{{0..7}}/ports/1/gids/1": "0000:0000:0000:0000:0000:ffff:0a00:000{1..8}"}

@@ -17,6 +17,8 @@ from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines.tree import Edit, broken, tree
 
 SMI = "nvidia-smi -q -x"
+APPS = "nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name --format=csv,noheader,nounits"
+USED = "nvidia-smi --query-gpu=index,pci.bus_id,memory.used --format=csv,noheader,nounits"
 GPU_KINDS = ("ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200")
 CODES = tuple(check.code for check in CHECKS)
 

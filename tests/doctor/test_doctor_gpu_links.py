@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
 import pytest
-from gpu_machines import Case, answer, findings, of, smi
+from gpu_machines import SMI, Case, answer, findings, ills, of, smi
 
 from hpc_mp.cluster.node.counters import Changes
 from hpc_mp.cluster.node.gpu_links import link_counters, read_topology
@@ -21,6 +24,26 @@ def links(kind: str, gpu: int, old: str, new: str) -> dict[str, str]:
     return {STATUS: "GPU ".join(parts)}
 
 
+NO_FABRIC = ("fabric/state", "fabric/status", "fabric/cliqueId", "fabric/clusterUuid")
+DARK = "NVML: Unable to retrieve NVLink information as all links are inActive"
+
+
+def dark(kind: str, gpus: Sequence[int], words: str = DARK) -> str:
+    """nvidia-smi nvlink -s with these words in place of the links of these GPUs."""
+    parts = answer(kind, STATUS).split("GPU ")
+    for gpu in gpus:
+        parts[gpu + 1] = f"{parts[gpu + 1].splitlines()[0]}\n{words}\n"
+    return "GPU ".join(parts)
+
+
+def pairs(ways: str) -> str:
+    """nvidia-smi topo -m of GPUs that are joined so: a row for each."""
+    rows = [row.split() for row in ways.splitlines() if row.strip()]
+    names = [f"GPU{number}" for number in range(len(rows))]
+    return "\n".join("\t".join(cells) for cells in (["", *names, "CPU Affinity"], *(
+        [name, *row, "0-31"] for name, row in zip(names, rows, strict=True))))
+
+
 def matrix(kind: str, argv: str, row: str, change: tuple[str, str], count: int = 1) -> dict[str, str]:
     """A matrix with one row changed."""
     lines = [line.replace(*change, count) if line.strip().startswith(f"{row}\t") else line
@@ -33,6 +56,10 @@ CASES = (
          "1 NVLink inactive: 7", "GPU 2", also=frozenset({"gpu-nvlink-rate"})),
     Case("gpu-nvlink-down", "p4d", links("p4d", 0, "25 GB/s", "<inactive>"), "error", "12 NVLinks inactive", "GPU 0",
          also=frozenset({"gpu-nvlink-rate"})),
+    *(Case("gpu-nvlink-rate", "ndv5", {STATUS: dark("ndv5", gpus)}, "error", "0 links of 0 GB/s", f"GPU {gpus[-1]}")
+      for gpus in ((4,), tuple(range(8)))),  # one GPU of a board, and all
+    *(Case("gpu-nvlink-down", "ndv5", {STATUS: dark("ndv5", (4,), f"NVML: {words}")}, "error", words, "GPU 4")
+      for words in ("GPU requires reset", "Unknown Error")),
     Case("gpu-nvlink-rate", "ndh200v5", links("ndh200v5", 0, "Link 10: 26.562", "Link 10: 1.562"), "error",
          "18 links of 1.562 GB/s; a NVIDIA H200 has 18 links of 26.562 GB/s", "GPU 0"),
     Case("gpu-nvlink-rate", "gb200", links("gb200", 3, "\t Link 17: 53.125 GB/s\n", ""), "error", "17 links of 53.125", "GPU 3"),
@@ -43,8 +70,21 @@ CASES = (
          "fabric state In Progress", "GPU 4"),
     Case("gpu-fabric", "p5", smi("p5", 4, {"fabric/status": "Unknown Failure"}), "error", "status Unknown Failure"),
     Case("gpu-fabric", "gb200", smi("gb200", 1, {"fabric/health/summary": "Limited Capacity"}), "warning", "Limited Capacity"),
-    Case("gpu-fabric", "gb200", smi("gb200", 1, {"fabric/health/bandwidth": "Degraded"}), "error", "bandwidth degraded"),
+    Case("gpu-fabric", "gb200", smi("gb200", 1, {"fabric/health/bandwidth": "Degraded"}), "error", "bandwidth Degraded"),
+    *(Case("gpu-fabric", "ndv5", smi("ndv5", 4, {"fabric/health/bandwidth": "Full", f"fabric/health/{name}": word}), outcome,
+           f"fabric health: {name.replace('_', ' ')} {word}", "GPU 4") for name, word, outcome in (  # R565 to R575: no summary
+        ("route_unhealthy", "True", "error"), ("access_timeout_recovery", "True", "warning"),
+        ("route_recovery_in_progress", "True", "warning"), ("bandwidth", "Degraded", "error"),
+        ("incorrect_configuration", "Incorrect SystemGuid", "error"))),
+    Case("gpu-fabric", "gb200", smi("gb200", 2, {"fabric/health/summary": "Unhealthy", "fabric/health/route_unhealthy": "True"}),
+         "error", "fabric health: summary Unhealthy, route unhealthy True", "GPU 2"),
+    *(Case("gpu-fabric", "gb200", smi("gb200", gpu, dict.fromkeys(NO_FABRIC, "N/A")), "error", "fabric state N/A", "GPU 2")
+      for gpu in (2, None)),
+    *(Case("gpu-clique", "gb200", smi("gb200", gpu, {"fabric/clusterUuid": uuid}), "error",
+           f"cluster UUID {uuid} on GPU {gpu or 0}")
+      for gpu in (2, None) for uuid in ("N/A", "00000000-0000-0000-0000-000000000000")),
     Case("gpu-fabric-manager", "p4d", {MANAGER: 3}, "error", "6 NVSwitches and nvidia-fabricmanager is inactive"),
+    Case("gpu-fabric-manager", "p4d", {MANAGER: (3, "failed\n")}, "error", "6 NVSwitches and nvidia-fabricmanager is failed"),
     Case("gpu-fabric-manager", "p4d", {MANAGER: None}, "unknown", "systemctl is not on PATH"),
     Case("gpu-imex", "gb200", {IMEX: ("Domain State: UP", "Domain State: DEGRADED")}, "error", "IMEX domain is DEGRADED"),
     Case("gpu-imex", "gb200", {IMEX: ("10.0.4.13          - READY      ", "10.0.4.13          - UNAVAILABLE")}, "error",
@@ -94,6 +134,55 @@ def test_cards_without_a_bridge_are_well() -> None:
     cards = {STATUS: "GPU 0: NVIDIA H100 PCIe (UUID: GPU-1)\n\t Link 0: <inactive>\n\t Link 1: <inactive>\n"}
     found = findings(broken("ndv5", cards))
     assert of(found, "gpu-nvlink-down") == [] == of(found, "gpu-nvlink-rate")
+
+
+# Boards without a switch: p3.8xlarge and p3.16xlarge (V100), a DGX-1 of P100s, three A6000s with one bridge
+_CUBE = """X {1} {1} {2} {2} SYS SYS SYS
+{1} X {2} {1} SYS {2} SYS SYS
+{1} {2} X {2} SYS SYS {1} SYS
+{2} {1} {2} X SYS SYS SYS {1}
+{2} SYS SYS SYS X {1} {1} {2}
+SYS {2} SYS SYS {1} X {2} {1}
+SYS SYS {1} SYS {1} {2} X {2}
+SYS SYS SYS {1} {2} {1} {2} X"""
+WIRED = ("X NV1 NV1 NV2\nNV1 X NV2 NV1\nNV1 NV2 X NV2\nNV2 NV1 NV2 X", _CUBE.format("", "NV1", "NV2"),
+         _CUBE.format("", "NV1", "NV1"), "X NV4 NODE\nNV4 X NODE\nNODE NODE X")
+
+
+@pytest.mark.parametrize("ways", WIRED)
+def test_boards_whose_pairs_are_not_joined_alike_are_well(ways: str) -> None:
+    assert [finding.severity for finding in of(findings(broken("ndv4", {MATRIX: pairs(ways)})), "gpu-topology")] == ["ok"]
+
+
+def test_models_without_a_switch_need_no_equal_pairs() -> None:
+    """Two NV2 of three would be most of them."""
+    buses = "{0001,0002,0003,0004,000b,000c,000d,000e}:00:00.0"
+    v100 = {f"/proc/driver/nvidia/gpus/{buses}/information": "Model: \t Tesla V100-SXM2-32GB",
+            MATRIX: pairs("X NV2 NV2\nNV2 X NV1\nNV2 NV1 X")}
+    assert [finding.severity for finding in of(findings(broken("ndv4", v100)), "gpu-topology")] == ["ok"]
+
+
+@pytest.mark.parametrize("status", [
+    f"GPU 0: NVIDIA GH200 480GB (UUID: GPU-0)\n{DARK}\n",
+    "GPU 0: NVIDIA GH200 480GB (UUID: GPU-0)\nNVML: Unable to retrieve Nvlink information as all links are inActive\n",
+    "GPU 0: NVIDIA GH200 480GB (UUID: GPU-0)\n" + "".join(f"\t Link {link}: <inactive>\n" for link in range(18)),
+    "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)\n\t NVML: Unable to retrieve NVLink information: Not Supported\n",
+    "GPU 0: NVIDIA RTX A4000 (UUID: GPU-0)\nDevice does not have or support Nvlink\n"])
+def test_a_gpu_that_is_alone_needs_no_nvlink(status: str) -> None:
+    found = findings(broken("ndv4", {STATUS: status}))
+    assert of(found, "gpu-nvlink-down") == [] == of(found, "gpu-nvlink-rate")
+
+
+@pytest.mark.parametrize("gpus", [(5,), (0, 1, 2, 3, 4, 5, 6, 7)])
+def test_gpus_in_mig_mode_need_no_nvlink(gpus: tuple[int, ...]) -> None:
+    modes = ElementTree.fromstring(answer("ndv5", SMI))
+    for index in gpus:
+        modes.findall("gpu")[index].find("mig_mode/current_mig").text = "Enabled"  # type: ignore[union-attr]
+    ways = "\n".join(" ".join("X" if one == other else "SYS" if {one, other} & set(gpus) else "NV18" for other in range(8))
+                     for one in range(8))
+    edits = {SMI: ElementTree.tostring(modes, encoding="unicode"), STATUS: dark("ndv5", gpus), MATRIX: pairs(ways),
+             PEERS: pairs(ways.replace("SYS", "NS").replace("NV18", "OK"))}
+    assert set(ills(findings(broken("ndv5", edits)))) == {"gpu-mig"}
 
 
 def test_an_older_matrix_names_its_devices_in_the_head() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_machines import Case, findings, of, smi
 
-from tests.machines.tree import broken
+from tests.machines.tree import Edit, broken
 
 VOLATILE, AGGREGATE, ROWS = "ecc_errors/volatile", "ecc_errors/aggregate", "remapped_rows"
 BANKS = f"{ROWS}/row_remapper_histogram/row_remapper_histogram"
@@ -13,6 +13,21 @@ EVENTS = "clocks_event_reasons/clocks_event_reason"
 PAGES = {"retired_pages/multiple_single_bit_retirement/retired_count": "3",
          "retired_pages/double_bit_retirement/retired_count": "2",
          "retired_pages/pending_retirement": "No", "retired_pages/pending_blacklist": "No"}
+# Errors as GPUs before Ampere count them: a P100 (no shared memory of textures, no CBU) and a V100
+SRAM = ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_uncorrectable")
+UNITS = ("device_memory", "register_file", "l1_cache", "l2_cache", "texture_memory", "total")
+
+
+def volta(gpu: int, units: tuple[str, ...] = (*UNITS, "texture_shm", "cbu"), **errors: int) -> dict[str, Edit]:
+    """``errors``: such as ``volatile_double_bit_total``; all others are 0."""
+    values: dict[str, str | None] = {f"{VOLATILE}/{name}": None for name in SRAM} | {f"{AGGREGATE}/{name}": None for name in SRAM}
+    for since in ("volatile", "aggregate"):
+        values |= {f"ecc_errors/{since}/{kind}/{unit}": str(errors.get(f"{since}_{kind}_{unit}", 0))
+                   for kind in ("single_bit", "double_bit") for unit in units}
+    return smi("ndv4", gpu, values)
+
+
+MIG = {f"ecc_errors/volatile/{name}": "N/A" for name in SRAM}
 # As drivers before 535 name them
 OLD = {"clocks_event_reasons": None, "clocks_throttle_reasons/clocks_throttle_reason_hw_slowdown": "Not Active",
        "clocks_throttle_reasons/clocks_throttle_reason_sw_thermal_slowdown": "Active"}
@@ -37,6 +52,16 @@ CASES = (
          "aggregate/dram_correctable"),
     Case("gpu-ecc-dram", "ndv4", smi("ndv4", 5, {f"{VOLATILE}/dram_uncorrectable": "1"}), "warning",
          "1 uncorrected errors of DRAM"),
+    Case("gpu-ecc-dram", "ndv4", volta(3, volatile_double_bit_device_memory=2, volatile_double_bit_total=2), "warning",
+         "2 uncorrected errors of DRAM", "GPU 3"),
+    Case("gpu-ecc-dram", "ndv4", volta(3, UNITS, aggregate_single_bit_device_memory=20_000_001,
+                                       aggregate_single_bit_total=20_000_001), "error", "20000001 errors of DRAM", "GPU 3"),
+    Case("gpu-ecc-sram", "ndv4", volta(3, UNITS, volatile_double_bit_register_file=1, volatile_double_bit_total=1), "error",
+         "1 uncorrected errors of SRAM since", "GPU 3"),
+    Case("gpu-ecc-sram", "ndv4", volta(3, volatile_single_bit_l2_cache=10_001, volatile_single_bit_total=10_001), "error",
+         "10001 corrected errors", "GPU 3"),
+    Case("gpu-ecc-sram", "ndv4", volta(3, aggregate_double_bit_l2_cache=4, aggregate_double_bit_total=4), "warning",
+         "4 uncorrected errors of SRAM in its life", "GPU 3"),
     Case("gpu-row-remap", "ndv5", smi("ndv5", 6, {f"{ROWS}/remapped_row_failure": "Yes"}), "error",
          "remapping a row of memory failed", "GPU 6"),
     Case("gpu-row-remap", "ndv5", smi("ndv5", 6, {f"{ROWS}/remapped_row_pending": "Yes"}), "warning",
@@ -94,3 +119,17 @@ def test_what_the_driver_does_not_tell_is_incomplete_and_not_well() -> None:
     assert [(finding.severity, finding.subject) for finding in found] == [("unknown", "GPU 2 (0003:00:00.0)")]
     gone = of(findings(broken("ndv5", smi("ndv5", None, {"temperature/gpu_temp": "Unknown Error"}))), "gpu-temperature")
     assert [finding.severity for finding in gone] == ["unknown"]
+
+
+@pytest.mark.parametrize("edits", [volta(0), volta(0, UNITS), volta(0, aggregate_single_bit_total=3,
+                         aggregate_single_bit_device_memory=3), smi("ndv4", 0, MIG)], ids=["V100", "P100", "mended", "MIG"])
+def test_layouts_of_error_counts_that_are_well(edits: dict[str, Edit]) -> None:
+    found = findings(broken("ndv4", edits))
+    assert {finding.severity for code in ("gpu-ecc-sram", "gpu-ecc-dram") for finding in of(found, code)} == {"ok"}
+
+
+@pytest.mark.parametrize("values", [{}, {"temperature/gpu_temp_max_mem_tlimit_threshold": "N/A"}, {
+    "temperature/memory_temp": "N/A"}, {"temperature/gpu_temp_max_mem_tlimit_threshold": None,
+                                        "temperature/gpu_temp_max_mem_threshold": "N/A"}])
+def test_memory_of_a_hopper_has_a_margin_instead_of_a_limit(values: dict[str, str | None]) -> None:
+    assert of(findings(broken("ndv5", smi("ndv5", None, values))), "gpu-memory-temperature") == []

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from gpu_machines import Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
-from hpc_mp.cluster.node.kernel_log import read_kernel_log
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.node.xids import XIDS, blamed, sxid, xid
+from hpc_mp.doctor.checks.gpu_log import xids
 from tests.machines.tree import broken, tree
 
 GEN = "pci/pci_gpu_link_info/pcie_gen"
@@ -123,16 +125,98 @@ def test_a_log_that_never_ends_is_not_waited_for(tmp_path: Path) -> None:
     os.close(pipe)
 
 
-def test_xids() -> None:
-    assert xid("NVRM: Xid (PCI:0000:C6:00): 79, x") == xid("NVRM: Xid (0000:c6:00): 79, x")
-    assert xid("NVRM: loading") is None
-    assert (unknown := xid("NVRM: Xid (PCI:0000:c6:00): 999, ?")) and unknown.action == "program"
-    calm = xid("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (Reset) to 0x0 (None)")
-    assert calm and calm.action == "program"
-    assert [entry.number for entry in blamed(["NVRM: Xid (PCI:0:1:0): 1", "NVRM: Xid (PCI:0000:01:00): 63, x",
-                                              "NVRM: Xid (PCI:0000:01:00): 64, x"])] == [64]
+# What drivers from R470 to R590 write, and what NVIDIA's catalogue has as the immediate action.
+LINES = (
+    ("NVRM: Xid (PCI:0000:C6:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", "0000:c6:00", 79, "reboot"),
+    ("NVRM: Xid (0000:c6:00): 79, GPU has fallen off the bus.", "0000:c6:00", 79, "reboot"),
+    ("NVRM: Xid (PCI:00000000:c6:00.0): 48, x", "0000:c6:00", 48, "reset"),
+    ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 95, pid=71, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No", "0000:01:00", 95,
+     "reset"),
+    ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=71, Contained: CE User Channel (0x9). RST: No, D-RST: No", "0000:01:00", 94,
+     "watch"),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics Exception", "0000:3b:00", 13, "program"),
+    ("NVRM: Xid (PCI:0000:c6:00): 54, Auxiliary power is not connected", "0000:c6:00", 54, "seat"),
+    *((f"NVRM: Xid (PCI:0000:c6:00): {number}, x", "0000:c6:00", number, "reset")
+      for number in (46, 62, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 159)),
+    *((f"NVRM: Xid (PCI:0000:c6:00): {number}, pid=1, name=x, Ch 1", "0000:c6:00", number, "program")
+      for number in (8, 11, 31, 32, 43, 44, 45, 69, 72, 86, 99, 128, 137, 139, 141)),
+    *((f"NVRM: Xid (PCI:0000:c6:00): {number}, x", "0000:c6:00", number, "watch") for number in (63, 92, 121, 157, 164)),
+    *((f"NVRM: Xid (PCI:0000:c6:00): {number}, x", "0000:c6:00", number, "none") for number in (14, 106, 152, 160, 162)),
+    *((f"NVRM: Xid (PCI:0000:c6:00): {number}, x", "0000:c6:00", number, "support") for number in (1, 57, 58, 78, 142, 167)),
+    *((f"NVRM: Xid (PCI:0000:c6:00): {number}, ?", "0000:c6:00", number, "unknown") for number in (0, 173, 999)),
+    ("NVRM: Xid (PCI:0000:c6:00): 151, x", "0000:c6:00", 151, "reboot"),
+    # NVLink of the fifth generation, before and from R575 on: the text has the severity
+    ("NVRM: Xid (PCI:0018:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00086226)", "0018:01:00", 149, "none"),
+    ("NVRM: Xid (PCI:0018:01:00): 145, pid=7, name=a, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x04)", "0018:01:00", 145, "none"),
+    ("NVRM: Xid (PCI:0008:01:00): 144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x00000001 0x00000008)", "0008:01:00", 144, "none"),
+    ("NVRM: Xid (PCI:0008:01:00): 146, TLW_RX/TLW_RX_PIPE0 Non-fatal XC1 i0 Link 0 (0x0000000a)", "0008:01:00", 146, "none"),
+    ("NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6)", "0009:01:00", 149, "reset"),
+    ("NVRM: Xid (PCI:0009:01:00): 150, MSE_WATCHDOG Fatal XC0 i0 Link -1 (0x00000000)", "0009:01:00", 150, "reset"),
+    ("NVRM: Xid (PCI:0009:01:00): 147, TREX", "0009:01:00", 147, "reset"),
+    ("NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", "0009:01:00",
+     154, "reset"),
+    ("NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+     "0009:01:00", 154, "none"),
+    # words without a number
+    ("NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", "0000:29:00", 79, "reboot"),
+    ("NVRM: GPU 29:00.0: GPU has fallen off the bus.", "0000:29:00", 79, "reboot"),
+    (r"NVRM: The NVIDIA GPU 0000:18:00.0\x0aNVRM: (PCI ID: 10de:2901) installed in this system has\x0aNVRM: fallen off the bus "
+     "and is not responding to commands.", "0000:18:00", 79, "reboot"),
+    ("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)", "0000:01:00", None, "reboot"),
+    ("NVRM: RmInitAdapter failed! (0x27:0x38:1193)", "", None, "reboot"),
+    ("NVRM: GPU 0000:01:00.0: rm_init_adapter failed, device minor number 0", "0000:01:00", None, "reboot"),
+    ("NVRM: rm_init_adapter(0) failed", "", None, "reboot"),
+    ("nvidia 0000:18:00.0: Unable to change power state from D3cold to D0, device inaccessible", "0000:18:00", None, "reboot"),
+    ("nvidia 0000:18:00.0: can't change power state from D3cold to D0 (config space inaccessible)", "0000:18:00", None, "reboot"),
+)
+
+
+@pytest.mark.parametrize(("line", "bus", "number", "action"), LINES, ids=[line[:70] for line, *_ in LINES])
+def test_what_a_line_asks_for(line: str, bus: str, number: int | None, action: str) -> None:
+    entry = xid(line)
+    assert entry is not None
+    assert (entry.bus, entry.number, entry.action) == (bus, number, action)
+    assert [entry] * (action in ("seat", "reset", "reboot", "replace")) == blamed([line])
+
+
+@pytest.mark.parametrize("line", [
+    "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.133.20", "NVRM: GPU at PCI:0000:03:00: GPU-b850f46d",
+    "NVRM: GPU 0000:03:00.0: RmInitAdapter succeeded", "mlx5_core 0000:61:00.0: device inaccessible", "NVRM: Xid (invalid): 7"])
+def test_lines_that_tell_of_no_error(line: str) -> None:
+    assert xid(line) is None
+
+
+def test_the_catalogue_has_every_number_up_to_its_last() -> None:
+    assert sorted(XIDS) == list(range(1, 173))
+    assert XIDS[64].action == "replace"
+
+
+def test_an_error_is_not_covered_by_a_later_harmless_line_of_its_number() -> None:
+    fatal = "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6)"
+    lines = [fatal, fatal.replace("Fatal", "Nonfatal"), RECOVERY, RECOVERY.replace("0x2 (Node Reboot Required)", "0x0 (None)")]
+    told = list(xids([KernelMessage(60.0, line) for line in lines]))
+    assert [(finding.severity, finding.subject) for finding in told] == [("error", "GPU 0008:01:00")]
+
+
+@pytest.mark.parametrize("lines", [
+    ("NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2901) installed in this system has",
+     "NVRM: fallen off the bus and is not responding to commands."),
+    ("NVRM: The NVIDIA GPU 0000:18:00.0", "               NVRM: (PCI ID: 10de:2901) installed in this system has",
+     "               NVRM: fallen off the bus and is not responding to commands."),  # as dmesg prints it
+    ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.")])
+def test_one_gpu_off_the_bus_is_one_finding(lines: Sequence[str]) -> None:
+    told = list(xids([KernelMessage(60.0, line) for line in lines]))
+    assert [(finding.severity, finding.subject) for finding in told] == [("error", "GPU 0000:18:00")]
+
+
+def test_an_unknown_number_is_neither_well_nor_an_error() -> None:
+    told = list(xids([KernelMessage(60.0, "NVRM: Xid (PCI:0000:18:00): 173, x")]))
+    assert [(finding.severity, finding.message) for finding in told] == [
+        ("unknown", "Xid 173: not in NVIDIA's catalogue; 1 min ago")]
+
+
+def test_sxid_severity_lines_repeat() -> None:
     assert sxid("nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 20009, Severity 0 Engine instance 04 Sub-engine instance 00") is None
-    assert XIDS[79].action == "reboot"
 
 
 def test_speeds_and_widths_are_read() -> None:

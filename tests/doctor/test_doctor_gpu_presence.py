@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
-from gpu_machines import SMI, Case, answer, findings, of, smi
+import re
 
-from hpc_mp.cluster.node.gpu_driver import ask_smi
+import pytest
+from gpu_machines import APPS, SMI, USED, Case, answer, findings, of, smi
+
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines.tree import HANGS, broken, machine
 
 NDV5 = {bus: f"/sys/bus/pci/devices/{bus}" for bus in ("0001:00:00.0", "0003:00:00.0", "0008:00:00.0")}
 LIST = "nvidia-smi --list-gpus"
-# What only nvidia-smi can tell, through its one long answer
-TOLD = frozenset(check.code for check in CHECKS if check.reader is ask_smi) - {"gpu-smi"}
+ASKED = (SMI, LIST, "nvidia-smi nvlink -s", "nvidia-smi topo -m", "nvidia-smi topo -p2p n", USED, APPS)
+LOST = "Unable to determine the device handle for GPU 0004:00:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
+# Beside an answer, from the drivers that number GPUs (R510 on) and those before
+UNREACHED = ("Unable to determine the device handle for GPU3: 0004:00:00.0: Unknown Error\n",
+             "Unable to determine the device handle for GPU 0004:00:00.0: GPU requires reset\n")
+
+
+def seven(kind: str) -> str:
+    """nvidia-smi's answer when it reaches all GPUs but the last."""
+    return re.sub(r"(.*)<gpu id=.*</gpu>", r"\1", answer(kind, SMI), flags=re.DOTALL)
 
 
 def amd(**changes: object) -> dict[str, object]:
@@ -34,14 +43,27 @@ CASES = (
                                LIST: "".join(answer("ndv5", LIST).splitlines(keepends=True)[1:])}, "error", "PCI bus 7"),
     Case("gpu-count", "p4d", {"/dev/nvidia5": None}, "error", "/dev/nvidia* 7"),
     Case("gpu-count", "p5", {LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:6])}, "error", "nvidia-smi 6"),
-    Case("gpu-count", "gb200", {LIST: 15}, "unknown", "nvidia-smi says nothing"),
-    *(Case("gpu-smi", "ndv5", {SMI: code}, outcome, evidence, also=TOLD) for code, outcome, evidence in (
+    Case("gpu-count", "gb200", {LIST: 15}, "unknown", "nvidia-smi exited with 15"),
+    *(Case("gpu-smi", "ndv5", {SMI: code}, outcome, evidence) for code, outcome, evidence in (
         (9, "error", "the driver is not loaded"), (15, "error", "fallen off the bus"), (14, "error", "infoROM is corrupt"),
         (18, "error",
          "versions do not match"), (8, "error", "power cables"), (10, "error", "interrupt"), (12, "error", "libnvidia-ml"),
-        (4, "error", "may not use"), (2, "unknown", "does not know the question"), (139, "error", "signal 11"),
+        (4, "error", "may not use"), (16, "error", "requires a reset"), (17, "error", "control group"),
+         (2, "unknown", "does not know the question"), (139, "error", "signal 11"),
         (-6, "error", "signal 6"), (77, "error", "without a known meaning"))),
-    Case("gpu-smi", "p5", {SMI: None}, "error", "not on PATH", also=TOLD),
+    Case("gpu-smi", "p5", {SMI: None}, "error", "not on PATH"),
+    *(Case("gpu-smi", "ndv4", dict.fromkeys(ASKED, (code, words)), "error", words.strip()) for code, words in (
+        (15, LOST), (9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"),
+        (18, "Failed to initialize NVML: Driver/library version mismatch\n"),
+        (255, "Failed to initialize NVML: Unknown Error\n"), (6, "No devices were found\n"))),
+    *(Case("gpu-smi", "p5", {SMI: (code, f"{words}{seven('p5')}")}, "error", words.strip())
+      for code in (0, 15) for words in UNREACHED),
+    Case("gpu-smi", "p5", {SMI: seven("p5")}, "error", "8 GPUs are attached, 7 of them described"),
+    Case("gpu-smi", "p5", {SMI: (14, answer("p5", SMI) + "WARNING: infoROM is corrupted at gpu 0000:53:00.0\n")}, "error",
+         "WARNING: infoROM is corrupted at gpu 0000:53:00.0: a GPU's infoROM is corrupt"),
+    Case("gpu-temperature", "ndv4",  # the rest of the answer counts
+         {SMI: (14, smi("ndv4", 4, {"temperature/gpu_temp": "90 C"})[SMI] + "\nWARNING: infoROM is corrupted\n")},
+         "error", "90 °C", also=frozenset({"gpu-smi"})),
     Case("gpu-smi", "p5", {SMI: answer("p5", SMI) + "\nWARNING: infoROM is corrupted at gpu 0000:53:00.0\n"}, "error",
          "0000:53:00.0"),
     Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None,
@@ -58,8 +80,11 @@ CASES = (
     Case("gpu-alike", "gb200", smi("gb200", 0, {"max_clocks/sm_clock": "1410 MHz"}), "warning", "greatest clock 1410 MHz",
          "GPU 0"),
     Case("gpu-answers", "p5", smi("p5", 3, {"gpu_power_readings/power_draw": "[Unknown Error]"}), "error", "power_draw", "GPU 3"),
-    Case("gpu-answers", "ndv4", smi("ndv4", 3, {"temperature/gpu_temp": "ERR!"}), "error", "gpu_temp", "GPU 3",
-         also=frozenset({"gpu-temperature"})),
+    *(Case("gpu-answers", "ndv4", smi("ndv4", 3, dict.fromkeys(
+        ("temperature/gpu_temp", "utilization/gpu_util", "remapped_rows/remapped_row_pending", "ecc_mode/current_ecc",
+         "vbios_version", "clocks_event_reasons/clocks_event_reason_hw_slowdown"), words)),
+        "error", f"the driver answers: {words}, for ", "GPU 3") for words in (
+            "ERR!", "Unknown Error", "GPU requires reset", "GPU is lost", "GPU is lost.  Reboot the system to recover this GPU")),
     Case("gpu-recovery", "gb200", smi("gb200", 3, {"gpu_recovery_action": "Node Reboot"}), "error",
          "the driver wants: Node Reboot"),
     Case("gpu-recovery", "ndv4", smi("ndv4", 3, {"gpu_reset_status/reset_required": "Yes"}), "error", "GPU reset"),
@@ -86,9 +111,9 @@ def test_amd_gpus_are_recognised() -> None:
 def test_a_job_that_may_use_two_of_eight_gpus_has_not_lost_six() -> None:
     inside = {"/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0",
               LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:2])}
-    found = of(findings(broken("p5", inside)), "gpu-count")
-    assert [finding.severity for finding in found] == ["ok"]
-    assert "may use 2 of 8" in found[0].message
+    found = findings(broken("p5", inside | {SMI: seven("p5")}))
+    assert [finding.severity for finding in of(found, "gpu-count") + of(found, "gpu-smi")] == ["ok", "ok"]
+    assert "may use 2 of 8" in of(found, "gpu-count")[0].message
 
 
 def test_a_hanging_driver_is_incomplete_within_the_deadline() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from gpu_machines import SMI, Case, answer, findings, of, smi
+from gpu_machines import APPS, SMI, USED, Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.nvidia_smi import address, parse_smi, read_load
 from hpc_mp.cluster.node.source import Unavailable
 from tests.machines import rebuild_gpu
 from tests.machines.tree import broken, tree
 
-APPS = "nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name --format=csv,noheader,nounits"
-USED = "nvidia-smi --query-gpu=index,pci.bus_id,memory.used --format=csv,noheader,nounits"
 APP = "00000002:00:00.0, 777, /usr/bin/python3\n"
 IN_JOB = "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0"
 IN_SESSION = "0::/user.slice/user-1000.slice/session-3.scope"
@@ -31,6 +29,8 @@ CASES = (
          "GPU 1"),
     Case("gpu-leftover", "ndv5", program("Z", IN_JOB), "error", "is dead and still holds the GPU", "GPU 1 (0002:00:00.0)"),
     Case("gpu-leftover", "ndv5", program("D", IN_JOB), "warning", "hangs in the kernel"),
+    Case("gpu-memory-held", "p4d", {USED: ("0000:20:1C.0, 4", "0000:20:1C.0, [GPU requires reset]")}, "error",
+         "the driver answers: GPU requires reset", "GPU 2"),
     Case("gpu-memory-held", "p4d", {USED: answer("p4d", USED).replace("0000:20:1C.0, 4", "0000:20:1C.0, 30211")}, "warning",
          "29.5 GiB in use", "GPU 2"),
     Case("gpu-memory-held", "p4d",

@@ -10,6 +10,7 @@ import pytest
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log import Machine, NcclTruth, PortBytes, judge, judge_ports, machine_of, parse, read_port_bytes, refused
+from hpc_mp.doctor.nccl_log.troubles import trouble_rows
 from tests.machines.tree import broken, tree
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
@@ -50,7 +51,7 @@ CASES = {
         "nccl-removeipc": ("warning", "hpc-pg0-0002", "unlink shared memory"),
         "nccl-p2p": ("error", "hpc-pg0-0002", "between NVLINK connected GPUs 6 and 7"),
         "nccl-mixed": ("error", "hpc-pg0-0002", "min 7, max 8"),
-        "nccl-warning": ("warning", "hpc-pg0-0001", "illegal memory access"),
+        "nccl-cuda": ("error", "hpc-pg0-0001", "illegal memory access"),
     }),
 }
 
@@ -114,6 +115,64 @@ def test_every_way_of_every_version(line: str, way: tuple[object, ...]) -> None:
     told = parse([f"2: node7:11:12 [3] NCCL INFO {line}"])
     assert [(each.number, each.sender, each.receiver, each.via, each.how, each.device, each.gdr)
             for each in told.channels] == [way]
+
+
+OFI = "ncclResult_t nccl_net_ofi_init_v6(ncclDebugLogger_t)"
+ROWS = (LOGS / "troubles.txt").read_text(encoding="utf-8").splitlines()[1:]
+TROUBLES = [tuple(map(str.strip, row.split("|", 2))) for row in ROWS]
+MILD = {"event", "peer-gone", "warning"}
+
+
+@pytest.mark.parametrize(("kind", "adapter", "line"), TROUBLES)
+def test_what_ended_a_job_is_an_error_with_its_cause_and_a_remedy(kind: str, adapter: str, line: str) -> None:
+    told = parse([f"[2026-01-01 10:00:00] 3: gpu1:77:78 [2] {line}"])
+    (finding,) = [each for each in judge(told, Machine()) if each.severity != "unknown"]
+    assert (finding.code, finding.subject) == (f"nccl-{kind}", f"gpu1 {adapter}".strip())
+    assert finding.severity == ("warning" if kind in MILD else "error") and finding.fix
+    assert line.partition("NCCL ")[2][5:].strip() in finding.message and ("page" in finding.fix) == (kind == "warning")
+
+
+def test_every_kind_of_trouble_has_a_line() -> None:
+    logged = {trouble.kind for trouble in truth("ib-troubles").troubles}
+    assert set(trouble_rows()) == {kind for kind, _, _ in TROUBLES} | logged
+
+
+def test_connecting_again_is_no_trouble() -> None:
+    lines = ["n1:1:2 [0] NCCL INFO Call to connect returned Connection refused, retrying",
+             "n1:1:2 [0] NCCL INFO socketPollConnect: connect to n2<4> returned Connection refused, retrying (1/34) after 1 s",
+             "n1:1:2 [0] NCCL INFO Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, "
+             "retrying 1/3 after 100 msec of sleep"]
+    assert parse(lines).troubles == ()
+
+
+@pytest.mark.parametrize(("network", "machine", "severity"), [
+    ("Socket", P5, "error"), ("", P5, "error"), ("Socket", Machine(), "warning"), ("", Machine(), "error"), ("IB", IB, None),
+    ("Socket", IB, None), ("AWS Libfabric", P5, None)])
+def test_a_plugin_that_did_not_start_matters_where_nothing_else_did(network: str, machine: Machine, severity: str | None) -> None:
+    lines = [f"n1:1:2 [0] {OFI}:166 NCCL WARN NET/OFI Initializing plugin failed",
+             *([f"n1:1:2 [0] NCCL INFO Using network {network}"] if network else [])]
+    told = [finding.severity for finding in judge(parse(lines), machine) if finding.code == "nccl-ofi"]
+    assert told == ([severity] if severity else [])
+
+
+def test_the_reason_of_a_fall_back_to_sockets_is_told_once() -> None:
+    lines = ["n0:1:2 [0] NCCL INFO NET/OFI No eligible providers were found",
+             "n0:1:2 [0] int nccl_net_ofi_create_plugin(nccl_net_ofi_plugin_t**):259 NCCL WARN NET/OFI Unable to find a protocol",
+             f"n0:1:2 [0] {OFI}:166 NCCL WARN NET/OFI Initializing plugin failed",
+             "n0:1:2 [0] NCCL INFO Using network Socket"]
+    ill = {finding.code: finding.message for finding in judge(parse(lines), P5) if finding.severity == "error"}
+    assert set(ill) == {"nccl-network", "nccl-ofi"} and "No eligible providers were found; 3 such lines" in ill["nccl-ofi"]
+
+
+@pytest.mark.parametrize("using", [
+    "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE} [1]={[2] mlx5_0:1/RoCE, [3] mlx5_1:1/RoCE} [RO]; OOB bond0:10.0.0.9<0>",
+    "[0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_2:1/RoCE [3]mlx5_3:1/RoCE [RO]; OOB eth0:10.0.0.9<0>",
+    "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE, [2] mlx5_2:1/RoCE, [3] mlx5_3:1/RoCE}; OOB eth0:10.0.0.9<0>"])
+def test_adapters_are_counted_merged_or_not(using: str) -> None:
+    lines = [f"n3:1:2 [0] NCCL INFO NET/IB : Using {using}", "n3:1:2 [0] NCCL INFO Using network IBext_v8"]
+    told = parse(lines)
+    assert sorted(told.adapters["n3"]) == [f"mlx5_{number}:1/RoCE" for number in range(4)]
+    assert [each.severity for each in judge(told, Machine("roce", 4)) if each.code == "nccl-nics"] == ["ok"]
 
 
 def test_old_numbers_of_algorithms() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doctor_faults import GOOD, Fault, earlier, logged
+from doctor_faults import GOOD, IB, METAL, Fault, earlier, logged, resource_limit
 from doctor_faults_more import ALL, ROCE
 from in_process import in_process
 from machines.tree import HANGS, KINDS, broken, machine, tree
@@ -94,11 +94,96 @@ def test_old_complaints_of_the_kernel_are_over() -> None:
         assert len(bad(looked(source, (BY_CODE["kernel-hardware"],)))) == many
 
 
-def test_corrected_errors_and_a_missing_floppy_are_no_complaints() -> None:
-    for line in ("mce: [Hardware Error]: Machine check events logged", "{1}[Hardware Error]: event severity: corrected",
-                 "[Hardware Error]: Corrected error, no action required.", "blk_update_request: I/O error, dev fd0, sector 0"):
-        found = looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))
-        assert bad(found) == [], line
+@pytest.mark.parametrize("line", [
+    "mce: [Hardware Error]: Machine check events logged", "{1}[Hardware Error]: event severity: corrected",
+    "[Hardware Error]: Corrected error, no action required.", "blk_update_request: I/O error, dev fd0, sector 0",
+    "mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 6: cc59dec000041152",
+    "mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 7: 9c00004001010092",
+    "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 128: 0000000088010a82",
+    "[Hardware Error]: CPU:2 (17:31:0) MC0_STATUS[-|CE|MiscV]: 0x9c",
+    "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 128: 2000000088010a82",
+    "mce: CPU0: Core temperature above threshold, cpu clock throttled",
+    "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Channel#1", "NMI watchdog: Shutting down hard lockup detector on all cpus",
+    "pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+    "pcieport 0000:00:1c.0: AER: Correctable error message received from 0000:02:00.0",
+    "pcieport 0000:15:01.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+",
+    "Memory cgroup out of memory: Kill process 456 (python) score 50 or sacrifice child",
+    "Memory cgroup out of memory: Killed process 456 (python) total-vm:1kB",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
+    "Buffer I/O error on dev sr0, logical block 0, async page read", "sr 1:0:0:0: [sr0] Sense Key : Not Ready [current]",
+    "blk_update_request: critical target error, dev sda, sector 0 op 0x3:(DISCARD)", "XFS (sda1): Ending clean mount",
+    "XFS (sda1): Unmounting Filesystem", "EXT4-fs (sda1): mounted filesystem with ordered data mode. Opts: errors=remount-ro",
+    "mlx5_core 0000:4b:00.1: Port module event: module 1, Cable unplugged",
+    "mlx5_core 0000:4b:00.0: Port module event: module 0, Cable plugged",
+    "mlx5_core 0000:4b:00.0: mlx5_cmd_out_err:808:(pid 7): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)",
+    "Lustre: fs-OST0003-osc-ffff: Connection restored to 10.0.0.4@tcp (at 10.0.0.4@tcp)", "nfs: server 10.0.0.4 OK",
+    "rcu: Preemptible hierarchical RCU implementation.", "md/raid1:md0: active with 2 out of 2 mirrors",
+])
+def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> None:
+    found = looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))
+    assert bad(found) == []
+
+
+# Healthy machines that are set up in another way than the trees.
+@pytest.mark.parametrize(("code", "kind", "edits"), [
+    # 2^64 less some pages
+    ("limit-memlock", "ndv5", resource_limit("locked memory", 18446744073708503040, 18446744073708503040)),
+    ("limit-memlock", "ndv5", resource_limit("locked memory", 1961032704 << 10, 1961032704 << 10)),  # all memory
+    ("limit-memlock", "ndv5", resource_limit("locked memory", 9223372036854775807, 9223372036854775807)),
+    ("disk-raid", "ndv5",
+          {"/proc/mdstat": "md126 : active raid1 nvme1n1[1] nvme0n1[0]\n      1 blocks super external:/md127/0 [2/2] [UU]\n\n"
+                                           "md127 : inactive nvme1n1[1](S) nvme0[0](S)\n  7932 blocks super external:imsm\n"}),
+    ("disk-raid", "ndv5", {"/proc/mdstat": "md0 : active (auto-read-only) raid0 sda1[0] sdb1[1]\n      9 blocks 64k chunks\n\n"
+                                           "md1 : active raid1 sdd1[1] sdc1[0]\n      9 blocks [2/2] [UU]\n"}),
+])
+def test_a_healthy_machine_of_another_setup_is_well(code: str, kind: str, edits: dict[str, Any]) -> None:
+    found = looked(broken(kind, edits), (BY_CODE[code],))
+    assert found and bad(found) == []
+
+
+@pytest.mark.parametrize(("file", "line", "codes"), [
+    ("/proc/meminfo", "MemAvailable", ["memory-free"]), ("/proc/meminfo", "SwapTotal", ["memory-swap"]),
+    ("/proc/meminfo", "MemTotal", ["memory-size", "memory-free", "shm-leftovers"]), ("/proc/self/limits", "locked memory",
+          ["limit-memlock"]),
+])
+def test_a_line_that_the_kernel_does_not_write_is_named(file: str, line: str, codes: list[str]) -> None:
+    lines = tree("ndv5").text(file).splitlines()
+    source = broken("ndv5", {file: "\n".join(kept for kept in lines if line not in kept)})
+    unknown = [finding for finding in looked(source, tuple(BY_CODE[code] for code in codes)) if finding.severity == "unknown"]
+    assert [finding.code for finding in unknown] == codes
+    assert {finding.message for finding in unknown} == {f"{file} of this kernel does not tell {line}"}
+
+
+STORAGE = {"/sys/bus/pci/devices/0000:29:00.{0,1}/class": "0x020700", "/sys/bus/pci/devices/0000:29:00.{0,1}/vendor": "0x15b3",
+           f"{IB}/mlx5_2{{0,1}}/device": {"link": "../../../bus/pci/devices/0000:29:00.{0,1}"},
+           f"{IB}/mlx5_2{{0,1}}/board_id": "MT_0000000228",
+           f"{IB}/mlx5_2{{0,1}}/ports/1/link_layer": "InfiniBand", f"{IB}/mlx5_2{{0,1}}/ports/1/rate": "{100,10} Gb/sec (4X EDR)",
+           f"{IB}/mlx5_2{{0,1}}/ports/1/state": "{4: ACTIVE,1: DOWN}",
+           f"{IB}/mlx5_2{{0,1}}/ports/1/phys_state": "{5: LinkUp,2: Polling}",
+           f"{IB}/mlx5_2{{0,1}}/ports/1/lid": "{0x55,0xffff}", f"{IB}/mlx5_2{{0,1}}/ports/1/sm_lid": "0x1",
+           f"{IB}/mlx5_2{{0,1}}/ports/1/pkeys/0": "0xffff", f"{IB}/mlx5_2{{0,1}}/ports/1/counters/link_downed": "0",
+           f"{IB}/mlx5_2{{0,1}}/ports/1/gids/0": "fe80:0000:0000:0000:0000:0000:0000:0001"}
+VIRTUAL = {"/sys/bus/pci/devices/0103:00:00.2/class": "0x020700", "/sys/bus/pci/devices/0103:00:00.2/vendor": "0x15b3",
+           "/sys/bus/pci/devices/0103:00:00.2/physfn": {"link": "../0103:00:00.0"}}
+IDLE = {f"{IB}/mlx5_9/ports/1/{name}": text for name, text in {
+    "link_layer": "InfiniBand", "state": "1: DOWN", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "pkeys/0": "0x80d2",
+    "counters/link_downed": "0"}.items()}
+
+
+@pytest.mark.parametrize(("edits", "wrong"), [
+    (METAL | STORAGE, []),  # a card for the storage with a fabric, a key and a free port of its own
+    (METAL | STORAGE | {f"{IB}/mlx5_21/ports/1/counters/link_downed": "1"}, ["mlx5_21 port 1"]),  # it was up
+    # none of its ports is up
+    (METAL | STORAGE | {f"{IB}/mlx5_20/ports/1/state": "1: DOWN"}, ["mlx5_20 port 1", "mlx5_21 port 1"]),
+    (METAL | VIRTUAL, []),  # a virtual function that no driver has
+    (VIRTUAL | IDLE | {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:00:00.2"}}, []),  # one that nobody has
+    (IDLE | {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:00:00.0/mlx5_core.sf.4"}}, []),  # a sub-function
+    (METAL | STORAGE | {f"{IB}/mlx5_ib1/ports/1/pkeys/0": "0x8001"}, ["mlx5_ib1 port 1"]),  # of the fabric of the others
+])
+def test_the_port_of_a_second_fabric_or_of_nobody_is_well(edits: dict[str, Any], wrong: list[str]) -> None:
+    checks = tuple(BY_CODE[code] for code in ("fabric-port", "fabric-partition", "fabric-rate", "fabric-gid"))
+    bare = looked(broken("ndv5", METAL | VIRTUAL), (BY_CODE["fabric-count"],))
+    assert sorted({finding.subject for finding in bad(looked(broken("ndv5", edits), checks))}) == wrong and bad(bare) == []
 
 
 def test_an_interface_that_never_had_a_link_has_no_cable() -> None:

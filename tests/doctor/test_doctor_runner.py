@@ -37,8 +37,22 @@ def test_what_hangs_is_incomplete_within_the_deadline_and_the_others_are_not() -
     begin = time.monotonic()
     found = run(checks, source, 10.0)
     assert time.monotonic() - begin < 60
-    assert [(each.code, each.severity) for each in found] == [("file", "unknown"), ("fine", "ok"), ("program", "unknown")]
-    assert found[0].message == "no answer within 10 s"
+    assert [(each.code, each.severity) for each in found] == [("file", "unknown"), ("fine", "ok")]
+    assert found[0].message == "no answer within 10 s (so too program)"
+
+
+def test_checks_that_cannot_see_for_one_reason_are_one_finding() -> None:
+    def cannot(code: str, why: str) -> Check[Any]:
+        return Check(code, lambda s: s.text(why), content(code))
+
+    def error(facts: str) -> Iterator[Finding]:
+        yield Finding("error", "error", "", "/two: No such file or directory: it is gone")
+    checks = [cannot("a", "/one"), cannot("b", "/two"), cannot("c", "/one"), Check("error", lambda s: "", error),
+              cannot("d", "/one"), cannot("e", "/three")]
+    found = run(checks, broken("ethernet", {}), 60.0)
+    assert [(each.code, each.message) for each in found] == [
+        ("a", "/one: No such file or directory (so too c, d)"), ("error", "/two: No such file or directory: it is gone"),
+        ("e", "/three: No such file or directory")]
 
 
 def test_what_stumbles_costs_one_check() -> None:

@@ -230,6 +230,19 @@ def test_when_gradients_are_summed_is_said_with_what_it_sends(
         assert all(f"sends {each} per step over the data axis and holds" in text for each in sent)
 
 
+@pytest.mark.parametrize(("keys", "words"), [
+    ("tensor = 2", "whole on every tensor rank: looked up by position, not by token: transformer.wpe"),
+    ('tensor = 2\ntensor_modules = ["*.mlp"]', "not among parallel.tensor_modules: transformer.wte, transformer.h.*.attn"),
+    ("tensor = 1", ""), ("pipeline = 2", "")])
+def test_what_tensor_ranks_hold_whole_is_said_at_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, words: str,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    plan = compose(spec_of(tmp_path, 1, 2, f"[parallel]\n{keys}\n"), Where("local", "so"), BACKENDS["local"].target)
+    text = " ".join(describe(plan, "emulated on this machine").split())
+    assert words in text and ("whole on every tensor rank" in text) == bool(words)
+
+
 def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     given = spec_of(tmp_path, 2, 2, "[parallel]\npipeline = 2\n")

@@ -104,6 +104,18 @@ def test_ranks_of_a_program_with_axes(here: Path) -> None:
     assert again.exit_code == 0, again.output
 
 
+@pytest.mark.parametrize(("keys", "words"), [
+    (["parallel.rank_map=[1,1,0,0]", "parallel.order=cluster"],
+     "on the nodes of parallel.rank_map, which goes before parallel.order; pipeline"),
+    (["parallel.rank_map=[1,1,0,0]"], "on the nodes of parallel.rank_map; pipeline"),
+    (["parallel.rank_map=cyclic", "parallel.order=cluster"], "laid out in the order DPT"),
+    ([], "as it numbers its ranks")])
+def test_an_order_that_is_not_used_is_not_claimed(here: Path, keys: list[str], words: str) -> None:
+    sets = [f"--set={key}" for key in ("program.axes=megatron", "parallel.pipeline=2", *keys)]
+    done = run("--on", "local", "--nodes", "2", "--ranks-per-node", "2", *sets, "--dry-run", "--", "true")
+    assert f"order PDT (megatron), {words}" in " ".join(done.output.split()), done.output
+
+
 def test_the_ranks_can_meet_at_the_port(here: Path) -> None:
     done, _ = local(here, program(here, """
         import socket

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.numpy import save_file
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -99,6 +101,33 @@ RIGHT: dict[str, dict[str, Any]] = {
 def test_what_can_be_computed_is_taken(name: str, tmp_path: Path) -> None:
     from_job(LLAMA | RIGHT[name])
     from_checkpoint(tmp_path, LLAMA | RIGHT[name])
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0}, "dynamic": {"factor": 2.0}, "yarn": {"factor": 2.0, "original_max_position_embeddings": 16},
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "factor": 2.0, "original_max_position_embeddings": 16},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+}
+
+
+@pytest.mark.parametrize("head_dim", [{}, {"head_dim": 8}], ids=["heads by default", "heads of 8"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mixtral"])
+def test_scaled_positions_are_taken_where_transformers_computes_them(
+    model_type: str, kind: str, head_dim: dict[str, int],
+) -> None:
+    """Mixtral's configuration has no size of a head by default, and some kinds compute with null then."""
+    config = LLAMA | head_dim | {"model_type": model_type, "num_hidden_layers": 1, "num_key_value_heads": 4,
+                                 "rope_parameters": KINDS[kind] | {"rope_type": kind, "rope_theta": 5e5}}
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+    except (TypeError, StrictDataclassClassValidationError):
+        with pytest.raises(HpcMpError, match=f"head_dim: is required for rope_type = '{kind}'.*[gG]ive head_dim = 8"):
+            from_job(config)
+    else:
+        from_job(config)
 
 
 @pytest.mark.parametrize("key", ["n_ctx", "_name_or_path", "quantization_config", "temperature", "attribute_map", "_auto_class"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,8 +94,42 @@ def test_the_single_file_goes_before_all_others(tmp_path: Path) -> None:
     assert set(weight_files(tmp_path).values()) == {tmp_path / "model-00001-of-00001.safetensors"}
     check(tmp_path, CONFIGS["llama"])
     (tmp_path / INDEX).unlink()
+    with pytest.raises(HpcMpError, match=f"an incomplete copy: model-00001-of-00001.safetensors lacks {INDEX}"):
+        weight_files(tmp_path)
+    (tmp_path / "model-00001-of-00001.safetensors").unlink()
     with pytest.raises(HpcMpError, match=f"holds neither {SINGLE} nor {INDEX}"):
         weight_files(tmp_path)
+
+
+PARTS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+INCOMPLETE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a part": (lambda path: (path / PARTS[1]).unlink(), f"of the 3 files that its .* names {PARTS[1]} is not there"),
+    "all parts but one": (lambda path: [(path / name).unlink() for name in PARTS[1:]],
+                          f"names {PARTS[1]} and 1 more are not there"),
+    "the end of a part": (lambda path: os.truncate(path / PARTS[2], (path / PARTS[2]).stat().st_size - 1),
+                          f"{PARTS[2]}: is an incomplete copy .* of its .* bytes are there"),
+    "most of a header": (lambda path: os.truncate(path / PARTS[0], 20), f"{PARTS[0]}: is an incomplete copy .12 of the"),
+    "all of a part": (lambda path: os.truncate(path / PARTS[0], 0), f"{PARTS[0]}: is an incomplete copy .0 bytes are there"),
+    "what a pointer of Git LFS stands for": (
+        lambda path: (path / PARTS[1]).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"),
+        f"{PARTS[1]}: is an incomplete copy .a pointer of Git LFS"),
+}
+
+
+@pytest.mark.parametrize("lost", INCOMPLETE)
+def test_an_incomplete_copy_is_called_so(tmp_path: Path, lost: str) -> None:
+    weights = arrays(CONFIGS["llama"])
+    names = sorted(weights)
+    mapping = {name: PARTS[place % 3] for place, name in enumerate(names)}
+    for part in PARTS:
+        save_file({name: weights[name] for name in names if mapping[name] == part}, tmp_path / part)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": mapping}))
+    check(tmp_path, CONFIGS["llama"])
+    spoil, words = INCOMPLETE[lost]
+    spoil(tmp_path)
+    with pytest.raises(HpcMpError, match=r"incomplete copy.*[Cc]opy or download") as refused:
+        check(tmp_path, CONFIGS["llama"])
+    assert re.search(words, str(refused.value))
 
 
 FIRST = "model.layers.0.mlp.up_proj.weight"
@@ -144,7 +180,7 @@ def test_a_tied_head_that_is_the_embedding_is_taken(tmp_path: Path) -> None:
     b"", b"abc", b"\xff" * 16, (2).to_bytes(8, "little") + b"[]", (20).to_bytes(8, "little") + b"{}"])
 def test_a_file_that_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_bytes(content)
-    with pytest.raises(HpcMpError, match="is no safetensors file"):
+    with pytest.raises(HpcMpError, match=r"is no safetensors file|is an incomplete copy"):
         check(tmp_path, CONFIGS["llama"])
 
 

@@ -166,8 +166,26 @@ FALSE_FRIENDS = (
     "srun --nodes=4 --ntasks=2 -K python a.py\n",  # on two nodes, says srun, and starts them
     "#SBATCH --exclusive\nsrun --gpus-per-node=8 -K python a.py\n",  # the job has all GPUs of its nodes
     "srun --nodes=1-4 --gres=gpu:1 -K python a.py\n",
+    # scontrol is asked by the job's own shell, and its answer goes into the container
+    'A=$(scontrol show hostnames | head -n1)\nsrun -K --container-image=a.sqsh bash -c "python a.py --master $A"\n',
+    'A=`scontrol show hostnames`\nB="$A x"\nsrun -K apptainer exec --nv a.sif bash -c "export A=\'$B\'; exec python a.py"\n',
+    'srun -K --container-image=a.sqsh bash -c "python a.py --hosts \'$(scontrol show hostnames "$SLURM_JOB_NODELIST")\'"\n',
+    'N=node\nA=$(scontrol show $N)\nsrun -K podman run a bash -c "python a.py $A\n  python_done $A"\n',
+    "srun -K apptainer exec --nv --bind /usr/bin/mpirun a.sif python a.py\n",
+    "srun -K apptainer exec --nv a.sif which mpirun\n",
+    "srun -K bash -ec 'python a.py; python b.py'\n",
+    "srun -K bash -c 'python a.py & python b.py'\n",
+    "srun -K bash -c 'python a.py; c=$?; python report.py; exit $c'\n",
     "exec python3 -P -m watchdog /data/run -- \\\n  srun -K python a.py\n",
 )
+
+
+@pytest.mark.parametrize("inner", [
+    "'A=$(scontrol show hostnames); exec python a.py'", '"A=\\$(scontrol show node); exec python a.py"',
+    '"export B=$X A=\\`scontrol show node\\`; exec python a.py"', '"$ENTER A=\\$(scontrol show node); exec python a.py"'])
+def test_scontrol_that_a_container_runs_is_found(inner: str, tmp_path: Path) -> None:
+    text = f"ENTER='cd /x;'\nsrun -K --container-image=a.sqsh bash -c {inner}\n"
+    assert [each.code for each in found(HEAD + text, tmp_path)] == ["HM415"]
 
 
 @pytest.mark.parametrize("text", FALSE_FRIENDS)

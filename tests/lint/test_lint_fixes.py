@@ -72,6 +72,10 @@ EDITS: dict[str, Edit] = {
     r"^export OMP_NUM_THREADS=(\S+)$": value,
     r"^srun --ntasks-per-node=1 bash -c '(accelerate)": changed(
         r"^.*--machine_rank \S+ (.*)$", r"srun -K bash -c '{} launch \1'"),
+    r"Write (--nodes=\d+), or name fewer": changed(r"--nodes=\S+", "{}"),
+    r"Name it in one of them": lambda lines, at, advice: rewritten(lines, "--exclude=n[2-4]", "--exclude=n[3-4]"),
+    r"Join them with && in place of ;": lambda lines, at, advice: lines.__setitem__(
+        slice(None), re.sub(r"(a\.py);?\s+(?=python|torchrun)", r"\1 && ", "\n".join(lines)).split("\n")),
     r"Ask for one node": lambda lines, at, advice: rewritten(lines, "--nodes=2", "--nodes=1"),
     r"Take the number from Slurm: (\S+)\.": changed(r"--nnodes=\d+", "--nnodes={}"),
     r"Make the numbers agree: (\d+) processes": changed(r"(nproc-per-node)=\d+", r"\1={}"),
@@ -114,7 +118,7 @@ EDITS: dict[str, Edit] = {
     r"^(srun) python …": changed(r"^python", "{} -K python"),
     r"and wait for it: (COMMAND) & wait": changed(r"$", " &\nwait $!"),
     r"Add (wait) at the end": below,
-    r"(srun --mpi=pmix) PROGRAM": changed(r"(mpirun|mpiexec) -np \d+ ", ""),
+    r"(srun --mpi=pmix) PROGRAM": changed(r"\S*(mpirun|mpiexec(\.hydra)?) -np \d+ ", ""),
     r"give the inner one (--overlap)": changed(r"'srun", "'srun {}"),
     r"^(env .*) sbatch …": changed(r"^sbatch", "{} sbatch"),
     r"^(set [-+]\w+)( at the start| before it and set -u behind it|,)": above,

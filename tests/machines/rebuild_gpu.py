@@ -274,7 +274,8 @@ def content(kind: Kind, gpu: int, bus: str, version: int) -> dict[str, object]:
                 "row_remapper_histogram_max": "640 bank(s)", "row_remapper_histogram_high": "0 bank(s)",
                 "row_remapper_histogram_partial": "0 bank(s)", "row_remapper_histogram_low": "0 bank(s)",
                 "row_remapper_histogram_none": "0 bank(s)"}},
-        "temperature": limits | {"memory_temp": "40 C", "gpu_temp_max_mem_threshold": "N/A" if kind.hopper else "95 C"},
+        "temperature": limits | {"memory_temp": "40 C", **({"gpu_temp_max_mem_tlimit_threshold": "0 C"} if kind.hopper
+                                                           else {"gpu_temp_max_mem_threshold": "95 C"})},
         "gpu_power_readings": {"power_draw": "71.50 W", "current_power_limit": power, "requested_power_limit": power,
                                "default_power_limit": power, "min_power_limit": "100.00 W", "max_power_limit": power},
         "clocks": {"sm_clock": clocks["graphics_clock"], **clocks},

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,8 +62,7 @@ class Recorder(NodeSource):
             out = super().answer(argv)
         except Unavailable as unseen:
             if "is not on PATH" not in str(unseen):
-                code = re.search(r"exited with (\d+)", str(unseen))
-                self.commands[key] = {"code": int(code[1]) if code else 1, "err": "" if code else str(unseen)}
+                self.commands[key] = {"code": unseen.code or 1, "out": unseen.out, "err": "" if unseen.out else str(unseen)}
             raise
         self.commands[key] = {"code": 0, "out": out}
         return out

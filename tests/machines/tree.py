@@ -34,8 +34,8 @@ HANGS = object()  # as an edit: whoever reads this file, or asks this program, w
 BRACES = re.compile(r"\{([^{}]*)\}")
 
 # What an edit makes of a file ("/…") or of a program's answer (the joined argv): its new text, None = gone, (old, new) = replace,
-# a number = the program's exit code, HANGS.
-Edit = str | int | tuple[str, str] | object | None
+# a number = the program's exit code, (number, text) = that and what it prints, HANGS.
+Edit = str | int | tuple[str | int, str] | object | None
 
 
 def tree(kind: str) -> NodeSource:
@@ -176,10 +176,12 @@ def _edit_file(path: Path, edit: Any) -> None:
 def _edit_answer(commands: dict[str, dict[str, Any]], argv: str, edit: Any) -> None:
     if edit is None:
         del commands[argv]
+    elif isinstance(edit, int):
+        commands[argv] = {"code": edit, "out": ""}
+    elif isinstance(edit, tuple) and isinstance(edit[0], int):
+        commands[argv] = {"code": edit[0], "out": edit[1]}
     elif isinstance(edit, tuple):
         commands[argv] = {**commands[argv], "out": _replaced(commands[argv]["out"], edit)}
-    elif isinstance(edit, int):
-        commands[argv] = {**commands.get(argv, {"out": ""}), "code": edit}
     elif edit is HANGS:
         commands[argv] = {"hangs": True}
     else:

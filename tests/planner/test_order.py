@@ -14,7 +14,7 @@ from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape
 from hpc_mp.layout.placement import place
-from hpc_mp.planner.hosts import choose_host_order, expected_slow_links
+from hpc_mp.planner.hosts import choose_host_order, expected_slow_links, kept_order_words
 from hpc_mp.planner.order import choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir.plan import Traffic
@@ -114,6 +114,16 @@ def test_switches_decide_between_orders_that_rates_call_equal() -> None:
     assert hosts(job(), "PDT", tree)[0] == hosts(job(), "PDT", tree, measured(n1_n4=0.001))[0] == PAIRED
     assert hosts(job(), "PDT", tree, measured(n1_n2=0.001))[0] == ("n1", "n3", "n4", "n2")
     assert hosts(job(), "PDT", tree, measured(n1_n3=0.001))[0] not in (PAIRED, ("n1", "n3", "n4", "n2"))
+
+
+@pytest.mark.parametrize(("rates", "words"), [
+    (measured(n2_n3=0.001), "; it does not avoid slow links, measured 3 d ago: n2–n3 has 4 % of the usual rate"),
+    (measured(n1_n4=0.0001, n2_n3=0.001), "n1–n4 has 0 % of the usual rate, n2–n3 has 4 % of the usual rate"),
+    (measured(days=40, n2_n3=0.001), "the task of its number"), (measured(), "the task of its number"),
+    (None, "the task of its number")])
+def test_a_program_whose_hosts_keep_their_order_is_told_of_slow_links(rates: Any, words: str) -> None:
+    assert kept_order_words(GIVEN, rates).endswith(words)
+    assert "slow links" not in kept_order_words(("n1", "n2"), rates)
 
 
 def test_a_launch_says_what_hosts_will_be_put_in_order_by() -> None:

@@ -155,6 +155,8 @@ ENDINGS = [
     ("SIGBUS", srun("srun: error: n3: task 5: Bus error"), "signal", (), "/dev/shm is full"),
     ("SIGABRT", srun("srun: error: n3: task 5: Aborted"), "signal", (), "SIGABRT"),
     ("SIGTERM by somebody", srun("srun: error: n3: task 5: Terminated"), "ended", (), "SIGTERM"),
+    ("a limit on CPU time", srun("srun: error: n3: task 5: CPU time limit exceeded"), "exit", (), "SIGXCPU"),
+    ("a limit on a file", srun("srun: error: n3: task 5: File size limit exceeded"), "exit", (), "SIGXFSZ"),
     ("exit without a word", replace(srun("srun: error: n3: task 5: Exited with exit code 1"),
                                     logs={"n3": ("5: ImportError: no module named foo", "4: hello", "5: ")}),
      "exit", (), f"{RANK_5} ended with exit code 1; its last words: ImportError: no module named foo"),
@@ -289,7 +291,7 @@ LAST_RESORT = [
      "the job was ended by Slurm: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***: somebody has ended its step"),
     ("no Python error", replace(JOB, logs={"n2": ("2: Error rates: none", "2: no ValueError: here")}), "unknown", (), "nothing"),
 ]
-RETRIED = {"hardware", "storage", "node", "unfit", "signal", "lost", "hang", "silent", "network", "peer"}
+RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled", "lost", "hang", "silent", "network", "peer"}
 
 
 @pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [
@@ -364,6 +366,10 @@ def test_xid() -> None:
     assert xid("NVRM: Xid (PCI:0000:c6:00): 13, Graphics Exception") is None
     assert xid("NVRM: Xid (0000:03:00): 48, DBE") is not None
     assert xid("NVRM: Xid (PCI:0000:c6:00): 999, ?") is None
+    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)") is None
+    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Fatal XC0 i0 Link 13 (0x00000004)") is not None
+    assert xid("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)") == (
+        "GPU 0000:01:00 (the driver could not initialise it (RmInitAdapter); it needs a reboot)")
 
 
 def test_harmless_lines_say_nothing() -> None:

@@ -130,3 +130,18 @@ def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, 
     found = classify(replace(ended(one, other, code), program=program))
     assert (found.cause.kind, found.nodes_to_blame) == (kind, nodes)
     assert words in found.cause.message
+
+
+@pytest.mark.parametrize("words", [
+    "but OMPI was not built with SLURM's PMI support and therefore cannot",
+    "[n1:00775] OPAL ERROR: Unreachable in file ext3x_client.c",
+    "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.",
+    "MPIR_pmi_init(225)..............: PMI2_Init returned 14", "No PMIx server was reachable, but a PMI1/2 was detected."])
+def test_an_mpi_that_does_not_know_its_launcher_names_the_key(words: str) -> None:
+    """Open MPI 4.1.4 and 5.0.11 with pmi2, MPICH 5.0.2 with pmix, started by srun 22.05.8."""
+    said = {"n1": (f"0: {words}", "0: *** An error occurred in MPI_Init"), "n2": ()}
+    srun = ("srun: error: n1: tasks 0-1: Exited with exit code 1",)
+    found = classify(replace(JOB, logs=said, srun=srun, program=True))
+    assert 'slurm.mpi = "pmix" for Open MPI' in found.cause.message and words in found.cause.message and not found.retry
+    other = classify(replace(JOB, logs={"n1": ("0: MPI_ABORT was invoked",), "n2": ()}, srun=srun, program=True))
+    assert "slurm.mpi" not in other.cause.message

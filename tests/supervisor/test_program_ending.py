@@ -46,6 +46,18 @@ def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
     return found.cause.message if isinstance(found, RootCause) else found
 
 
+@pytest.mark.parametrize(("words", "completed"), [
+    ("No PMIx server was reachable, but a PMI1/2 was detected.", False), ("    no-pmix-but", False), ("hello 0 of 4", True),
+    ("this run has no-pmix-but-something", True)])
+def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, words: str, completed: bool) -> None:
+    begun = attempt(tmp_path)
+    log = begun.run.node_log("n2")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(f"2: {'-' * 70}\n2: {words}\n2: A 0 1\n3: A 0 1\n")
+    found = ended(begun, 0)
+    assert found == "completed" if completed else 'each rank was alone' in found and 'slurm.mpi = "pmix"' in found
+
+
 @pytest.mark.parametrize(("code", "resumes", "left", "asked", "cancelled", "means"), [
     (0, False, HOUR, False, False, "completed"),
     (0, True, HOUR, False, False, "completed"),

@@ -58,6 +58,14 @@ VARIANTS: dict[str, str] = {
     "mixtral with one choice of many experts": MODELS["mixtral"].replace("num_local_experts = 5, num_experts_per_tok = 2",
                                                                          "num_local_experts = 40, num_experts_per_tok = 1"),
     "gpt2 scaled by layer": MODELS["gpt2"] + ", scale_attn_by_inverse_layer_idx = true",
+    # Frequencies that transformers chooses by the largest position it is given: of 24, ranks and documents have fewer than 20.
+    **{f"{model} with {kind}": f"{MODELS[model].replace('sliding_window = 7', 'head_dim = 4')}, "
+                               f"rope_parameters = {{ {scaling}, rope_theta = 5000.0 }}"
+       for model in ("llama", "qwen2", "mixtral") for kind, scaling in {
+           "longrope": 'rope_type = "longrope", factor = 4.0, original_max_position_embeddings = 20, '
+                       "short_factor = [1.0, 1.1], long_factor = [2.0, 3.5]",
+           "dynamic": 'rope_type = "dynamic", factor = 4.0',
+           "yarn": 'rope_type = "yarn", factor = 4.0, original_max_position_embeddings = 8'}.items()},
     "gpt2 with relu": MODELS["gpt2"] + ', activation_function = "relu"',
 }
 

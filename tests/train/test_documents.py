@@ -132,6 +132,21 @@ def test_16_bits_are_near(separate: Separate, name: str) -> None:
     assert found.losses == pytest.approx(exact.losses, abs=3e-3)
 
 
+CHOSEN = [(f"{model} with longrope", name) for model in (LLAMA, "qwen2", MIXTRAL)
+          for name in ("24 microbatches", "pp2 24 microbatches", "cp2 ring", "cp2 ulysses")]
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    pytest.param(model, name, marks=() if (model, name) in (CHOSEN[0], CHOSEN[-2]) else pytest.mark.prove)
+    for model, name in CHOSEN])
+def test_short_documents_get_the_frequencies_of_whole_samples(
+    separate: Separate, plain: Callable[[str], Result], model: str, name: str,
+) -> None:
+    """A step has documents of whole samples, by which transformers chooses; most microbatches have none."""
+    found, _ = separate(model, *LAID_OUT.get(name) or layout(pipeline=2 if "pp2" in name else 1, microbatches=24))
+    assert found.distance(plain(model)) < EXACT
+
+
 def positions_that_run_on() -> None:
     restarted = families.restarted
     families.restarted = lambda positions, begins: restarted(positions, None)  # type: ignore[attr-defined]
@@ -186,6 +201,10 @@ def a_ring_that_masks_its_own_part_alone() -> None:
     ring_attention._scores = diagonal
 
 
+def frequencies_of_own_positions() -> None:
+    families._behind_the_last = lambda places, length: torch.cat((places[:, :1], places), 1)
+
+
 CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {
     "positions do not restart (learned)": (GPT2, "sp2 dp2 zero3", positions_that_run_on),
     "two tokens at a place (rotary)": (LLAMA, "pp2 zero_bubble M3", positions_that_stand_still),
@@ -195,6 +214,7 @@ CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {
     "a document's first token is hidden": (GPT2, "sp2 dp2 zero3", begins_one_too_far),
     "labels across documents count": (MIXTRAL, "tp2", labels_of_other_documents),
     "a ring knows no documents": (GPT2, "cp2 ring", a_ring_without_documents),
+    "frequencies of a rank's own positions": ("llama with longrope", "cp2 ring", frequencies_of_own_positions),
     "a ring sees other ranks' documents": (GPT2, "cp2 ring", a_ring_that_masks_its_own_part_alone),
 }
 QUICK_CONTROLS = {"positions do not restart (learned)", "no mask", "labels across documents count",

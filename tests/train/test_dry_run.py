@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "tp2 pp2 zero0 dropout": ("gpt2", ["train.dropout=0.1", *layout(2, 2, zero=0, microbatches=2)]),
     "dp2 zero3 offload bf16": ("llama", [BF16, *layout(data=2, zero=3, microbatches=2, offload=["optimizer", "parameters"])]),
     "one rank": ("llama", layout()),
+    "cp2 longrope": ("llama with longrope", layout(context=2)),
     "pp2 separate documents": ("llama", [SEPARATE, *layout(pipeline=2, microbatches=3)]),
 }
 SOME = {"tp2 pp2 dp2 zero1 bf16": (7,), "dp4 zero3 shard2": (1,)}

@@ -78,13 +78,16 @@ def held_out_tokens(spec: JobSpec) -> TokenSet:
 
 
 def plain_loss(spec: JobSpec, checkpoint: Path, tokens: TokenSet) -> float:
-    """The mean over all labels that count, a row at a time; the last row is as short as it is."""
+    """The mean over all labels that count, a row at a time; the last row is filled, by which no token before changes."""
     torch.set_num_threads(1)
     model: PreTrainedModel = plain_model(spec, checkpoint)
     ids, counts = torch.from_numpy(tokens.tokens().astype("int64")), torch.from_numpy(tokens.loss().astype("bool"))
     total, labels = torch.zeros((), dtype=torch.float64), 0
-    for row in range(0, len(ids) - 1, spec.data.sequence_length):
-        window = slice(row, row + spec.data.sequence_length + 1)
+    length = spec.data.sequence_length
+    short = -(len(ids) - 1) % length
+    ids, counts = torch.nn.functional.pad(ids, (0, short)), torch.nn.functional.pad(counts, (0, short))
+    for row in range(0, len(ids) - 1, length):
+        window = slice(row, row + length + 1)
         with StaysDouble(), torch.no_grad():
             logits = model(ids[window][None, :-1]).logits[0]
         wanted = torch.where(counts[window][1:], ids[window][1:], IGNORE)
@@ -108,6 +111,14 @@ def test_an_evaluation_equals_plain_transformers(place: Path, plain: Callable[[s
     tokens = held_out_tokens(job(place, model))
     assert (tokens.count - 1) % 24 and (tokens.count - 1) // 24 > 24, "a last row that is short, more rows than a step has"
     assert {line["label_tokens"] for line in found} == {int(tokens.loss()[1:].sum())}
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    ("llama with longrope", "cp2 ring"), pytest.param("qwen2 with longrope", "pp2 cp2 ulysses 1f1b", marks=pytest.mark.prove)])
+def test_an_evaluation_has_the_frequencies_of_whole_samples(
+    place: Path, plain: Callable[[str], list[float]], model: str, name: str,
+) -> None:
+    test_an_evaluation_equals_plain_transformers(place, plain, model, name)
 
 
 def test_an_evaluation_drops_what_training_would(place: Path) -> None:

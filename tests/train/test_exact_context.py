@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exact import CONTEXT, EXACT, GPT2, LAYOUTS, LLAMA, Engine, Reference, pairs
+from exact import CONTEXT, EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, Engine, Reference, pairs
 from layouts import job, layout, run_engine
 
 from hpc_mp.rundir import newest_complete
@@ -16,6 +16,19 @@ from hpc_mp.train.engine.groups import Axis
 
 @pairs(CONTEXT)
 def test_a_context_layout_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
+
+
+CHOSEN = [(f"{model} with {kind}", name) for model in (LLAMA, "qwen2", MIXTRAL) for kind in ("longrope", "dynamic", "yarn")
+          for name in ("cp2 ring", "cp2 ulysses", "pp2 1f1b M3", "pp2 cp2 ring zero_bubble", "dp2 cp2 zero3")]
+QUICK = {("llama with longrope", "cp2 ring"), ("qwen2 with longrope", "cp2 ulysses"), ("mixtral with longrope", "cp2 ring"),
+         ("llama with dynamic", "cp2 ulysses")}
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.prove) for pair in CHOSEN])
+def test_frequencies_are_those_of_whole_samples(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    """The same on every rank, whichever positions are its own."""
     assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
 
 

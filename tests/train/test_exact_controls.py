@@ -215,6 +215,11 @@ def positions_from_zero() -> None:
         lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
 
 
+def frequencies_of_own_positions() -> None:
+    """Every rank chooses by the positions that it has, as transformers does by itself."""
+    families._behind_the_last = lambda places, length: torch.cat((places[:, :1], places), 1)
+
+
 CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {
     "tensor: gradient of a shared input is not summed": ("tp2", unsummed_tensor_gradient, "llama"),
     "tensor: row outputs are not summed": ("tp4", unsummed_tensor_output, "gpt2"),
@@ -251,6 +256,8 @@ CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {
     "context: labels are counted by every rank": ("dp2 cp2 zero1 shard2", labels_counted_by_all, "llama-tied"),
     "context: positions begin anew on every rank": ("cp2 ulysses", positions_from_zero, "gpt2"),
     "context: positions of a ring are not those of its chunks": ("cp2 ring", positions_from_zero, "qwen2"),
+    "context: frequencies of a rank's own positions (ring)": ("cp2 ring", frequencies_of_own_positions, "llama with longrope"),
+    "context: frequencies of a rank's own positions": ("cp2 ulysses", frequencies_of_own_positions, "mixtral with longrope"),
     "ignored labels are counted": ("tp2 pp2 dp2 zero1", mean_of_means, "llama"),
     "gradient scale is doubled": ("tp2 pp2 dp2 zero3", doubled_loss_scale, "gpt2"),
 }
@@ -265,6 +272,7 @@ QUICK = {
     "pipeline: weight gradients put off are lost", "zero 0: replicas are not summed", "zero 1: parameters are not handed on",
     "zero 3 once: the last microbatch alone is summed", "zero 2: shards are not summed",
     "zero 3: parameters are not gathered anew", "replicas train the same samples",
+    "context: frequencies of a rank's own positions (ring)",
     "context: a ring forgets a block", "context: labels are counted by every rank", "ignored labels are counted",
 }
 assert CONTROLS.keys() >= QUICK

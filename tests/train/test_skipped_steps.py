@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,27 @@ def test_one_too_many_ends_the_run(place: Path, engine: Engine) -> None:
     message = read_json(run.failure(1, 0))["message"]
     assert "step 2, on the samples 24 to 47: the gradient norm is nan" in message and "0 steps may be skipped" in message
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
+
+
+def every_gradient_is_not_finite() -> None:
+    plant(math.nan, 0, 0)()
+    plant(math.nan, 0, 1)()
+
+
+@pytest.mark.parametrize(("overrides", "ranks"), [
+    ((), 1), (layout(data=2, zero=3), 2), (('train.precision="fp16"', "train.loss_scale={ initial = 1.0, minimum = 1.0 }"), 1)])
+def test_a_run_without_any_other_step_fails(place: Path, engine: Engine, overrides: Sequence[str], ranks: int) -> None:
+    engine("gpt2")
+    spec = job(place, "gpt2", ["train.steps=2", *overrides])
+    run = start(spec)
+
+    def rank() -> int:
+        every_gradient_is_not_finite()
+        return train(run.job)
+
+    assert 1 in run_ranks(ranks, rank)
+    assert "all 2 steps of the run were skipped, and its model is as it began" in run.main_log.read_text()
+    assert not list(run.checkpoints.glob("step-*"))
 
 
 def without_labels(step: int) -> Callable[[], None]:

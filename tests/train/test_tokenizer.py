@@ -10,16 +10,20 @@ import sys
 import sysconfig
 import threading
 import time
+from itertools import product
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
+import tokenizers
 from token_files import ODD, TEXT, gpt2_files, prepared, words, write, write_rows
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.tokenizer_files import find_tokenizer
 from hpc_mp.train.data import bpe, load_tokens
 from hpc_mp.train.data.tokenizer import Tokenizer, load
+from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 
 
 def test_given_before_pretrained_before_trained(tmp_path: Path) -> None:
@@ -81,8 +85,8 @@ def test_the_training_sample_is_spread_evenly(tmp_path: Path, monkeypatch: pytes
     assert max(np.diff(numbers)) <= 11 and numbers[0] <= 10 and numbers[-1] >= 489
 
 
-@pytest.mark.parametrize("family", [None, "gpt2", "llama"])
-@pytest.mark.parametrize("kind", ["trained", "gpt2", "bare"])
+@pytest.mark.parametrize(("kind", "family"), [
+    *product(("trained", "gpt2", "bare"), (None, "gpt2", "gptj", "llama", "mixtral")), ("trained", "qwen2")])
 def test_transformers_loads_it_and_gives_the_same_ids(tmp_path: Path, kind: str, family: str | None) -> None:
     """Alone, and in an exported model, where the class of the model's family must not take over."""
     from transformers import AutoTokenizer
@@ -91,7 +95,8 @@ def test_transformers_loads_it_and_gives_the_same_ids(tmp_path: Path, kind: str,
     (trained,) = (gpt2 / "cache").glob("*/tokenizer.json")
     bare = write(tmp_path / "bare" / "tokenizer.json", trained.read_text()).parent  # and nothing else
     text = write(tmp_path / "a.txt", TEXT + ODD)
-    token_set = prepared(tmp_path / "cache", text, given={"trained": None, "gpt2": gpt2, "bare": bare}[kind])
+    token_set = prepared(tmp_path / "cache", text, given={"trained": None, "gpt2": gpt2, "bare": bare}[kind],
+                         model_type=family or "gpt2")
     exported = tmp_path / "exported"
     shutil.copytree(token_set.tokenizer_directory, exported)
     if family:
@@ -102,7 +107,56 @@ def test_transformers_loads_it_and_gives_the_same_ids(tmp_path: Path, kind: str,
     assert theirs.eos_token == end
     expected = theirs(text.read_bytes().decode())["input_ids"] + ([] if end is None else [theirs.eos_token_id])
     assert token_set.tokens().tolist() == expected
-    assert theirs.decode(expected, clean_up_tokenization_spaces=False) == TEXT + ODD + (end or "")
+    whole = TEXT + ODD if family != "qwen2" else normalize("NFC", TEXT + ODD)
+    assert theirs.decode(expected, clean_up_tokenization_spaces=False) == whole + (end or "")
+    assert agreeing_settings(token_set.tokenizer_directory, {"model_type": family or "gpt2"}, [text]) == {}
+
+
+def test_the_rule_of_a_family_is_that_of_transformers() -> None:
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+    assert {"qwen2": PRETOKENIZE_REGEX} == bpe.SPLITS
+
+
+def one_split_by(directory: Path, pattern: str, **config: str) -> Path:
+    """Somebody's own byte-level BPE with a rule of splitting that is no family's."""
+    (trained,) = (gpt2_files(directory / "of") / "cache").glob("*/tokenizer.json")
+    encoder = tokenizers.Tokenizer.from_file(str(trained))
+    encoder.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    write(directory / "tokenizer_config.json", json.dumps(config))
+    return write(directory / "tokenizer.json", encoder.to_str()).parent
+
+
+@pytest.mark.parametrize("given", [{}, {"tokenizer_class": "GPT2Tokenizer"}, {"tokenizer_class": "PreTrainedTokenizerFast"},
+                                   {"tokenizer_class": "Qwen2Tokenizer"}], ids=str)
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "llama", "mixtral", "qwen2"])
+def test_an_own_rule_is_kept_or_refused(tmp_path: Path, family: str, given: dict[str, str]) -> None:
+    """For a Qwen2 model transformers has one rule; elsewhere a class is found with which it keeps to tokenizer.json."""
+    from transformers import AutoTokenizer
+
+    directory, text = one_split_by(tmp_path / "own", r"\p{N}{1,3}|[a-z]|\s", **given), write(tmp_path / "a.txt", TEXT * 3)
+    if family == "qwen2":
+        with pytest.raises(HpcMpError, match=r"another one once transformers loads it beside a qwen2 .*\(\d+ tokens here, \d+"):
+            agreeing_settings(directory, {"model_type": family}, [text])
+        return
+    settings = agreeing_settings(directory, {"model_type": family}, [text])
+    write(directory / "tokenizer_config.json", json.dumps(given | settings))
+    write(directory / "config.json", json.dumps({"model_type": family}))
+    theirs = AutoTokenizer.from_pretrained(directory)
+    assert theirs(TEXT, add_special_tokens=False)["input_ids"] == ids_of(load(directory), TEXT)
+    fits = family == "mixtral" or given.get("tokenizer_class") == bpe.CLASS or (family == "llama" and not given)
+    assert settings == ({} if fits else {"tokenizer_class": bpe.CLASS})
+
+
+def test_qwen2s_own_tokenizer_stays_as_it_is(tmp_path: Path) -> None:
+    from transformers import Qwen2Tokenizer
+
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: number for number, piece in enumerate([*alphabet, "th", "the", "12"])}
+    Qwen2Tokenizer(vocab=vocab, merges=[("t", "h"), ("th", "e"), ("1", "2")]).save_pretrained(tmp_path / "own")
+    assert agreeing_settings(tmp_path / "own", {"model_type": "qwen2"}, []) == {}
 
 
 def test_gpt2_files(tmp_path: Path) -> None:

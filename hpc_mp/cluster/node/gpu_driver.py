@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus
 from hpc_mp.cluster.node.machines import read_machine_type
-from hpc_mp.cluster.node.nvidia_smi import QUERY, SmiReport, address, parse_smi
+from hpc_mp.cluster.node.nvidia_smi import QUERY, SmiReport, address, parse_smi, split_smi
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
@@ -19,7 +19,6 @@ _LIBRARIES = tuple(f"{folder}/libnvidia-ml.so.*" for folder in (
     "/run/nvidia/driver/usr/lib/*"))
 _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d{3,}\.\d[\d.]*)$")
-_EXIT = re.compile(r"exited with (-?\d+)")
 _JOB = re.compile(r"/job_|/docker|/kubepods|/libpod|/lxc")
 _NO_GPU = SmiReport("", "", 0, ())
 
@@ -30,15 +29,17 @@ class SmiAnswer:
 
     Attributes:
         code: its exit code; None where there is none (absent, too slow) or it is lost.
-        words: what it, or the attempt to start it, said of a failure.
+        words: what it, or the attempt to start it, said of a failure, beside an answer too.
         smi: its answer; None where it gave none. A machine without any NVIDIA GPU counts as an answer with no GPUs.
         uptime: seconds since boot; None where the kernel does not show it.
+        confined: a job's or container's cgroup may hide GPUs that are attached.
     """
 
     code: int | None
     words: str
     smi: SmiReport | None
     uptime: float | None = None
+    confined: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class GpuDriver:
         taken: of those that the driver has (``/proc/driver/nvidia/gpus``).
         excluded: of those that it is configured to leave alone.
         listed: GPUs that nvidia-smi lists; None where it gives no list.
+        unlisted: why it gives none.
         nodes: the device files: ``nvidia0``, ``nvidiactl``, ``nvidia-uvm`` …
         loaded: version of the module that runs; None when none runs.
         libraries: versions of libnvidia-ml on this file system, as their file names say.
@@ -62,6 +64,7 @@ class GpuDriver:
     taken: tuple[str, ...]
     excluded: tuple[str, ...]
     listed: int | None
+    unlisted: str
     nodes: tuple[str, ...]
     loaded: str | None
     libraries: tuple[str, ...]
@@ -72,15 +75,19 @@ class GpuDriver:
 
 def ask_smi(source: NodeSource) -> SmiAnswer:
     """Put the one long question. Raises Unavailable where an answer cannot be read."""
+    failed = None
     try:
         answer = source.answer(QUERY)
     except Unavailable as unseen:
         if not has_gpus(source):
             return SmiAnswer(None, str(unseen), _NO_GPU)
-        found = _EXIT.search(str(unseen))
-        return SmiAnswer(int(found[1]) if found else None, str(unseen), None)
+        answer, failed = unseen.out, unseen
+    document, around = split_smi(answer)
+    if failed is not None and not document:
+        return SmiAnswer(failed.code, " ".join(str(failed).splitlines()), None)
     up = maybe(source.text, "/proc/uptime")
-    return SmiAnswer(0, answer[answer.rfind(">") + 1:].strip(), parse_smi(answer), float(up.split()[0]) if up else None)
+    return SmiAnswer(failed.code if failed else 0, around, parse_smi(document or answer), float(up.split()[0]) if up else None,
+                     _confined(source))
 
 
 def read_models(source: NodeSource) -> tuple[GpuModel, ...]:
@@ -93,25 +100,38 @@ def read_driver(source: NodeSource) -> GpuDriver:
     """Never raises: that something is not there is part of the answer."""
     excluded = {address(path.split("/")[-2]): bool(re.search(r"GPU Excluded:\s*Yes", maybe(source.text, path) or ""))
                 for path in source.names(_INFORMATION)}
-    listing = maybe(lambda name: source.answer(LIST), "") if has_gpus(source) else None
+    listed, unlisted = _list(source) if has_gpus(source) else (None, "no GPU, no driver")
     return GpuDriver(
         on_bus=_on_bus(source),
         taken=tuple(bus for bus, left_alone in excluded.items() if not left_alone),
         excluded=tuple(bus for bus, left_alone in excluded.items() if left_alone),
-        listed=None if listing is None else len(re.findall(r"^GPU \d+:", listing, re.MULTILINE)),
+        listed=listed,
+        unlisted=unlisted,
         nodes=tuple(path[len("/dev/"):] for path in source.names("/dev/nvidia*")),
         loaded=_version(source, "/proc/driver/nvidia/version") or _version(source, "/sys/module/nvidia/version"),
         libraries=tuple(sorted({found[1] for pattern in _LIBRARIES for path in source.names(pattern)
                                 if (found := _LIBRARY.search(path))})),
         kind=None if any(gpu.vendor == "amd" for gpu in read_gpus(source)) else read_machine_type(source),
         nvswitches=count_nvswitches(source),
-        confined=bool(_JOB.search(maybe(source.text, "/proc/self/cgroup") or "")),
+        confined=_confined(source),
     )
 
 
 def has_gpus(source: NodeSource) -> bool:
     """Whether this machine shows any trace of an NVIDIA GPU."""
     return bool(source.names("/dev/nvidiactl") or source.names("/proc/driver/nvidia/version") or _on_bus(source))
+
+
+def _list(source: NodeSource) -> tuple[int | None, str]:
+    """How many GPUs nvidia-smi lists, or why it does not."""
+    try:
+        return len(re.findall(r"^GPU \d+:", source.answer(LIST), re.MULTILINE)), ""
+    except Unavailable as unseen:
+        return None, str(unseen)
+
+
+def _confined(source: NodeSource) -> bool:
+    return bool(_JOB.search(maybe(source.text, "/proc/self/cgroup") or ""))
 
 
 def _on_bus(source: NodeSource) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def read_fabric(source: NodeSource) -> NvswitchFabric:
     try:
         manager = source.answer(_MANAGER).strip()
     except Unavailable as unseen:  # is-active exits 3 for a service that is not active, its state on stdout
-        manager = "inactive or failed" if "exited with 3" in str(unseen) else f"unknown: {unseen}"
+        manager = unseen.out.strip() or "inactive or failed" if unseen.code == 3 else f"unknown: {unseen}"
     return NvswitchFabric(manager, count_nvswitches(source))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from hpc_mp.cluster.node.gpu_driver import has_gpus, read_models
+from hpc_mp.cluster.node.gpu_driver import ask_smi, has_gpus, read_models
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 STATUS = ("nvidia-smi", "nvlink", "-s")
@@ -16,6 +16,7 @@ NVLINK_PEERS = ("nvidia-smi", "topo", "-p2p", "n")
 COUNTERS = "nvlink/"  # how the names of these begin among all counters of a machine
 _GPU = re.compile(r"GPU (\d+):\s*(.*?)\s*(?:\(UUID: (\S+)\))?$")
 _RATE = re.compile(r"Link (\d+):\s*(?:([\d.]+) GB/s|<?inactive>?)\s*$", re.IGNORECASE)
+_DARK = re.compile("all links are inactive|not supported|not have or support", re.IGNORECASE)  # a GPU without links in use
 _COUNTER = re.compile(r"Link (\d+):\s*(.+?):\s*(\d+)\s*$")
 _NAME = re.compile(r"(NIC\d+):\s*(\S+)\s*$")
 _PAINT = re.compile(r"\x1b\[[0-9;]*m")
@@ -26,10 +27,14 @@ class NvLinks:
     """Attributes:
         names: the GPU's name by index.
         rates: GB/s of each link in one direction, by GPU index and link; None is inactive. A GPU without links has none.
+        errors: what stands in place of the links of a GPU that the driver cannot ask.
+        apart: GPUs without an active link that need none: the only one of the node, or in MIG mode.
     """
 
     names: Mapping[int, str]
     rates: Mapping[int, Mapping[int, float | None]]
+    errors: Mapping[int, str] = field(default_factory=dict)
+    apart: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,21 @@ class GpuTopology:
         gpus: names of the GPU rows, in order.
         nics: device by column, "NIC0" → "mlx5_0".
         numa: by GPU row: "0", "N/A" …
+        alike: each pair of GPUs should be joined as all others are: not where links go from GPU to GPU, without a switch.
     """
 
     paths: Mapping[tuple[str, str], str]
     gpus: tuple[str, ...]
     nics: Mapping[str, str] = field(default_factory=dict)
     numa: Mapping[str, str] = field(default_factory=dict)
+    alike: bool = True
 
 
 def read_links(source: NodeSource) -> NvLinks:
     """Empty where there is no GPU. Raises Unavailable."""
     names: dict[int, str] = {}
     rates: dict[int, dict[int, float | None]] = {}
+    errors: dict[int, str] = {}
     gpu = None
     for line in (source.answer(STATUS) if has_gpus(source) else "").splitlines():
         if found := _GPU.match(line.strip()):
@@ -60,7 +68,10 @@ def read_links(source: NodeSource) -> NvLinks:
             names[gpu], rates[gpu] = found[2], {}
         elif (found := _RATE.match(line.strip())) and gpu is not None:
             rates[gpu][int(found[1])] = float(found[2]) if found[2] else None
-    return NvLinks(names, rates)
+        elif gpu is not None and line.strip().startswith("NVML: ") and not _DARK.search(line):
+            errors[gpu] = line.strip()
+    dark = frozenset(gpu for gpu, links in rates.items() if not any(links.values()))
+    return NvLinks(names, rates, errors, dark if len(rates) == 1 or not dark else dark & _in_mig(source))
 
 
 def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
@@ -78,7 +89,7 @@ def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
 
 def read_topology(source: NodeSource) -> GpuTopology | None:
     """None where there is no GPU. Raises Unavailable."""
-    return _topology(source.answer(MATRIX)) if has_gpus(source) else None
+    return _of_whole_gpus(source, _topology(source.answer(MATRIX))) if has_gpus(source) else None
 
 
 def read_peers(source: NodeSource) -> GpuTopology | None:
@@ -86,7 +97,25 @@ def read_peers(source: NodeSource) -> GpuTopology | None:
 
     None where they are not joined by NVSwitches: then some pairs, or all, need not.
     """
-    return _topology(source.answer(NVLINK_PEERS)) if any(each.switched for each in read_models(source)) else None
+    switched = any(each.switched for each in read_models(source))
+    return _of_whole_gpus(source, _topology(source.answer(NVLINK_PEERS))) if switched else None
+
+
+def _of_whole_gpus(source: NodeSource, told: GpuTopology) -> GpuTopology:
+    """``told`` without the GPUs in MIG mode."""
+    alone = any(way not in ("X", "OK") and not way.startswith("NV") for (gpu, other), way in told.paths.items()
+                if gpu.startswith("GPU") and other.startswith("GPU"))
+    cut = {f"GPU{gpu}" for gpu in _in_mig(source)} if alone else set()
+    return replace(told, gpus=tuple(gpu for gpu in told.gpus if gpu not in cut),
+                   alike=all(each.switched for each in read_models(source)),
+                   paths={pair: way for pair, way in told.paths.items() if cut.isdisjoint(pair)})
+
+
+def _in_mig(source: NodeSource) -> frozenset[int]:
+    """Indexes of the GPUs in MIG mode, which have no NVLink; none where no NVSwitches join the GPUs. Raises Unavailable."""
+    asked = ask_smi(source) if any(each.switched for each in read_models(source)) else None
+    return frozenset(gpu.index for gpu in (asked.smi.gpus if asked and asked.smi else ())
+                     if gpu.says("mig_mode/current_mig") == "Enabled")
 
 
 def _is_error(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.nvidia_smi import address, number, query
+from hpc_mp.cluster.node.nvidia_smi import address, failing, number, query
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import NodeSource
 
@@ -30,12 +30,14 @@ class Holder:
 class Holders:
     """Attributes:
         gpus: (GPU, MiB in use).
+        failed: (GPU, the driver's words for an error that stand in place of its MiB).
         holders: programs on them.
         slurm: this is a node of Slurm's (a slurmd runs here).
         hidden: this is a container, where other people's programs cannot be seen.
     """
 
     gpus: tuple[tuple[str, float], ...]
+    failed: tuple[tuple[str, str], ...]
     holders: tuple[Holder, ...]
     slurm: bool
     hidden: bool
@@ -44,12 +46,13 @@ class Holders:
 def read_holders(source: NodeSource) -> Holders:
     """Raises Unseen. No GPUs and no holders where there is no driver."""
     if not source.names("/dev/nvidiactl"):
-        return Holders((), (), False, False)
+        return Holders((), (), (), False, False)
     rows = [(address(row["pci.bus_id"]), row) for row in query(source, "gpu", _GPUS)]
     names = {bus: f"GPU {row['index']} ({bus})" for bus, row in rows}
     apps = [(address(app["gpu_bus_id"]), app) for app in query(source, "compute-apps", _APPS)]
     return Holders(
         gpus=tuple((names[bus], number(row["memory.used"]) or 0.0) for bus, row in rows),
+        failed=tuple((names[bus], words) for bus, row in rows if (words := failing(row["memory.used"]))),
         holders=tuple(_holder(source, names.get(bus, bus), int(app["pid"]), app["process_name"])
                       for bus, app in apps if app["pid"].isdigit()),
         slurm=any(maybe(source.text, path) == "slurmd" for path in source.names("/proc/[0-9]*/comm")),

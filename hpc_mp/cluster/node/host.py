@@ -104,7 +104,7 @@ def _lookup(source: NodeSource, argv: tuple[str, ...], first: int = 0) -> tuple[
     try:
         lines = [line.split() for line in source.answer(argv).splitlines()]
     except Unavailable as unseen:
-        if "exited with 2" in str(unseen):  # getent's way to say that there is no such entry
+        if unseen.code == 2:  # getent's way to say that there is no such entry
             return ()
         raise
     return tuple(dict.fromkeys(word for line in lines for word in (line[first:] if first else line[:1])))

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.parse import fields, maybe, members
+from hpc_mp.cluster.node.memory import read_meminfo
+from hpc_mp.cluster.node.parse import Readings, fields, maybe, members
 from hpc_mp.cluster.node.rdma import CLASS
 from hpc_mp.cluster.node.source import NodeSource
 
+_LIMITS = "/proc/self/limits"
 _LINE = re.compile(r"^Max (.+?)\s{2,}(\S+)\s+(\S+)", re.MULTILINE)
 
 
@@ -26,16 +28,20 @@ class Limits:
     """Attributes:
         of: by the kernel's name: ``locked memory``, ``open files``, ``stack size``, ``processes``.
         rdma: adapters for RDMA are here, which need locked memory.
+        memory: bytes of the machine's main memory; None where the kernel does not tell.
     """
 
     of: Mapping[str, Limit]
     rdma: bool
+    memory: int | None
 
 
 def read_limits(source: NodeSource) -> Limits:
-    """Raises Unseen."""
-    found = {name: Limit(_number(soft), _number(hard)) for name, soft, hard in _LINE.findall(source.text("/proc/self/limits"))}
-    return Limits(found, bool(source.names(f"{CLASS}/*")))
+    """Raises Unavailable."""
+    lines = _LINE.findall(source.text(_LIMITS))
+    found = Readings(_LIMITS, {name: Limit(_number(soft), _number(hard)) for name, soft, hard in lines})
+    memory = maybe(read_meminfo, source) or {}
+    return Limits(found, bool(source.names(f"{CLASS}/*")), memory.get("MemTotal"))
 
 
 def _number(text: str) -> int | None:
@@ -84,7 +90,7 @@ class Cgroup:
 
 
 def read_cgroup(source: NodeSource) -> Cgroup:
-    """Raises Unseen."""
+    """Raises Unavailable."""
     groups = {names: path for _, names, path in (line.split(":", 2) for line in source.text("/proc/self/cgroup").splitlines())}
     unified = source.names(f"{_ROOT}/cgroup.controllers")
     grant = _second(source, groups.get("", "/")) if unified else _first(source, groups)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.mounts import Room, room
-from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.parse import Readings, maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _SIZE = re.compile(r"(\w+(?:\(\w+\))?):\s+(\d+)( kB)?")
-SHM = "/dev/shm"
+SHM, MEMINFO = "/dev/shm", "/proc/meminfo"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_memory(source: NodeSource) -> HostMemory:
         if size and maybe(source.text, f"{path}/cpulist"):
             nodes[int(path.rpartition("node")[2])] = int(size[1]) << 10
     return HostMemory(
-        of=_sizes(source.text("/proc/meminfo")),
+        of=read_meminfo(source),
         settings={name: value for name, value in settings.items() if value is not None},
         nodes=nodes,
         kind=read_machine_type(source),
@@ -67,8 +67,10 @@ def read_shared(source: NodeSource) -> SharedMemory:
                  for name in source.names(f"{SHM}/{pattern}"))
     if not source.path(SHM).is_dir():
         raise Unavailable(f"{SHM}: there is none")
-    return SharedMemory(room(source, SHM), left, _sizes(source.text("/proc/meminfo"))["MemTotal"])
+    return SharedMemory(room(source, SHM), left, read_meminfo(source)["MemTotal"])
 
 
-def _sizes(text: str) -> dict[str, int]:
-    return {name: int(number) << 10 if unit else int(number) for name, number, unit in _SIZE.findall(text)}
+def read_meminfo(source: NodeSource) -> Mapping[str, int]:
+    """The lines of ``/proc/meminfo`` in bytes; ``HugePages_…`` are counts. Raises Unavailable."""
+    lines = _SIZE.findall(source.text(MEMINFO))
+    return Readings(MEMINFO, {name: int(number) << 10 if unit else int(number) for name, number, unit in lines})

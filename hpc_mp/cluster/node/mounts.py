@@ -91,7 +91,16 @@ def _plain(path: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), path)
 
 
-_ARRAY = re.compile(r"^(md\S*) : .*\n.*?\[(\d+)/(\d+)\]", re.MULTILINE)
+_ARRAY = re.compile(r"^(md\S*) : (\w+)(.*)\n(.*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Array:
+    """A software RAID. ``wanted``, ``there``: how many disks it should have, and has."""
+
+    active: bool
+    wanted: int
+    there: int
 
 
 @dataclass(frozen=True)
@@ -99,12 +108,11 @@ class Disks:
     """Attributes:
         controllers: NVMe controllers to their state: ``live``, ``resetting``, ``dead`` …
         models: likewise, to their model.
-        arrays: RAID arrays to (disks that it should have, disks that it has).
     """
 
     controllers: Mapping[str, str]
     models: Mapping[str, str]
-    arrays: Mapping[str, tuple[int, int]]
+    arrays: Mapping[str, Array]
     kind: MachineType | None
 
 
@@ -114,7 +122,17 @@ def read_disks(source: NodeSource) -> Disks:
     return Disks(
         controllers={path.rpartition("/")[2]: maybe(source.text, f"{path}/state") or "unknown" for path in paths},
         models={path.rpartition("/")[2]: maybe(source.text, f"{path}/model") or "" for path in paths},
-        arrays={name: (int(wanted), int(there))
-                for name, wanted, there in _ARRAY.findall(maybe(source.text, "/proc/mdstat") or "")},
+        arrays=_arrays(maybe(source.text, "/proc/mdstat") or ""),
         kind=read_machine_type(source),
     )
+
+
+def _arrays(text: str) -> dict[str, Array]:
+    """Arrays in ``/proc/mdstat``. A container of a firmware's RAID is never active; its volumes are (``external:/md127/0``)."""
+    found = {}
+    for name, state, members, detail in _ARRAY.findall(text):
+        count = re.search(r"\[(\d+)/(\d+)\]", detail)
+        disks = len(re.findall(r"\[\d+\](?!\(S\))", members))  # an array without redundancy shows no count
+        wanted, there = (int(count[1]), int(count[2])) if count else (disks, disks - members.count("(F)"))
+        found[name] = Array(state == "active" or f"external:/{name}/" in text, wanted, there)
+    return found

@@ -107,7 +107,10 @@ def _load(row: Mapping[str, str], reasons: str) -> GpuLoad:
 
 QUERY = ("nvidia-smi", "-q", "-x")
 _UNSAID = re.compile("|N/A|Not Supported|Not Available|Unknown|Insufficient Permissions|Requested functionality .* deprecated")
-_FAILED = re.compile(r"ERR!|Unknown Error|GPU is lost.*", re.IGNORECASE)
+# NVML's words for an error, which nvidia-smi prints in place of a value, in CSV in brackets.
+_FAILED = re.compile(r"\[?(ERR!|Unknown Error|GPU is lost.*?|(?:GPU )?requires reset|Reset Required|GPU not found|Timeout"
+                     r"|Driver Not Loaded|Corrupted infoROM|infoROM is corrupted|Interrupt Request Issue|GPU access blocked.*?"
+                     r"|Insufficient (?:External )?Power)\]?", re.IGNORECASE)
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+(?:\.\d+)?)", re.IGNORECASE)
 _LONG = ("supported_clocks", "mig_devices", "accounted_processes", "processes")  # lists that are no facts about the GPU's health
 
@@ -148,15 +151,15 @@ class GpuReport:
     def says(self, *paths: str) -> str | None:
         """The words at the first path that says something; drivers of different age name things differently."""
         words = (self.values.get(path, "").strip("[]") for path in paths)
-        return next((text for text in words if not _UNSAID.fullmatch(text) and not _FAILED.fullmatch(text)), None)
+        return next((text for text in words if not _UNSAID.fullmatch(text) and not failing(text)), None)
 
     def number(self, *paths: str) -> float | None:
         """The number at the first path that has one, without its unit (MiB, W, C, MHz as nvidia-smi writes them)."""
         return next((value for path in paths if (value := _number(self.says(path))) is not None), None)
 
-    def failed(self) -> tuple[str, ...]:
-        """The paths where the driver got an error instead of a value."""
-        return tuple(path for path, text in self.values.items() if _FAILED.fullmatch(text.strip("[]")))
+    def failed(self) -> Mapping[str, str]:
+        """The driver's words for its error, by the paths where it got one instead of a value."""
+        return {path: words for path, text in self.values.items() if (words := failing(text))}
 
 
 @dataclass(frozen=True)
@@ -169,12 +172,23 @@ class SmiReport:
     gpus: tuple[GpuReport, ...]
 
 
+def failing(text: str) -> str | None:
+    """The driver's words for an error that stand in place of a value; None for a value."""
+    found = _FAILED.fullmatch(text)
+    return found[1] if found else None
+
+
+def split_smi(text: str) -> tuple[str, str]:
+    """The XML, empty where it is not complete, and what is printed around it: of a GPU out of reach, or a corrupt infoROM."""
+    document = re.search(r"<(?:\?xml|nvidia_smi_log)\b.*</nvidia_smi_log>", text, re.DOTALL)
+    around = text.replace(document[0], "") if document else text
+    return document[0] if document else "", "; ".join(line.strip() for line in around.splitlines() if line.strip())
+
+
 def parse_smi(text: str) -> SmiReport:
     """Raises Unavailable where ``text`` is not nvidia-smi's XML."""
-    begin = text.find("<")
-    end = text.rfind(">")  # a warning about a corrupt infoROM is written after the document
     try:
-        root = ElementTree.fromstring(text[begin:end + 1])
+        root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise Unavailable(f"nvidia-smi -q -x answered no XML ({error}): {text[:60]!r}") from None
     if root.tag != "nvidia_smi_log":

@@ -8,11 +8,23 @@ from typing import TypeVar
 
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-def maybe(read: Callable[[str], T], name: str) -> T | None:
-    """What ``read(name)`` gives; None where it cannot be seen."""
+class Readings(dict[str, T]):
+    """The values of a file by name. To ask for one that the file does not have raises Unavailable."""
+
+    def __init__(self, file: str, values: Mapping[str, T]) -> None:
+        super().__init__(values)
+        self.file = file
+
+    def __missing__(self, name: str) -> T:
+        raise Unavailable(f"{self.file} of this kernel does not tell {name}")
+
+
+def maybe(read: Callable[[S], T], name: S) -> T | None:
+    """The result of ``read(name)``; None where it cannot be seen."""
     try:
         return read(name)
     except Unavailable:

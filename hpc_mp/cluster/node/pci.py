@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import PciGpu, read_gpus
@@ -11,12 +11,16 @@ from hpc_mp.cluster.node.parse import maybe, real
 from hpc_mp.cluster.node.rdma import RdmaFabric, read_fabric
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
+_ONES = 63  # lanes, where all bits of the register are set: no link to read
 _BRIDGES = ("lspci", "-D", "-vvv", "-d", "::0604")
 
 
 @dataclass(frozen=True)
 class Link:
-    """Speeds in GT/s, widths in lanes; None where the kernel does not show them, as in many virtual machines."""
+    """Speeds in GT/s, widths in lanes; None where the kernel does not show them, as in many virtual machines.
+
+    ``answers``: False where the registers read as all ones, as those of a device do that has fallen off the bus.
+    """
 
     device: str
     address: str
@@ -24,6 +28,7 @@ class Link:
     most_speed: float | None
     width: int | None
     most_width: int | None
+    answers: bool
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def read_bridges(source: NodeSource) -> Bridges:
     seen: tuple[str, ...] | Unavailable = ()
     if devices and not virtual:
         try:
-            seen = _redirecting(source.answer(_BRIDGES))
+            seen = _redirecting(source.answer(_BRIDGES), [*devices, *adapters])
         except Unavailable as unseen:
             seen = unseen
     domains = {}
@@ -130,12 +135,23 @@ def is_virtual(source: NodeSource) -> bool:
     return product == "Virtual Machine" or vendor == "QEMU" or (vendor == "Amazon EC2" and ".metal" not in product)
 
 
-def _redirecting(text: str) -> tuple[str, ...]:
-    """Bridges with ``ACSCtl: SrcValid+ … ReqRedir+``. Raises Unavailable where lspci hides capabilities from users."""
+def _redirecting(text: str, devices: Sequence[str]) -> tuple[str, ...]:
+    """Bridges above these devices with ``ACSCtl: … ReqRedir+``; SrcValid checks senders and redirects nothing.
+
+    Raises Unavailable where lspci hides capabilities from users.
+    """
     if "ACSCtl" not in text and "Capabilities: <access denied>" in text:
         raise Unavailable("lspci -vvv shows access control of PCI bridges to root only")
     blocks = re.split(r"\n(?=\S)", text)
-    return tuple(block.split()[0] for block in blocks if re.search(r"ACSCtl:.*(SrcValid|ReqRedir|UpstreamFwd)\+", block))
+    return tuple(block.split()[0] for block in blocks if re.search(r"ACSCtl:.*(ReqRedir|CmpltRedir|UpstreamFwd)\+", block)
+                 and any(_is_above(block, device) for device in devices))
+
+
+def _is_above(bridge: str, device: str) -> bool:
+    """Return True if the device's bus is among those of the bridge: ``Bus: primary=15, secondary=16, subordinate=1c``."""
+    buses = re.search(r"secondary=([0-9a-f]+), subordinate=([0-9a-f]+)", bridge)
+    domain, bus, _ = device.split(":")
+    return buses is not None and bridge.startswith(f"{domain}:") and int(buses[1], 16) <= int(bus, 16) <= int(buses[2], 16)
 
 
 def _link(source: NodeSource, device: str, address: str) -> Link:
@@ -145,7 +161,7 @@ def _link(source: NodeSource, device: str, address: str) -> Link:
 
     def lanes(name: str) -> int | None:
         value = number(name)
-        return int(value) if value and value != 63 else None  # 63: all bits set, no link to read
+        return int(value) if value and value != _ONES else None
 
     return Link(device, address, number("current_link_speed"), number("max_link_speed"), lanes("current_link_width"),
-                lanes("max_link_width"))
+                lanes("max_link_width"), number("current_link_width") != _ONES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class RdmaAdapter:
         vendor, model: PCI numbers.
         firmware, board: as the adapter says.
         verbs: its device file is there and this user may use it; None where there is none for it.
+        virtual: a virtual function or sub-function of an adapter of this machine: idle until somebody gets it.
     """
 
     name: str
@@ -89,6 +91,12 @@ class RdmaAdapter:
     netdevs: tuple[str, ...]
     verbs: bool | None
     ports: tuple[RdmaPort, ...]
+    virtual: bool = False
+
+    @property
+    def card(self) -> str:
+        """Its address without the function: a card of two ports has a device for each."""
+        return self.address.rpartition(".")[0] or self.name
 
     @property
     def efa(self) -> bool:
@@ -149,6 +157,7 @@ def _adapter(source: NodeSource, name: str, mtus: Mapping[tuple[str, int], int])
         netdevs=tuple(path.rpartition("/")[2] for path in source.names(f"{base}/device/net/*")),
         verbs=_verbs(source, name),
         ports=tuple(sorted(ports, key=lambda port: port.number)),
+        virtual=is_virtual_function(source, f"{base}/device") or ".sf." in where,
     )
 
 
@@ -217,9 +226,16 @@ def _able(source: NodeSource) -> list[str]:
     for path in source.names("/sys/bus/pci/devices/*/vendor"):
         base = path.rpartition("/")[0]
         numbers = maybe(source.text, path) or "", (maybe(source.text, f"{base}/class") or "")[:6]
-        if numbers in _FABRIC_PCI and (numbers[0] != AMAZON or maybe(source.text, f"{base}/device") in _EFA_MODELS):
+        if is_virtual_function(source, base) or numbers not in _FABRIC_PCI:
+            continue
+        if numbers[0] != AMAZON or maybe(source.text, f"{base}/device") in _EFA_MODELS:
             found.append(base.rpartition("/")[2])
     return found
+
+
+def is_virtual_function(source: NodeSource, base: str) -> bool:
+    """Return True for a function of an adapter of this machine; a virtual machine does not see the adapter itself."""
+    return os.path.lexists(source.path(f"{base}/physfn"))
 
 
 LIBRARIES = ("/opt/amazon/efa/lib*/libfabric.so*", "/usr/lib*/libfabric.so*", "/usr/lib/*/libfabric.so*")

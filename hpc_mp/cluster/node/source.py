@@ -10,11 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask, failure
 
 
 class Unavailable(Exception):
-    """A fact that cannot be had here; the text says why: no such file, permission denied, a program that is absent."""
+    """A fact that cannot be had here; the text says why: no such file, permission denied, a program that is absent.
+
+    ``code`` and ``out`` are those of a program that failed (``CommandFailed``).
+    """
+
+    def __init__(self, words: str, code: int | None = None, out: str = "") -> None:
+        super().__init__(words)
+        self.code, self.out = code, out
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class NodeSource:
         try:
             return self.ask(argv)
         except CommandFailed as error:
-            raise Unavailable(str(error)) from None
+            raise Unavailable(str(error), error.code, error.out) from None
 
 
 SHARED = "/run/hpc-mp"  # written by root's health check, read by everybody
@@ -94,7 +101,7 @@ def recorded(root: Path, commands: Mapping[str, Mapping[str, Any]]) -> NodeSourc
         if answer.get("hangs"):
             time.sleep(3600)
         if answer.get("code", 0):
-            raise CommandFailed(str(answer.get("err", "")).strip() or f"{argv[0]} exited with {answer['code']}")
+            raise failure(argv[0], int(answer["code"]), str(answer.get("out", "")), str(answer.get("err", "")))
         return str(answer["out"])
 
     return NodeSource(root, ask)

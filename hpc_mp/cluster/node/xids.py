@@ -1,23 +1,28 @@
 """What the NVIDIA driver's Xid numbers (kernel log: ``NVRM: Xid (PCI:0000:c6:00): 79, …``) say about the node they come from.
 
 The one table of them, for the launcher and for the node checks; as Python, because a node's own interpreter must be able to read
-it. A number that is not listed counts as "program".
+it.
 
-Sources: AWS' awsome-distributed-training (79: reboot; 48, 64, 95, 109, 110, 119, 120: reset; 74, 144 to 150: NVLink; 13, 31, 94:
-watch); Azure's azurehpc-health-checks, which takes a node out of service for 62, 64, 69, 74, 79, 92 and others; NVIDIA's
-health-validation (46, 48: drain, reset); NVIDIA's "Xid Errors" for the meanings, and for 121, 140 and 154.
+Sources: NVIDIA's "Analyzing Xid Errors with the Xid Catalog", column "Immediate Action", and the archived catalogue for numbers
+of GPUs before Ampere. This table is stricter in a few places. 63, 92, 94, 121 and 157 are worth a look, although the GPU works
+on. After 64 the catalogue has a reset, and support when that does not help. 168 is as in AWS' awsome-distributed-training.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-# program: the program's doing, or an echo of another Xid; the node is not blamed. watch: it works on, but look at it soon.
-# reset, reboot, replace: the GPU needs that.
-Action = Literal["program", "watch", "reset", "reboot", "replace"]
+from hpc_mp.cluster.node.nvidia_smi import address
+
+# none: nothing is to be done. program: the program's doing, or an echo of another Xid; it has to be started again. watch: the GPU
+# works on, but look at it soon. support: NVIDIA has no other advice than to ask. unknown: the catalogue lacks the number.
+# seat, reset, reboot, replace: the GPU needs that.
+Action = Literal["none", "program", "watch", "support", "unknown", "seat", "reset", "reboot", "replace"]
+NEEDS: dict[Action, str] = {"seat": "look at its power cables and its seat", "reset": "reset", "reboot": "reboot",
+                            "replace": "replacement"}
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,25 @@ class Xid:
 
 @dataclass(frozen=True)
 class XidLine:
-    """One line of the kernel's log. ``bus`` is the GPU's PCI address without its function: ``0000:c6:00``."""
+    """One line of the kernel's log.
+
+    Attributes:
+        bus: the GPU's PCI address without its function: ``0000:c6:00``; empty where the line has none.
+        number: None for words of the driver that have no Xid.
+    """
 
     bus: str
-    number: int
+    number: int | None
     meaning: str
     action: Action
+
+    @property
+    def kind(self) -> str:
+        """Of lines of one kind, the last counts: the recovery action that is wanted now, say."""
+        return "154" if self.number == 154 else f"{self.meaning} {self.action}"
+
+    def __str__(self) -> str:
+        return self.meaning if self.number is None else f"Xid {self.number}: {self.meaning}"
 
 
 @dataclass(frozen=True)
@@ -49,52 +67,80 @@ class SXidLine:
     words: str
 
 
-XIDS: dict[int, Xid] = {
-    13: Xid("graphics engine exception, such as an index out of bounds", "program"),
-    31: Xid("access to GPU memory that is not the program's", "program"),
-    43: Xid("the GPU stopped a program that misbehaved", "program"),
-    45: Xid("clean-up after another error, or a killed program", "program"),
-    46: Xid("the GPU stopped processing", "reset"),
-    48: Xid("double bit error of GPU memory", "reset"),
-    62: Xid("the GPU's micro-controller halted", "reset"),
-    63: Xid("a row of GPU memory is marked for remapping", "watch"),
-    64: Xid("remapping a row of GPU memory failed", "replace"),
-    69: Xid("graphics engine class error", "program"),
-    74: Xid("NVLink error", "reset"),
-    79: Xid("the GPU has fallen off the bus", "reboot"),
-    92: Xid("many single bit errors of GPU memory", "watch"),
-    94: Xid("memory error contained to one program", "watch"),
-    95: Xid("memory error not contained", "reset"),
-    109: Xid("context switch timeout", "reset"),
-    110: Xid("security fault", "reset"),
-    119: Xid("the GPU's system processor does not answer", "reset"),
-    120: Xid("error of the GPU's system processor", "reset"),
-    121: Xid("error of the link between GPU and CPU", "watch"),
-    140: Xid("memory error that was not recovered", "reset"),
-    144: Xid("NVLink error (SAW)", "reset"),
-    145: Xid("NVLink error (RLW)", "reset"),
-    146: Xid("NVLink error (TLW)", "reset"),
-    147: Xid("NVLink error (TREX)", "reset"),
-    148: Xid("NVLink error (NVLPW)", "reset"),
-    149: Xid("NVLink error (NETIR)", "reset"),
-    150: Xid("NVLink error (MSE)", "reset"),
+_NVLINK5 = range(144, 151)
+_ROWS: dict[Action, dict[tuple[int, ...], str]] = {
+    "program": {
+        (8,): "the GPU stopped processing for a program", (11, 25, 32): "invalid or corrupted stream of commands",
+        (13,): "graphics engine exception, such as an index out of bounds", (37, 38): "firmware error that the driver survived",
+        (31,): "access to GPU memory that is not the program's", (43,): "the GPU stopped a program that misbehaved",
+        (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)): "copy engine exception", (69,): "graphics engine class error",
+        (44,): "graphics engine fault during a context switch", (45,): "clean-up after another error, or a killed program",
+        (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139): "exception of an engine for video, pictures or optical flow",
+        (66, 67): "illegal access by the driver", (80,): "corrupted data sent to the GPU", (141,): "CUDA fast path error",
+        (108, 137): "access over NVLink to memory that is not the program's"},
+    "none": {
+        (14, 106, 107): "test message", (93,): "limit of writes to the infoROM", (154,): "change of the recovery action",
+        (152, 153): "error of the deep learning accelerator", (160, 161): "a channel was retired, or could not be",
+        (162, 163): "power smoothing was switched on or off"},
+    "watch": {
+        (63,): "a row of GPU memory is marked for remapping", (92,): "many single bit errors of GPU memory",
+        (94,): "memory error contained to one program", (121,): "corrected errors of the link between GPU and CPU",
+        (157,): "a part of the GPU could not be retired for lack of spares",
+        (164, 165): "the hardware for power smoothing is worn out, or nearly so",
+        (171, 172): "detail of an uncorrectable memory error (Xid 48)"},
+    "support": {
+        (16, 19, 56): "display engine error", (26, 57, 58): "error or timeout of the interface to GPU memory",
+        (59, 61, 169): "error of the GPU's micro-controller", (47, 65, 73, 142): "exception of a video encoder",
+        (78,): "a virtual GPU does not start: host and guest need drivers that fit", (167,): "fatal timeout on PCI Express",
+        (166, 170): "error of encrypted NVLink traffic (confidential computing)"},
+    "seat": {(54,): "auxiliary power is not connected to the GPU board"},
+    "reset": {
+        (46,): "the GPU stopped processing", (48,): "double bit error of GPU memory", (62,): "the GPU's micro-controller halted",
+        (74,): "NVLink error", (95,): "memory error not contained", (109,): "context switch timeout", (110,): "security fault",
+        (119,): "the GPU's system processor does not answer", (120,): "error of the GPU's system processor",
+        (136,): "training of an NVLink failed", (140,): "memory error that was not recovered",
+        (143,): "the GPU could not be initialised", (155,): "an NVLink was taken down by software",
+        (156,): "a part of the GPU is to be retired", (158,): "fatal timeout of the GPU",
+        (144,): "NVLink error (SAW)", (145,): "NVLink error (RLW)", (146,): "NVLink error (TLW)", (147,): "NVLink error (TREX)",
+        (148,): "NVLink error (NVLPW)", (149,): "NVLink error (NETIR)", (150,): "NVLink error (MSE)",
+        (159,): "error of the coherent link between GPU and CPU"},
+    "reboot": {
+        (79,): "the GPU has fallen off the bus", (151,): "renewal of an encryption key failed",
+        (168,): "memory errors leave the GPU less memory"},
+    "replace": {(64,): "remapping a row of GPU memory failed"},
 }
-_OTHER = Xid("not one that is known to take a node out of service", "program")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?\): (\d+)")
+_LAST = 172  # of the catalogue
+_UNUSED, _OTHER = Xid("unused on GPUs of today", "support"), Xid("not in NVIDIA's catalogue", "unknown")
+XIDS: dict[int, Xid] = dict.fromkeys(range(1, _LAST + 1), _UNUSED) | {
+    number: Xid(meaning, action) for action, rows in _ROWS.items() for numbers, meaning in rows.items() for number in numbers}
+
+_BUS = r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}(?: GPU-I:[^)]*)?\): (\d+)(.*)")  # with the MIG instance, if it has one
 _SXID = re.compile(r"nvidia-(nvswitch\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+),\s*(Fatal|Non-fatal),?\s*(.*)")
+_NOT_FATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)  # how NVLink errors say their severity
 _RECOVERY = re.compile(r"recovery action changed from \S+ \([^)]*\) to \S+ \(([^)]*)\)")  # of Xid 154
+# What the driver, and the kernel for it, say without a number.
+_UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
+    (re.compile(rf"NVRM: (?:(?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_BUS}.*)?\bfallen off the bus"), 79, XIDS[79]),
+    (re.compile(rf"NVRM: (?:GPU {_BUS}: )?(?:RmInitAdapter|rm_init_adapter)\b.*failed"), None,
+     Xid("the driver could not initialise it (RmInitAdapter)", "reboot")),
+    (re.compile(rf"nvidia {_BUS}: .*(?:config space|device) inaccessible"), None,
+     Xid("it does not answer on the PCI bus", "reboot")),
+)
 
 
 def xid(line: str) -> XidLine | None:
-    """What a line of the kernel's log says; None for a line that names no Xid."""
-    found = _XID.search(line)
-    if found is None:
-        return None
+    """What a line of the kernel's log says; None for a line that tells of no error of a GPU."""
+    if (found := _XID.search(line)) is None:
+        return next((XidLine(_address(told[1]), number, entry.meaning, entry.action)
+                     for pattern, number, entry in _UNNUMBERED if (told := pattern.search(line))), None)
     number = int(found[2])
     entry = XIDS.get(number, _OTHER)
     if number == 154 and (wanted := _RECOVERY.search(line)):
         entry = Xid(f"the driver now wants: {wanted[1]}", _wanted(wanted[1]))
-    return XidLine(found[1].lower(), number, entry.meaning, entry.action)
+    elif number in _NVLINK5 and _NOT_FATAL.search(found[3]):
+        entry = replace(entry, action="none")
+    return XidLine(_address(found[1]), number, entry.meaning, entry.action)
 
 
 def sxid(line: str) -> SXidLine | None:
@@ -105,11 +151,15 @@ def sxid(line: str) -> SXidLine | None:
 
 def blamed(lines: Iterable[str]) -> list[XidLine]:
     """Those after which a GPU needs more than another program."""
-    return [entry for line in lines if (entry := xid(line)) and entry.action not in ("program", "watch")]
+    return [entry for line in lines if (entry := xid(line)) and entry.action in NEEDS]
+
+
+def _address(bus: str | None) -> str:
+    return address(bus if bus.count(":") > 1 else f"0:{bus}") if bus else ""
 
 
 def _wanted(words: str) -> Action:
     low = words.lower()
     if "reboot" in low:
         return "reboot"
-    return "reset" if any(part in low for part in ("reset", "flr", "drain")) else "program"
+    return "reset" if any(part in low for part in ("reset", "flr", "drain")) else "none"

@@ -134,7 +134,7 @@ def parse_lines(text: str) -> list[SlurmJob]:
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 7]
     if text.strip() and not rows:
         raise ValueError("squeue says something else")
-    return [explained(SlurmJob(job_id, state, reason, start=_time(start), nodes=_nodes(nodes), restarts=int(restarts),
+    return [explained(SlurmJob(job_id, state, reason, start=time_of(start), nodes=_nodes(nodes), restarts=int(restarts),
                                exit_code=_printed(code) if state in FINAL else None))
             for job_id, state, start, nodes, restarts, code, reason, _ in rows]
 
@@ -152,7 +152,7 @@ def _from_scontrol(facts: Mapping[str, str]) -> SlurmJob:
     elif "HetJobId" in facts:
         job_id = f"{facts['HetJobId']}+{facts['HetJobOffset']}"
     state = facts["JobState"]
-    return explained(SlurmJob(job_id, state, facts.get("Reason", ""), start=_time(facts.get("StartTime", "")),
+    return explained(SlurmJob(job_id, state, facts.get("Reason", ""), start=time_of(facts.get("StartTime", "")),
                               nodes=_nodes(facts.get("NodeList", "")), restarts=int(facts.get("Restarts", 0)),
                               exit_code=_colon(facts.get("ExitCode", "")) if state in FINAL else None))
 
@@ -160,7 +160,7 @@ def _from_scontrol(facts: Mapping[str, str]) -> SlurmJob:
 def parse_sacct(text: str) -> list[SlurmJob]:
     """``sacct --parsable2 --format=RECORD``; ``CANCELLED by 0`` is CANCELLED."""
     rows = (line.split("|") for line in text.splitlines() if line.count("|") == 4)
-    return [SlurmJob(job_id, state.partition(" ")[0], start=_time(start), nodes=_nodes(nodes), exit_code=_colon(code))
+    return [SlurmJob(job_id, state.partition(" ")[0], start=time_of(start), nodes=_nodes(nodes), exit_code=_colon(code))
             for job_id, state, start, nodes, code in rows]
 
 
@@ -173,7 +173,7 @@ def _number(value: Any) -> float | None:
     return float(value) if value is not None else None
 
 
-def _time(text: str) -> float | None:
+def time_of(text: str) -> float | None:
     """Slurm writes local time, or ``N/A`` and ``Unknown``."""
     try:
         return datetime.fromisoformat(text).timestamp()

@@ -11,8 +11,10 @@ from hpc_mp.base.command import Runner, ask
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.records import find_record
 
-_OUT_OF_SERVICE = re.compile(r"down|drain|fail|maint|unk|inval", re.IGNORECASE)
-_ASLEEP = re.compile(r"power|\*", re.IGNORECASE)  # a node that is powered down or rebooting, or that does not answer
+_OUT_OF_SERVICE = re.compile(r"\bdown|drain|fail|maint|unk|inval|future|\$", re.IGNORECASE)  # $: a reservation for maintenance
+# sinfo's marks (its man page, "NODE STATE CODES"): * silent, ~ off, # being switched on, ! and % being switched off, @ and ^
+# booting. Two keep no step away: - planned for another job, + a job of it is ending.
+_ASLEEP = re.compile(r"power|reboot|[*~#!%@^]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
-from hpc_mp.cluster.slurm.releases import Version, parse_version, print_version
+from hpc_mp.cluster.slurm.releases import Version, exists, print_version
 from hpc_mp.job import AnySpec
 
 TABLE = "slurm/sbatch-options.toml"
@@ -72,7 +72,7 @@ def check_together(options: Mapping[str, str], version: Version | None) -> None:
     """
     for row in _table(SYNTAX)["conflicts"]:
         both = [name for name in row["options"] if _given(name, options)]
-        if len(both) > 1 and (version is None or _exists(row["since"], version)):
+        if len(both) > 1 and (version is None or exists(row["since"], version)):
             since = f" from {row['since']} on" if row["since"] else ""
             raise HpcMpError(f"the options --{' and --'.join(both)}", f"are refused together by sbatch{since}", row["advice"])
 
@@ -101,7 +101,7 @@ def _check(where: str, extra: Extra, version: Version | None) -> None:
                              f"{hint} One that your site's plug-ins add goes into {asset(TABLE)}".lstrip())
         if value is False and name not in DEFAULTS:
             raise HpcMpError(f"{given} = false", "says nothing to sbatch", "write true, or leave it out")
-        if version and not _exists(options[name], version):
+        if version and not exists(options[name], version):
             bound = f"before Slurm {options[name][1:]}" if options[name][0] == "-" else f"from Slurm {options[name]} on"
             raise HpcMpError(given, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
     for group in contradicting():
@@ -109,10 +109,3 @@ def _check(where: str, extra: Extra, version: Version | None) -> None:
         if len(both) > 1:
             raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch drops one in silence",
                              "keep one of them")
-
-
-def _exists(releases: str, version: Version) -> bool:
-    """``""``: in all; ``"24.05"``: in that and later ones; ``"-24.05"``: in those before it."""
-    if releases.startswith("-"):
-        return version < parse_version(releases[1:])
-    return not releases or version >= parse_version(releases)

@@ -123,15 +123,19 @@ def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for column in zip(*rows, strict=True) for name in column if name))
 
 
+def parse_gres(gres: str) -> tuple[tuple[str, str | None, int], ...]:
+    """``gpu:h100:8(S:0-1),nvme`` as (("gpu", "h100", 8), ("nvme", None, 1))."""
+    found = []
+    for item in filter(None, re.sub(r"\([^)]*\)", "", gres).split(",")):
+        name, *fields = (field for field in item.split(":") if field != "no_consume")
+        count = int(fields.pop()) if fields and fields[-1].isdecimal() else 1
+        found.append((name, fields[0] if fields else None, count))
+    return tuple(found)
+
+
 def parse_gpus(gres: str) -> tuple[tuple[str | None, int], ...]:
     """``gpu:h100:8(S:0-1),nvme:1`` as (("h100", 8),); ``gpu:4`` as ((None, 4),)."""
-    found = []
-    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
-        name, *fields = item.split(":")
-        if name == "gpu":
-            count = int(fields.pop()) if fields and fields[-1].isdigit() else 1
-            found.append((fields[0] if fields else None, count))
-    return tuple(found)
+    return tuple((kind, count) for name, kind, count in parse_gres(gres) if name == "gpu")
 
 
 def _partition(rows: Sequence[Sequence[str]]) -> SlurmPartition:

@@ -39,6 +39,12 @@ def print_version(version: Version) -> str:
     return f"{version[0]}.{version[1]:02d}"
 
 
+def exists(releases: str, version: Version) -> bool:
+    """``""``: in all releases; ``"24.05"``: in that and later ones; ``"-24.05"``: in those before it; ``"23.02-24.05"``: both."""
+    since, _, until = releases.partition("-")
+    return (not since or parse_version(since) <= version) and (not until or version < parse_version(until))
+
+
 @cache
 def releases() -> tuple[Version, ...]:
     """Those that scripts are checked against, the earliest first."""
@@ -55,5 +61,4 @@ def _holds(row: dict[str, str | bool], version: Version | None) -> bool:
     if version is None:
         return bool(row.get("unknown"))
     since, until = (str(row.get(key, "")) for key in ("since", "until"))
-    return since != "unknown" and (not since or parse_version(since) <= version) and (
-        not until or version < parse_version(until))
+    return since != "unknown" and exists(f"{since}-{until}", version)

@@ -45,10 +45,7 @@ def persistent(argv: Sequence[str], ask: Runner = queue.patient, sleep: Callable
 def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> bool:
     """Whether the job has been queued again since it was started for the ``restart``-th time: Slurm does so after a node
     failure. A job with another script is somebody's session, of which we are a step."""
-    try:
-        job = job_record(job_id, ask)
-    except CommandFailed:
-        return False
+    job = known_job(job_id, ask)
     return int(job.get("Restarts") or 0) > restart and is_own(job, job_id, script)
 
 
@@ -88,18 +85,20 @@ def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str],
     return False
 
 
-def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> str | None:
+def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent, expired: bool = False) -> str | None:
     """Queue the job again; None when that was done, else why it was not.
 
     Args:
         restart: how often it was queued again before.
         script: the run's own; of an array's elements the first one's is all their script. A step inside somebody's session
             must not have that session started again.
+        expired: whether Slurm ends it for its time limit: it takes a job back that it is ending, and of other ends that is the
+            decision of whoever ended it.
     """
     try:
         job = job_record(job_id, ask)
         state = job.get("JobState") or "unknown"
-        if state != "RUNNING":
+        if state != "RUNNING" and not (expired and state in ("COMPLETING", "TIMEOUT")):
             return f"the job is {state}: Slurm or its user ended it"
         if not is_own(job, job_id, script):
             return "this allocation is not the job's own"
@@ -148,6 +147,14 @@ def exclude(
 def job_record(job_id: str, ask: Runner) -> Words:
     """What Slurm keeps of a job. Raises CommandFailed."""
     return next(iter(show_records("job", job_id, ask)), {})
+
+
+def known_job(job_id: str, ask: Runner = persistent) -> Words:
+    """Return what Slurm keeps of a job; nothing if it does not tell."""
+    try:
+        return job_record(job_id, ask)
+    except CommandFailed:
+        return {}
 
 
 def start_soon(job_id: str, ask: Runner = persistent) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 
+STEPS_OF_A_START = 5  # before, of and after the ranks, and those that look at ranks that hang
+STARTS_APART = 6  # a node that does not answer for longer is down, and told nothing later
+AT_ONCE, EMPTY_S = 8, 30.0  # empty steps at the same time, and seconds that one may take
 _SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=")  # options of the ranks' srun that other steps keep
 _LAUNCH_FAILED = re.compile(r"launch for \S+ failed on node (\S+?): (.*)")
 _CONNECTION_LOST = re.compile(r"io error with slurmstepd on node (\d+)")
@@ -49,6 +54,21 @@ def one_task_per_node(step: Sequence[str], nodes: int, command: Sequence[str]) -
     shared = [word for word in step[1:] if word.startswith(_SHARED)]
     count = [] if any(word.startswith("--het-group=") for word in shared) else [f"--ntasks={nodes}"]
     return [step[0], *shared, *count, "--ntasks-per-node=1", "--overlap", *command]
+
+
+def use_up_numbers(step: Sequence[str], environ: Mapping[str, str], restart: int) -> None:
+    """Start empty steps, so that those of this start of a job get numbers that none of its last starts had.
+
+    Slurm counts steps from 0 at each start, and sends what a node did not take again a minute later: the end of step 1 would then
+    end step 1 of the next start. Where it cannot be done, the job runs all the same.
+    """
+    if os.path.basename(step[0]) != "srun":
+        return
+    kept = [word for word in step[1:] if word.startswith("--het-group=")] or ["--nodes=1", "--ntasks=1"]
+    argv = srun([*kept, "--relative=0", "--ntasks-per-node=1", "--overlap"], ["true"])
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        for _ in range(STEPS_OF_A_START * (restart % STARTS_APART)):
+            pool.submit(subprocess.run, argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=EMPTY_S)
 
 
 def script_command(script: Path) -> list[str]:

@@ -54,7 +54,7 @@ def amiss(topology: Topology) -> Iterator[str]:
         if gone:
             yield f"{switch.name} is above {compress(gone)}, of which nothing is said: Slurm refuses that"
         if switch.children and switch.hosts and topology.kind == "tree":
-            yield f"{switch.name} has both switches and nodes: Slurm takes one of the two"
+            yield f"{switch.name} has both switches and nodes: Slurm refuses that"
     if (wrong := unsound(topology.sizes)) is not None:
         yield f"BlockSizes has {wrong}, which is no power of two times {topology.sizes[0]}: Slurm refuses that"
     homes = Counter(host for switch in topology.switches if not switch.children for host in set(switch.hosts))

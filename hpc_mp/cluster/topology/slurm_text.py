@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,20 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
+from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_table, read_conf
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, chosen
 
 REMEDY = "give topology.conf, topology.yaml, or what `scontrol show topology` prints"
 SHOWN = 200  # characters of a wrong text that its message repeats
 NAMES = ("switchname", "blockname", "aggregatedblock", "ringname")  # keys that begin a line, in small letters
-_PAIR = re.compile(r'\s*([\w.]+)\s*=\s*(?:"([^"]*)"|([^\s="]+))(?=\s|$)')  # as Slurm's parse_config.c has it
-_INCLUDE = re.compile(r"\s*include\b", re.IGNORECASE)
 
 
 def load_topology(path: Path) -> SwitchTree:
     """Read a file. Raises HpcMpError when it cannot be read or is no topology."""
     try:
-        return read_topology(path.read_text(encoding="utf-8-sig"))
+        return chosen(read_topologies(path.read_text(encoding="utf-8-sig"), path)).tree
     except OSError as error:
         raise HpcMpError(f"topology {path}", f"cannot be read ({error.strerror})", REMEDY) from None
     except UnicodeDecodeError:
@@ -42,23 +42,22 @@ def read_topology(text: str) -> SwitchTree:
     return chosen(read_topologies(text)).tree
 
 
-def read_topologies(text: str) -> tuple[Topology, ...]:
+def read_topologies(text: str, file: Path | None = None) -> tuple[Topology, ...]:
     """The topologies of a text in any of the three forms: several in topology.yaml, one elsewhere, none in empty text.
+
+    Args:
+        file: where it lies, from where included files are looked for; None: a line that includes one is refused.
 
     Raises:
         HpcMpError: with the line that cannot be understood.
     """
-    first = next((line for line in map(_without_comment, text.splitlines()) if line.strip() not in ("", "---")), None)
-    if first is None:
+    lines = [line for line in read_conf(text, file) if line.text.strip() != "---"]
+    if not lines:
         return ()
-    found = (_read_lines(text),) if re.match(r"\s*\w+\s*=", first) or _INCLUDE.match(first) else _read_yaml(text)
+    found = (_of_lines(lines),) if lines[0].unread or re.match(r"\s*\w+\s*=", lines[0].text) else _read_yaml(text)
     for topology in found:
         _refuse_repeats(switch.name for switch in topology.switches)
     return found
-
-
-def _without_comment(line: str) -> str:
-    return re.sub(r"(?<!\\)#.*", "", line)
 
 
 def _refuse_repeats(names: Iterable[str]) -> None:
@@ -81,8 +80,8 @@ class _Line:
     sizes: tuple[int, ...]
 
 
-def _read_lines(text: str) -> Topology:
-    lines = [_line(number, line) for number, line in enumerate(_continued(text), 1) if line.strip()]
+def _of_lines(text: Iterable[ConfLine]) -> Topology:
+    lines = list(map(_line, text))
     of = {kind: tuple(line.switch for line in lines if line.kind == kind) for kind in NAMES}
     if of["switchname"] and of["blockname"]:
         raise HpcMpError("the topology", "names both switches and blocks, of which Slurm's plugins take one",
@@ -104,33 +103,22 @@ def _without_repeats(switches: Sequence[Switch]) -> tuple[Switch, ...]:
                  for switch in switches)
 
 
-def _continued(text: str) -> Iterator[str]:
-    """Without comments, lines that end in a backslash joined to the next; as many as there are, so that numbers stay right."""
-    held = ""
-    for line in text.splitlines():
-        held += _without_comment(line).rstrip()
-        if held.endswith("\\"):
-            held = held[:-1]
-            yield ""
-        else:
-            yield held
-            held = ""
-    yield held
-
-
-def _line(number: int, line: str) -> _Line:
-    where = f"line {number} of the topology, {' '.join(line.split())[:SHOWN]!r}"
-    if _INCLUDE.match(line):
+def _line(line: ConfLine) -> _Line:
+    where = f"line {line.number} of the topology, {' '.join(line.text.split())[:SHOWN]!r}"
+    if line.unread:
         raise HpcMpError(where, "names another file, which is not read", "put that file's lines in its place")
-    pairs = [(key.lower(), quoted or plain) for key, quoted, plain in _PAIR.findall(line)]
-    rest = _PAIR.sub("", line).strip()
-    kind, value = pairs[0] if pairs else ("", "")
-    fields = dict(pairs)
+    fields = line.fields
+    kind, value = next(iter(fields.items()), ("", ""))
     sizes_given = value if kind == "blocksizes" else fields.get("blocksize", "")
     sizes = tuple(int(size) for size in sizes_given.split(",") if size.isdecimal() and len(size) < 10)
     wrong = len(sizes) < len(sizes_given.split(",")) if sizes_given else kind == "blocksizes"
-    if rest or not all(text for _, text in pairs) or wrong or kind not in (*NAMES, "blocksizes"):
+    unlike = line.rest or not all(value and "=" not in value for value in fields.values())
+    if unlike or wrong or kind not in (*NAMES, "blocksizes"):
         raise HpcMpError(where, "does not read SwitchName=…, BlockName=…, RingName=… or BlockSizes=…", REMEDY)
+    keys = {key.casefold(): key for several in conf_table("topology").values() for key in several}
+    if strange := [key for key, _ in line.pairs[1:] if key.casefold() not in keys]:
+        raise HpcMpError(where, f"has the key {strange[0]}, which Slurm does not know",
+                         did_you_mean(strange[0], keys.values(), f"write one of {', '.join(keys.values())}"))
     try:
         children = expand(value) if kind == "aggregatedblock" else expand(fields.get("switches", ""))
         return _Line(kind, Switch(value, expand(fields.get("nodes", "")), children), sizes)

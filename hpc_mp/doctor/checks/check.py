@@ -65,7 +65,25 @@ def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5,
     found: Said = {}
     for group, answer in zip(groups.values(), answers(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
         found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
-    return [finding for check in checks for finding in found[check.code]]
+    return _one_for_a_cause([finding for check in checks for finding in found[check.code]])
+
+
+def _one_for_a_cause(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, but of checks that cannot see for one reason only the first, and none where another finding tells it."""
+    words = [" ".join(finding.message.split()) for finding in findings]
+    reasons = {(finding.severity, text) for finding, text in zip(findings, words, strict=True)
+               if finding.severity in ("error", "unknown")}
+    kept: dict[tuple[str, ...], Finding] = {}
+    others: dict[tuple[str, ...], list[str]] = {}
+    for number, (finding, text) in enumerate(zip(findings, words, strict=True)):
+        blind = finding.severity == "unknown"
+        cause = (finding.subject, text) if blind else (str(number),)
+        if blind and any(text in reason and (severity == "error" or text != reason) for severity, reason in reasons):
+            continue
+        if kept.setdefault(cause, finding) is not finding:
+            others.setdefault(cause, []).append(finding.code)
+    return [replace(finding, message=f"{finding.message} (so too {', '.join(others[cause])})") if cause in others else finding
+            for cause, finding in kept.items()]
 
 
 def _run_group(group: Sequence[Check[Any]], source: NodeSource) -> Said:

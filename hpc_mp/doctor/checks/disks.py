@@ -12,6 +12,7 @@ from hpc_mp.doctor.checks.check import Check
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
+_STOPPED = {"emergency_ro", "shutdown"}  # ext4 since Linux 6.15: an error has stopped it, while it still says rw
 
 
 def answers(mounts: Mounts) -> Iterator[Finding]:
@@ -52,9 +53,11 @@ def readonly(mounts: Mounts) -> Iterator[Finding]:
     for mount in mounts.all:
         if mount.shared or not mount.device.startswith("/dev/") or "loop" in mount.device:
             continue
+        stopped = [option for option in mount.options if option in _STOPPED]
         fell = "ro" in mount.options and any(option.startswith("errors=") for option in mount.options)
-        wrong = "ro" in mount.options and (mount.where in ("/", "/tmp", "/var", "/home") or fell)
-        yield Finding("mount-readonly", "error" if wrong else "ok", mount.where, f"mounted {','.join(mount.options[:3])}")
+        wrong = stopped or ("ro" in mount.options and (mount.where in ("/", "/tmp", "/var", "/home") or fell))
+        yield Finding("mount-readonly", "error" if wrong else "ok", mount.where,
+                      f"mounted {','.join(dict.fromkeys([*mount.options[:3], *stopped]))}")
 
 
 def missing(mounts: Mounts) -> Iterator[Finding]:
@@ -83,8 +86,10 @@ def count(disks: Disks) -> Iterator[Finding]:
 
 
 def arrays(disks: Disks) -> Iterator[Finding]:
-    for name, (wanted, there) in disks.arrays.items():
-        yield Finding("disk-raid", "ok" if there == wanted else "error", name, f"{there} of {wanted} disks")
+    for name, array in disks.arrays.items():
+        good = array.active and array.there == array.wanted
+        yield Finding("disk-raid", "ok" if good else "error", name,
+                      f"{array.there} of {array.wanted} disks" + ("" if array.active else "; it is inactive"))
 
 
 CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
@@ -98,7 +103,7 @@ CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
           "mount it (mount -a) and look why it was not at boot"),
     Check("mount-readonly", read_mounts, readonly,
           "`/proc/mounts`: options",
-          "error: /, /tmp, /var or /home is read-only, or a disk with errors=… has become so",
+          "error: /, /tmp, /var or /home is read-only, or a disk with errors=… has become so; ext4 says emergency_ro or shutdown",
           "the disk failed: look at the kernel's log, run fsck, replace it"),
     Check("disk-space", read_mounts, space,
           "`stat -f`",
@@ -118,6 +123,6 @@ CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
           "reboot; if it is still missing, hand the node back"),
     Check("disk-raid", read_disks, arrays,
           "`/proc/mdstat`",
-          "error: an array with fewer disks than it should have",
+          "error: an array with fewer disks than it should have, or one that is inactive",
           "find the disk (mdadm --detail) and replace it"),
 )

@@ -52,7 +52,7 @@ def state(fabric: RdmaFabric) -> Iterator[Finding]:
         if port.up:
             yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}")
         elif _may_be_free(fabric, port):
-            yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}: not cabled, and was never up")
+            yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}: not in use, and was never up")
         else:
             grave: Severity = "warning" if port.layer == "Ethernet" else "error"
             yield Finding("fabric-port", grave, port.name, f"state {port.state or 'unknown'}, physical state "
@@ -60,9 +60,10 @@ def state(fabric: RdmaFabric) -> Iterator[Finding]:
 
 
 def _may_be_free(fabric: RdmaFabric, port: RdmaPort) -> bool:
-    """The second port of an adapter whose other port is in use, on a machine of which nothing is known."""
-    neighbours = fabric.adapter(port).ports
-    return fabric.kind is None and not port.dropped and any(other.up for other in neighbours)
+    """A virtual function; the second port of a card whose other port is in use, on a machine of which nothing is known."""
+    own = fabric.adapter(port)
+    card = (other for adapter in fabric.adapters if adapter.card == own.card and not adapter.virtual for other in adapter.ports)
+    return not port.dropped and (own.virtual or (fabric.kind is None and any(other.up for other in card)))
 
 
 def _cure(port: RdmaPort) -> str:
@@ -73,7 +74,7 @@ def _cure(port: RdmaPort) -> str:
 
 def rate(fabric: RdmaFabric) -> Iterator[Finding]:
     ports = [port for port in fabric.ports if port.up and port.rate is not None]
-    models = {port.name: fabric.adapter(port).model for port in ports}
+    models = {port.name: fabric.adapter(port).board or fabric.adapter(port).model for port in ports}
     for port in ports:
         assert port.rate is not None
         if fabric.kind is not None:
@@ -109,9 +110,11 @@ def firmware(fabric: RdmaFabric) -> Iterator[Finding]:
 
 def partition(fabric: RdmaFabric) -> Iterator[Finding]:
     ports = [port for port in fabric.ports if port.up and port.layer == "InfiniBand"]
-    firsts = Counter(port.keys.get(0, 0) for port in ports)
+    networks: dict[tuple[object, ...], Counter[int]] = {}
     for port in ports:
-        first = port.keys.get(0, 0)
+        networks.setdefault(_network(fabric, port), Counter())[port.keys.get(0, 0)] += 1
+    for port in ports:
+        first, firsts = port.keys.get(0, 0), networks[_network(fabric, port)]
         known = f"key 0 is {first:#06x}"
         if not first:
             yield Finding("fabric-partition", "error", port.name, "partition table has no key at index 0, which NCCL uses")
@@ -125,6 +128,12 @@ def partition(fabric: RdmaFabric) -> Iterator[Finding]:
             yield Finding("fabric-partition", "ok", port.name, known)
 
 
+def _network(fabric: RdmaFabric, port: RdmaPort) -> tuple[object, ...]:
+    """The marks that ports of one network share. A network for storage has other cards, rates or managers, and its own keys."""
+    prefix = port.gids[0].value.rsplit(":", 4)[0] if port.gids else ""
+    return fabric.adapter(port).board, port.rate, port.manager, prefix
+
+
 def addresses(fabric: RdmaFabric) -> Iterator[Finding]:
     for port in fabric.ports:
         if not port.up:
@@ -132,7 +141,7 @@ def addresses(fabric: RdmaFabric) -> Iterator[Finding]:
         usable = [gid for gid in port.gids if port.layer != "Ethernet" or (gid.type == "RoCE v2" and ":ffff:" in gid.value)]
         if usable:
             yield Finding("fabric-gid", "ok", port.name, f"{usable[0].value} at index {usable[0].index}")
-        elif port.layer == "Ethernet":
+        elif port.gids:
             yield Finding("fabric-gid", "warning", port.name, f"{len(port.gids)} addresses, none of them RoCE v2 over IPv4",
                           "give the port's interface an IPv4 address: without one RDMA cannot be routed")
         else:
@@ -166,7 +175,7 @@ CHECKS: tuple[Check[RdmaFabric], ...] = (
           "load the module, or give the container its device files"),
     Check("fabric-port", read_fabric, state,
           "`ports/*/{state,phys_state}`",
-          "error: not `4: ACTIVE` and `5: LinkUp` (warning for RoCE); the second port of an adapter may be free",
+          "error: not `4: ACTIVE` and `5: LinkUp` (warning for RoCE); second ports and virtual functions may be free",
           "look at the cable, the transceiver and the switch's port"),
     Check("fabric-rate", read_fabric, rate,
           "`ports/*/rate`",
@@ -182,7 +191,7 @@ CHECKS: tuple[Check[RdmaFabric], ...] = (
           "bring all adapters to one firmware (mlxfwmanager, flint)"),
     Check("fabric-partition", read_fabric, partition,
           "`ports/*/pkeys/*`",
-          "error: no key at index 0, no full membership, or another key than the other ports",
+          "error: no key at index 0, no full membership, or another key than the other ports of its network",
           "have the subnet manager put this port into the partition, as a full member"),
     Check("fabric-gid", read_fabric, addresses,
           "`ports/*/gids/*`, `gid_attrs/{types,ndevs}/*`",

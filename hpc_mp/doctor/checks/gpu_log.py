@@ -2,44 +2,64 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.kernel_log import KernelMessage
-from hpc_mp.cluster.node.xids import SXidLine, XidLine, sxid, xid
+from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
 
 RECENT_S = 7200.0  # azurehpc-health-checks looks two hours back; what is older was probably dealt with, by a reset or a reboot
-REMEDIES = {
+REMEDIES: dict[Action, str] = {
+    "seat": "drain the node; see that the GPU sits firmly and that its power cables are attached",
     "reset": "drain the node, reset the GPU (all GPUs together where they are joined by NVLink), run the doctor again",
     "reboot": "drain and power-cycle the node; have the GPU replaced if it happens again",
     "replace": "drain the node and have the GPU replaced",
     "watch": "no need to stop the node; look at gpu-row-remap and gpu-ecc-dram",
+    "support": "no need to stop the node; show nvidia-bug-report.sh to NVIDIA if it happens again",
+    "unknown": "look it up in NVIDIA's Xid catalogue",
 }
+HARMLESS: dict[Action, str] = {"program": "are programs' doing", "none": "ask for nothing"}
+_GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # of a sentence that names the GPU in its first line
 Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
 def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
-    found = _by_part(lines, xid, lambda entry: (entry.bus, entry.number))
+    found = _by_part(_whole(lines), xid, lambda entry: (entry.bus, entry.kind))
     grave = False
-    for (bus, number), (entry, times, age) in found.items():
-        if entry.action == "program":
+    for entry, times, age in found.values():
+        if entry.action in HARMLESS:
             continue
         grave = True
-        severity: Severity = "error" if entry.action != "watch" and age is not None and age <= RECENT_S else "warning"
-        evidence = f"Xid {number}: {entry.meaning}; {_when(times, age)}"
-        yield Finding("gpu-xid", severity, f"GPU {bus}", evidence, REMEDIES[entry.action])
+        fresh = entry.action in NEEDS and age is not None and age <= RECENT_S
+        severity: Severity = "error" if fresh else "unknown" if entry.action == "unknown" else "warning"
+        yield Finding("gpu-xid", severity, f"GPU {entry.bus}".strip(), f"{entry}; {_when(times, age)}", REMEDIES[entry.action])
     if lines and not grave:
-        programs = sorted({number for _, number in found})
-        also = f"; Xid {', '.join(map(str, programs))} are programs' doing" if programs else ""
+        also = ""
+        for action, words in HARMLESS.items():
+            numbers = sorted({entry.number or 0 for entry, *_ in found.values() if entry.action == action})
+            also += f"; Xid {', '.join(map(str, numbers))} {words}" if numbers else ""
         yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
 
 
+def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
+    """The messages, each sentence of several lines as one."""
+    whole: list[KernelMessage] = []
+    for line in lines:
+        if whole and _GOES_ON.search(line.text):
+            whole[-1] = replace(whole[-1], text=f"{whole[-1].text} {line.text.strip()}")
+        else:
+            whole.append(line)
+    return whole
+
+
 def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
-    found = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", entry.number))
+    found = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
     for (switch, number), (entry, times, age) in found.items():
         fresh = entry.fatal and age is not None and age <= RECENT_S
         yield Finding("gpu-sxid", "error" if fresh else "warning", switch,
@@ -49,10 +69,10 @@ def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
         yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
 
 
-def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, int]],
-             ) -> dict[tuple[str, int], tuple[Entry, int, float | None]]:
+def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, str]],
+             ) -> dict[tuple[str, str], tuple[Entry, int, float | None]]:
     """The latest of each kind of each part, how often it was there, and how long ago the latest is."""
-    found: dict[tuple[str, int], tuple[Entry, int, float | None]] = {}
+    found: dict[tuple[str, str], tuple[Entry, int, float | None]] = {}
     for line in lines:
         if (entry := read(line.text)) is not None:
             found[key(entry)] = (entry, found.get(key(entry), (entry, 0, None))[1] + 1, line.age)
@@ -65,7 +85,8 @@ def _when(times: int, age: float | None) -> str:
 
 
 CHECKS = (
-    Check("gpu-xid", read_log_with_gpus, xids, "kernel log: NVRM: Xid", "error: one that blames the GPU within two hours",
+    Check("gpu-xid", read_log_with_gpus, xids, "kernel log: NVRM: Xid, fallen off the bus, RmInitAdapter",
+          "error: within two hours one after which the GPU needs a reset, a reboot or hands",
           REMEDIES["reset"]),
     Check("gpu-sxid", read_log_with_gpus, sxids, "kernel log: SXid", "error: a fatal one within two hours", REMEDIES["reset"]),
 )

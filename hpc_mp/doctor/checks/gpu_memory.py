@@ -14,6 +14,15 @@ MOST_RETIRED_PAGES = 62  # of 64 that the GPU has room for
 
 PENDING = ("channel_repair_pending", "tpc_repair_pending")
 
+# What drivers call the counts of errors: those to add, and those to take off. The first layout that a GPU has is its own: one
+# number; parity and code apart (R555 on); that of GPUs before Ampere, whose total has the device's memory (DRAM) in it.
+_Layout = tuple[tuple[str, ...], tuple[str, ...]]
+_SRAM_BAD: tuple[_Layout, ...] = ((("sram_uncorrectable",), ()), (("sram_uncorrectable_parity", "sram_uncorrectable_secded"), ()),
+                                  (("double_bit/total",), ("double_bit/device_memory",)))
+_SRAM_MENDED: tuple[_Layout, ...] = ((("sram_correctable",), ()), (("single_bit/total",), ("single_bit/device_memory",)))
+_DRAM_BAD: tuple[_Layout, ...] = ((("dram_uncorrectable",), ()), (("double_bit/device_memory",), ()))
+_DRAM_MENDED: tuple[_Layout, ...] = ((("dram_correctable",), ()), (("single_bit/device_memory",), ()))
+
 RESET = "drain the node, then nvidia-smi --gpu-reset -i GPU, or reboot"
 REPLACE = "drain the node and have the GPU replaced"
 
@@ -28,9 +37,8 @@ def ecc_mode(gpu: GpuReport) -> GpuFault | None:
 
 
 def sram(gpu: GpuReport) -> GpuFault | None:
-    _counts(gpu)
-    uncorrected, lifetime = _sram_uncorrected(gpu, "volatile"), _sram_uncorrected(gpu, "aggregate")
-    corrected = number(gpu, "ecc_errors/volatile/sram_correctable")
+    uncorrected, lifetime = _count(gpu, "volatile", _SRAM_BAD), _count(gpu, "aggregate", _SRAM_BAD)
+    corrected = _count(gpu, "volatile", _SRAM_MENDED)
     if uncorrected:
         return GpuFault("error", f"{uncorrected:.0f} uncorrected errors of SRAM since the driver was loaded (allowed: 0)")
     if gpu.says("ecc_errors/aggregate/sram_threshold_exceeded") == "Yes":
@@ -44,9 +52,8 @@ def sram(gpu: GpuReport) -> GpuFault | None:
 
 
 def dram(gpu: GpuReport) -> GpuFault | None:
-    _counts(gpu)
-    counts = {path: number(gpu, f"ecc_errors/{path}") for path in (
-        "volatile/dram_uncorrectable", "volatile/dram_correctable", "aggregate/dram_uncorrectable", "aggregate/dram_correctable")}
+    counts = {f"{since}/dram_{kind}": _count(gpu, since, layouts) for since in ("volatile", "aggregate")
+              for kind, layouts in (("uncorrectable", _DRAM_BAD), ("correctable", _DRAM_MENDED))}
     worst = max(counts, key=lambda path: counts[path])
     if counts[worst] > MOST_DRAM:
         return GpuFault("error", f"{counts[worst]:.0f} errors of DRAM ({worst}; over {MOST_DRAM})", REPLACE)
@@ -98,18 +105,15 @@ def repair(gpu: GpuReport) -> GpuFault | None:
     return GpuFault("warning", f"{' and '.join(waits)}: done when the GPU is reset") if waits else None
 
 
-def _counts(gpu: GpuReport) -> None:
-    """Raises NotApplicable where errors are not counted: no ECC, or switched off."""
+def _count(gpu: GpuReport, since: str, layouts: tuple[_Layout, ...]) -> float:
+    """Raises NotApplicable where errors are not counted: no ECC, switched off, or a GPU in MIG mode; and Unavailable."""
     if says(gpu, "ecc_mode/current_ecc") != "Enabled":
         raise NotApplicable
-
-
-def _sram_uncorrected(gpu: GpuReport, since: str) -> float:
-    """One count in older drivers; in newer ones errors found by parity, and those found by the code that also corrects."""
-    whole = gpu.number(f"ecc_errors/{since}/sram_uncorrectable")
-    if whole is not None:
-        return whole
-    return sum(number(gpu, f"ecc_errors/{since}/sram_uncorrectable_{kind}") for kind in ("parity", "secded"))
+    prefix = f"ecc_errors/{since}/"
+    for added, taken in layouts:
+        if any(gpu.number(prefix + name) is not None for name in added):
+            return sum(number(gpu, prefix + name) for name in added) - sum(gpu.number(prefix + name) or 0 for name in taken)
+    return number(gpu, *(prefix + name for added, _ in layouts for name in added))
 
 
 CHECKS = (
@@ -118,7 +122,7 @@ CHECKS = (
     row("gpu-ecc-sram", sram, "no uncorrected error of SRAM",
         f"error: any since the driver was loaded, over {MOST_CORRECTED_SRAM} corrected ones, or the GPU's own limit", RESET),
     row("gpu-ecc-dram", dram, "no uncorrected error of DRAM since the driver was loaded", f"error: over {MOST_DRAM}",
-        "see gpu-row-remap and gpu-xid: the GPU replaces such rows by itself"),
+        "see gpu-row-remap, gpu-retired-pages and gpu-xid: the GPU replaces such rows or pages by itself"),
     row("gpu-row-remap", row_remap, "no row failed to be remapped or waits for it", "error: failure; warning: pending", RESET),
     row("gpu-row-spare", row_spare, "spare rows in every bank of memory", "warning: few or none left in a bank",
         "plan to have the GPU replaced"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
@@ -18,24 +18,33 @@ from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usu
 MOST_ERRORS = 5  # of one link between two readings; imbue's cluster-health warns there
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # paths from GPU to NIC, the nearest first
 _DIRECT = ("PIX", "PXB")  # without the processor in between
+# The health of a GPU in the fabric: how grave another word is than those of a healthy one. R565 to R575 have no summary.
+HEALTH: dict[str, tuple[Severity, tuple[str, ...]]] = {
+    "summary": ("warning", ("Healthy",)), "bandwidth": ("error", ("Full",)), "route_unhealthy": ("error", ("False", "No")),
+    "route_recovery_in_progress": ("warning", ("False", "No")), "access_timeout_recovery": ("warning", ("False", "No")),
+    "incorrect_configuration": ("error", ("None", "False", "No")),
+}
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
 def inactive(links: NvLinks) -> Iterator[Finding]:
-    here = {gpu: rates for gpu, rates in links.rates.items() if rates}
+    for gpu, words in links.errors.items():
+        yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"the driver does not tell of its NVLinks: {words}")
+    here = {gpu: rates for gpu, rates in links.rates.items() if rates and gpu not in links.apart}
     down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in here.items()}
     if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
         return  # a PCIe card without a bridge
     for gpu, dark in down.items():
         if dark:
             yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
-    if here and not any(down.values()):
+    if here and not any(down.values()) and not links.errors:
         yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(here), 'GPU')} are active")
 
 
 def rates(links: NvLinks) -> Iterator[Finding]:
     """Number and speed of the active ones. Where the model is not known, those of most GPUs."""
-    active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()}
+    active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()
+              if gpu not in links.apart and gpu not in links.errors}
     shapes = {gpu: (len(fast), min(fast, default=0.0)) for gpu, fast in active.items() if fast or _expected(links, gpu)}
     usual = usual_of([_shape(shape) for shape in shapes.values()])
     bad = False
@@ -67,17 +76,17 @@ def errors(changes: Changes) -> Iterator[Finding]:
 
 def fabric_state(gpu: GpuReport) -> GpuFault | None:
     state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
+    if state is None and "fabric/state" in gpu.values and _in_rack(gpu):
+        return GpuFault("error", "fabric state N/A: no NVLink beyond this tray")
     if state is None:
         raise NotApplicable
     if state != "Completed" or status not in ("Success", None):
         return GpuFault("error", f"fabric state {state}, status {status or 'untold'}: "
                                  "CUDA fails with error 802 until it is completed")
-    health = gpu.says("fabric/health/summary")
-    if health not in (None, "Healthy"):
-        return GpuFault("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
-    if gpu.says("fabric/health/bandwidth") == "Degraded":
-        return GpuFault("error", "fabric health: bandwidth degraded")
-    return None
+    ill = [(severity, f"{path.replace('_', ' ')} {word}") for path, (severity, well) in HEALTH.items()
+           if (word := gpu.says(f"fabric/health/{path}")) is not None and word not in well]
+    grave = gpu.says("fabric/health/summary") == "Unhealthy" or any(severity == "error" for severity, _ in ill)
+    return GpuFault("error" if grave else "warning", f"fabric health: {', '.join(words for _, words in ill)}") if ill else None
 
 
 def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
@@ -112,11 +121,14 @@ def imex(found: Imex | None) -> Iterator[Finding]:
 
 
 def clique(asked: SmiAnswer) -> Iterator[Finding]:
-    gpus = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/clusterUuid")]
+    joined = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/state") == "Completed"]  # of all others gpu-fabric tells
+    racks = [gpu for gpu in joined if _in_rack(gpu)]
+    lost = [gpu for gpu in racks if gpu.says("fabric/clusterUuid") in (None, _NO_CLUSTER)]
+    gpus = [gpu for gpu in joined if gpu.says("fabric/clusterUuid")]
     groups = [f"{gpu.says('fabric/clusterUuid')}.{gpu.says('fabric/cliqueId')}" for gpu in gpus]
-    racks = [gpu for gpu in gpus if (known := catalogue().gpu(gpu.name)) and known.rack]
-    if racks and any(gpu.says("fabric/clusterUuid") == _NO_CLUSTER for gpu in racks):
-        yield Finding("gpu-clique", "error", "", f"cluster UUID {_NO_CLUSTER}: this tray belongs to no NVLink domain")
+    if lost:
+        yield Finding("gpu-clique", "error", "", f"cluster UUID {lost[0].says('fabric/clusterUuid') or 'N/A'} on "
+                      f"{', '.join(map(str, lost))}: this tray belongs to no NVLink domain")
     elif len(set(groups)) > 1:
         odd = "; ".join(f"{gpu}: {group}" for gpu, group in zip(gpus, groups, strict=True) if group != usual_of(groups))
         yield Finding("gpu-clique", "error", "", f"GPUs of one node are in different cliques: {odd}")
@@ -144,9 +156,10 @@ def joined(found: GpuTopology | None) -> Iterator[Finding]:
         return
     between = {(first, second): found.paths.get((first, second), "")
                for place, first in enumerate(found.gpus) for second in found.gpus[place + 1:]}
-    usual = usual_of(list(between.values())) or max(between.values())
+    usual = usual_of(list(between.values())) or ""
     odd = {pair: way for pair, way in between.items() if way != usual and usual.startswith("NV")}
-    if odd:
+    strays = {sum(gpu in pair for pair in odd) for gpu in found.gpus}
+    if odd and len(strays) > 1 and found.alike:  # as many on each GPU: that is how such a board is wired
         shown = ", ".join(f"{first}–{second} {way}" for (first, second), way in list(odd.items())[:6])
         yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
     else:
@@ -169,6 +182,11 @@ def nearest_nic(found: GpuTopology | None) -> Iterator[Finding]:
         if direct and way not in _DIRECT:
             yield Finding("gpu-nic", "warning", gpu, f"nearest NIC at {way}; {counted(len(direct), 'other GPU')} have one on "
                           "their own PCIe switch")
+
+
+def _in_rack(gpu: GpuReport) -> bool:
+    known = catalogue().gpu(gpu.name)
+    return bool(known and known.rack) and gpu.says("mig_mode/current_mig") != "Enabled"
 
 
 def _expected(links: NvLinks, gpu: int) -> bool:
@@ -202,7 +220,8 @@ CHECKS = (
           "error unless: number and speed that the model, or most, have", _RESET),
     Check("gpu-nvlink-errors", read_changes, errors, "nvidia-smi nvlink -e",
           f"none since the last reading; error: {MOST_ERRORS} of one kind", _RESET),
-    row("gpu-fabric", fabric_state, "in the NVLink fabric, and healthy", "error unless: state Completed, status Success",
+    row("gpu-fabric", fabric_state, "in the NVLink fabric, and healthy",
+        "error unless: state Completed, status Success, health Healthy",
         "systemctl restart nvidia-fabricmanager on a drained node, then reset the GPUs"),
     Check("gpu-fabric-manager", read_fabric, manager, "systemctl is-active nvidia-fabricmanager",
           "error unless: active where NVSwitches are",

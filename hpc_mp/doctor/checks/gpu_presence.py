@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
+from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, told, usual_of
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
 EXITS: dict[int, tuple[Severity, str, str]] = {
@@ -25,9 +27,12 @@ EXITS: dict[int, tuple[Severity, str, str]] = {
     13: ("error", "libnvidia-ml is too old for this nvidia-smi", "install driver, libraries and tools of one version"),
     14: ("error", "a GPU's infoROM is corrupt", "drain the node and have the GPU replaced"),
     15: ("error", "a GPU has fallen off the bus or is otherwise out of reach", "drain and power-cycle the node"),
+    16: ("error", "a GPU requires a reset", "drain the node and reset the GPU"),
+    17: ("error", "the operating system or a control group keeps it from the GPUs", "start the job or container anew"),
     18: ("error", "driver and library versions do not match", "reboot the node; its driver was updated underneath"),
     255: ("error", "an internal error of the driver", "look into the kernel log; reboot the node"),
 }
+AROUND = {"infoROM is corrupted": 14, "Unable to determine the device handle": 15}  # beside an answer, whatever its exit code is
 ALIKE = {"model": "product_name", "memory": "fb_memory_usage/total", "VBIOS": "vbios_version",
          "GSP firmware": "gsp_firmware_version", "infoROM": "inforom_version/img_version",
          "greatest clock": "max_clocks/sm_clock"}
@@ -52,20 +57,23 @@ def count(driver: GpuDriver) -> Iterator[Finding]:
     elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
         yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
     elif driver.listed is None and len({counts["PCI bus"], counts["driver"]}) == 1:
-        yield Finding("gpu-count", "unknown", "", here)
+        raise Unavailable(driver.unlisted)
     else:
         yield Finding("gpu-count", "error", "", here)
 
 
 def smi(asked: SmiAnswer) -> Iterator[Finding]:
-    if asked.smi is not None and asked.smi.gpus:
-        if "infoROM is corrupted" in asked.words:
-            yield Finding("gpu-smi", "error", "", asked.words[:200], EXITS[14][2])
-        else:
-            yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {asked.smi.driver}")
-    elif asked.smi is None:
-        severity, meaning, remedy = _exit(asked)
-        yield Finding("gpu-smi", severity, "", f"{asked.words}: {meaning}" if meaning else asked.words, remedy)
+    code = asked.code or next((code for words, code in AROUND.items() if words in asked.words), 0)
+    described = len(asked.smi.gpus) if asked.smi is not None else 0
+    attached = (asked.smi.attached if asked.smi is not None else None) or described
+    lost = f"{attached} GPUs are attached, {described} of them described" if attached > described and not asked.confined else ""
+    if asked.smi is None or (code and attached):
+        severity, meaning, remedy = _exit(replace(asked, code=code or asked.code))
+        yield Finding("gpu-smi", severity, "", ": ".join(filter(None, (asked.words, meaning, lost))), remedy)
+    elif lost:
+        yield Finding("gpu-smi", "error", "", lost, EXITS[15][2])
+    elif described:
+        yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {asked.smi.driver}")
 
 
 def versions(driver: GpuDriver) -> Iterator[Finding]:
@@ -101,8 +109,8 @@ def excluded(driver: GpuDriver) -> Iterator[Finding]:
 
 
 def alike(asked: SmiAnswer) -> Iterator[Finding]:
-    """One slow GPU slows all: those of a node should be of one kind."""
-    gpus = seen(asked).gpus
+    """One slow GPU slows all: those of a node should be of one kind. Those that the driver cannot read are not compared."""
+    gpus = [gpu for gpu in seen(asked).gpus if not gpu.failed()]
     differ = False
     for what, path in ALIKE.items():
         words = [gpu.says(path) or "nothing" for gpu in gpus]
@@ -121,7 +129,13 @@ def alike(asked: SmiAnswer) -> Iterator[Finding]:
 
 def answers(gpu: GpuReport) -> GpuFault | None:
     failed = gpu.failed()
-    return GpuFault("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
+    errors = [f"{told(words)}, for {_some([path for path, said in failed.items() if said == words])}"
+              for words in dict.fromkeys(failed.values())]
+    return GpuFault("error", "; ".join(errors)) if errors else None
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:4]) + (f" and {counted(len(paths) - 4, 'other value')}" if len(paths) > 4 else "")
 
 
 def recovery(gpu: GpuReport) -> GpuFault | None:
@@ -176,7 +190,8 @@ CHECKS = (
           "find out why, in /etc/modprobe.d; have it replaced"),
     Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "warning unless: one model, VBIOS, firmware",
           "bring all GPUs to the same state"),
-    row("gpu-answers", answers, "the driver gets every value", "error unless: no ERR! and no Unknown Error", _KERNEL_LOG),
+    row("gpu-answers", answers, "the driver gets every value",
+        "error: ERR!, Unknown Error, GPU is lost, GPU requires reset …", _KERNEL_LOG),
     row("gpu-recovery", recovery, "the driver wants no reset",
         "error unless: recovery action None", "do so once the node is drained"),
     Check("gpu-amd", read_amd, amd, "PCI bus, /sys/class/kfd, /sys/.../ras", "recognised, driver loaded, no uncorrected error",

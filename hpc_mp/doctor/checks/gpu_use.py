@@ -9,7 +9,7 @@ from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import GpuFault, row, says
+from hpc_mp.doctor.checks.per_gpu import GpuFault, row, says, told
 
 IDLE_MEMORY_MIB = 1024  # what a GPU may hold with nobody on it: the driver's own, and a monitoring daemon's
 
@@ -57,7 +57,9 @@ def memory_held(holders: Holders) -> Iterator[Finding]:
                           f"{memory_size(used * 2**20)} in use, by whom cannot be seen in a container")
         else:
             yield Finding("gpu-memory-held", "warning", gpu, f"{memory_size(used * 2**20)} in use and no program holds the GPU")
-    if holders.gpus and not held:
+    for gpu, words in holders.failed:
+        yield Finding("gpu-memory-held", "error", gpu, told(words), "drain the node and reset the GPU, or reboot")
+    if holders.gpus and not held and not holders.failed:
         yield Finding("gpu-memory-held", "ok", "", "no memory is in use without a program")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import ago
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_taint
 from hpc_mp.doctor.checks.check import Check
@@ -13,29 +13,57 @@ from hpc_mp.doctor.checks.check import Check
 _DAY_S = 86_400.0
 
 
-def _complaint(code: str, pattern: str, grave: Severity) -> Callable[[tuple[KernelMessage, ...]], Iterator[Finding]]:
-    """A judge that looks for lines of the last day."""
-    wanted = re.compile(pattern)
+def _complaint(code: str, **patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ...]], Iterator[Finding]]:
+    """A judge that looks for lines of the last day. ``patterns``: what makes an ``error``, what a ``warning``."""
+    wanted = [(grave, re.compile("|".join(patterns[grave]))) for grave in ("error", "warning") if grave in patterns]
 
     def judge(lines: tuple[KernelMessage, ...]) -> Iterator[Finding]:
-        found = [line for line in lines if (line.age is None or line.age <= _DAY_S) and wanted.search(line.text)]
-        if found:
-            last = found[-1]
-            when = "" if last.age is None else f" {ago(last.age)}"
-            yield Finding(code, grave, "", f"{len(found)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
-        else:
-            yield Finding(code, "ok", "", "no such line in the last day")
+        recent = [line for line in lines if line.age is None or line.age <= _DAY_S]
+        for grave, pattern in wanted:
+            if found := [line for line in recent if pattern.search(line.text)]:
+                last = found[-1]
+                when = "" if last.age is None else f" {ago(last.age)}"
+                yield Finding(code, grave, "", f"{len(found)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
+                return
+        yield Finding(code, "ok", "", "no such line in the last day")
     return judge
 
 
-_HARDWARE = (r"\[Hardware Error\].*(severity: (fatal|recoverable)|[Uu]ncorrected|Machine Check: \d+ Bank)|EDAC .* UE "
-             r"|Memory failure: 0x")  # corrected ones are counted by memory-errors
-_LOCKUP = r"soft lockup|hard LOCKUP|rcu.*detected stalls|blocked for more than \d+ seconds|not responding, still trying"
-_DISK = (r"I/O error, dev (sd|vd|xvd|nvme|md|dm)|nvme.*(timeout, |controller is down|Device not ready)|EXT4-fs error"
-         r"|XFS.*(Corruption|Shutting down)|Remounting filesystem read-only")
-_MEMORY = r"Out of memory: Killed process|oom-kill:constraint=CONSTRAINT_NONE"
-_NETWORK = (r"NETDEV WATCHDOG|mlx5_core.*(health compromised|device's health|poll_health|cmd .*timeout)"
-            r"|neighbour: .*table overflow|nf_conntrack: table full|efa .*(reset|timeout)")
+# Wordings of Linux 3.10 (RHEL 7) to 6.17, as the kernel's sources have them. Corrected errors are counted by memory-errors.
+_HARDWARE = (
+    r"\[Hardware Error\].*(severity: (fatal|recoverable)|[Uu]ncorrected)", "mce: Uncorrected", "Processor context corrupt",
+    r"Machine Check(?: Exception)?: *[0-9a-f]+ Bank (?!128:)\d+: [2367abef][0-9a-f]{15}",  # bit 61: not corrected; bank 128: heat
+    r"MC\d+_STATUS\[[^|]*\|UE\|", r"EDAC .*\bUE ", r"Memory failure: 0x", r"not syncing: .*[Mm]achine check",
+    r"NMI: (PCI system error|IOCK error|memory parity error)",
+)
+_FATAL_PCI = (r"Uncorrect(ed|able) \(Fatal\)", r"AER: device recovery failed", r"DPC: ERR_FATAL detected")
+_PCI = (r"Uncorrect(ed|able) \(Non-Fatal\)", r"DPC: (unmasked uncorrectable error|ERR_NONFATAL) detected")
+_LOCKUP = (
+    "soft lockup", "hard LOCKUP", r"workqueue lockup", r"rcu.*(detected .*stalls?\b|kthread starved)",
+    r"blocked (in I/O wait )?for more than \d+ seconds", "possible memory allocation deadlock",
+    r"not responding, (still trying|timed out)", r"has not responded in \d+ seconds", r"ceph: mds\d+ (hung|caps stale)",
+    r"libceph: (mon|osd|mds)\d+ .*session lost", r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has timed out for s)",
+    r"NFS: state manager: .*failed",
+)
+_DEVICE = r"dev(ice)? (sd|vd|xvd|nvme|md|dm|pmem|mmcblk)"
+_DISK = (
+    rf"(I/O|critical (medium|nexus)|recoverable transport|protection) error(,| on) {_DEVICE}", "lost async page write",
+    r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* error: \{ UNC", r"[Uu]nrecovered [Rr]ead [Ee]rror",
+    r"nvme.*(timeout, |controller is down|Device not ready|after (reset|probe) failure)", r"md/raid.*Disk failure on",
+    r"EXT[234]-fs (error|\(.*(I/O error|potential data loss))", r"EXT4-fs warning.*I/O error", r"Remounting filesystem read-only",
+    r"JBD2?: .*(IO errors|I/O error|Error -\d+)", "Aborting journal on",
+    r"XFS.*([Cc]orruption|[Ss]hutting down|shut down|I/O [Ee]rror|[Ii]nternal error|force_shutdown)",
+    r"BTRFS:? (error|critical)", r"Pool .* uncorrectable I/O failure",
+)
+_MEMORY = (r"Out of memory.*: Kill(ed)? process", r"not syncing: .*[Oo]ut of memory", r"oom-kill:constraint=CONSTRAINT_NONE")
+_NETWORK = (
+    r"NETDEV WATCHDOG.*timed out", r"TX timeout (detected|on queue)", r"Detected (Tx|Hardware) Unit Hang",
+    r"mlx5_core.*(health compromised|device's health|poll_health|Fatal error \d+ detected|firmware internal error)",
+    r"mlx5_core.*(cmd .*timeout|wait_func.*(timeout|No done completion)|timeout\. Will cause a leak)",
+    r"mlx5_core.*(module event\[error\]|Cable error|[Hh]igh temperature)", r"efa .*(reset|timeout)",
+    r"ena .*watchdog timeout", r"ib\w+: transmit timeout", r"[Nn]eighbou?r.*table overflow", r"conntrack: table full",
+    r"TCP: out of memory",
+)
 
 _SCARS = {4: "a machine check (M)", 5: "a bad page of memory (B)", 7: "an oops (D)"}  # bits: Linux, admin-guide/tainted-kernels
 
@@ -48,24 +76,24 @@ def scars(taint: int) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
-    Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", _HARDWARE, "error"),
-          "the kernel's log: machine checks, EDAC, `[Hardware Error]`",
-          "error: one that could not be corrected, in the last day",
-          "read the whole message (ras-mc-ctl --errors); drain the node if memory or a processor is named"),
-    Check("kernel-lockup", read_kernel_log, _complaint("kernel-lockup", _LOCKUP, "warning"),
-          "the kernel's log: soft lockup, stalls, `blocked for more than`, a file server that is silent",
+    Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", error=_HARDWARE + _FATAL_PCI, warning=_PCI),
+          "the kernel's log: machine checks, EDAC, `[Hardware Error]`, AER and DPC of PCI devices",
+          "error: one that could not be corrected, in the last day; warning: one of a PCI device that was not fatal",
+          "read the whole message (ras-mc-ctl --errors); drain the node if memory, a processor, a GPU or an adapter is named"),
+    Check("kernel-lockup", read_kernel_log, _complaint("kernel-lockup", warning=_LOCKUP),
+          "the kernel's log: soft lockup, stalls, `blocked for more than`, a silent file server (NFS, Lustre, Ceph, SMB)",
           "warning: in the last day",
           "look what the named process waited for: mostly a file server, a disk or a driver"),
-    Check("kernel-disk", read_kernel_log, _complaint("kernel-disk", _DISK, "error"),
+    Check("kernel-disk", read_kernel_log, _complaint("kernel-disk", error=_DISK),
           "the kernel's log: I/O error, NVMe timeout, file system errors",
           "error: in the last day",
           "save what is on the disk and replace it"),
-    Check("kernel-oom", read_kernel_log, _complaint("kernel-oom", _MEMORY, "warning"),
+    Check("kernel-oom", read_kernel_log, _complaint("kernel-oom", warning=_MEMORY),
           "the kernel's log: Out of memory, for the whole machine and not a job's group",
           "warning: in the last day",
           "jobs may use more than there is: ConstrainRAMSpace=yes in cgroup.conf, RealMemory below what there is"),
-    Check("kernel-network", read_kernel_log, _complaint("kernel-network", _NETWORK, "error"),
-          "the kernel's log: adapter's health, transmit timeout, neighbour or connection table full",
+    Check("kernel-network", read_kernel_log, _complaint("kernel-network", error=_NETWORK),
+          "the kernel's log: adapter's health, commands and cables, transmit timeout, neighbour or connection table full",
           "error: in the last day",
           "an adapter's firmware that stops needs a reset or a new adapter; for full tables see kernel-neighbours"),
     Check("kernel-taint", read_taint, scars,

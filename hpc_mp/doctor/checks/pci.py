@@ -20,6 +20,10 @@ _DMABUF_KERNEL = (5, 12)  # the first whose verbs take DMA-BUF
 
 def links(found: tuple[Link, ...]) -> Iterator[Finding]:
     for link in found:
+        if not link.answers:
+            yield Finding("nic-pcie", "error", f"{link.device} ({link.address})",
+                          "its registers read as all ones: it has fallen off the bus",
+                          "power the machine off and on; if it happens again, reseat the adapter or have it replaced")
         if link.width is None or link.most_width is None:
             continue
         narrow = link.width < link.most_width
@@ -36,10 +40,10 @@ def redirecting(bridges: Bridges) -> Iterator[Finding]:
         raise bridges.redirecting
     if bridges.redirecting:
         shown = ", ".join(bridges.redirecting[:4]) + (" …" if len(bridges.redirecting) > 4 else "")
-        yield Finding("pci-acs", "warning", shown, f"access control is on in {len(bridges.redirecting)} PCI bridges of a machine "
-                      "that is not virtual: transfers between GPUs and adapters go through the root, slowly, or hang")
+        yield Finding("pci-acs", "warning", shown, f"access control redirects in {len(bridges.redirecting)} PCI bridges of a "
+                      "machine that is not virtual: transfers between GPUs and adapters go through the root, slowly, or hang")
     else:
-        yield Finding("pci-acs", "ok", "", "access control is off in all PCI bridges")
+        yield Finding("pci-acs", "ok", "", "no PCI bridge above a GPU or adapter redirects")
 
 
 def translated(bridges: Bridges) -> Iterator[Finding]:
@@ -111,7 +115,7 @@ def copies(found: Direct) -> Iterator[Finding]:
 CHECKS: tuple[Check[Any], ...] = (
     Check("nic-pcie", read_links, links,
           "`{current,max}_link_{width,speed}` of every adapter for RDMA",
-          "warning: fewer lanes or a lower speed than adapter and slot are able to",
+          "error: off the bus; warning: fewer lanes or a lower speed than adapter and slot are able to",
           "reseat the adapter, or move it to another slot; a virtual machine: hand it back"),
     Check("nic-numa", read_rails, numa,
           "`/sys/class/infiniband/*/device/numa_node`",
@@ -123,7 +127,7 @@ CHECKS: tuple[Check[Any], ...] = (
           "its traffic crosses processors: look whether an adapter is missing or sits in the wrong slot"),
     Check("pci-acs", read_bridges, redirecting,
           "`lspci -vvv`: ACSCtl of PCI bridges; virtual machines are left out",
-          "warning: SrcValid, ReqRedir or UpstreamFwd is on",
+          "warning: ReqRedir, CmpltRedir or UpstreamFwd is on in a bridge above a GPU or adapter",
           "switch access control off: in the firmware, or setpci -s BRIDGE ECAP_ACS+0x6.w=0 at boot"),
     Check("pci-iommu", read_bridges, translated,
           "`/sys/kernel/iommu_groups/*/type`; virtual machines are left out",

@@ -60,8 +60,8 @@ def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterato
                 findings.append(Finding(code, ill.severity, str(gpu), ill.evidence, ill.remedy))
         yield from findings
         if unseen:
-            yield Finding(code, "unknown", "" if len(unseen) > 1 else str(unseen[0][0]),
-                          f"{len(unseen)} of {len(seen(asked).gpus)} GPUs: {unseen[0][1]}")
+            several = f"{len(unseen)} of {len(seen(asked).gpus)} GPUs: " if len(unseen) > 1 else ""
+            yield Finding(code, "unknown", "" if several else str(unseen[0][0]), several + unseen[0][1])
         elif well_ones and not findings:
             yield Finding(code, "ok", "", f"{counted(well_ones, 'GPU')}: {well}")
 
@@ -95,10 +95,18 @@ def usual_of(values: Sequence[str]) -> str | None:
     return commonest if 2 * values.count(commonest) > len(values) else None
 
 
+def told(words: str) -> str:
+    """Of a GPU of which the driver has no value but the words of an error."""
+    return f"the driver answers: {words}"
+
+
 def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
     if paths[0].partition("/")[0] in _LATER and not any(path.startswith(paths[0].partition("/")[0]) for path in gpu.values):
         return NotApplicable()
-    if any(path in gpu.values and path not in gpu.failed() for path in paths):
+    failed = [words for path, words in gpu.failed().items() if path in paths]
+    if failed:
+        return Unavailable(told(failed[0]))
+    if any(path in gpu.values for path in paths):
         return NotApplicable()
     if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is one "N/A"
         return NotApplicable()

@@ -34,7 +34,7 @@ PASSIVE: tuple[Check[Any], ...] = (
     *GPU, *fabric.CHECKS, *fabric.EFA, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
     *cpu.CHECKS, *disks.CHECKS, *processes.CHECKS, *kernel.CHECKS, *scale.CHECKS,
 )
-NEEDED = ("gpu-", "fabric-", "efa-", "gdr-", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
+NEEDED = ("gpu-", "fabric-", "efa-", "gdr-", "nic-pcie", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
 """What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and
 mounts are left to the site; and the control group of who asks is not that of the ranks."""
 FIT = tuple(check.code for check in PASSIVE if check.code.startswith(NEEDED))

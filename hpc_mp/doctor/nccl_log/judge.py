@@ -12,7 +12,8 @@ from hpc_mp.cluster.node.gpu_driver import read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.nccl_log.truth import Kind, NcclTruth, Trouble
+from hpc_mp.doctor.nccl_log.troubles import trouble_rows
+from hpc_mp.doctor.nccl_log.truth import NcclTruth, Trouble
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
                "NCCL_DMABUF_ENABLE",
@@ -61,7 +62,7 @@ def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     yield from _nics(truth, machine)
     yield from _inside(truth, machine)
     yield from _started(truth)
-    yield from _troubles(truth.troubles)
+    yield from _troubles(truth, machine)
     yield from _algorithms(truth)
 
 
@@ -167,18 +168,23 @@ def _started(truth: NcclTruth) -> Iterator[Finding]:
                       + (f", nodes: {truth.nodes}" if truth.nodes else ""))
 
 
-def _troubles(troubles: Iterable[Trouble]) -> Iterator[Finding]:
+def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     """One finding per kind, host and adapter."""
-    groups: dict[tuple[Kind, str, str], list[Trouble]] = {}
-    for trouble in troubles:
+    groups: dict[tuple[str, str, str], list[Trouble]] = {}
+    for trouble in truth.troubles:
         groups.setdefault((trouble.kind, trouble.host, trouble.hca), []).append(trouble)
     for (kind, host, hca), group in groups.items():
-        first = group[0]
-        meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else ""
+        first, row = group[0], trouble_rows()[kind]
+        severity = row.severity
+        if row.fabrics and truth.networks:
+            fast = any(not _is_socket(name) for name in truth.networks)
+            if fast or (machine.fabric and machine.fabric not in row.fabrics):
+                continue
+            severity = severity if machine.fabric else "warning"
+        meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else row.means
         words = f"{meaning}: {first.words}" if meaning else first.words
         times = f"; {len(group)} such lines" if len(group) > 1 else ""
-        severity: Severity = "warning" if kind in ("warning", "removeipc", "gid") else "error"
-        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, _CURES[kind])
+        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, row.cure)
 
 
 def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
@@ -212,14 +218,3 @@ _REMEDIES = {
 }
 _GDR = ("modprobe nvidia-peermem, or an open driver and a kernel with DMA-BUF; /dev/infiniband in the container; leave "
         "NCCL_NET_GDR_LEVEL unset unless the site says otherwise")
-_CURES: dict[Kind, str] = {
-    "completion": "look at this adapter's error counters and cable, and whether the peer is alive; let the doctor test both",
-    "async": "look at this adapter's port: it went down, or its firmware failed (dmesg, ibstat)",
-    "gid": "leave NCCL_IB_GID_INDEX unset; an address of this port changed while the job ran",
-    "memlock": "unlimited locked memory for the job: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK",
-    "shm": "a larger /dev/shm (in containers: --shm-size or the host's), and clear what dead jobs left there",
-    "removeipc": "RemoveIPC=no in /etc/systemd/logind.conf: logging out removes the memory of running jobs",
-    "p2p": "look at gpu-p2p and at IOMMU and ACS settings; a virtual machine may forbid it",
-    "mixed": "look for the node whose adapters are fewer: its ports, and the devices given to its container",
-    "warning": "read NCCL's troubleshooting page on these words",
-}

@@ -11,16 +11,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from hpc_mp.doctor.nccl_log.truth import Kind, NcclChannel, NcclTruth, Trouble, Via
+from hpc_mp.doctor.nccl_log.troubles import UNKNOWN, trouble_of
+from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble, Via
 
 LONGEST = 4096  # characters of a line that are looked at; NCCL's own are at most 1024 and what its messages add
 MOST_WARNINGS = 200  # of those that have no meaning to us, kept
-_PREFIX = re.compile(r"(?<![\w.-])([A-Za-z0-9][\w.-]*):(\d+):(\d+) \[(-?\d+)\] (?:\S+:\d+ (?:\(\w+\) )?)?NCCL (INFO|WARN) ")
+_PREFIX = re.compile(r"(?<![\w.-])([A-Za-z0-9][\w.-]*):(\d+):(\d+) \[(-?\d+)\] (?:([^\[\]\n]{1,300}?):\d+ (?:\(\w+\) )?)?NCCL "
+                     r"(INFO|WARN) ")  # a plug-in names its function with its arguments where NCCL names a file
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
-_ADAPTER = re.compile(r"\[\d+\]([\w.@-]+:\d+(?:::?\d+)?/\w+)")
+_ADAPTER = re.compile(r"\[\d+\] ?([\w.@-]+:\d+(?:::?\d+)?/\w+)")
 _INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
 _STATUS = re.compile(r"(?:status=(?:\w+\()?|with (?:error|status) )(\d+)")
-_HCA = re.compile(r"\bhca (\S+)")
+_HCA = re.compile(r"\bhca (\S+)|\bon dev ([\w.-]+):\d|NET/IB : ([\w.-]+):\d+ ")
 _PEER = re.compile(r"from peer (\S+)")
 _OLD_ALGORITHMS = {"0": "TREE", "1": "RING"}  # numbers until 2.24
 _OLD_PROTOCOLS = {"0": "LL", "1": "LL128", "2": "SIMPLE"}
@@ -69,24 +71,24 @@ class _Reading:
     def line(self, line: str) -> None:
         if self.version is None and (found := _VERSION.search(line)):
             self.version = found[1]
-        for who, level, text in _messages(line):
+        for who, place, level, text in _messages(line):
             self.count += 1
             meant = False
             for sign, pattern, take in _MEANINGS:
                 if sign in text and (found := pattern.search(text)):
                     take(self, who, found)
                     meant = True
-            if level == "WARN" and text.strip() and not meant:
-                self.warn(who, text)
+            if not meant and text.strip() and (kind := trouble_of(place, level, text)):
+                self.trouble(kind, who, text)
 
-    def warn(self, who: Who, text: str) -> None:
-        self.warnings += 1
-        if self.warnings <= MOST_WARNINGS:
-            self.trouble("warning", who, text)
-
-    def trouble(self, kind: Kind, who: Who, words: str, hca: str = "", peer: str = "", code: int | None = None) -> None:
+    def trouble(self, kind: str, who: Who, words: str) -> None:
+        self.warnings += kind == UNKNOWN
+        if kind == UNKNOWN and self.warnings > MOST_WARNINGS:
+            return
         rank = self.place[who][1] if who in self.place else None
-        self.troubles[Trouble(kind, who.host, rank, words.strip()[:300], hca, peer, code)] = None
+        status, hca, peer = _STATUS.search(words), _HCA.search(words), _PEER.search(words)
+        self.troubles[Trouble(kind, who.host, rank, words.strip()[:300], next(filter(None, hca.groups())) if hca else "",
+                              peer[1] if peer else "", int(status[1]) if status else None)] = None
 
     def nodes(self, ranks: int) -> int | None:
         """Of a communicator whose ranks all spoke; older versions do not tell it."""
@@ -107,12 +109,13 @@ class _Reading:
             environment=self.environment, troubles=tuple(self.troubles))
 
 
-def _messages(line: str) -> Iterator[tuple[Who, str, str]]:
-    """NCCL's messages of a line: usually one; several where ranks wrote into each other's."""
+def _messages(line: str) -> Iterator[tuple[Who, str, str, str]]:
+    """NCCL's messages of a line, with their place in its source and their level: usually one; several where ranks wrote into each
+    other's."""
     starts = list(_PREFIX.finditer(line))
     ends = [*(start.start() for start in starts), len(line)][1:]
     for start, end in zip(starts, ends, strict=True):
-        yield Who(start[1], start[2], start[4]), start[5], line[start.end():end].rstrip()
+        yield Who(start[1], start[2], start[4]), start[5] or "", start[6], line[start.end():end].rstrip()
 
 
 def _network(reading: _Reading, who: Who, found: re.Match[str]) -> None:
@@ -195,40 +198,6 @@ def _set(reading: _Reading, who: Who, found: re.Match[str]) -> None:
     reading.environment[found[1]] = found[2].strip().rstrip(".")
 
 
-def _completion(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    text = found.string
-    status, hca, peer = _STATUS.search(text), _HCA.search(text), _PEER.search(text)
-    reading.trouble("completion", who, text, hca[1] if hca else "", peer[1] if peer else "", int(status[1]) if status else None)
-
-
-def _async(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.trouble("async", who, found.string, found[1] or "")
-
-
-def _gid(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.trouble("gid", who, found.string, found[1])
-
-
-def _memlock(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.trouble("memlock", who, found.string)
-
-
-def _shm(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.trouble("shm", who, found.string)
-
-
-def _remove_ipc(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.trouble("removeipc", who, found.string)
-
-
-def _p2p(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.trouble("p2p", who, found.string)
-
-
-def _mixed(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.trouble("mixed", who, found.string)
-
-
 # A part that is in every such message, the message, and what to make of it.
 _MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[str]], None]], ...] = tuple(
     (sign, re.compile(pattern), take) for sign, pattern, take in (
@@ -246,13 +215,4 @@ _MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[s
         ("NVLS multicast", r"^NVLS multicast support is (not )?available", _nvls),
         ("DMA-BUF", r"^DMA-BUF is available on GPU device", _dmabuf),
         ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _set),
-        ("Got completion", r"Got completion from peer", _completion),
-        ("async", r"NET/IB : (?:(\S+):\d+ )?(?:Got )?(?:non-fatal )?async (?:fatal )?event", _async),
-        ("GID table changed", r"NET/IB : (\S+):\d+ GID table changed", _gid),
-        ("ibv_", r"Call to ibv_(?:reg_mr\w* failed|create_[cq][qp] failed.*(?:Cannot allocate memory|errno 12))", _memlock),
-        ("/dev/shm",
-         r"(?:failed to extend|failed to create shared memory file|Error while (?:creating|attaching to) shared memory)", _shm),
-        ("unlink shared memory", r"unlink shared memory \S+ failed", _remove_ipc),
-        ("P2P is disabled", r"P2P is disabled between NVLINK connected GPUs", _p2p),
-        ("mixed local", r"Detected mixed local \w+ device counts across ranks", _mixed),
     ))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Via = Literal["NET", "P2P", "SHM", "COLLNET"]
-Kind = Literal["completion", "async", "gid", "memlock", "shm", "removeipc", "p2p", "mixed", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,13 @@ class Trouble:
     """Something that went wrong. ``rank`` is the latest that this process had; None where the log does not tell.
 
     Attributes:
+        kind: of a row in ``env/nccl-troubles.toml``.
         hca: adapter of the one who says it ("mlx5_3"); empty where the line names none.
         peer: address of the other side; likewise.
         code: status of a completion, or errno.
     """
 
-    kind: Kind
+    kind: str
     host: str
     rank: int | None
     words: str

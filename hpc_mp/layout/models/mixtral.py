@@ -41,7 +41,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
         raise HpcMpError(f"the model's num_attention_heads({heads}) / num_key_value_heads({kv_heads})",
                          "must be a whole number", "choose num_key_value_heads as a divisor of num_attention_heads")
     head_dim, vocabulary = c.count("head_dim", default=hidden // heads), c.count("vocab_size", default=32000)
-    check_rotary(config, head_dim)
+    check_rotary(config, head_dim, derived=False)
     c.row("pad_token_id", vocabulary)
     experts = c.count("num_local_experts", "num_experts", default=8)
     chosen = c.count("num_experts_per_tok", default=2)

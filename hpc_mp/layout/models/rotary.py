@@ -22,6 +22,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
+WITH_HEAD_DIM = ("dynamic", "yarn", "longrope")  # computed of head_dim as it stands, where a family has null for it
 LISTS = ("short_factor", "long_factor")  # a number for each pair of a head's elements
 NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale",
            "mscale_all_dim", "original_max_position_embeddings", "rope_theta")
@@ -36,8 +37,12 @@ ROTARY_FIELDS: Mapping[str, ConfigField] = {
 }
 
 
-def check_rotary(config: Mapping[str, Any], head_dim: int) -> None:
-    """The settings of rotary positions are such that transformers can compute them. Raises HpcMpError."""
+def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True) -> None:
+    """The settings of rotary positions are such that transformers can compute them. Raises HpcMpError.
+
+    Args:
+        derived: whether the family's configuration class computes a ``head_dim`` that is left out.
+    """
     if head_dim % 2:
         raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be turned by their positions, in pairs of elements",
                          "choose sizes that make it an even number")
@@ -45,6 +50,10 @@ def check_rotary(config: Mapping[str, Any], head_dim: int) -> None:
         settings = config.get(field)
         if settings is not None:
             _check(f"the model's {field}", settings, head_dim)
+            kind = settings.get("rope_type", settings.get("type"))
+            if kind in WITH_HEAD_DIM and not derived and config.get("head_dim") is None:
+                raise HpcMpError("the model's head_dim", f"is required for rope_type = {shown(kind)}",
+                                 f"give head_dim = {head_dim}")
 
 
 def _check(where: str, settings: Any, head_dim: int) -> None:

@@ -6,6 +6,7 @@ Only the headers of the safetensors files are read, a few kilobytes each: a logi
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
 # Buffers that older releases of transformers saved beside the weights; they are made anew from the configuration.
 BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
 SAVE = "save it again with save_pretrained"
+COPY = "copy or download the whole checkpoint again"
+POINTER = b"version "  # begins a text in place of a file that Git LFS has not fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ def weight_files(directory: Path) -> dict[str, Path]:
     single, index = directory / SINGLE, directory / INDEX
     if single.exists():
         return dict.fromkeys(_header(single), single)
+    if not index.exists() and (parts := sorted(directory.glob("model-*-of-*.safetensors"))):
+        raise HpcMpError(f"model.pretrained = {directory}", f"is an incomplete copy: {parts[0].name} lacks {INDEX}", COPY)
     if not index.exists():
         raise HpcMpError(f"model.pretrained = {directory}", f"holds neither {SINGLE} nor {INDEX}", SAVE)
     try:
@@ -56,6 +61,12 @@ def weight_files(directory: Path) -> dict[str, Path]:
 def stored_weights(directory: Path) -> dict[str, StoredWeight]:
     """Every weight of a checkpoint, by the headers of its files. Raises HpcMpError when one cannot be read or lacks a weight."""
     files = weight_files(directory)
+    names = {file.name for file in files.values()}
+    if missing := sorted(name for name in names if not (directory / name).exists()):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise HpcMpError(f"model.pretrained = {directory}",
+                         f"is an incomplete copy: of the {len(names)} files that its {INDEX} names {missing[0]}{more} "
+                         f"{'are' if more else 'is'} not there", COPY)
     headers = {file: _header(file) for file in set(files.values())}
     for name, file in files.items():
         if name not in headers[file]:
@@ -120,21 +131,31 @@ def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[
 
 
 def _header(path: Path) -> dict[str, StoredWeight]:
-    """Raises HpcMpError for a file that cannot be read."""
+    """Raises HpcMpError for a file that cannot be read, or of which a part is missing."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            size, first = os.fstat(file.fileno()).st_size, file.read(8)
+            if first == POINTER or size < len(POINTER):
+                raise _incomplete(path, "a pointer of Git LFS" if first == POINTER else f"{size} bytes are there")
+            length = int.from_bytes(first, "little")
             if length > MOST_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             text = file.read(length)
         if len(text) < length:
-            raise ValueError(f"{len(text)} of {length} bytes of its header are there")
+            raise _incomplete(path, f"{len(text)} of the {length} bytes of its header are there")
         document = json.loads(text)
-        return {name: StoredWeight(path, entry["dtype"], tuple(entry["shape"]),
+        held = {name: StoredWeight(path, entry["dtype"], tuple(entry["shape"]),
                                    *(8 + length + offset for offset in entry["data_offsets"]))
                 for name, entry in document.items() if name != "__metadata__"}
+        if size < (end := max((weight.end for weight in held.values()), default=0)):
+            raise _incomplete(path, f"{size:,} of its {end:,} bytes are there")
+        return held
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HpcMpError(f"model.pretrained: {path}", f"is no safetensors file ({error})", SAVE) from None
+
+
+def _incomplete(path: Path, why: str) -> HpcMpError:
+    return HpcMpError(f"model.pretrained: {path}", f"is an incomplete copy ({why})", COPY)
 
 
 def _same(one: StoredWeight, other: StoredWeight) -> bool:

@@ -164,7 +164,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
                 assignments.extend(inner.assignments)
                 visit(inner, depth - 1)
         elif found := inner_script(command.words):
-            inside = read_shell(found.text, found.line, task=command.task or command.name in ELSEWHERE)
+            inside = read_shell(_with_results(found), found.line, task=command.task or command.name in ELSEWHERE)
             assignments.extend(inside.assignments)
             exported.update(inside.exported)
             faults.extend(inside.faults if not found.expands else ())  # what was put in may stand there for a list
@@ -177,6 +177,14 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
             assign(known, ahead.popleft())
         visit(replace(command, words=expanded(command.words, known)), DEPTH)
     return Shell(tuple(commands), tuple(assignments), outer.comments, frozenset(exported), tuple(faults)), steps
+
+
+def _with_results(script: Word) -> str:
+    """The text of a ``bash -c "…"`` as that shell gets it, with the results of what the job's own shell runs."""
+    text = script.text
+    for part in script.evaluated:
+        text = text.replace(part, "$_" + "\n" * part.count("\n"))
+    return text
 
 
 def _exports(options: Iterable[Option], *, task: bool) -> list[ShellAssignment]:
@@ -206,7 +214,11 @@ def expanded(words: Iterable[Word], known: Variables) -> tuple[Word, ...]:
         if use and (value := known.get(use[1] or use[2])) is not None:
             found += value
         elif word.expands:
-            found.append(replace(word, text=substituted(word.text, known)[:MOST_LETTERS]))
+            own = [substituted(each, known) for each in word.evaluated]
+            put_in = [each.replace("\n", " ") for name, _ in word.expands for value in known.get(name, ())
+                      for each in value.evaluated]
+            text = substituted(word.text, known)[:MOST_LETTERS]
+            found.append(replace(word, text=text, evaluated=(*own, *dict.fromkeys(put_in))))
         else:
             found.append(word)
     return _bounded(found)

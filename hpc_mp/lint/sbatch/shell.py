@@ -29,6 +29,7 @@ PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
 _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
+_PASSING = frozenset({"list", "pipeline", "redirected_statement"})  # their failure is that of a command in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Around:
     tested: bool = False
     captured: bool = False
     piped: tuple[str, ...] = ()
+    checked: bool = False
 
 
 @functools.cache
@@ -233,6 +235,11 @@ def inner_script(words: tuple[Word, ...]) -> Word | None:
     return None
 
 
+def _unescaped(text: str) -> str:
+    """What double quotes leave of a text."""
+    return re.sub(r'\\([\\"$`])', r"\1", text)
+
+
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
 _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
 # Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter behind it.
@@ -271,7 +278,9 @@ class NodeReader:
         if node.type in ("command_substitution", "process_substitution"):
             around = Around(captured=True)
         elif node.type == "negated_command":
-            around = replace(around, tested=True)
+            around = replace(around, tested=True, checked=True)
+        elif node.type not in _PASSING:
+            around = replace(around, checked=False)
         stages = [child for child in children if child.is_named] if node.type == "pipeline" else []
         for at, child in enumerate(children):
             held = around
@@ -279,7 +288,7 @@ class NodeReader:
             if mark == "background":
                 held = replace(held, background=True)
             elif mark == "tested" or (node.type in _CONDITIONS and node.field_name_for_child(at) == "condition"):
-                held = replace(held, tested=True)
+                held = replace(held, tested=True, checked=held.checked or children[at + 1].type != "&&")
             if child in stages:
                 later = stages[stages.index(child) + 1:]
                 held = replace(held, piped=tuple(map(self.first_name, later)) + around.piped)
@@ -294,7 +303,9 @@ class NodeReader:
     def word(self, node: Node) -> Word:
         expands = tuple(dict.fromkeys((self.raw(each), self.line(each))
                                       for each in _descendants(node) if each.type == "variable_name"))
-        return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"))
+        evaluated = tuple(_unescaped(self.raw(each)) if node.type == "string" else self.raw(each)
+                          for each in _descendants(node) if each.type == "command_substitution")
+        return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"), evaluated)
 
     def plain(self, node: Node) -> str:
         """The text without its quotes; expansions, and a backslash before a line end, stay as they are written."""
@@ -305,7 +316,7 @@ class NodeReader:
             case "ansi_c_string":
                 return text[2:-1]
             case "string":
-                return re.sub(r'\\([\\"$`])', r"\1", text[1:-1])
+                return _unescaped(text[1:-1])
             case "word":
                 return re.sub(r"\\([^\n])", r"\1", text)
             case "concatenation":

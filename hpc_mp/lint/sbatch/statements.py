@@ -36,6 +36,7 @@ class CallSite:
         start, end: offsets of its text in the script.
         chain_end: where the pipe, the redirections and the ``|| …`` behind it end.
         inside: the kinds of nodes around it, the outermost first.
+        checked: a condition or ``|| …`` goes by its failure.
     """
 
     command: Command
@@ -44,6 +45,7 @@ class CallSite:
     end: int
     chain_end: int
     inside: tuple[str, ...]
+    checked: bool = False
 
     @property
     def line(self) -> int:
@@ -129,7 +131,7 @@ def _calls(top: Node, reader: NodeReader) -> Iterator[CallSite]:
                      if child.is_named and child.type not in _WORDLESS]
             words = [node.children[0], *words] if node.type == "unset_command" else words
             yield CallSite(command, tuple(Argument(reader.word(each), reader.raw(each)) for each in words),
-                           node.start_byte, node.end_byte, max(end, node.end_byte), inside)
+                           node.start_byte, node.end_byte, max(end, node.end_byte), inside, around.checked)
         deeper = []
         for child, held in reader.children(node, around):
             chained = node.type in _CHAIN and child.start_byte == node.start_byte

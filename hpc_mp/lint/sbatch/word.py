@@ -14,12 +14,14 @@ class Word:
         line: counted from 1.
         expands: the variables that the shell which reads this word replaces in it, each with its line.
         quoted: in quotes as a whole, so that the shell does not split it.
+        evaluated: each ``$(…)`` in the text whose output that shell puts there.
     """
 
     text: str
     line: int
     expands: tuple[tuple[str, int], ...] = ()
     quoted: bool = False
+    evaluated: tuple[str, ...] = ()
 
     @property
     def base(self) -> str:

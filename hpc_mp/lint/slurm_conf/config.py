@@ -11,7 +11,8 @@ from typing import Literal
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import LinkRates, noted
-from hpc_mp.cluster.slurm.records import Words, read_config, show_config, show_records, show_topology
+from hpc_mp.cluster.slurm.conf_file import ConfLine, first_pairs, read_beside
+from hpc_mp.cluster.slurm.records import Words, show_config, show_records, show_topology
 from hpc_mp.cluster.topology import SwitchTree, Topology, read_topologies
 from hpc_mp.cluster.topology.model import chosen
 
@@ -88,17 +89,15 @@ def ask_slurm(ask: Runner = ask) -> SlurmFacts:
         unseen.append(f"topology: {str(error).splitlines()[-1]}")
     folder = Path(settings.config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
     cgroup = next((words for name, words in settings.sections.items() if name.lower().startswith("cgroup")), None)
-    if cgroup is None and (text := _file(folder / "cgroup.conf")) is not None:
-        cgroup = read_config(re.sub(r"#.*", "", text)).config
-    return SlurmFacts(settings.config, cgroup, partitions, nodes, topologies, _file(folder / "gres.conf"),
-                noted(settings.config.get("ClusterName")), tuple(unseen))
+    if cgroup is None and (lines := read_beside(folder / "cgroup.conf")) is not None:
+        cgroup = first_pairs(lines)
+    return SlurmFacts(settings.config, cgroup, partitions, nodes, topologies, text_of(read_beside(folder / "gres.conf")),
+                      noted(settings.config.get("ClusterName")), tuple(unseen))
 
 
-def _file(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+def text_of(lines: Sequence[ConfLine] | None) -> str | None:
+    """A file with what it includes; None where there is no file."""
+    return None if lines is None else "\n".join(line.text for line in lines)
 
 
 def number(record: Words, key: str) -> int | None:

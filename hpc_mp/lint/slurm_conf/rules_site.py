@@ -6,15 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.cluster.slurm.conf_file import read_conf
 from hpc_mp.cluster.slurm.limits import seconds
-from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.reading import listed
+from hpc_mp.lint.slurm_conf.conf_files import expanded
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
 from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
 
@@ -35,7 +35,7 @@ def _memory(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _gres_file(facts: SlurmFacts) -> Iterator[Hit]:
     """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
-    lines = [line.partition("#")[0].strip().lower() for line in (facts.gres_conf or "").splitlines()]
+    lines = [line.text.strip().lower() for line in read_conf(facts.gres_conf or "")]
     if not facts.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
         return
     for line in lines:
@@ -59,7 +59,7 @@ def _gres_type(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _mixed(facts: SlurmFacts) -> Iterator[Hit]:
     for partition in facts.partitions:
-        inside = set(_expanded(partition.get("Nodes", "")))
+        inside = set(expanded(partition.get("Nodes", "")))
         kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in facts.nodes
                         if node.get("NodeName") in inside)
         if len(kinds) > 1 and any("gpu" in kind for kind in kinds):
@@ -218,13 +218,6 @@ def _suspended(facts: SlurmFacts) -> Iterator[Hit]:
     wait = facts.seconds("SuspendTime")
     if wait is not None and 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in facts.nodes):
         yield Hit(subject=f"SuspendTime={wait} s")
-
-
-def _expanded(nodelist: str) -> tuple[str, ...]:
-    try:
-        return expand(nodelist)
-    except HpcMpError:
-        return ()
 
 
 _ADMIN = "slurm.conf: "

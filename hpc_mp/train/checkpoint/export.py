@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job.inputs import find_files
+from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import family_of, read_config, read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
@@ -29,6 +31,7 @@ from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_i
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
 from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, ShardReader
 from hpc_mp.train.data.cache import SUMS
+from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.engine.section import hugging_face_config
 
 FILE_BYTES = 5_000_000_000  # weights per output file at most: huggingface_hub's default
@@ -93,6 +96,7 @@ def export(
     checkpoint, skipped = _choose(run, step)
     tokenizer = _tokenizer(run)
     config = _config(spec, tokenizer)
+    settings = {} if tokenizer is None else agreeing_settings(tokenizer, read_config(spec), _text_there(spec))
     index = read_indexes(checkpoint)
     outputs, reader = _outputs(checkpoint, index, config, spec), ShardReader(checkpoint, index)
     config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(outputs.values())).stored.dtype]  # all masters have the same
@@ -116,6 +120,9 @@ def export(
         for path in sorted(tokenizer.iterdir()) if tokenizer is not None else ():
             if path.name != SUMS:
                 shutil.copyfile(path, made / path.name)
+        if settings:
+            loaded_by = made / "tokenizer_config.json"
+            write_json(loaded_by, read_object(loaded_by) | settings)
     return Exported(
         output=output, checkpoint=checkpoint, step=step_of(checkpoint),
         files=tuple(split.filename_to_tensors), parameters=sum(prod(output.shape) for output in outputs.values()), bytes=total,
@@ -144,6 +151,14 @@ def _tokenizer(run: RunDirectory) -> Path | None:
     """The directory of the run's tokenizer, also when the run was moved together with its cache."""
     given = Path(run.tokenizer.read_text(encoding="utf-8"))
     return next((path for path in (given, run.cache / given.name) if path.is_dir()), None)
+
+
+def _text_there(spec: JobSpec) -> Sequence[Path]:
+    """The text of the run, if it is still where it was."""
+    try:
+        return find_files(spec.data.files)
+    except HpcMpError:
+        return ()
 
 
 def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hpc_mp.job.tokenizer_files import check_tokenizer
 from hpc_mp.train.data.cache import entry, key
@@ -22,6 +22,10 @@ TEXT = 64 << 20  # characters that a tokenizer is trained on, at most
 POLL_S = 0.2
 MIN_FREQUENCY = 2  # how often a pair must occur to become a token
 CLASS = "PreTrainedTokenizerFast"  # the class in transformers that takes tokenizer.json as it is
+# Families whose own class transformers takes whatever tokenizer_config.json says, and how it splits text: one that is trained for
+# them splits alike. Source: ``models/qwen2/tokenization_qwen2.py``, which composes characters (NFC) first.
+SPLITS = {"qwen2": r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"""
+                  r"""| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""}
 
 
 def byte_level(model: models.BPE, *, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
@@ -32,11 +36,20 @@ def byte_level(model: models.BPE, *, add_prefix_space: bool = False) -> tokenize
     return encoder
 
 
+def _of_family(encoder: tokenizers.Tokenizer, split: str) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer with a family's rule in place of GPT-2's."""
+    encoder.normalizer = normalizers.NFC()
+    encoder.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return encoder
+
+
 def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path,
-          poll: Callable[[], object] = lambda: None) -> Path:
+          poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Path:
     """The directory of a tokenizer with at most ``vocabulary`` ids trained on ``files``, kept under ``contents``.
 
     Args:
+        model_type: the family of the model, which may split text by a rule of its own.
         poll: called now and then; what it raises ends the training.
 
     Raises:
@@ -47,6 +60,8 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
 
     def build(made: Path) -> None:
         encoder = byte_level(models.BPE())
+        if model_type in SPLITS:
+            encoder = _of_family(encoder, SPLITS[model_type])
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, min_frequency=MIN_FREQUENCY, special_tokens=[END],
                                       initial_alphabet=alphabet, show_progress=False)
         _polled(lambda: encoder.train_from_iterator(_sample(files), trainer), poll)
@@ -55,12 +70,13 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
         write_json(made / "special_tokens_map.json", special)
         write_json(made / "tokenizer_config.json", special | {"tokenizer_class": CLASS})
 
-    return entry(cache / trained_name(contents, vocabulary), build)
+    return entry(cache / trained_name(contents, vocabulary, model_type), build)
 
 
-def trained_name(contents: Sequence[str], vocabulary: int) -> str:
+def trained_name(contents: Sequence[str], vocabulary: int, model_type: str = "gpt2") -> str:
     """What the directory of a tokenizer that is trained on these files is called in the cache."""
-    return f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents))}"
+    split = [SPLITS[model_type]] if model_type in SPLITS else []
+    return f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents), *split)}"
 
 
 def _polled(work: Callable[[], None], poll: Callable[[], object]) -> None:

@@ -37,7 +37,7 @@ class Tokenizer:
 
 
 def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | None, pretrained: Path | None,
-            vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None) -> Tokenizer:
+            vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Tokenizer:
     """The tokenizer of a job, kept in ``cache``.
 
     Args:
@@ -48,12 +48,13 @@ def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | Non
         vocabulary: rows of the model's embedding.
         cache: directory.
         poll: called now and then while one is trained; what it raises ends that.
+        model_type: of the model, for one that is trained.
 
     Raises:
         HpcMpError: it cannot be read, is of a kind that is not built yet, or has ids beyond ``vocabulary``.
     """
     source = find_tokenizer(given, pretrained)
-    tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll))
+    tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll, model_type=model_type))
     check_fit(tokenizer.directory, tokenizer.size, vocabulary)
     return tokenizer if source is None else replace(tokenizer, directory=_keep(tokenizer, cache))
 
@@ -108,10 +109,10 @@ def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
     return entry(cache / _kept_name(tokenizer.directory), build)
 
 
-def kept_name(contents: Sequence[str], *, given: Path | None, pretrained: Path | None, vocabulary: int) -> str:
+def kept_name(contents: Sequence[str], *, given: Path | None, pretrained: Path | None, vocabulary: int, model_type: str) -> str:
     """What the directory that ``resolve`` returns is called in the cache, whether it is there or not. Raises HpcMpError."""
     source = find_tokenizer(given, pretrained)
-    return trained_name(contents, vocabulary) if source is None else _kept_name(source)
+    return trained_name(contents, vocabulary, model_type) if source is None else _kept_name(source)
 
 
 def _kept_name(directory: Path) -> str:

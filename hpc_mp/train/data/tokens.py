@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import Kind, find_files, kind
+from hpc_mp.layout.models import read_config
 from hpc_mp.train.data.cache import entry, file_hash, key
 from hpc_mp.train.data.documents import pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
@@ -77,7 +78,8 @@ class TokenizedFile:
 
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
-            cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files") -> TokenSet:
+            cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files",
+            model_type: str = "gpt2") -> TokenSet:
     """Tokenize ``files`` into the cache, or find them there: the same bytes are tokenized once.
 
     Each document is followed by the tokenizer's end-of-document token, if it has one. What a user should know about the
@@ -91,6 +93,7 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         cache: directory that keeps token sets and tokenizers, on a file system that all ranks see.
         progress: called with (bytes tokenized, bytes in all) as it goes.
         files_key: of the job file, which names the files.
+        model_type: of the model: a tokenizer that is trained splits text as its family does.
 
     Raises:
         HpcMpError: a file, a row or the tokenizer cannot be used, no token is left that counts, or the cache cannot be
@@ -100,7 +103,8 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     sources = tuple(_source(path, hashed, files_key) for path in files)
     total = sum(source.size for source in sources)
     tokenizer = resolve(files, [source.content for source in sources], given=tokenizer_directory,
-                        pretrained=pretrained, vocabulary=vocabulary, cache=cache, poll=lambda: report(0, total))
+                        pretrained=pretrained, vocabulary=vocabulary, cache=cache, poll=lambda: report(0, total),
+                        model_type=model_type)
 
     def build(made: Path) -> None:
         meta = _tokenize(made, sources, tokenizer, report, files_key)
@@ -117,6 +121,7 @@ def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[
     """The tokens of a job. ``vocabulary``: rows of the model's embedding. All else as ``prepare`` has it."""
     return prepare(
         find_files(spec.data.files), vocabulary=vocabulary, cache=cache, progress=progress,
+        model_type=read_config(spec)["model_type"],
         tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
         pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None)
 
@@ -135,7 +140,8 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
     known = map(hashed, files)
     contents = [f"{kind(path)} {sha256}" for path, sha256 in zip(files, known, strict=True)]
     tokenizer = kept_name(contents, given=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
-                          pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary)
+                          pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary,
+                          model_type=read_config(spec)["model_type"])
     try:
         return load_tokens(cache / _name(tokenizer, contents))
     except HpcMpError:

@@ -103,7 +103,7 @@ def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -
         new = partial(_fake_group, rank)
         groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
                        everyone(new=new), kv_copies(shape, spec.parallel.tensor), new, expert_cut(spec).shards)
-        with FakeTensorMode():
+        with FakeTensorMode(allow_non_fake_inputs=True):  # longrope makes a tensor of a list
             engine, step = _stepped_without_disk(spec, shape, groups, schedule)
             return DryRun(
                 placement.ranks[rank], spec.ranks, "cuda" if on_gpu else "cpu", engine.settings.layers,

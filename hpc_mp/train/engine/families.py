@@ -80,10 +80,17 @@ def _masked(stage: Surroundings, hidden: Tensor, begins: Tensor | None) -> dict[
     return {"attention_mask": None if first is None else stage.context_axis.mask(first, hidden.dtype)}
 
 
+def _behind_the_last(places: Tensor, length: int) -> Tensor:
+    """Places with the last one of a whole sample before them. transformers chooses rotary frequencies by the largest position
+    that it gets (longrope, dynamic), and ranks, microbatches and documents have their own: so all use the same."""
+    return torch.cat((places.new_full((len(places), 1), length - 1), places), 1)
+
+
 def _rotary(stage: Surroundings, hidden: Tensor, begins: Tensor | None) -> dict[str, Any]:
     assert stage.rotary is not None
-    cosines_and_sines = stage.rotary.to(hidden.device)(hidden, restarted(stage.positions, begins))
-    return {**_masked(stage, hidden, begins), "position_embeddings": cosines_and_sines}
+    places = _behind_the_last(restarted(stage.positions, begins), stage.context_axis.sequence)
+    tables = tuple(table[:, 1:].contiguous() for table in stage.rotary.to(hidden.device)(hidden, places))
+    return {**_masked(stage, hidden, begins), "position_embeddings": tables}
 
 
 def _masked_positions(stage: Surroundings, hidden: Tensor, begins: Tensor | None) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class Trainer:
             duty()
 
     def _skipped(self, launched: Launched, reached: Counters, numbers: StepNumbers) -> Counters:
-        """Say which step was skipped. Raises FloatingPointError when it is one too many."""
+        """Say which step was skipped. Raises FloatingPointError when it is one too many, or the last of none but such."""
         settings = self.spec.train
         last = launched.samples + settings.global_batch - 1
         where = f"step {launched.step + 1}, on the samples {launched.samples} to {last}"
@@ -218,6 +218,10 @@ class Trainer:
                                      "Lower train.learning_rate, or look at the data of this step")
         else:
             self.log.say(f"{what}; it is skipped, {counted} of {settings.skip_steps}")
+        if reached.skipped == settings.steps:
+            raise FloatingPointError(f"{what}; all {settings.steps} steps of the run were skipped, and its model is as it began. "
+                                     "Look at the data and at the checkpoint that it began with, lower train.learning_rate, or "
+                                     "give fp16 more steps for its loss scale")
         return reached
 
     def _step(self, step: int, first: int, trace: bool) -> StepResult:

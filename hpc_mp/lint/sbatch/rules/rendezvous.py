@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.programs import Torchrun, torchrun
+from hpc_mp.lint.sbatch.rules.steps import CONTAINERS
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import ShellAssignment
 from hpc_mp.lint.sbatch.word import Word
@@ -24,7 +25,6 @@ _HOSTNAME_I = re.compile(r"\bhostname\s+(-i\b|--ip-address)")
 _HOSTNAME_F = re.compile(r"\bhostname\s+(-f\b|--fqdn|--long)")
 _RANGE = re.compile(r"(\d+)\s*\+[^%]*%\s*(\d+)|\bshuf\b.*?-i\s*(\d+)-(\d+)")
 EPHEMERAL = 32768  # where Linux begins to draw ports for connections (ip_local_port_range)
-CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker")
 _LIST = r"\$\{?SLURM_(?:JOB_)?NODELIST\}?"
 _NODELIST = re.compile(rf'{_LIST}|\$\(echo\s+"?{_LIST}"?\s*\|\s*(cut|awk|sed|head|tr)\b.*\)', re.DOTALL)
 _OWN_NAME = re.compile(r"\$\(hostname\b|`hostname\b|\$\{?(HOSTNAME|SLURMD_NODENAME)\b|\$\(/bin/hostname\b")

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import counted
+from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.lint.sbatch.options import Option, option_table
 from hpc_mp.lint.sbatch.programs import torchrun
 from hpc_mp.lint.sbatch.rules.form import release
@@ -114,6 +116,28 @@ def _fewer_tasks_than_nodes(script: Script) -> Iterable[Hit]:
     ntasks, nodes = script.option("ntasks"), script.number("nodes") or 0
     if ntasks and (ntasks.value or "").isdecimal() and 0 < int(ntasks.value or 0) < nodes:
         yield Hit(ntasks.line, f"--ntasks={ntasks.value} on {nodes} nodes", ntasks.value or "")
+
+
+def _named_nodes(script: Script, name: str) -> frozenset[str]:
+    """The hosts of --nodelist or --exclude; none where a file or a variable names them."""
+    try:
+        return frozenset(expand(script.value(name) or ""))
+    except HpcMpError:
+        return frozenset()
+
+
+def _fewer_nodes_than_named(script: Script) -> Iterable[Hit]:
+    """Source: what sbatch 22.05.8 says, and sbatch/opt.c until 26.05: "invalid number of nodes (-N 10-2)"."""
+    nodes, named = script.option("nodes"), _named_nodes(script, "nodelist")
+    most = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
+    if nodes and most and len(named) > int(most[1]):
+        yield Hit(nodes.line, f"--nodes={nodes.value}, and --nodelist names {len(named)}", str(len(named)))
+
+
+def _named_and_excluded(script: Script) -> Iterable[Hit]:
+    both = _named_nodes(script, "nodelist") & _named_nodes(script, "exclude")
+    if both and (exclude := script.option("exclude")):
+        yield Hit(exclude.line, compress(sorted(both)))
 
 
 def _more_threads_than_cpus(script: Script) -> Iterable[Hit]:
@@ -323,4 +347,10 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM225", "warning", _count_behind_equals,
          "{it}: the count of a generic resource stands behind a colon, and sbatch refuses it behind an equals sign.",
          "Write {advice}."),
+    Rule("HM226", "error", _fewer_nodes_than_named,
+         "{it}: a job gets all nodes that are named, and sbatch refuses fewer.",
+         "Write --nodes={advice}, or name fewer; --nodelist is no list to choose from."),
+    Rule("HM227", "error", _named_and_excluded,
+         "--nodelist names {it}, and --exclude takes it out: sbatch refuses the script.",
+         "Name it in one of them."),
 )

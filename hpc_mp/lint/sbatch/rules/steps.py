@@ -18,6 +18,8 @@ INHERITS_CPUS = ((22, 5), (23, 11))  # from the first to before the second, srun
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
 _GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
+CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
+LOOKS = ("which", "type", "command", "echo", "man")  # commands that name another and do not start it
 MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
@@ -68,7 +70,27 @@ def _is_work(command: Command) -> bool:
 
 
 def _mpi_in_step(script: Script) -> Iterable[Hit]:
-    yield from (Hit(command.line, command.name) for command in script.commands(*MPI) if command.task)
+    """Also in a container, where the launcher stands behind the image, and behind an mpirun that starts that container."""
+    for command in script.shell.commands:
+        inside = command.task or command.name in MPI
+        found = command.words[:1] if command.name in MPI and command.task else [
+            word for before, word in itertools.pairwise(command.words) if word.base in MPI and not before.text.startswith("-")
+            and before.base not in LOOKS] if inside and any(word.base in CONTAINERS for word in command.words) else []
+        yield from (Hit(word.line, word.base) for word in found[:1])
+
+
+def _one_after_another(script: Script) -> Iterable[Hit]:
+    """Programs of one task of which a later one runs, and decides the task's end, whatever became of the first."""
+    for step in script.steps:
+        inner = inner_script(step.program)
+        if inner is None or re.search(r"\$\?|^\s*trap\b", inner.text, re.MULTILINE) or any(
+                re.fullmatch(r"-[a-z]*e[a-z]*", word.text) for word in step.program if word is not inner):
+            continue
+        commands = [each for each in read_shell(inner.text, inner.line).commands if not each.captured]
+        programs = [each for each in commands if is_training(each.words) and not each.background]
+        options = [word for each in commands if each.name == "set" for word in each.arguments]
+        if len(programs) > 1 and not any(re.fullmatch(r"-[a-z]*e[a-z]*", word) for word in options):
+            yield from (Hit(each.line, each.name) for each in programs[:-1] if not each.tested)
 
 
 def _step_in_step(script: Script) -> Iterable[Hit]:
@@ -214,6 +236,10 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM306", "warning", _mpi_in_step,
          "{it} inside srun: every task starts all ranks again, or none at all.",
          "Let one of them start the ranks: srun --mpi=pmix PROGRAM, or {it} without srun."),
+    Rule("HM321", "warning", _one_after_another,
+         "Another program follows in the same task, whatever {it} ends with: a task that fails goes on alone, and the exit code "
+         "is that of the last program.",
+         "Join them with && in place of ;, or begin with set -e; or give each an srun of its own."),
     Rule("HM307", "warning", _step_in_step,
          "srun inside a task: the inner step waits for resources that the outer one holds.",
          "Start the steps from the job script, or give the inner one --overlap."),

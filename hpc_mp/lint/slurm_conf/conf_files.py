@@ -1,0 +1,112 @@
+"""slurm.conf with all that belongs to it on disk, as a cluster: its settings, nodes and partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_keys, first_pairs
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.records import Words
+from hpc_mp.cluster.slurm.releases import Version
+from hpc_mp.lint.slurm_conf.config import SlurmFacts, number, text_of
+
+_SHOWN = {"1": "YES", "TRUE": "YES", "0": "NO", "FALSE": "NO"}  # words of a partition, as scontrol shows them
+_WORDS = ("Default", "Hidden", "LLN", "OverSubscribe", "PreemptMode", "RootOnly", "State")
+_ALSO = {"Procs": "CPUs", "Feature": "Features", "Shared": "OverSubscribe"}  # two keys for one thing
+
+
+@dataclass(frozen=True)
+class ConfFiles:
+    """Attributes:
+        path: of slurm.conf.
+        lines: of slurm.conf and of what it includes.
+        gres, cgroup: of gres.conf and cgroup.conf beside it; None: there is none.
+        release: of Slurm, for which they are judged; None: any.
+    """
+
+    path: Path
+    lines: tuple[ConfLine, ...]
+    gres: tuple[ConfLine, ...] | None = None
+    cgroup: tuple[ConfLine, ...] | None = None
+    release: Version | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Nothing of the cluster stands elsewhere: no other slurm.conf includes this file, and what it includes is here."""
+        return not any(line.unread for line in self.lines) and (self.path.name == "slurm.conf" or "ClusterName" in self.settings)
+
+    @cached_property
+    def settings(self) -> Words:
+        keys = conf_keys("setting")
+        return {keys.get(key.casefold(), (key, ""))[0]: value for key, value in first_pairs(self.lines).items()}
+
+    @cached_property
+    def node_lines(self) -> tuple[tuple[ConfLine, tuple[str, ...], Words], ...]:
+        """Lines of nodes, the names in them, and their fields with those of the DEFAULT lines before them."""
+        return tuple((line, expanded(fields["NodeName"]), fields) for line, fields in self._records("NodeName"))
+
+    @cached_property
+    def partition_lines(self) -> tuple[tuple[ConfLine, Words], ...]:
+        """Lines of partitions, likewise; ``Nodes`` names each node, also where it says ALL or a set of nodes."""
+        everyone = {node: fields for _, nodes, fields in self.node_lines for node in nodes}
+        sets = {fields["NodeSet"]: [*expanded(fields.get("Nodes", "")), *(
+            node for node, of in everyone.items() if fields.get("Features") in of.get("Features", "").split(","))]
+            for _, fields in self._records("NodeSet")}
+        found = []
+        for line, fields in self._records("PartitionName"):
+            named = everyone if fields.get("Nodes", "").upper() == "ALL" else expanded(fields.get("Nodes", ""))
+            nodes = dict.fromkeys(node for name in named for node in ([name] if name in everyone else sets.get(name, [name])))
+            shown = {key: _SHOWN.get(value.upper(), value.upper()) if key in _WORDS else value for key, value in fields.items()}
+            found.append((line, {**shown, "Nodes": compress(nodes), "TotalNodes": str(len(nodes))}))
+        return tuple(found)
+
+    @cached_property
+    def gres_lines(self) -> tuple[tuple[ConfLine, Words, frozenset[str] | None], ...]:
+        """Lines of gres.conf, their fields by small letters, and the nodes that they hold for; None: all."""
+        return tuple((line, line.fields, frozenset(expanded(line.fields["nodename"])) if "nodename" in line.fields else None)
+                     for line in self.gres or ())
+
+    @property
+    def facts(self) -> SlurmFacts:
+        """What ``scontrol`` would tell of such a cluster, as far as the files say it."""
+        nodes = tuple({**fields, **({"CPUTot": str(processors(fields)[1])} if {"CPUs", "Sockets"} & fields.keys() else {}),
+                       "NodeName": node} for _, names, fields in self.node_lines for node in names)
+        return SlurmFacts(self.settings, None if self.cgroup is None else first_pairs(self.cgroup),
+                          tuple(fields for _, fields in self.partition_lines), nodes, gres_conf=text_of(self.gres))
+
+    def _records(self, kind: str) -> Iterator[tuple[ConfLine, dict[str, str]]]:
+        keys, default = conf_keys(kind), dict[str, str]()
+        for line in self.lines:
+            if line.pairs and line.pairs[0][0].casefold() == kind.casefold():
+                known = [(keys.get(key.casefold(), (key, ""))[0], value) for key, value in line.pairs[1:]]
+                fields = {_ALSO.get(key, key): value for key, value in known}
+                if line.pairs[0][1].upper() == "DEFAULT" and kind != "NodeSet":
+                    default |= fields
+                else:
+                    yield line, {**default, **fields, kind: line.pairs[0][1]}
+
+
+def processors(fields: Words) -> tuple[frozenset[int], int]:
+    """The numbers of processors that fit a node's sockets, cores and threads, and the one that Slurm takes.
+
+    Source: _parse_nodename in src/common/read_config.c, releases 22.05 to 26.05.
+    """
+    cores, threads, boards = (number(fields, key) or 1 for key in ("CoresPerSocket", "ThreadsPerCore", "Boards"))
+    said, per_board, sockets = (number(fields, key) for key in ("CPUs", "SocketsPerBoard", "Sockets"))
+    if per_board is not None or sockets is None:
+        inferred = said // (cores * threads) if said and said % (cores * threads) == 0 else boards
+        sockets = inferred if per_board is None else boards * per_board
+    fitting = frozenset({sockets, sockets * cores, sockets * cores * threads})
+    return fitting, said if said in fitting else max(fitting)
+
+
+def expanded(nodelist: str) -> tuple[str, ...]:
+    """The names in a list of hosts or files; the text itself where it is none."""
+    try:
+        return expand(nodelist)
+    except HpcMpError:
+        return (nodelist,)

@@ -1,0 +1,229 @@
+"""Rules on slurm.conf, gres.conf, cgroup.conf and topology.conf as files: with most of these faults Slurm does not start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from hpc_mp.base.findings import Hit, Rule, Severity
+from hpc_mp.base.text import did_you_mean, several
+from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_keys, conf_table
+from hpc_mp.cluster.slurm.query import parse_gres
+from hpc_mp.cluster.slurm.records import Words
+from hpc_mp.cluster.slurm.releases import exists
+from hpc_mp.cluster.topology.reading import listed
+from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded, processors
+
+_LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # with fields of their own
+_SEVERAL = ("frontendname", "poweraction", "slurmctldhost")  # other lines with several keys
+_SHARED = ("mps", "shard")  # several of them on one device
+
+
+def _hit(line: ConfLine, subject: str, it: str = "", advice: str = "") -> Hit:
+    return Hit(line.number, it, advice, str(line.file) if line.file else None, subject)
+
+
+def _tables(files: ConfFiles) -> Iterator[tuple[ConfLine, str, list[str]]]:
+    """Each line with the table of its keys and the keys in it; lines of nodes and their like twice."""
+    for line in files.lines:
+        keys = [key for key, _ in line.pairs]
+        yield line, "setting", keys[:1]
+        if keys and (kind := _LINES.get(keys[0].casefold())):
+            yield line, kind, keys[1:]
+    for table, lines in (("gres", files.gres), ("cgroup", files.cgroup)):
+        yield from ((line, table, [key for key, _ in line.pairs]) for line in lines or ())
+
+
+def _unread(files: ConfFiles) -> Iterator[Hit]:
+    for line, table, keys in _tables(files):
+        alone = table in ("setting", "cgroup") and len(line.pairs) > 1 and keys[0].casefold() not in (*_LINES, *_SEVERAL)
+        if table in ("setting", "gres", "cgroup") and (rest := line.rest or ("=".join(line.pairs[1]) if alone else "")):
+            yield _hit(line, rest[:80])
+
+
+def _not_included(files: ConfFiles) -> Iterator[Hit]:
+    yield from (_hit(line, f"Include {line.unread}") for line, _, _ in _tables(files) if line.unread)
+
+
+def _unknown_keys(files: ConfFiles) -> Iterator[Hit]:
+    for line, table, keys in _tables(files):
+        known = conf_keys(table)
+        for key in keys:
+            if key.casefold() not in known:
+                yield _hit(line, key, "", did_you_mean(key, (name for name, _ in known.values())) or "leave it out")
+            elif files.release and not exists(known[key.casefold()][1], files.release):
+                yield _hit(line, key, "", "leave it out")
+
+
+def _of_some_releases(files: ConfFiles) -> Iterator[Hit]:
+    for line, table, keys in _tables(files) if files.release is None else ():
+        known = conf_keys(table)
+        yield from (_hit(line, key, _refusing(releases)) for key in keys if (releases := known.get(key.casefold(), ("", ""))[1]))
+    for values, releases in conf_table("values").items():
+        pairs = [pair.split("=") for pair in values.split()]
+        given = [line for line in files.lines for key, value in pairs if line.fields.get(key.casefold(), "").casefold() == value]
+        if all(files.settings.get(key, "").casefold() == value for key, value in pairs) and not (
+                files.release and exists(releases, files.release)):
+            yield _hit(given[-1], values, _refusing(releases))
+    if files.whole and files.node_lines and not files.partition_lines and (files.release or (22, 5)) <= (22, 5):
+        yield Hit(it="Slurm before 23.02", subject="no PartitionName")
+
+
+def _refusing(releases: str) -> str:
+    since, _, until = releases.partition("-")
+    return "Slurm " + " and ".join((*([f"before {since}"] if since else ()), *([f"from {until} on"] if until else ())))
+
+
+def _twice(files: ConfFiles) -> Iterator[Hit]:
+    seen: set[tuple[str, str]] = set()
+    for line, kind, names in (*((line, "node", nodes) for line, nodes, _ in files.node_lines),
+                              *((line, "partition", (fields["PartitionName"],)) for line, fields in files.partition_lines)):
+        again = [name for name, count in Counter(names).items() if count > 1 or (kind, name) in seen]
+        seen |= {(kind, name) for name in names}
+        if again:
+            yield _hit(line, f"{kind} {listed(again)}")
+
+
+def _nodes_from_nowhere(files: ConfFiles) -> Iterator[Hit]:
+    known = {node for _, nodes, _ in files.node_lines for node in nodes}
+    for line, fields in files.partition_lines if files.whole else ():
+        lost = [node for node in expanded(fields["Nodes"]) if node not in known]
+        if lost and not line.rest:
+            yield _hit(line, f"{fields['PartitionName']}: {listed(lost)}")
+
+
+def _processors(files: ConfFiles) -> Iterator[Hit]:
+    for line, nodes, fields in files.node_lines:
+        fitting, taken = processors(fields)
+        if fields.get("CPUs", "").isdecimal() and int(fields["CPUs"]) not in fitting:
+            yield _hit(line, f"{listed(nodes)}: CPUs={fields['CPUs']}", " or ".join(map(str, sorted(fitting))), str(taken))
+
+
+# --- gres.conf -------------------------------------------------------------------------------------------------------
+
+
+def _undeclared(files: ConfFiles) -> Iterator[Hit]:
+    types = files.settings.get("GresTypes", "").casefold().split(",")
+    for line, nodes, fields in files.node_lines if files.whole else ():
+        names = dict.fromkeys(name for name, _, _ in parse_gres(fields.get("Gres", "")))
+        yield from (_hit(line, f"{listed(nodes)}: Gres={name}", name) for name in names if name.casefold() not in types)
+
+
+def _typed(files: ConfFiles) -> Iterator[Hit]:
+    for line, nodes, fields in files.node_lines:
+        kinds = {(name, kind is None) for name, kind, _ in parse_gres(fields.get("Gres", ""))}
+        if len(kinds) > len({name for name, _ in kinds}):
+            yield _hit(line, f"{listed(nodes)}: Gres={fields['Gres']}")
+
+
+def _devices(record: Words) -> tuple[str, ...]:
+    return expanded(record.get("multiplefiles") or record.get("file") or record.get("files") or "")
+
+
+def _count(record: Words) -> int | None:
+    """How many a line of gres.conf makes; None where it says so in letters."""
+    count = record.get("count", str(1 if "multiplefiles" in record else len(_devices(record)) or 1))
+    return int(count) if count.isdecimal() else None
+
+
+def _wrong(records: Sequence[Words], asked: int) -> str:
+    """What is wrong with lines of gres.conf for a node, of which slurm.conf says that it has ``asked`` such devices.
+
+    Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and what slurmd 22.05.8 says with -G.
+    """
+    for record in records:
+        files = 1 if "multiplefiles" in record else len(_devices(record))
+        if "multiplefiles" in record and ({"file", "files"} & record.keys() or len(_devices(record)) < 2):
+            return "MultipleFiles is beside File, or names one file"
+        if files and record["name"].casefold() not in _SHARED and _count(record) not in (None, files):
+            return f"Count={record['count']}, and {files} files"
+    if records[0]["name"].casefold() in _SHARED:
+        return ""
+    filed, typed = ([bool(_devices(record)) for record in records], ["type" in record for record in records])
+    for key, given in (("File", filed), ("Type", typed)):
+        if any(given) and not all(given):
+            return f"some lines have {key}, others have not"
+    if len(records) > 1 and not any(filed + typed):
+        return f"{len(records)} lines for the same, without File and Type"
+    devices = Counter(device for record in records if "multiplefiles" not in record for device in _devices(record))
+    twice = [device for device, count in devices.items() if count > 1]
+    too_many = sum(filter(None, map(_count, records))) > asked > 0  # slurmd leaves out what is beyond, the same device too
+    return f"{several(twice)} twice" if twice and not too_many else ""
+
+
+def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfLine, Words]]]:
+    """The lines of gres.conf that hold for a node, by the name of what they describe."""
+    found: dict[str, list[tuple[ConfLine, Words]]] = {}
+    for line, record, nodes in files.gres_lines:
+        if "name" in record and (nodes is None or node in nodes):
+            found.setdefault(record["name"].casefold(), []).append((line, record))
+    return found
+
+
+def _gres_records(files: ConfFiles) -> Iterator[Hit]:
+    hits: dict[tuple[int, str], Hit] = {}
+    for _, nodes, fields in files.node_lines:
+        asked = Counter[str]()
+        for name, _, many in parse_gres(fields.get("Gres", "")):
+            asked[name.casefold()] += many
+        for name, rows in ((name, rows) for node in nodes for name, rows in _records(files, node).items()):
+            if wrong := _wrong([record for _, record in rows], asked[name]):
+                hits.setdefault((rows[-1][0].number, wrong), _hit(rows[-1][0], name, wrong))
+    yield from hits.values()
+
+
+def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
+    detected = any(record.get("autodetect", "off").casefold() != "off" for _, record, _ in files.gres_lines)
+    for line, nodes, fields in () if files.gres is None or detected else files.node_lines:
+        few: dict[str, list[str]] = {}
+        for node in nodes if "GresConf" not in fields else ():
+            records = _records(files, node)
+            for name, kind, many in parse_gres(fields.get("Gres", "")):
+                counts = [_count(row) for _, row in records.get(name.casefold(), ())
+                          if kind is None or row.get("type", kind).casefold() == kind.casefold()]
+                if None not in counts and (there := sum(filter(None, counts))) < many:
+                    few.setdefault(f"{name}{f':{kind}' if kind else ''} {many}, and {there} in gres.conf", []).append(node)
+        yield from (_hit(line, f"{listed(lacking)}: {words}") for words, lacking in few.items())
+
+
+# --- topology.conf ---------------------------------------------------------------------------------------------------
+
+
+def topology_hits(lines: Iterable[ConfLine]) -> Iterator[tuple[Severity, str, ConfLine]]:
+    """(severity, what is wrong, line) of a topology.conf, where its reader takes what Slurm refuses in a file."""
+    shown = {key.casefold() for key in conf_table("topology")["shown"]}
+    for line in lines:
+        fields, name = line.fields, line.pairs[0][1] if line.pairs else ""
+        if strange := [key for key, _ in line.pairs[1:] if key.casefold() in shown]:
+            yield "error", f"{name} has {strange[0]}, which `scontrol show topology` prints and Slurm refuses in a file", line
+        elif {"switchname", "nodes", "switches"} <= fields.keys():
+            yield "error", f"{name} has both switches and nodes: Slurm refuses that", line
+        elif "switchname" in fields and not {"nodes", "switches"} & fields.keys():
+            yield "warning", f"{name} has neither switches nor nodes: Slurm before 25.05 refuses that", line
+        elif not fields.get("linkspeed", "1").isdecimal():
+            yield "error", f"{name} has LinkSpeed={fields['linkspeed']}, which is no number: Slurm refuses that", line
+
+
+_REFUSED = ": Slurm does not start with it"
+RULES: tuple[Rule[ConfFiles], ...] = (
+    Rule("conf-unread", "error", _unread, "no KEY=VALUE, or a second one on the line of a setting" + _REFUSED,
+         "one KEY=VALUE, without blanks in the value or in quotes; fields of one node or partition on one line"),
+    Rule("conf-include", "error", _not_included, "the file cannot be read: Slurm waits for it for a minute, and does not start",
+         "name a file, without * and relative to the folder of slurm.conf"),
+    Rule("conf-key", "error", _unknown_keys, "no key of this file" + _REFUSED, "{advice}"),
+    Rule("conf-release", "warning", _of_some_releases, "{it} does not start with it",
+         "look at `slurmctld -V`; leave it out if that is such a release"),
+    Rule("defined-twice", "error", _twice, "it is defined a second time" + _REFUSED, "one line for each node and each partition"),
+    Rule("partition-nodes", "error", _nodes_from_nowhere, "no line with NodeName defines these nodes" + _REFUSED,
+         "define them, or take them out of Nodes="),
+    Rule("cpus-contradict", "error", _processors, "with these sockets, cores and threads it can be {it}: Slurm takes {advice}",
+         "the line that `slurmd -C` prints there"),
+    Rule("gres-undeclared", "error", _undeclared, "it is not in GresTypes: Slurm passes over it, and no job can ask for it",
+         "slurm.conf: GresTypes={it}"),
+    Rule("gres-typed", "error", _typed, "some have a type, others have not: slurmd does not start with it",
+         "name the type of each, or of none"),
+    Rule("gres-records", "error", _gres_records, "{it}: slurmd does not start with it",
+         "one line for each kind of device of a node, with its files: Name=gpu File=/dev/nvidia[0-7]; with AutoDetect, none"),
+    Rule("gres-count", "error", _fewer_devices, "Slurm drains a node that has fewer than slurm.conf says",
+         "make the numbers in slurm.conf and gres.conf agree with `nvidia-smi -L` there"),
+)

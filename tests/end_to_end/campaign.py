@@ -1,0 +1,299 @@
+"""A campaign of random faults on a lab of six hosts: does every run end by itself with the numbers of an undisturbed one?
+
+    .venv/bin/python tests/end_to_end/campaign.py --faults 200 --seed 1 [--job program] [--json FILE]
+
+Kinds, moments and hosts of the faults are drawn by the seed, several for each run. A run is right if it completes without help,
+its losses, its gradient norms and its last checkpoint equal the undisturbed run's to the last bit, each step stands once in
+``metrics.jsonl``, and every end of an attempt names a host that was hit, or is no failure because the job was asked to go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import re
+import shutil
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from campaign_faults import FAULTS, RANK, SETTINGS, Planted, Scene
+from slurm_jobs import launch, submit, write_job
+from slurm_lab.cluster import Cluster
+from slurm_lab.lab import Lab
+
+from hpc_mp.rundir import RunDirectory, read_json, read_lines
+
+NODES, EVERY, STEPS_PER_FAULT = 4, 10, 60
+PACE = """
+import os, sys, threading, time
+def wait():
+    while not hasattr(sys.modules.get("hpc_mp.train.rank.trainer"), "Trainer"):
+        time.sleep(0.01)
+    trainer = sys.modules["hpc_mp.train.rank.trainer"].Trainer
+    step = trainer._step
+    trainer._step = lambda *words: (time.sleep(0.15), step(*words))[1]
+if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read():
+    threading.Thread(target=wait, daemon=True).start()
+"""
+"""A module that Python imports by itself: steps take long enough for a fault to come between two of them."""
+PATIENCE = 420.0  # seconds until a run that comes no further is given up
+MOMENTS = ("step", "step", "save", "start", "queued")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "")
+ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3",
+          "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
+          "train.global_batch=6")
+SIGNALS = {"engine": "USR2", "program": "TERM"}
+PROGRAM = """
+[job]
+name = "exact"
+nodes = {nodes}
+[program]
+command = ["{python}", "{program}", "{steps}", "{every}"]
+resumes = true
+silent_limit = 30
+[slurm]
+retries = 20
+grace = 20
+[environment]
+health = false
+set = {{ OMP_NUM_THREADS = "1" }}
+"""
+
+
+@dataclass
+class Trial:
+    """One run: what was planted, what was wrong, and the figures of each fault."""
+
+    planted: list[Planted] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    attempts: int = 0
+    figures: list[tuple[str, float, int]] = field(default_factory=list)  # kind, seconds to the first new step, steps again
+
+
+def write(directory: Path, kind: str, steps: int) -> Path:
+    """The job file of a run, on the file system that all hosts share."""
+    job = write_job(directory)
+    (directory / "sitecustomize.py").write_text(PACE)
+    if kind == "program":
+        program = shutil.copy(Path(__file__).with_name("campaign_program.py"), directory)
+        job.write_text(PROGRAM.format(nodes=NODES, python=sys.executable, program=program, steps=steps, every=EVERY))
+    return job
+
+
+def overrides(job: Path, kind: str, steps: int) -> tuple[str, ...]:
+    return (*ENGINE, f"train.steps={steps}", f"environment.set.PYTHONPATH={job.parent}") if kind == "engine" else ()
+
+
+def saved(run: RunDirectory) -> dict[str, str]:
+    """Hashes of what the run has in the end: the tensors of its last checkpoint, or a program's own file."""
+    newest = max(run.checkpoints.glob("step*"), default=run.path)
+    files = sorted(newest.rglob("*.safetensors")) or [run.path / "state.pt"]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def numbers(run: RunDirectory) -> list[tuple[int, float, float]]:
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in read_lines(run.metrics)]
+
+
+class Campaign:
+    """Runs on one lab, each compared with the undisturbed one."""
+
+    def __init__(self, lab: Cluster, kind: str, steps: int, draw: random.Random, say: Callable[[str], None]) -> None:
+        self.lab, self.kind, self.steps, self.draw, self.say = lab, kind, steps, draw, say
+        job = write(lab.share / "undisturbed", kind, steps)
+        run = RunDirectory(Path(launch(lab, job, overrides(job, kind, steps), timeout=600)["run"]))
+        self.numbers, self.saved = numbers(run), saved(run)
+        assert [step for step, _, _ in self.numbers] == list(range(1, steps + 1))
+
+    def trial(self, number: int, kinds: Sequence[str]) -> Trial:
+        """A run that meets these faults, one after the other."""
+        job = write(self.lab.share / f"run{number}", self.kind, self.steps)
+        run, job_id = submit(self.lab, job, overrides(job, self.kind, self.steps))
+        trial = Trial()
+        for kind in kinds:
+            if not self._meets(run, job_id, kind, trial):
+                break
+        self._wait(run, job_id, lambda: False, trial, "the end")
+        self._judge(run, job_id, trial)
+        self.lab.mend()
+        return trial
+
+    def _state(self, job_id: str) -> str:
+        return self.lab.run(["squeue", "--noheader", "--states=all", "--format=%T", "--jobs", job_id]).stdout.strip()
+
+    def _wait(self, run: RunDirectory, job_id: str, ready: Callable[[], object], trial: Trial, what: str,
+              scene: Scene | None = None) -> bool:
+        """Until ``ready``; False if the run has ended, or comes no further."""
+        deadline, last = time.monotonic() + PATIENCE, (0, 0)
+        while not ready():
+            if scene:
+                scene.mend()
+            if (run.path / "outcome.json").exists() and self._state(job_id) in ENDED and ended(run):
+                return False
+            reached = (newest_attempt(run), len(read_lines(run.metrics)))
+            if reached != last:
+                deadline, last = time.monotonic() + PATIENCE, reached
+            if time.monotonic() > deadline:
+                trial.wrong.append(f"came no further while {what} was awaited ({self._state(job_id)})")
+                return False
+            time.sleep(0.1)
+        return True
+
+    def _meets(self, run: RunDirectory, job_id: str, kind: str, trial: Trial) -> bool:
+        """Plant one fault at a drawn moment and wait until the run trains again; False if that cannot be."""
+        moment = self.draw.choice(MOMENTS)
+        begun = len(read_lines(run.metrics))
+        ahead = self.draw.randrange(1, STEPS_PER_FAULT // 2)
+        ready: dict[str, Callable[[], object]] = {
+            "step": lambda: len(read_lines(run.metrics)) >= begun + ahead,
+            "save": lambda: len(read_lines(run.metrics)) > begun and (self.kind == "program" or saving(run)),
+            "start": lambda: self._ranks_are_there(run),
+            "queued": lambda: self._state(job_id) in ("PENDING", "CONFIGURING", "COMPLETING", "RUNNING"),
+        }
+        if not self._wait(run, job_id, ready[moment], trial, moment):
+            return False
+        if moment in ("start", "queued"):
+            time.sleep(self.draw.uniform(0, 6))
+        scene = Scene(self.lab, job_id, hosts_of(run) or self.lab.nodes, self.draw, SIGNALS[self.kind])
+        step, attempt = max((line["step"] for line in read_lines(run.metrics)), default=0), newest_attempt(run)
+        hosts = FAULTS[kind].plant(scene)
+        if hosts is None:  # nothing was there that it could hit
+            return True
+        fault = Planted(kind, moment, hosts, time.time(), step, attempt)
+        trial.planted.append(fault)
+        self.say(f"  {kind} at {moment}, step {step}, attempt {attempt} {' '.join(hosts)}")
+        if self.draw.random() < 0.2:  # the next one comes before this one is over
+            time.sleep(self.draw.uniform(0, 20))
+            scene.mend(all_of_it=True)
+            return True
+
+        def again() -> bool:
+            lines = read_lines(run.metrics)
+            later = [line for line in lines if line["attempt"] > attempt] if FAULTS[kind].ends else lines[step + 3:]
+            if later and FAULTS[kind].ends:
+                trial.figures.append((kind, time.time() - fault.time, max(step - later[0]["step"] + 1, 0)))
+            return bool(later)
+
+        back = self._wait(run, job_id, again, trial, f"a step after {kind}", scene)
+        scene.mend(all_of_it=True)
+        return back
+
+    def _ranks_are_there(self, run: RunDirectory) -> bool:
+        return any(Scene(self.lab, "", (), self.draw).pids(host, RANK) for host in hosts_of(run))
+
+    def _judge(self, run: RunDirectory, job_id: str, trial: Trial) -> None:
+        ends = read_lines(run.path / "history.jsonl")
+        trial.attempts = len(ends)
+        state = read_json(run.outcome)["state"] if run.outcome.exists() else "without an outcome"
+        if state != "completed":
+            trial.wrong.append(f"is {state}, job {self._state(job_id)}: {ends[-1]['message'] if ends else ''}")
+            return
+        if numbers(run) != self.numbers:
+            trial.wrong.append("other losses, norms or steps")
+        if saved(run) != self.saved:
+            trial.wrong.append("another last checkpoint")
+        for end in ends:
+            trial.wrong += wrong_end(end, trial.planted)
+
+
+def wrong_end(end: dict[str, Any], planted: Sequence[Planted]) -> list[str]:
+    """Why the end of an attempt is unnamed or misnamed, if it is."""
+    if end["kind"] in ("completed", "stopped"):
+        return []
+    named = {end["node"], *end["nodes"], *re.findall(r"\bn\d+\b", end["message"])} - {None}
+    hit = {host for fault in planted for host in fault.hosts}
+    if not named:
+        return [f"unnamed end of attempt {end['attempt']}: {end['kind']}: {end['message'][:150]}"]
+    blamed = {end["node"], *end["nodes"]} - {None} or named
+    return [] if blamed & hit else [f"misnamed end of attempt {end['attempt']}: {end['kind']}: {end['message'][:150]}"]
+
+
+def saving(run: RunDirectory) -> bool:
+    return any(run.checkpoints.glob(".step*"))
+
+
+def newest_attempt(run: RunDirectory) -> int:
+    try:
+        return int(read_json(run.attempt_record)["attempt"])
+    except (OSError, ValueError):
+        return 0
+
+
+def hosts_of(run: RunDirectory) -> tuple[str, ...]:
+    try:
+        return tuple(read_json(run.attempt_record)["hosts"])
+    except (OSError, ValueError):
+        return ()
+
+
+def ended(run: RunDirectory) -> bool:
+    """The newest attempt has a verdict that nothing follows."""
+    ends = read_lines(run.path / "history.jsonl")
+    return bool(ends) and ends[-1]["action"] in ("done", "fail")
+
+
+def drawn(faults: int, per_run: int, draw: random.Random) -> list[list[str]]:
+    """Kinds for each run: every kind equally often, in a drawn order."""
+    kinds = [kind for _ in range(faults // len(FAULTS) + 1) for kind in draw.sample(list(FAULTS), len(FAULTS))][:faults]
+    return [kinds[begin:begin + per_run] for begin in range(0, faults, per_run)]
+
+
+def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print) -> list[Trial]:
+    draw = random.Random(seed)
+    with Lab(6, overrides=SETTINGS) as lab:
+        runs = Campaign(lab, kind, STEPS_PER_FAULT * per_run, draw, say)
+        trials = []
+        for number, kinds in enumerate(drawn(faults, per_run, draw), 1):
+            say(f"run {number}: {', '.join(kinds)}")
+            trials.append(runs.trial(number, kinds))
+            say(f"  {trials[-1].attempts} attempts; " + ("; ".join(trials[-1].wrong) or "right"))
+        return trials
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """Figures by kind, and what was wrong."""
+    by_kind: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for trial in trials:
+        for kind, seconds, steps in trial.figures:
+            by_kind[kind].append((seconds, steps))
+    planted = [fault.kind for trial in trials for fault in trial.planted]
+    rows = [f"{'kind':34} planted  first new step (s): median, worst  steps again: median, worst"]
+    for kind in FAULTS:
+        seconds, steps = [second for second, _ in by_kind[kind]], [step for _, step in by_kind[kind]]
+        times = f"{statistics.median(seconds):10.1f} {max(seconds):6.1f}" if seconds else "-"
+        again = f"{statistics.median(steps):22.0f} {max(steps):6.0f}" if steps else ""
+        rows.append(f"{kind:34} {planted.count(kind):7}  {times}  {again}")
+    wrong = [f"run {number}: {words}" for number, trial in enumerate(trials, 1) for words in trial.wrong]
+    right = sum(not trial.wrong for trial in trials)
+    attempts = sum(trial.attempts for trial in trials)
+    return "\n".join([*rows, f"{len(planted)} faults, {attempts} attempts, {right} of {len(trials)} runs right", *wrong])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--per-run", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--job", choices=("engine", "program"), default="engine")
+    parser.add_argument("--json", type=Path, help="write every trial there")
+    words = parser.parse_args()
+    trials = campaign(words.faults, words.seed, words.job, words.per_run, lambda text: print(text, flush=True))
+    if words.json:
+        words.json.write_text(json.dumps([asdict(trial) for trial in trials], indent=1))
+    print(table(trials))
+    return int(any(trial.wrong for trial in trials))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Random faults on six hosts: runs that end by themselves with the numbers of an undisturbed one (see `campaign`)."""
+
+from __future__ import annotations
+
+import pytest
+from campaign import Planted, campaign, table, wrong_end
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("kind", "faults"), [("engine", 20), ("program", 12)])
+def test_runs_complete_with_the_same_bits_after_random_faults(kind: str, faults: int, capsys: Capture) -> None:
+    trials = campaign(faults, seed=5, kind=kind)
+    with capsys.disabled():
+        print(f"\n{table(trials)}")
+    assert not [words for trial in trials for words in trial.wrong], table(trials)
+    assert sum(len(trial.planted) for trial in trials) >= 0.7 * faults
+
+
+@pytest.mark.parametrize(("end", "words"), [
+    ({"kind": "stopped", "node": None, "nodes": [], "message": "stopped"}, ""),
+    ({"kind": "lost", "node": "n2", "nodes": ["n2"], "message": "n2 lost contact"}, ""),
+    ({"kind": "lost", "node": "n3", "nodes": ["n3"], "message": "n3 lost contact"}, "misnamed"),
+    ({"kind": "vanished", "node": None, "nodes": [], "message": "the ranks have vanished"}, "unnamed"),
+    ({"kind": "unknown", "node": None, "nodes": [], "message": "something about n2"}, ""),
+])
+def test_an_end_must_name_a_host_that_was_hit(end: dict[str, object], words: str) -> None:
+    hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1)]
+    assert words in "".join(wrong_end({"attempt": 1, **end}, hit)) and bool(words) == bool(wrong_end({"attempt": 1, **end}, hit))
