@@ -89,9 +89,14 @@ def understood(lines: Iterable[object]) -> list[BadNode]:
             and line.get("certainty", "likely") in CERTAINTIES]
 
 
-def bad_nodes(path: Path, now: float | None = None) -> dict[str, BadNode]:
-    """The most certain and newest finding of every node that is avoided, by node. A suspicion keeps nobody out."""
-    avoided = (finding for finding in findings(path, now) if finding.certainty != "suspected")
+def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> dict[str, BadNode]:
+    """The most certain and newest finding of every node that is avoided, by node. A suspicion keeps nobody out.
+
+    Args:
+        run: that is gone on with: it avoids first of all what it has suffered itself.
+    """
+    avoided = (replace(finding, certainty="certain") if finding.run == str(run) else finding
+               for finding in findings(path, now) if finding.certainty != "suspected")
     return {finding.node: finding for finding in sorted(avoided, key=lambda finding: finding.weight)}
 
 

@@ -65,6 +65,10 @@ class Job(Section):
     heartbeat_timeout: NonNegative = 30
     """Seconds without a sign of life until a node counts as lost; 0 = never. Too short: a busy network looks like a dead node.
     Example: `60`."""
+    meet_timeout: NonNegative = 90
+    """Seconds for which a rank that has come waits for the others as the run begins, and a tenth of a second more for each rank;
+    who has not come is named then. 0 = a day. Too short: the file system from which all ranks load their packages is slow.
+    Example: `600`."""
     step_timeout: NonNegative = 1800
     """Seconds without a finished step until ranks count as hung; 0 = never. The first step has three times as long, and so has
     each pass of an evaluation, which computes the forwards of a step. Example: `600`."""
@@ -306,6 +310,9 @@ class Checkpoint(Section):
     keep: Count = 2
     """How many of the newest stay. Beside them stays the one with the least loss on `evaluate.files`, of those that were
     evaluated at their step: let `evaluate.every` divide `checkpoint.every`, or be the same."""
+    failures: NonNegative = 2
+    """Checkpoints in a row that cannot be saved until the run stops; 0 = it goes on. A node that could not write while others
+    could is left out when the job is queued again. Example: `1`."""
     resume: PathName | None = None
     """Another run to take the state from, steps and optimizer included, for a new run of its own."""
 

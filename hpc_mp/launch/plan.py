@@ -148,7 +148,7 @@ def compose(
         check_resumable(f"checkpoint.resume = {given.checkpoint.resume}", counters_of(origin_of(Path(given.checkpoint.resume))),
                         {"optimizer": given.train.optimizer}, given.train.steps)
     facts = target.facts(given, slurm_version)
-    bad = bad_nodes(ledger(facts.cluster)) if facts.cluster is not None else {}
+    bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
     layers, device = _layers(given, shape, earlier), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)

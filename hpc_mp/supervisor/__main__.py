@@ -1,4 +1,4 @@
-"""``python -m hpc_mp.supervisor RUN -- srun … COMMAND``: one attempt of a run."""
+"""``python -m hpc_mp.supervisor [--after CODE] RUN -- srun … COMMAND``: one attempt of a run, or what is left of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ def main(arguments: Sequence[str]) -> int:
     what srun ended with."""
     signals = Signals()  # first of all: Slurm may warn at any moment
     from hpc_mp.base.errors import HpcMpError
+    from hpc_mp.supervisor.after import go_on_after
     from hpc_mp.supervisor.attempt import start
 
-    run, dashes, *command = arguments
+    after = int(arguments[1]) if arguments[0] == "--after" else None
+    run, dashes, *command = arguments if after is None else arguments[2:]
     if dashes != "--" or not command:
-        raise SystemExit("usage: python -m hpc_mp.supervisor RUN -- srun … COMMAND")
+        raise SystemExit("usage: python -m hpc_mp.supervisor [--after CODE] RUN -- srun … COMMAND")
     try:
-        return start(Path(run), command, signals)
+        return start(Path(run), command, signals) if after is None else go_on_after(after, Path(run), command, signals)
     except (HpcMpError, OSError) as error:
         print(f"hpc-mp: {error}", file=sys.stderr)
         return 2 if isinstance(error, HpcMpError) else 1

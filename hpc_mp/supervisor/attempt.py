@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import first_code as first_code_of_ranks
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history, read_json
+from hpc_mp.rundir.failures import KINDS
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.rundir.records import AWAITING
@@ -47,7 +48,7 @@ from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import StepCommand, end_steps, follow
 
 ENDS_S = 10.0  # what is left to write down how the run ended, before Slurm ends the job
-SHOWN_BY_THE_NODE = ("hardware", "unfit")  # kinds of failure that say more than that a node was gone
+SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that say more than that a node was gone
 EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could listen
               for code in (-number, 128 + number))
 
@@ -69,12 +70,12 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
     attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
-    retries, stalled = attempt.spec.slurm.retries, _stalled(attempt)
+    retries, stalled = attempt.spec.slurm.retries, stalled_ends(attempt)
     if sum(end.counts for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
         last = next(end for end in stalled if end.counts)
-        said = f"{last.message}; {len(stalled)} attempts{_lacking(attempt)}"
+        said = f"{last.message}; {len(stalled)} attempts{lacking(attempt)}"
         died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
-        return _act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
+        return act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
 
     if attempt.allocation is not None:
         unwatched = watch_running(run, attempt.spec, attempt.record.hosts)
@@ -90,16 +91,46 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     code = node_setup.start(attempt, signals)
     if code == 0 and signals.asked:
         code = STOPPED
-    watch = ProgramWatch(attempt, attempt.spec) if code == 0 and isinstance(attempt.spec, ProgramSpec) else None
+    watch = None
     lost: RootCause | None = None
     if code == 0:
-        by_srun = watch is not None and attempt.allocation is not None  # mpirun passes on what it gets
-        signals.warn = partial(watch.warn, signals) if watch is not None and by_srun else None
-        hung = never if watch is None else watch.poll
+        watch = watch_of(attempt, signals, begins=True)
         step, alone = StepCommand(command, attempt.environ, run.srun_log), attempt.allocation is None
-        end = follow(step, signals, lambda: attempt.has_failed() or hung(), mpirun=alone)
+        end = follow(step, signals, has_failed(attempt, watch), mpirun=alone)
         lost = _without_srun(attempt, end.code) if end.died and not alone else None
         code = (alone and first_code_of_ranks(run.guards)) or (0 if end.blind else end.code)
+    return finish(attempt, code, script, signals, watch, lost)
+
+
+def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | None:
+    """What looks after the ranks of a program while they run, and warns them; None for our own engine.
+
+    Args:
+        begins: whether they are started now.
+    """
+    if not isinstance(attempt.spec, ProgramSpec):
+        return None
+    watch = ProgramWatch(attempt, attempt.spec, begins)
+    if attempt.allocation is not None:  # mpirun passes on what it gets
+        signals.warn = partial(watch.warn, signals)
+    return watch
+
+
+def has_failed(attempt: AttemptContext, watch: ProgramWatch | None) -> Callable[[], bool]:
+    """Gives whether a rank has failed or all of them hang; ranks of our own engine notice by themselves that they hang."""
+    return attempt.has_failed if watch is None else lambda: attempt.has_failed() or watch.poll()
+
+
+def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals, watch: ProgramWatch | None,
+           lost: RootCause | None = None, died: RootCause | None = None) -> int:
+    """Tidy the nodes up, judge how the ranks ended, and do what follows; the exit code of the job.
+
+    Args:
+        code: of srun.
+        lost: the end of srun, if it was killed.
+        died: that of a supervisor, where nothing else explains that of the ranks.
+    """
+    run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
         return 1
     code = _first_code(run, code)
@@ -109,12 +140,14 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was a signal alone
     departed = _departed(attempt, job, script)
     ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.asked, cancelled, watch)
-
+    if died is not None and not cancelled and not departed and (ending == "stopped" or (
+            isinstance(ending, RootCause) and KINDS[ending.cause.kind].level >= KINDS["supervisor"].level)):
+        ending = died
     signals.close()
-    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(attempt), lacking=_lacking(attempt),
+    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=stalled_ends(attempt), lacking=lacking(attempt),
                       saved=history.saved_step(run) if isinstance(attempt.spec, JobSpec) else None, returned=_returned(attempt),
                       departed=bool(departed))
-    return _act(attempt, ending, decision, code, unreached, departed, has_expired(said_in(script)))
+    return act(attempt, ending, decision, code, unreached, departed, has_expired(said_in(script)))
 
 
 def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
@@ -143,16 +176,16 @@ def _nothing_to_do(waiting: SupervisedRun) -> int:
     """For a job of a chain, or one that was stopped while it waited."""
     stopped = waiting.run.stop.exists()
     waiting.say(f"nothing to do: the run {'was stopped' if stopped else 'is complete'}")
-    _conclude(waiting, waiting.run.attempt(), "stopped" if stopped else "completed")
+    conclude_run(waiting, waiting.run.attempt(), "stopped" if stopped else "completed")
     return STOPPED if stopped else 0
 
 
-def _stalled(attempt: AttemptContext) -> list[history.AttemptEnd]:
+def stalled_ends(attempt: AttemptContext) -> list[history.AttemptEnd]:
     """Ends since which the run has come no further."""
     return history.without_progress(history.history(attempt.run), history.furthest_step(attempt.run, attempt.spec))
 
 
-def _lacking(attempt: AttemptContext) -> str:
+def lacking(attempt: AttemptContext) -> str:
     """What a run that comes no further lacks; empty where nobody knows how far a program comes."""
     if isinstance(attempt.spec, JobSpec):
         return " without a new checkpoint"
@@ -164,11 +197,6 @@ def _first_code(run: RunDirectory, code: int) -> int:
     log = run.srun_log
     said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
     return code and (first_code(said) or code)
-
-
-def never() -> bool:
-    """Ranks of our own engine notice by themselves that they hang."""
-    return False
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
@@ -197,8 +225,8 @@ def interrupted(attempt: AttemptContext) -> bool:
             and queued_again(given.job_id, given.restart, attempt.run.script))
 
 
-def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
-         departed: str = "", expired: bool = False) -> int:
+def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
+        departed: str = "", expired: bool = False) -> int:
     """Carry the decision out, and write down what was done.
 
     Args:
@@ -225,7 +253,7 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int,
             message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
             died.cause.node if died else None, _returned(attempt) if died else (), departed))
     if action in ("done", "fail"):
-        _conclude(attempt, record.attempt, ending, departed)
+        conclude_run(attempt, record.attempt, ending, departed)
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
     if action == "fail":
         return code if 0 < code < 256 else 1
@@ -297,7 +325,7 @@ def _returned(attempt: AttemptContext) -> tuple[str, ...]:
     return history.returned(history.history(attempt.run), attempt.record.hosts)
 
 
-def _conclude(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
+def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
     """The verdict on the whole run, with its report, for whoever asks without Slurm; jobs queued behind it are withdrawn."""
     run, job_id = supervised.run, supervised.job_id
     cause = ending.cause if isinstance(ending, RootCause) else Cause("cancelled", departed) if departed else None

@@ -21,17 +21,19 @@ class FailedStep:
     """Looks for the first rank that fails.
 
     Args:
-        log: what srun says. What stands there already is of earlier steps.
+        log: what srun says.
         asked: whether they were asked to stop: then each of them ends once it has saved.
         grace: seconds that they have for that.
         stop_codes: with which a rank ends that has saved.
+        begins: whether the step is started now: what stands there already is of earlier ones.
     """
 
     def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, asked: Callable[[], bool] = lambda: False,
-                 grace: float = LINGER_S, stop_codes: Collection[int] = ()) -> None:
+                 grace: float = LINGER_S, stop_codes: Collection[int] = (), begins: bool = True) -> None:
         self._lines, self._clock, self._since = NewLines(log), clock, math.inf
         self._asked, self._grace, self._stop_codes, self._stops = asked, grace, stop_codes, False
-        self._lines.read()
+        if begins:
+            self._lines.read()
 
     def due(self) -> bool:
         """Whether the others are to be ended now; said once, and not of a step that is being ended already."""

@@ -53,11 +53,12 @@ class ProgramWatch:
         warned: whether they were asked to stop, by us or by Slurm.
     """
 
-    def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
-        """Writes down that the attempt begins now."""
+    def __init__(self, attempt: AttemptContext, spec: ProgramSpec, begins: bool = True) -> None:
+        """``begins``: whether the attempt begins now, which is then written down."""
         run, record = attempt.run, attempt.record
         hosts = record.hosts or [emulated_node(node) for node in range(attempt.placement.nodes)]  # mpirun alone knows its hosts
-        say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
+        if begins:
+            say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         self._last = self._last_moment(record.end)
@@ -70,7 +71,7 @@ class ProgramWatch:
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
         by_srun = attempt.allocation is not None and not spec.by_mpirun
         self._failed = FailedStep(run.srun_log, asked=self.ranks_asked, grace=record.grace,
-                                  stop_codes=spec.program.stop_codes) if by_srun else None
+                                  stop_codes=spec.program.stop_codes, begins=begins) if by_srun else None
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang, or do not end when they must."""

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this program was there
 REPEAT_S = 2.0  # between two signals: srun passes nothing on to a task that it has not started yet
+
+
+class Step(Protocol):
+    """The part of ``subprocess.Popen`` that is needed of a step."""
+
+    pid: int
+    returncode: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
 
 
 class Signals:
@@ -36,7 +49,7 @@ class Signals:
         self.asked, self.number = True, number
         self._ended = self._ended or number == signal.SIGINT
 
-    def pass_on(self, step: subprocess.Popen[bytes]) -> None:
+    def pass_on(self, step: Step) -> None:
         """Pass the signal on to the step; sent again while the step runs."""
         if self.asked and time.monotonic() - self._sent > REPEAT_S:
             self._sent = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
 import subprocess
@@ -12,11 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.dead_children import DeadChildren
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.submit import cancel
-from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.signals import Signals, Step
 
 POLL_S = 0.5  # seconds between two polls
 LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
@@ -50,6 +53,32 @@ class StepEnd:
         return self.code < 0 and not (self.forced or self.blind or -self.code in ASKING)
 
 
+class Orphan:
+    """srun whose parent was killed: nobody gets its exit code, and 0 stands for it."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process, self.pid, self.returncode = process, process.pid, 0
+        self.argv = process.cmdline()
+
+    def poll(self) -> int | None:
+        try:
+            return None if self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE else 0
+        except psutil.Error:
+            return 0
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("srun", timeout)
+            time.sleep(POLL_S / 5)
+        return 0
+
+    def send_signal(self, number: int, /) -> None:
+        with suppress(psutil.Error):
+            self._process.send_signal(number)
+
+
 def follow(
     command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
     mpirun: bool = False,
@@ -62,10 +91,16 @@ def follow(
         at_most: seconds that it may take.
         mpirun: whether it is the ranks' parent, which must see their ends.
     """
-    since = time.monotonic() + at_most - LAG_S
     with open(command.log, "ab") as words:
         step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
                                 start_new_session=True)
+    return follow_step(step, signals, failed, at_most, mpirun)
+
+
+def follow_step(step: Step, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
+                mpirun: bool = False) -> StepEnd:
+    """The same for one that runs already."""
+    since = time.monotonic() + at_most - LAG_S
     children = DeadChildren(step.pid, BLIND_S if mpirun else math.inf)
     while step.poll() is None:
         if signals is not None:
@@ -81,7 +116,18 @@ def follow(
     return StepEnd(step.returncode, False)
 
 
-def _force(step: subprocess.Popen[bytes]) -> int:
+def orphans(variable: str, value: str) -> list[Orphan]:
+    """Programs srun, with this environment variable, that a supervisor has left behind here."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # what goes meanwhile, or is not ours; srun has a child of its own name
+            if (process.name() == "srun" and process.environ().get(variable) == value
+                    and os.getsid(process.pid) == process.pid):
+                found.append(Orphan(process))
+    return found
+
+
+def _force(step: Step) -> int:
     for number, seconds in FORCE_S:
         step.send_signal(number)
         try:

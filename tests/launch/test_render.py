@@ -67,7 +67,7 @@ ORDINARY: dict[str, dict[str, Any]] = {
     "gpus-per-node": {}, "gres": {}, "profile": {},
     "modules": {"modules": ["gcc/13", "cuda/12.8"]}, "conda": {"conda": "train"}, "venv": {"venv": "/home/ann/env"},
 }
-PAGE = 45  # lines
+PAGE = 50  # lines
 
 
 def ordinary(name: str, version: Version, **slurm: Any) -> str:
@@ -186,7 +186,7 @@ def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
 ])
 def test_the_interpreter_of_a_rank(slurm: dict[str, Any], environment: dict[str, Any], expected: str) -> None:
     script = text(job(slurm=slurm, environment=environment))
-    assert script.endswith(f'\n  {expected} -P -m hpc_mp train "$HPC_MP_RUN/job.toml"\n')
+    assert f'\n  {expected} -P -m hpc_mp train "$HPC_MP_RUN/job.toml"\n}}\n' in script
     assert f"\nexec {PYTHON} -P -m hpc_mp.supervisor " in script, "the host program runs outside of all that"
 
 

@@ -237,7 +237,8 @@ def test_a_signal_to_the_shell_reaches_the_host_program(tmp_path: Path) -> None:
              "print('ready', flush=True)\ntime.sleep(60)\n")
     (tmp_path / "waits.py").write_text(waits)
     command = shlex.join([sys.executable, str(tmp_path / "waits.py")])
-    host = executable(tmp_path / "host", f"#!/bin/bash\nexec {command}\n")
+    after = '[ "$4" != --after ] || exit "$5"'  # what it is started with when the first has ended
+    host = executable(tmp_path / "host", f"#!/bin/bash\n{after}\nexec {command}\n")
     path = tmp_path / "job.sbatch"
     shutil.copy(asset("slurm/clean-environment.sh"), tmp_path)
     path.write_text(render(job(), tmp_path, python=str(host)).text)

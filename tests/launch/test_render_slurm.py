@@ -19,7 +19,7 @@ from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.render import render
 
 # The launching interpreter, as a host program that only starts what stands behind "--".
-HOST = '#!/bin/bash\nuntil [[ $1 == -- ]]; do shift; done\nshift\n"$@"\n'
+HOST = '#!/bin/bash\n[[ $4 == --after ]] && exit "$5"\nuntil [[ $1 == -- ]]; do shift; done\nshift\n"$@"\n'
 # A rank that tells who and where it is, and its environment.
 RANK = """#!/bin/bash
 echo "here $SLURMD_NODENAME $SLURM_LOCALID of $SLURM_NTASKS in $PWD on $HPC_MP_RUN"

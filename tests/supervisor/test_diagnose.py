@@ -374,8 +374,8 @@ def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: s
 
 
 def test_every_kind_has_an_ending() -> None:
-    # said by the launcher, of emulated nodes, in the history alone, and when a run has ended
-    elsewhere = {"launcher", "straggled", "vanished", "removed"}
+    # said by the launcher, of emulated nodes, in the history alone, when a run has ended, by the job script, of saves
+    elsewhere = {"launcher", "straggled", "vanished", "removed", "supervisor", "unwritable"}
     assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(FAILURE_CLASSES) == set(KINDS)
 
 

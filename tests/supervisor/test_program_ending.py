@@ -18,7 +18,8 @@ from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import program
-from hpc_mp.supervisor.attempt import _lacking, _stalled
+from hpc_mp.supervisor.attempt import lacking as lacking_of
+from hpc_mp.supervisor.attempt import stalled_ends
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
@@ -151,18 +152,18 @@ def test_a_program_that_resumes_is_queued_again_for_as_many_time_limits_as_it_ta
 def test_progress_of_a_program_is_what_it_says(tmp_path: Path) -> None:
     begun = attempt(tmp_path)
     run, spec = begun.run, begun.spec
-    assert (furthest_step(run, spec), _lacking(begun)) == (0, "")
+    assert (furthest_step(run, spec), lacking_of(begun)) == (0, "")
 
     def fails(number: int, *steps: int) -> int:
         """The ends that count against an attempt that has said ``steps``."""
         cut_metrics(run.metrics, steps[0] - 1)  # as hpc_mp.log
         with open(run.metrics, "a") as file:
             file.writelines(line_of(StepMetrics(step, 1.0, 0, 1.0, 0.0, 0.0, 0, attempt=number)) + "\n" for step in steps)
-        stalled = len(_stalled(begun))
+        stalled = len(stalled_ends(begun))
         record(run, AttemptEnd(f"7.{number}", number, furthest_step(run, spec), "signal", "", (), "requeue", 0.0))
         return stalled
 
-    assert fails(1, *range(1, 26)) == 0 and _lacking(begun) == " without a later step"
+    assert fails(1, *range(1, 26)) == 0 and lacking_of(begun) == " without a later step"
     assert fails(2, *range(21, 23)) == 1 and fails(3, *range(21, 25)) == 2, "further than the second, not than the first"
     assert fails(4, *range(21, 27)) == 0 and fails(5, 1) == 1
 

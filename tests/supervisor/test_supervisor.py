@@ -17,7 +17,9 @@ from rendering import executable
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, Certainty, bad_nodes, ledger, record
+from hpc_mp.cluster.exclusions import choose
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
+from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, notice_s, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
@@ -373,3 +375,14 @@ def test_the_ledger_forgets_what_has_expired(tmp_path: Path) -> None:
     assert bad_nodes(path, 5.0) == {"n3": new, "n4": replace(old, node="n4")}
     assert bad_nodes(path, 15.0) == {"n3": new}
     assert bad_nodes(path, 20.0) == {}
+
+
+def test_what_a_run_has_suffered_itself_counts_most_for_it(tmp_path: Path) -> None:
+    """It was given its own bad node, while good ones stood idle for what other runs remembered of them."""
+    path = ledger("lab", {"XDG_STATE_HOME": str(tmp_path)})
+    own, others = bad("n3", time=1.0), [bad("n1", time=2.0), bad("n2", time=3.0)]
+    record(path, [replace(own, run="/runs/1"), *others])
+    states = {f"n{number}": NodeState("idle") for number in range(1, 5)}
+    for run, kept in ((None, "n2"), (Path("/runs/1"), "n3"), (Path("/runs/2"), "n2")):
+        found = bad_nodes(path, 5.0, run)
+        assert choose(list(found.values()), (), states, needed=3).nodes == (kept,)

@@ -129,6 +129,7 @@ def write_golden() -> None:
 # All stand-ins are bash: they start in a moment, and paths may hold blanks.
 # The launching interpreter, as the host program: notes what it got and starts what stands behind "--".
 FAKE_HOST = """#!/bin/bash
+[[ $4 == --after ]] && exit "$5"
 printf '%s\\0' "$0" "$@" > "$RECORD.argv"
 env -0 > "$RECORD.env"
 pwd > "$RECORD.cwd"

@@ -28,10 +28,15 @@ from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence, FencedOut
 
 SHARD = "shard-{number:05d}-model.safetensors"  # of a rank, counted from 1
+PROBE = 1 << 16  # bytes by which a rank finds out that it can write
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written; the earlier ones are unharmed."""
+    """A checkpoint could not be written; the earlier ones are unharmed. ``ranks``: those that could not write."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,12 @@ def save(
 
     try:
         for turn in (prepare, write, list_stage, publish):
-            _together(turn, groups.host)
+            try:
+                _together(turn, groups.host)
+            except SaveFailed:
+                if turn in (prepare, publish):  # which rank 0 does alone: can the others write?
+                    _together(lambda: _probe(checkpoints), groups.host)
+                raise
     except (SaveFailed, FencedOut):
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -103,6 +113,16 @@ def save(
     if first:
         prune(run, keep)
     return final
+
+
+def _probe(directory: Path) -> None:
+    """Raises OSError where this rank cannot write there."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    path = directory / f".probe-{dist.get_rank()}"
+    try:
+        path.write_bytes(bytes(PROBE))
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def parts_to_write(held: Iterable[Held]) -> list[LocalPart]:
@@ -185,5 +205,5 @@ def _together(action: Callable[[], None], host: Tree) -> None:
         reason = f"rank {dist.get_rank()}: {error}" if isinstance(error, Damaged) else (
             f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
     if facts.largest(reason is not None, host):
-        reasons = [each for each in facts.gather(reason, host) if each]
-        raise SaveFailed("; ".join(dict.fromkeys(reasons)))
+        reasons = {rank: each for rank, each in enumerate(facts.gather(reason, host)) if each}
+        raise SaveFailed("; ".join(dict.fromkeys(reasons.values())), tuple(reasons))

@@ -75,6 +75,10 @@ class Hung(Exception):
     """A phase of a rank's work did not end in time."""
 
 
+class Unwritable(Exception):
+    """This rank's node cannot write checkpoints, and others can."""
+
+
 class PeerGone(Exception):
     """Another rank, of whose failure all know, has gone."""
 
@@ -84,6 +88,7 @@ MISUSE = "enforce fail"  # gloo: the ranks of a message do not mean the same one
 ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (NodeLost, "lost"),
     (Hung, "hang"),
+    (Unwritable, "unwritable"),
     (PeerGone, "peer"),
     (RunRemoved, "removed"),
     (MemoryError, "memory"),

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
@@ -50,7 +50,7 @@ from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rendezvous import meet
+from hpc_mp.train.rank.rendezvous import meet, time_to_meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
@@ -98,7 +98,8 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         return 2
     try:
         with ending_in(MEETING_S):
-            store, host = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
+            store, host = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
+                who, begun.where, backend, time_to_meet(spec.job.meet_timeout, who.world)))
     except (dist.DistError, HpcMpError) as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
@@ -114,7 +115,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
             beating.enter_context(heartbeat(context.placement, who.rank, nodes, begun.where, store,
                                             spec.job.heartbeat_timeout, partial(_lost, context)))
             watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
-            ended = _train(spec, shape, context, device, backend, store, stop, watchdog)
+            ended = _train(spec, shape, context, nodes, device, backend, store, stop, watchdog)
             leave(host, backend)
         except FencedOut:
             raise
@@ -159,10 +160,10 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
 
 
 def _train(
-    spec: JobSpec, shape: ModelShape, context: RankContext, device: torch.device, backend: str, store: SignedKeys, stop: StopFlag,
-    watchdog: Watchdog,
+    spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
+    store: SignedKeys, stop: StopFlag, watchdog: Watchdog,
 ) -> TrainingEnd:
-    """Everything between meeting the others and leaving them."""
+    """Everything between meeting the others and leaving them. ``nodes``: the name of every node of the placement."""
     pace, given = Pace(), context.record
     conditions = StopConditions(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
     checks: list[Callable[[], None]] = [
@@ -208,7 +209,7 @@ def _train(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), last_evaluated(context)).after
     trainer = Trainer(spec, context.run, context.attempt, context.fence, engine, groups, samples, device, context.log, stop,
-                      duties, watchdog, pace, context.waits, evaluate)
+                      duties, watchdog, pace, context.waits, lambda rank: nodes[context.placement.ranks[rank].node], evaluate)
 
     def traced(step: int, result: StepResult) -> None:
         memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),

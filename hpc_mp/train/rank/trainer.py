@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.failures import RankFailure, kind_of, write_failure
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
@@ -33,6 +34,7 @@ from hpc_mp.train.engine.memory import peak_bytes
 from hpc_mp.train.engine.readback import to_device
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank import facts
+from hpc_mp.train.rank.failures import PeerGone, Unwritable
 from hpc_mp.train.rank.fencing import Fence
 from hpc_mp.train.rank.logs import Log, StepWords
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
@@ -106,6 +108,7 @@ class Trainer:
         watchdog: is told what this rank does.
         pace: kept for those duties.
         waits: gets how far the rank has come.
+        node_of: the host of every rank.
         evaluate: called after each step with why the run must stop; returns why an evaluation that is due was not made.
     """
 
@@ -123,13 +126,15 @@ class Trainer:
     watchdog: Watchdog
     pace: Pace
     waits: Waits
+    node_of: Callable[[int], str]
     evaluate: Callable[[int, str | None], str | None]
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
         """From where training has come to ``train.steps``, or to the first step after which the run must stop.
 
         Raises:
-            SaveFailed: the last checkpoint could not be saved.
+            SaveFailed: the last checkpoint could not be saved, or ``checkpoint.failures`` in a row.
+            Unwritable, PeerGone: the same, where this rank's node, or another one, could not write and the rest could.
             FencedOut: the run has been started again.
         """
         settings, every = self.spec.train, self.spec.checkpoint.every
@@ -137,6 +142,7 @@ class Trainer:
                               StepWords(self.log, begin.step + 1, settings.steps))
         tokens = settings.global_batch * self.spec.data.sequence_length
         failed: checkpoint.SaveFailed | None = None
+        failures = 0
         ended = TrainingEnd(begin.step, None)
         reached, stop = begin, None
         waiting: deque[Launched] = deque()
@@ -156,6 +162,9 @@ class Trainer:
             stop = stop or missing
             if stop or due:
                 failed = self._save(reached)
+                failures = failures + 1 if failed is not None else 0
+                if failed is not None and failures == self.spec.checkpoint.failures:
+                    self._give_up(failed, f"{failures} checkpoints in a row could not be saved: {failed}")
                 self._between_steps()
                 stop = stop or agree(self.stop, self.groups.host)  # who asked while this was saved waits for no other step
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
@@ -163,7 +172,7 @@ class Trainer:
                 break
         metrics.close()
         if failed is not None:
-            raise checkpoint.SaveFailed(f"the last checkpoint could not be saved: {failed}")
+            self._give_up(failed, f"the last checkpoint could not be saved: {failed}")
         return ended
 
     def _read(self, launched: Launched, reached: Counters) -> tuple[Counters, str | None]:
@@ -236,6 +245,21 @@ class Trainer:
             lambda microbatch: Moment(step, tuple(mine[microbatch])), sum(map(self.samples.label_count, mine)),
             lambda microbatch: self.waits.at(step + 1, microbatch))
 
+    def _give_up(self, failed: checkpoint.SaveFailed, said: str) -> NoReturn:
+        """End the run for want of checkpoints. A node to blame cannot write that down: a rank of another one names it."""
+        rank, ranks = dist.get_rank(), range(dist.get_world_size())
+        blamed = {self.node_of(each) for each in failed.ranks}
+        well = [each for each in ranks if self.node_of(each) not in blamed]
+        if not well or not blamed or kind_of(str(failed)) == "space":  # that of the file system, whoever has met it
+            raise checkpoint.SaveFailed(said)
+        if rank == well[0]:
+            for each in failed.ranks:
+                write_failure(self.run, RankFailure(each, self.node_of(each), "unwritable", said, time.time(), self.attempt))
+        facts.barrier(self.groups.host)
+        if self.node_of(rank) in blamed:
+            raise Unwritable(said)
+        raise PeerGone(said)
+
     def _save(self, counters: Counters) -> checkpoint.SaveFailed | None:
         """Save, and say how it went; the failure is returned, for training goes on."""
         began = time.perf_counter()
@@ -244,8 +268,7 @@ class Trainer:
             path = checkpoint.save(self.run, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep,
                                    self.fence)
         except checkpoint.SaveFailed as error:
-            self.log.say(f"checkpoint of step {counters.step} FAILED: {error}. Training goes on; the earlier "
-                         "checkpoints are unharmed")
+            self.log.say(f"checkpoint of step {counters.step} FAILED: {error}. The earlier checkpoints are unharmed")
             return error
         self.pace.save = time.perf_counter() - began
         self.log.say(f"checkpoint {path.name} saved in {self.pace.save:.2f} s")

@@ -1,0 +1,97 @@
+"""After the death of a supervisor: the job script, which outlives it, has the run go on.
+
+The supervisor may be killed, as the kernel does where memory ends, before the ranks start, while they run, or while it writes
+down how they ended. The ranks live on: they are asked to save and stop, and what is left of the attempt's end is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.cluster.slurm.allocation import Allocation, allocation
+from hpc_mp.cluster.slurm.requeue import queued_again
+from hpc_mp.job import ProgramSpec, load_any
+from hpc_mp.layout.placement import from_dict
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, history, read_attempt, read_json
+from hpc_mp.rundir.outcome import STOPPED, Cause
+from hpc_mp.supervisor.attempt import Ending, conclude_run, finish, has_failed, watch_of
+from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
+from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.evidence import script_log
+from hpc_mp.supervisor.log_patterns import ended_there, first_code
+from hpc_mp.supervisor.prepare import begin
+from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.srun import follow_step, orphans
+
+
+def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals) -> int:
+    """Do what is left to do after a supervisor that ended with ``code``; the exit code of the job.
+
+    Raises HpcMpError and OSError as ``attempt.start`` does.
+    """
+    run = RunDirectory(path)
+    given, script = allocation(os.environ), script_log()
+    record = _record(run, given)
+    ended = next((end for end in history.history(run) if record is not None and end.token == record.token), None)
+    killed = code > 128
+    if given is None or (ended is None and not killed and (record is None or code in (2, STOPPED))):
+        return code  # it has said why itself
+    supervised = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), given, command)
+    if ended is not None:
+        if ended.action in ("done", "fail") and not run.outcome.exists():
+            conclude_run(supervised, ended.attempt, _ending(ended))
+        return 0 if ended.action == "requeue" or ended.kind == "completed" else code
+    if record is None:
+        if queued_again(given.job_id, given.restart, run.script):
+            return code
+        attempt = begin(supervised)
+    else:
+        attempt = AttemptContext(run, supervised.spec, supervised.placement, given, command, record=record, host_order="")
+    here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    said = f"the supervisor on {here} {ending(128 - code if killed else code)}"
+    attempt.say(f"attempt {attempt.record.attempt}: {said}; its ranks save and stop, and the run goes on")
+    died = RootCause(Cause("supervisor", said, None, here, time=time.time()), (), retry=True)
+    program = attempt.spec if isinstance(attempt.spec, ProgramSpec) else None
+    if program is None or program.program.resumes:
+        signals.asked, signals.number = True, signal.SIGUSR2
+    watch = watch_of(attempt, signals)
+    ran = False
+    for step in orphans(TOKEN, attempt.record.token):
+        follow_step(step, signals, has_failed(attempt, watch))
+        ran = ran or step.argv[-2:] == list(command[-2:])
+    return finish(attempt, int(not _all_is_done(attempt, ran)), script, signals, watch, died)
+
+
+def _ending(ended: history.AttemptEnd) -> Ending:
+    """As it is written down."""
+    if ended.action == "done":
+        return "completed" if ended.kind == "completed" else "stopped"
+    return RootCause(Cause(ended.kind, ended.message, ended.rank, ended.node, time=ended.time), (), retry=False)
+
+
+def _record(run: RunDirectory, given: Allocation | None) -> AttemptRecord | None:
+    """That of this start; None where the supervisor has not come so far."""
+    with suppress(OSError, ValueError):
+        record = read_attempt(run.attempt_record)
+        return record if given is not None and record.token.startswith(f"{given.job_id}.{given.restart}.") else None
+    return None
+
+
+def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
+    """Whether training is complete, or srun has told of a good end of all tasks of a program.
+
+    Args:
+        ran: whether these were seen; else what srun has told may be of the step before.
+    """
+    spec, log = attempt.spec, attempt.run.srun_log
+    if not isinstance(spec, ProgramSpec):
+        return history.complete(attempt.run, spec)
+    said = log.read_text(encoding="utf-8", errors="replace").rpartition("launching StepId=")[2].splitlines() if ran else []
+    tasks = {task for end in map(ended_there, said) if end is not None for task in end[1]}
+    return first_code(said) is None and len(tasks) == spec.srun_tasks_per_node * spec.job.nodes

@@ -1,0 +1,138 @@
+"""What dies on a real Slurm without a word, and the run goes on by itself: supervisors, daemons, ranks before they have met."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from slurm_jobs import TWO, close, emulated, logs, losses, steps, submit, until, write_job
+from slurm_lab.cluster import Cluster
+from test_slurm_training import history, state, with_fault
+
+from hpc_mp.rundir import RunDirectory, read_json
+
+pytestmark = pytest.mark.timeout(900)
+
+PACED = (*TWO, "train.steps=40", "checkpoint.every=10")
+ENDS = ("COMPLETED", "FAILED", "CANCELLED")
+
+
+@pytest.fixture
+def job(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[Path]:
+    directory = lab.share / f"deaths {request.node.name.partition('[')[0]} {os.urandom(2).hex()}"
+    yield write_job(directory)
+    lab.mend()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def running(lab: Cluster, run: RunDirectory, *words: str) -> list[psutil.Process]:
+    """Processes on nodes of the lab whose command line has these words and that of the run's directory."""
+    found = []
+    for node in lab.nodes:
+        for pid in lab.processes(node):
+            try:
+                line = psutil.Process(pid).cmdline()
+            except psutil.Error:
+                continue
+            if line[:1] != ["bash"] and all(any(word in each for each in line) for word in (*words, str(run.path))):
+                found.append(psutil.Process(pid))
+    return found
+
+
+def kill_supervisor(lab: Cluster, run: RunDirectory) -> None:
+    for process in running(lab, run, "hpc_mp.supervisor"):
+        process.send_signal(signal.SIGKILL)
+
+
+MOMENTS: dict[str, Callable[[Cluster, RunDirectory], object]] = {
+    "at once": lambda lab, run: running(lab, run, "hpc_mp.supervisor"),
+    "before the ranks": lambda lab, run: run.attempt_record.exists(),
+    "training": lambda lab, run: steps(run) >= 13,
+    "saving": lambda lab, run: any(run.checkpoints.glob(".step*")),
+    "after the ranks": lambda lab, run: running(lab, run, "node-end.sh"),
+}
+
+
+@pytest.mark.parametrize("moment", [
+    pytest.param(moment, marks=() if moment == "training" else pytest.mark.prove) for moment in MOMENTS])
+def test_a_supervisor_that_is_killed_loses_nothing(lab: Cluster, job: Path, moment: str) -> None:
+    """The job was FAILED, without a cause and without a line of its history."""
+    slow = with_fault(job, "time.sleep(0.1)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*PACED, *slow))
+    until(lambda: MOMENTS[moment](lab, run), moment)
+    kill_supervisor(lab, run)
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED", logs(job)
+    assert read_json(run.outcome)["state"] == "completed"
+    assert close(losses(run.path), emulated(job, PACED))
+    *before, last = history(run)
+    assert (last["kind"], last["action"]) == ("completed", "done")
+    if moment == "after the ranks":
+        assert not before
+        return
+    [killed] = before
+    assert (killed["kind"], killed["action"], killed["node"]) == ("supervisor", "requeue", "n1"), killed
+    assert "supervisor on n1 was killed by SIGKILL" in killed["message"]
+    if moment == "training":  # its ranks have saved
+        assert killed["step"] >= 13
+
+
+# The errors of one node's write to the run's checkpoints, planted in the function that writes a shard.
+REFUSES = """
+import errno, hpc_mp.train.checkpoint.checkpoint as saving
+def refused(*_):
+    raise OSError(errno.{error}, os.strerror(errno.{error}))
+saving.write_shard = refused
+"""
+
+
+@pytest.mark.parametrize("error", ["EROFS", *(pytest.param(each, marks=pytest.mark.prove) for each in ("EACCES", "EIO"))])
+def test_a_run_that_cannot_save_on_one_node_goes_on_without_it(lab: Cluster, job: Path, error: str) -> None:
+    """It trained to its end, and had its first checkpoint alone."""
+    fault = "exec(" + repr(REFUSES.format(error=error)) + ")"
+    run, job_id = submit(lab, job, (*PACED, *with_fault(job, fault, node="n2", local=0, step=15)))
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED", logs(job)
+    first, last = history(run)
+    assert (first["kind"], first["nodes"], first["node"], first["step"]) == ("unwritable", ["n2"], "n2", 10), first
+    assert "2 checkpoints in a row could not be saved" in first["message"] and last["kind"] == "completed"
+    assert "n2" not in read_json(run.attempt_record)["hosts"]
+    assert close(losses(run.path), emulated(job, PACED))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT"])
+def test_a_full_disk_stops_the_run_and_blames_no_node(lab: Cluster, job: Path, error: str) -> None:
+    fault = "exec(" + repr(REFUSES.format(error=error)) + ")"
+    run, job_id = submit(lab, job, (*PACED, *with_fault(job, fault, node="n2", local=0, step=15)))
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    [end] = history(run)
+    assert state(lab, job_id) == "FAILED" and (end["kind"], end["nodes"], end["action"]) == ("space", [], "fail"), end
+
+
+# What befalls the process of rank 1, on n2, while it loads its packages.
+ABSENT = """
+import os, signal, sys
+if os.environ.get("SLURM_LOCALID") == "0" and os.environ["SLURMD_NODENAME"] == "n2" and not os.path.exists({once!r}):
+    if "train" in open("/proc/self/cmdline").read():
+        open({once!r}, "w").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_rank_that_is_stopped_before_all_have_met_is_named(lab: Cluster, job: Path) -> None:
+    """Ten minutes, without a key."""
+    place = job.parent / "fault"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(ABSENT.format(once=str(job.parent / "once")))
+    run, job_id = submit(lab, job, (*PACED, f"environment.set.PYTHONPATH={place}", "job.meet_timeout=15"))
+    until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 100)
+    [first] = history(run)[:1]
+    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", 1, "n2", "requeue"), first
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
