@@ -68,13 +68,14 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script and what it trains on
-    (None: it is a program that knows itself)."""
+    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script, what it trains on
+    (None: it is a program that knows itself), and whether its script would be used, or was asked for."""
 
     plans: tuple[JobPlan, ...]
     run: Path
     script: JobScript
     text: TrainingText | None
+    used: bool
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -167,9 +168,10 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         if backend.rehearse is not None:
             plans, said = backend.rehearse(plans, runs)
             listener.say(said)
-        if not backend.target.in_script:
-            listener.say("script    of the same job on Slurm; not used here")
-        return Preview(plans, runs[0], script(plans[0], *runs), text)
+        used = backend.target.in_script or request.slurm_version is not None
+        if not used:
+            listener.say("script    none here; --on slurm prints that of the same job")
+        return Preview(plans, runs[0], script(plans[0], *runs), text, used)
 
 
 def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:

@@ -32,7 +32,7 @@ from hpc_mp.rundir.program import (
     read_program,
     run_variables,
 )
-from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name
+from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name, say_host
 
 EMULATED = "HPC_MP_EMULATED"
 MOST_FILES = 1 << 16  # that are looked at one by one, in some milliseconds
@@ -54,6 +54,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     program = read_program(run.program)
     who = _identity(placement, record, environ, program.mpirun)
     attempt = record.attempt if record else run.attempt()
+    if record is not None and not record.hosts:
+        say_host(run, who)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
     own = own_variables(program, run, placement, who.rank, meeting)
     if program.ranks_per_node is not None:
