@@ -363,11 +363,11 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
     if any(end.code == -signal.SIGTERM for end in ends):  # as Slurm does for somebody
         return []
     own = [(end.code, symptom) for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
-    telling = ([symptom for _, symptom in own if symptom.kind != "exit"]
+    named = ([symptom for _, symptom in own if symptom.kind != "exit"]
                or [symptom for code, symptom in own if code != LOST_PMIX][:1])
     killed = any(end.code == -signal.SIGKILL for end in ends)  # in no order that tells which was the first
     text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others"
-    return telling or ([Symptom("signal", text)] if killed else [])
+    return named or ([Symptom("signal", text)] if killed else [])
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:
