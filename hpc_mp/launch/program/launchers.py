@@ -58,8 +58,8 @@ def check_command(spec: ProgramSpec) -> None:
         raise HpcMpError(
             f"program.command = {shlex.join(command)}",
             f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
-            f'leave {mpirun} out, with program.start = "mpi" and slurm.mpi = "mpirun" (or "pmix", "pmi2"); or have the first node '
-            'alone run it: if [ "$NODE_RANK" = 0 ]')
+            f'leave {mpirun} out, with program.start = "mpi" and slurm.mpi = "mpirun" (or "pmix", "pmi2"); or have the first '
+            'node alone run it: if [ "$NODE_RANK" = 0 ]')
     if found is None:
         return
     value = f"program.command = {shlex.join(command)}"
