@@ -208,6 +208,8 @@ class NodeAccess:
 
 def agent(path: Path, words: Sequence[str]) -> int:
     """``ssh HOST WORDS``, on a host of the job: the exit code of what was started there."""
+    for number in KEPT_BACK:  # mpirun lets its children have what it was kept from
+        signal.signal(number, signal.SIG_IGN)
     words = [*words]
     while words and words[0].startswith("-"):  # an option of ssh
         words.pop(0)

@@ -13,7 +13,7 @@ ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this prog
 REPEAT_S = 2.0  # between two signals: srun passes nothing on to a task that it has not started yet
 
 
-class Step(Protocol):
+class RunningStep(Protocol):
     """The part of ``subprocess.Popen`` that is needed of a step."""
 
     pid: int
@@ -49,7 +49,7 @@ class Signals:
         self.asked, self.number = True, number
         self._ended = self._ended or number == signal.SIGINT
 
-    def pass_on(self, step: Step) -> None:
+    def pass_on(self, step: RunningStep) -> None:
         """Pass the signal on to the step; sent again while the step runs."""
         if self.asked and time.monotonic() - self._sent > REPEAT_S:
             self._sent = time.monotonic()

@@ -19,7 +19,7 @@ from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.dead_children import DeadChildren
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.submit import cancel
-from hpc_mp.supervisor.signals import Signals, Step
+from hpc_mp.supervisor.signals import RunningStep, Signals
 
 POLL_S = 0.5  # seconds between two polls
 LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
@@ -97,7 +97,7 @@ def follow(
     return follow_step(step, signals, failed, at_most, mpirun)
 
 
-def follow_step(step: Step, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
+def follow_step(step: RunningStep, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
                 mpirun: bool = False) -> StepEnd:
     """The same for one that runs already."""
     since = time.monotonic() + at_most - LAG_S
@@ -127,7 +127,7 @@ def orphans(variable: str, value: str) -> list[Orphan]:
     return found
 
 
-def _force(step: Step) -> int:
+def _force(step: RunningStep) -> int:
     for number, seconds in FORCE_S:
         step.send_signal(number)
         try:

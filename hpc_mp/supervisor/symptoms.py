@@ -377,11 +377,11 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
         return []
     own = [(end.code, symptom) for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
     own += [(1, symptom) for symptom in sorted(_aborted(evidence), key=lambda symptom: CALLED not in symptom.text) if ends]
-    telling = ([symptom for _, symptom in own if symptom.kind != "exit"]
+    named = ([symptom for _, symptom in own if symptom.kind != "exit"]
                or [symptom for code, symptom in own if code != LOST_PMIX][:1])
     killed = any(end.code == -signal.SIGKILL for end in ends)  # in no order that tells which was the first
     text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others{_plugin_says(evidence)}"
-    return telling or ([Symptom("signal", text)] if killed else [])
+    return named or ([Symptom("signal", text)] if killed else [])
 
 
 def _aborted(evidence: Evidence) -> Iterator[Symptom]:

@@ -157,7 +157,7 @@ def check_end(cell: Cell) -> None:
     for rank in range(cell.ranks):
         assert json.loads((cell.here / f"saved-{rank}").read_text()) == undisturbed(rank), cell.logs()
         assert sorted(set(cell.steps(rank))) == list(range(1, STEPS + 1)), cell.logs()
-        if cell.how in SAVES:
+        if cell.how in SAVES and not cell.here.name.startswith("mpirun"):  # its daemons end at what the lab's Slurm sends to all
             assert cell.steps(rank) == list(range(1, STEPS + 1)), f"rank {rank} lost what it had saved\n{cell.logs()}"
 
 
