@@ -30,7 +30,7 @@ from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
 from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, unmet_mpi
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
-from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
+from hpc_mp.supervisor.silence import LABEL, Hang, NodeLogs, SilenceWatch, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
 from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 
@@ -63,8 +63,9 @@ class ProgramWatch:
         self.overdue = self.warned = self._ended = self._leaves = False
         self._signalled: float | None = None
         ranks = len(attempt.placement.ranks)
-        self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun
-                                    else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
+        logs = NodeLogs(run, attempt.placement, record.hosts)
+        self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun else logs,
+                                    on_hang=self._record_stacks, troubled=lambda: logs.troubled)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
         by_srun = attempt.allocation is not None and not spec.by_mpirun
