@@ -149,10 +149,16 @@ def test_a_rank_that_is_stopped_before_all_have_met_is_named(lab: Cluster, job: 
 
 def kill_stepd(lab: Cluster, node: str) -> None:
     """The slurmstepd of the ranks of a node, which live on: step 0 prepares the nodes."""
-    found = [process for pid in lab.processes(node) if re.match(r"slurmstepd: \[\d+\.[1-9]", " ".join(
-        (process := psutil.Process(pid)).cmdline()))]
-    assert len(found) == 1, found
-    found[0].kill()
+    [pid] = [pid for pid in lab.processes(node) if re.match(r"slurmstepd: \[\d+\.[1-9]", command_line(pid))]
+    os.kill(pid, signal.SIGKILL)
+
+
+def command_line(pid: int) -> str:
+    """Empty if it has ended."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
 
 
 @pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
@@ -216,7 +222,7 @@ def test_a_program_that_loses_its_slurmstepd_is_started_again_without_the_node(
     until(lambda: (run.path / "history.jsonl").exists(), "the end of the attempt", 60)
     [first] = history(run)
     assert (first["kind"], first["nodes"], first["node"], first["action"]) == ("orphaned", [node], node, "requeue"), first
-    assert not [pid for pid in lab.processes(node) if "program.py" in " ".join(psutil.Process(pid).cmdline())]
+    assert not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
     until(run.outcome.exists, "the end", 120)
     assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
     assert node not in read_json(run.attempt_record)["hosts"]
