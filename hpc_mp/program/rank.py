@@ -23,6 +23,7 @@ from hpc_mp.base.text import counted
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.program.guard import guard, guards
 from hpc_mp.program.mpirun import by_agent
+from hpc_mp.program.stepd import watch_stepd
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import (
@@ -52,6 +53,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     if record is not None and record.token != environ[TOKEN]:
         print(f"hpc-mp: attempt {environ[TOKEN]} is not the run's current one any more; it ends", file=sys.stderr)
         return 1
+    if EMULATED not in environ:
+        watch_stepd(run, environ)
     placement = from_dict(read_json(run.placement))
     program = read_program(run.program)
     who = _identity(placement, record, environ, program.mpirun)

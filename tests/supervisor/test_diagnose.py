@@ -221,6 +221,9 @@ ENDINGS = [
     ("a plug-in for MPI without its library",
      replace(JOB, code=1, srun=("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",)), "user", (),
      "slurm.mpi = 'pmix': It is listed by srun, and this Slurm cannot load it"),
+    ("a slurmstepd that was killed", replace(JOB, failures=(PEER, said(4, "n3", "orphaned", "process 71 was killed", 51.0)),
+                                             unended=("n3",), srun=("srun: error: n1: tasks 0-1: Exited with exit code 1",)),
+     "orphaned", ("n3",), "rank 4 (dp 1, pp 0, tp 0) on n3 lost the slurmstepd that had started it: process 71"),
     ("a node that does not tell of its ends", replace(JOB, srun=ENDS_OTHERS, failures=(PEER,), unended=("n3",)), "lost", ("n3",),
      "node n3 lost: the job lost contact: no end of its tasks there was told to srun"),
     ("silence, and what Slurm says of MPI", replace(JOB, program=True, srun=ENDS_OTHERS, hang=Hang(300.0, None), logs={
@@ -388,7 +391,8 @@ LAST_RESORT = [
      "the job was ended by Slurm: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***: somebody has ended its step"),
     ("no Python error", replace(JOB, logs={"n2": ("2: Error rates: none", "2: no ValueError: here")}), "unknown", (), "nothing"),
 ]
-RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled", "lost", "hang", "silent", "network", "peer"}
+RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled", "lost", "hang", "silent", "network", "peer",
+           "orphaned"}
 
 
 @pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [

@@ -36,7 +36,7 @@ class RankContext:
     Attributes:
         attempt: counts the starts of the run, from 1.
         record: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
-        host: all ranks; None until they have met.
+        host: all ranks; None until they are connected.
     """
 
     who: RankEnv
@@ -51,7 +51,7 @@ class RankContext:
 
     @property
     def everyone(self) -> Tree:
-        """All ranks, who have met."""
+        """All ranks, who are connected."""
         assert self.host is not None
         return self.host
 
