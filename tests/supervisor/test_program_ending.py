@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
-from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.signals import TAKEN, Signals
 
 HOUR = 3600.0
 
@@ -227,7 +229,7 @@ def watched(begun: AttemptContext) -> ProgramWatch:
 
 
 @pytest.mark.parametrize(("number", "line", "expected"), [
-    (signal.SIGUSR2, "", [("7.1", "TERM")]),
+    *((number, "", [("7.1", "TERM")]) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)),
     (signal.SIGTERM, "", [("7.1", "TERM")]),  # scancel --batch, scancel --full: to the job's script alone
     (signal.SIGTERM, "0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***\n", [])])
 def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(
@@ -239,10 +241,24 @@ def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(
     begun.run.node_log("n1").write_text(line)
     signals.number = number
     watch.warn(signals)
-    assert sent == (expected if number == signal.SIGUSR2 else []), "Slurm's own may be on its way"
+    assert sent == (expected if number != signal.SIGTERM else []), "Slurm's own may be on its way"
     for _ in range(3):
         watch.warn(signals)
     assert sent == expected
+
+
+@pytest.mark.parametrize(("before", "number", "asked"), [
+    *(("", number, True) for number in TAKEN), ("signal.signal(signal.SIGHUP, signal.SIG_IGN)", signal.SIGHUP, False)])  # nohup
+def test_a_supervisor_outlives_what_somebody_sends(before: str, number: signal.Signals, asked: bool) -> None:
+    says = f"""
+import os, signal
+{before}
+from hpc_mp.supervisor.signals import Signals
+signals = Signals()
+os.kill(os.getpid(), {number:d})
+print(signals.asked)
+"""
+    assert subprocess.run([sys.executable, "-c", says], capture_output=True, text=True).stdout == f"{asked}\n"
 
 
 @pytest.mark.parametrize(("record", "leaves"), [
