@@ -28,7 +28,7 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.departure import departure
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
-from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, unmet_mpi
+from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, all_ends, unmet_mpi
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, NodeLogs, SilenceWatch, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
@@ -37,6 +37,7 @@ from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 LAST_S = 10.0  # before the end, at most half of the grace: ranks that go on are ended, so that what follows can be done
 ENDING = ("KILL", "ABRT")  # signals of ours by which ranks end that have not been asked to stop
+SENT = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by hand alone (scancel --signal); of SIGTERM slurmstepd tells
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
 MPI_SAYS = 1000  # lines of a node's log in which its MPI tells how it began
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
@@ -203,6 +204,8 @@ def ending_of(
     record = attempt.record
     if attempt.has_failed():
         return None
+    if spec.program.resumes and signalled(attempt, code):
+        return "stopped"
     late = record.end is not None and time.time() >= _warned_from(record, record.end)
     if code == 0 and (alone := _met_nobody(attempt)) is not None:
         return RootCause(Cause("user", alone), (), retry=False)
@@ -221,6 +224,16 @@ def ending_of(
             if code else "its ranks, which were asked to stop, ended with exit code 0, which does not tell that they were done")
     return RootCause(Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would go on"),
                      (), retry=False)
+
+
+def signalled(attempt: AttemptContext, code: int) -> bool:
+    """Whether a signal of ``SENT`` to all ranks has ended those that do not handle it: none of them has failed then."""
+    if attempt.by_mpirun:  # the guard of a rank that gets one alone tells of a failure
+        return -code in SENT or code - 128 in SENT
+    spec = attempt.spec
+    tasks = attempt.placement.nodes * (spec.srun_tasks_per_node if isinstance(spec, ProgramSpec) else spec.job.ranks_per_node)
+    ends = all_ends(attempt.run.srun_log.read_text(encoding="utf-8", errors="replace").splitlines()) if -code in SENT else ()
+    return sum(len(end.tasks) for end in ends if end.code == code) >= min(2, tasks)
 
 
 def _met_nobody(attempt: AttemptContext) -> str | None:
