@@ -157,7 +157,7 @@ def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
     here, given = node_name(os.environ), attempt.allocation
     if given is not None and is_own(known_job(given.job_id), given.job_id, attempt.run.script):
         end_steps(given.job_id, attempt.record.grace)
-    message = f"srun on {here}, which had started the ranks, {how_it_ended(code)}"
+    message = f"on {here} srun, which had started the ranks, {how_it_ended(code)}"
     return RootCause(Cause("signal", message, node=here), (), retry=True)
 
 

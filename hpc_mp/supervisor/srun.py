@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import subprocess
 import time
@@ -15,16 +14,16 @@ from pathlib import Path
 
 import psutil
 
-from hpc_mp.base.command import CommandFailed, ask
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.dead_children import DeadChildren
 from hpc_mp.base.errors import RunFailed
+from hpc_mp.cluster.slurm.steps import has_numbered_steps
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.supervisor.signals import RunningStep, Signals
 
 POLL_S = 0.5  # seconds between two polls
 LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
 BLIND_S = 10.0  # seconds in which mpirun must see that all its ranks have ended
-STEPS, NUMBERED = ("squeue", "--noheader", "--steps", "--format=%i", "--jobs"), re.compile(r"\.\d+$", re.MULTILINE)
 ASKING = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
@@ -143,5 +142,5 @@ def end_steps(job_id: str, grace: float) -> None:
     with suppress(CommandFailed, RunFailed):
         cancel(job_id, "TERM")
         deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and NUMBERED.search(ask((*STEPS, job_id))):
+        while time.monotonic() < deadline and has_numbered_steps(job_id):
             time.sleep(POLL_S)

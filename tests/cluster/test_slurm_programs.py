@@ -21,6 +21,8 @@ OTHERS = {
     "lint/sbatch/": "it reads job scripts, in which these words are text",
     "lint/kinds.py": "sbatch is the name of a kind of file",
     "cli/lint.py": "sbatch is the name of a kind of file",
+    "cli/main.py": "other launchers have verbs of these names",
+    "supervisor/srun.py": "it follows processes of this name, and starts none",
     "rundir/layout.py": "its table says which program writes a file",
 }
 COMMAND = re.compile(rf"(?:^|[;&|]|\$\(|\bexec\s)\s*(?:[\w./-]*/)?({'|'.join(PROGRAMS)})(?=\s|$)")

@@ -54,7 +54,7 @@ class UnevenCluster:
             case "report":
                 return {rank: {"seen": NodeReport().document()} for rank in awaited}
             case "compute":
-                return {rank: {"rate": 1000.0, "share": 1.0, "digest": "same"} for rank in order["ranks"]}
+                return {rank: {"rate": 1000.0, "share": 1.0, "digest": "same", "idle": 0.0} for rank in order["ranks"]}
             case "probe":
                 return {int(rank): {"rails": {"0": {str(peer): {"small": 3, "full": 3} for peer in peers}}}
                         for rank, peers in order["peers"].items()}

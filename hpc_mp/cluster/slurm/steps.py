@@ -73,11 +73,16 @@ def use_up_numbers(step: Sequence[str], environ: Mapping[str, str], restart: int
 
 
 def script_command(script: Path) -> list[str]:
-    """What runs the ranks as a step of the allocation we are in: the very script, whose last word is ``exec srun``.
+    """The command that runs the ranks as a step of the allocation we are in: the job script itself.
 
-    Start it with ``variables.step_environment``. The process becomes srun: a SIGUSR2 to it reaches all ranks, SIGTERM ends them.
+    Start it with ``variables.step_environment``.
     """
     return ["bash", str(script)]
+
+
+def has_numbered_steps(job_id: str) -> bool:
+    """Whether steps of a job run besides that of its script. Raises CommandFailed."""
+    return re.search(r"\.\d+$", ask(("squeue", "--noheader", "--steps", "--format=%i", "--jobs", job_id)), re.MULTILINE) is not None
 
 
 def is_queue_notice(line: str) -> bool:

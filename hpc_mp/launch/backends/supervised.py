@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause
 
 POLL_S = 1.0  # between two polls of the child
+REPEAT_S = 2.0  # between two signals: of two that come at once, the shell of a job script passes one on
 SIGNALS = (signal.SIGUSR2, signal.SIGINT)  # what the first and the second interrupt send to the supervisor
 
 
@@ -55,15 +57,17 @@ def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
 
 def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> int:
     """Show progress and pass interrupts on until the child has ended; its exit code, ``STOPPED`` after interrupts."""
-    pressed = 0
+    pressed, sent = 0, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(interrupts, selectors.EVENT_READ)
         while (code := child.poll()) is None:
             selector.select(listener.interval or POLL_S)
             for _ in range(interrupts.received()):
                 listener.note(MEANINGS[min(pressed, 1)])
-                child.send_signal(SIGNALS[min(pressed, 1)])
-                pressed += 1
+                pressed, sent = pressed + 1, 0.0
+            if pressed and time.monotonic() - sent > REPEAT_S:
+                child.send_signal(SIGNALS[min(pressed, 2) - 1])
+                sent = time.monotonic()
             listener.update(attempt.status(), attempt.steps())
             listener.evaluated(attempt.evaluations())
     listener.evaluated(attempt.evaluations())
