@@ -39,7 +39,7 @@ BRING = "name the module that brings it in slurm.modules, or let slurm.setup put
 OTHERWISE = 'name a module of Open MPI, MPICH or Intel MPI in slurm.modules, or set program.start = "node"'
 AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun cuts a path in words at its blanks
 TAKEN = (*PASSED, signal.SIGABRT)
-KEPT_BACK = (signal.SIGTERM,)  # from mpirun and its daemons: Slurm sends it to all of a step, and they would end ranks that save
+KEPT_BACK = PASSED  # from mpirun and its daemons: Slurm may send it to all of a step, and they would end ranks that save
 END_OF_ALL, SIGNAL = "end", "signal"  # what the task of a node is told, in place of a command of mpirun
 WORKERS = 64  # nodes that are told at once
 POLL_S = 0.1
@@ -199,8 +199,8 @@ class NodeAccess:
                     self.over.set()
                 caller.send_bytes(b"0")
                 return
-            signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)  # of this thread
-            daemon = subprocess.Popen(["/bin/sh", "-c", " ".join(words)], env=self._environ, stdin=subprocess.DEVNULL,
+            signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)  # of this thread; bash leaves it so, dash does not
+            daemon = subprocess.Popen(["bash", "-c", " ".join(words)], env=self._environ, stdin=subprocess.DEVNULL,
                                       start_new_session=True)
             try:
                 caller.send_bytes(json.dumps(daemon.wait()).encode())

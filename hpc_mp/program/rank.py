@@ -6,6 +6,7 @@ The process becomes the program (``exec``): its signals, its exit code and its m
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -33,11 +34,12 @@ from hpc_mp.rundir.program import (
     read_program,
     run_variables,
 )
-from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name
+from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name, say_host
 
 EMULATED = "HPC_MP_EMULATED"
 MOST_FILES = 1 << 16  # that are looked at one by one, in some milliseconds
 OURS = (*BETWEEN, OWN_PATH, *by_agent(""))  # variables that are no business of the program's
+SLOTS, COUNTS = "SLURM_TASKS_PER_NODE", re.compile(r"(?<![\dx])\d+")  # 1(x2),1: no number of nodes
 # A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.
 DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 # Python ignores SIGPIPE and SIGXFSZ; the job script has the others ignored or kept back until its programs can take them.
@@ -57,6 +59,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     program = read_program(run.program)
     who = _identity(placement, record, environ, program.mpirun)
     attempt = record.attempt if record else run.attempt()
+    if record is not None and not record.hosts:
+        say_host(run, who)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
     own = own_variables(program, run, placement, who.rank, meeting)
     if program.ranks_per_node is not None:
@@ -101,7 +105,15 @@ def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mappin
     ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # there is no Slurm on emulated nodes
     inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
     path = {"PATH": environ[OWN_PATH]} if OWN_PATH in environ else {}
-    return {**DEFAULTS, **inherited, **path, **program.environment, **own}
+    starts = for_launchers(program.ranks_per_node, inherited) if program.ranks_per_node and EMULATED not in environ else {}
+    return {**DEFAULTS, **inherited, **path, **starts, **program.environment, **own}
+
+
+def for_launchers(ranks_per_node: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which an mpirun or srun in the command of a node starts ranks in the job: its steps share what our step holds
+    (else they wait for its end), and each node has a slot for each of its ranks, not for our one task."""
+    slots = {name: COUNTS.sub(str(ranks_per_node), environ[name]) for name in (SLOTS,) if name in environ}
+    return {"SLURM_OVERLAP": "1", **slots} if slots else {}
 
 
 def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:

@@ -42,7 +42,7 @@ from hpc_mp.supervisor.exclusions import end_watch, leave_out, watch_running
 from hpc_mp.supervisor.in_container import write_program_script
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import apply_profile, begin
-from hpc_mp.supervisor.program import ProgramWatch, ending_of
+from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import StepCommand, end_steps, follow
@@ -69,7 +69,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     attempt = begin(waiting, script=script)
     run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
-    attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
+    attempt.say(f"attempt {attempt.record.attempt} (token {attempt.record.token}) on {hosts}; {attempt.host_order}")
     retries, stalled = attempt.spec.slurm.retries, stalled_ends(attempt)
     if sum(end.counts for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
         last = next(end for end in stalled if end.counts)
@@ -133,6 +133,8 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
         return 1
+    if watch is not None:
+        watch.say_begun()
     code = _first_code(run, code)
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
@@ -212,7 +214,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:  # so srun ends, too, where it is ended while it starts its tasks
         return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
-    if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
+    if (code in (STOPPED, *EARLY) or asked or signalled(attempt, code)) and not attempt.has_failed():
         return "stopped"
     return classify(gather(attempt, code, script))
 

@@ -1,4 +1,4 @@
-"""What reaches the supervisor while ranks run: SIGUSR2 and SIGTERM ask them to save, SIGINT ends them."""
+"""What reaches the supervisor while ranks run: SIGINT ends them, all others ask them to save."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Protocol
 
 ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this program was there
+TAKEN = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 REPEAT_S = 2.0  # between two signals: srun passes nothing on to a task that it has not started yet
 
 
@@ -41,8 +42,9 @@ class Signals:
         self.asked = os.environ.get(ASKED) == "1"
         self._ended = False
         self._sent = 0.0
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
+        for number in TAKEN:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+                signal.signal(number, self._note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -60,5 +62,5 @@ class Signals:
 
     def close(self) -> None:
         """From here on nothing may interrupt."""
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        for number in TAKEN:
             signal.signal(number, signal.SIG_IGN)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from slurm_jobs import until
 from slurm_lab.cluster import wait_until
 from slurm_lab.lab import Lab
+from slurm_lab.why_not import why_not
 from watchdog_words import SAYS
 
 from hpc_mp.launch.program.launchers import MEET
@@ -332,6 +334,7 @@ def kill_srun(*numbers: int) -> str:
     return "; ".join(f"kill -9 $(pgrep -f '^srun .*hpc_mp.program' | sort -n | sed -n {number}p)" for number in numbers)
 
 
+CONTROLLER = "a restart of the controller"
 # (what is done to the job, kind of the first end, whether the ranks have saved by then)
 ASKED: dict[str, tuple[str, str, bool]] = {
     "SIGTERM to the step": ("scancel --signal=TERM JOB", "stopped", True),
@@ -343,31 +346,62 @@ ASKED: dict[str, tuple[str, str, bool]] = {
     "SIGINT to the step": ("scancel --signal=INT JOB", "ended", False),
     "SIGKILL to srun": (kill_srun(1), "signal", False),
     "SIGKILL to srun and its child": (kill_srun(2, 1), "signal", True),
+    "SIGUSR2 to the step": ("scancel --signal=USR2 JOB", "stopped", False),  # of these three the ranks know nothing
+    "SIGUSR1 to all": ("scancel --full --signal=USR1 JOB", "stopped", False),
+    "SIGHUP to the step": ("scancel --signal=HUP JOB", "stopped", False),
+    "SIGUSR1 to the script": ("scancel --batch --signal=USR1 JOB", "stopped", True),
+    "SIGHUP to the script": ("scancel --batch --signal=HUP JOB", "stopped", True),
+    "a drain": ("scontrol update NodeName=HOST State=DRAIN Reason=x", "completed", True),
+    "the end of a node": ("scontrol update NodeName=HOST State=DOWN Reason=x", "node", False),
+    "maintenance": ("scontrol create reservation=care StartTime=now Duration=2 Users=nobody Flags=MAINT,IGNORE_JOBS Nodes=ALL; "
+                    "sleep 3; scontrol delete reservation=care", "completed", True),
+    "a new time limit": ("scontrol update JobId=JOB TimeLimit=1", "stopped", True),
+    CONTROLLER: ("scontrol requeue JOB; scontrol shutdown slurmctld; sleep 4", "stopped", False),
     "suspension": ("scontrol suspend JOB; sleep 8; scontrol resume JOB", "completed", False),
 }
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ASKED)
-def test_whatever_asks_a_job_to_go_loses_nothing(lab: Lab, here: Path, name: str) -> None:
+@pytest.mark.timeout(1200)
+def test_whatever_asks_a_job_to_go_loses_nothing() -> None:
+    """Several jobs at the same time, each on two hosts of its own; that whose controller goes is the last one."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    settings = {"KillWait": "8", "SlurmdTimeout": "60", "MessageTimeout": "30", "BatchStartTimeout": "60"}
+    with Lab(12, overrides=settings, patience=60) as lab:
+        with ThreadPoolExecutor(5) as pool:
+            ends = {name: pool.submit(see_to_its_end, lab, name) for name in ASKED if name != CONTROLLER}
+        wrong = {name: error for name, end in ends.items() if (error := end.exception()) is not None}
+        assert not wrong, "\n\n".join(f"== {name}: {error}" for name, error in wrong.items())
+        see_to_its_end(lab, CONTROLLER)
+
+
+def see_to_its_end(lab: Lab, name: str) -> None:
     does, kind, saves = ASKED[name]
+    here = lab.share / name.replace(" ", "-")
+    here.mkdir()
+    last = 500 if "limit" in name else 80
     silence = ("--set", "program.silent_limit=6") if name == "suspension" else ()
-    found = submitted(lab, here, program(here, SAVES), "--set", "program.resumes=true", *silence)
-    until(lambda: all((here / f"saved-{rank}").exists() for rank in range(4)), "some steps", 120)
+    found = submitted(lab, here, program(here, SAVES.replace("80", f"{last}")), "--set", "program.resumes=true", *silence)
+    until(lambda: all((here / f"saved-{rank}").exists() for rank in range(4)), "some steps", 200)
     job_id = next(found.path.glob("slurm-*.log")).stem.partition("-")[2]
-    first = read_json(found.attempt_record)["hosts"][0]
-    words = ["bash", "-c", does.replace("JOB", job_id)]
+    first, host = read_json(found.attempt_record)["hosts"]
+    words = ["bash", "-c", does.replace("JOB", job_id).replace("HOST", host)]
     asked = lab.at(first, words) if does.startswith("kill") else lab.run(words)
     assert asked.returncode == 0, asked.stderr
-    until(lambda: verdict(found) is not None, f"the end\n{logs(found)}", 240)
+    if name == CONTROLLER:
+        lab.popen(["slurmctld", "-D"])
+    until(lambda: verdict(found) is not None, f"the end\n{logs(found)}", 300)
     ends = history.history(found)
     assert verdict(found).state == "completed", f"{ends}\n{logs(found)}"  # type: ignore[union-attr]
     assert ends[0].kind == kind and len(ends) == 1 + (kind != "completed"), f"{ends}\n{logs(found)}"
-    assert kind in ("completed", "stopped") or "n1" in ends[0].message or ends[0].rank is not None, ends
+    named = any(node in ends[0].message for node in (first, host)) or ends[0].rank is not None
+    assert named or kind in ("completed", "stopped"), ends
     for rank in range(4):
         steps = [int(line) for line in (here / f"steps-{rank}").read_text().split()]
-        assert sorted(set(steps)) == list(range(1, 81)) and (len(steps) == 80 or not saves), f"{rank}: {steps}\n{logs(found)}"
+        assert sorted(set(steps)) == list(range(1, last + 1)), f"{rank}: {steps}\n{logs(found)}"
+        assert len(steps) == last or not saves, f"{rank}: {steps}\n{logs(found)}"
 
 
 @pytest.mark.prove

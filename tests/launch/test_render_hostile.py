@@ -232,8 +232,9 @@ def test_each_element_of_an_array_has_its_run(tmp_path: Path) -> None:
     assert execute(tmp_path, script, runs[0], SLURM_ARRAY_TASK_ID="3")["code"] == 1, "an element too many runs nothing"
 
 
-def test_a_signal_to_the_shell_reaches_the_host_program(tmp_path: Path) -> None:
-    waits = ("import os, signal, time\nsignal.signal(signal.SIGUSR2, lambda *_: (os.write(1, b'got USR2\\n'), os._exit(3)))\n"
+@pytest.mark.parametrize("name", ["USR1", "USR2", "TERM", "HUP", "INT"])
+def test_a_signal_to_the_shell_reaches_the_host_program(tmp_path: Path, name: str) -> None:
+    waits = (f"import os, signal, time\nsignal.signal(signal.SIG{name}, lambda *_: (os.write(1, b'got it\\n'), os._exit(3)))\n"
              "print('ready', flush=True)\ntime.sleep(60)\n")
     (tmp_path / "waits.py").write_text(waits)
     command = shlex.join([sys.executable, str(tmp_path / "waits.py")])
@@ -246,8 +247,8 @@ def test_a_signal_to_the_shell_reaches_the_host_program(tmp_path: Path) -> None:
                           env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR2)
-        assert process.stdout.read() == "got USR2\n"
+        process.send_signal(signal.Signals[f"SIG{name}"])
+        assert process.stdout.read() == "got it\n"
     assert process.returncode == 3
 
 

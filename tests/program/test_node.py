@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,20 @@ import pytest
 
 from hpc_mp.program.guard import first_code
 from hpc_mp.program.mpirun import FAMILIES, without_task
-from hpc_mp.program.node import NodeAccess, PassedOn, agent, send_signal
+from hpc_mp.program.node import KEPT_BACK, NodeAccess, PassedOn, agent, send_signal
 from hpc_mp.rundir import AttemptRecord, RunDirectory
 from hpc_mp.rundir.attempt import write_attempt
 
 HARD = ["a b", "$HOME", "'", '"', "é 漢"]
+
+
+@pytest.fixture(autouse=True)
+def dispositions() -> Iterator[None]:
+    """As they were: an agent, which is a process of its own, changes them."""
+    before = {number: signal.getsignal(number) for number in KEPT_BACK}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -39,6 +49,17 @@ def test_the_agent_starts_a_command_on_a_host_and_ends_alike(tmp_path: Path, run
     access = NodeAccess(record, {**os.environ, "OWN": "of the node"}, [])
     assert agent(run.path, ["-x", "n1", f'printf %s "$OWN" > {tmp_path}/said;', "exit", "7"]) == 7
     assert (tmp_path / "said").read_text() == "of the node" and access.over.wait(5)
+
+
+@pytest.mark.parametrize("before", ["", "true;", "OWN=x;export OWN;"])  # Open MPI 5 exports before its daemon
+def test_a_daemon_is_kept_from_what_is_sent_to_all_of_its_step(
+        tmp_path: Path, run: RunDirectory, record: AttemptRecord, before: str) -> None:
+    """Slurm may know processes by their parents. The task of the node itself takes all of it."""
+    NodeAccess(record, os.environ, [])
+    assert agent(run.path, ["n1", before, "grep", "SigBlk", "/proc/self/status", ">", f"{tmp_path}/said"]) == 0
+    blocked = int((tmp_path / "said").read_text().split()[1], 16)
+    assert [number for number in KEPT_BACK if not blocked >> number - 1 & 1] == []
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*KEPT_BACK}
 
 
 def test_who_does_not_know_the_secret_starts_nothing(tmp_path: Path, run: RunDirectory, record: AttemptRecord) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,15 +26,16 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
-from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.signals import TAKEN, Signals
 
 HOUR = 3600.0
 
 
 def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, resumes: bool = False,
-            **program: Any) -> AttemptContext:
+            mpi: str = "none", **program: Any) -> AttemptContext:
     """One of two hosts whose job ends in so many seconds, after as many as it lasts."""
-    spec = job(job={"nodes": 2, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"], "resumes": resumes, **program})
+    spec = job(job={"nodes": 2, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"], "resumes": resumes, **program},
+               slurm={"mpi": mpi})
     now = time.time()
     end = None if left is None else now + left
     begun = AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 10001, "s", end, 120.0, 0.0 if end is None else end - lasts)
@@ -96,6 +99,39 @@ def test_ranks_that_slurm_or_somebody_has_told_to_stop(tmp_path: Path, code: int
     """By a signal to the step alone, of which the supervisor gets nothing. SIGKILL is no request."""
     found = ended(attempt(tmp_path, resumes=resumes), code, ranks_asked=True)
     assert found == means if means is None or " " not in means else means in found
+
+
+USR2 = "User defined signal 2"
+
+
+@pytest.mark.parametrize(("code", "ends", "means"), [
+    (-12, {"0-1": USR2, "2-3": USR2}, "stopped"),
+    (-10, {"0-1": "User defined signal 1", "2-3": "User defined signal 1"}, "stopped"),
+    (-1, {"0-1": "Hangup", "2": "Hangup", "3": "Hangup (core dumped)"}, "stopped"),
+    (-12, {"1": USR2, "2-3": USR2}, "stopped"),  # rank 0 saves at it, and ends well
+    (-12, {"1": USR2, "2-3": USR2, "0": "Exited with exit code 1"}, "stopped"),  # or misses the others then
+    (-12, {"2": USR2, "0-1": "Killed", "3": "Killed"}, None),  # to one rank
+    (-12, {"2": USR2}, None),
+    (-2, {"0-1": "Interrupt", "2-3": "Interrupt"}, None),  # so programs end themselves, too
+    (-15, {"0-1": "Terminated", "2-3": "Terminated"}, None),  # where memory ends; of scancel's slurmstepd tells
+    (1, {"0": "Exited with exit code 1", "1": USR2, "2-3": USR2}, None),
+])
+def test_ranks_that_a_signal_to_all_has_ended(tmp_path: Path, code: int, ends: dict[str, str], means: str | None) -> None:
+    for resumes in (True, False):
+        begun = attempt(tmp_path / str(resumes), resumes=resumes)
+        begun.run.srun_log.parent.mkdir(parents=True, exist_ok=True)
+        begun.run.srun_log.write_text("".join(
+            f"srun: error: {'n1' if tasks in '0-1' else 'n2'}: task{'s' * ('-' in tasks)} {tasks}: {how}\n"
+            for tasks, how in ends.items()))
+        assert ended(begun, code) == (means if resumes else None)
+
+
+@pytest.mark.parametrize(("code", "means"), [(138, "stopped"), (140, "stopped"), (129, "stopped"), (137, None), (1, None)])
+def test_ranks_of_mpirun_that_a_signal_to_all_has_ended(tmp_path: Path, code: int, means: str | None) -> None:
+    begun = attempt(tmp_path, resumes=True, start="mpi", mpi="mpirun")
+    assert ended(begun, code) == means
+    write_failure(begun.run, RankFailure(0, "n1", "ended", "rank 0 was ended by SIGUSR1", 1.0))  # alone
+    assert ended(begun, code) is None
 
 
 @pytest.mark.parametrize(("line", "record", "told"), [
@@ -193,7 +229,7 @@ def watched(begun: AttemptContext) -> ProgramWatch:
 
 
 @pytest.mark.parametrize(("number", "line", "expected"), [
-    (signal.SIGUSR2, "", [("7.1", "TERM")]),
+    *((number, "", [("7.1", "TERM")]) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)),
     (signal.SIGTERM, "", [("7.1", "TERM")]),  # scancel --batch, scancel --full: to the job's script alone
     (signal.SIGTERM, "0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***\n", [])])
 def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(
@@ -205,10 +241,24 @@ def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(
     begun.run.node_log("n1").write_text(line)
     signals.number = number
     watch.warn(signals)
-    assert sent == (expected if number == signal.SIGUSR2 else []), "Slurm's own may be on its way"
+    assert sent == (expected if number != signal.SIGTERM else []), "Slurm's own may be on its way"
     for _ in range(3):
         watch.warn(signals)
     assert sent == expected
+
+
+@pytest.mark.parametrize(("before", "number", "asked"), [
+    *(("", number, True) for number in TAKEN), ("signal.signal(signal.SIGHUP, signal.SIG_IGN)", signal.SIGHUP, False)])  # nohup
+def test_a_supervisor_outlives_what_somebody_sends(before: str, number: signal.Signals, asked: bool) -> None:
+    says = f"""
+import os, signal
+{before}
+from hpc_mp.supervisor.signals import Signals
+signals = Signals()
+os.kill(os.getpid(), {number:d})
+print(signals.asked)
+"""
+    assert subprocess.run([sys.executable, "-c", says], capture_output=True, text=True).stdout == f"{asked}\n"
 
 
 @pytest.mark.parametrize(("record", "leaves"), [

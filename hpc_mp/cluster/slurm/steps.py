@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 
 STEPS_OF_A_START = 5  # before, of and after the ranks, and those that look at ranks that hang
-STARTS_APART = 6  # a node that does not answer for longer is down, and told nothing later
+STARTS_APART = 6  # Slurm sends once a minute until the node has answered or is down, and six starts take longer than a minute
 AT_ONCE, EMPTY_S = 8, 30.0  # empty steps at the same time, and seconds that one may take
 _SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=")  # options of the ranks' srun that other steps keep
 _LAUNCH_FAILED = re.compile(r"launch for \S+ failed on node (\S+?): (.*)")
@@ -60,7 +60,8 @@ def use_up_numbers(step: Sequence[str], environ: Mapping[str, str], restart: int
     """Start empty steps, so that those of this start of a job get numbers that none of its last starts had.
 
     Slurm counts steps from 0 at each start, and sends what a node did not take again a minute later: the end of step 1 would then
-    end step 1 of the next start. Where it cannot be done, the job runs all the same.
+    end step 1 of the next start. A job does not start again before all of its nodes have answered or are down, and a node that is
+    down is sent nothing. Where it cannot be done, the job runs all the same.
     """
     if os.path.basename(step[0]) != "srun":
         return

@@ -16,7 +16,7 @@ from hpc_mp.job.spec import UNCOUNTED
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
-from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name
+from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name, say_host
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 from hpc_mp.train.rank import mpi
 from hpc_mp.train.rank.failures import RankContext
@@ -75,6 +75,8 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
         who = at_place(placement, hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")
     else:
         who = identity(environ)
+    if run is not None and record is not None and hosts is None:
+        say_host(run, who)
     return Bootstrap(who, where, mine, run, placement, record, Waits(who.rank))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -44,7 +43,7 @@ from hpc_mp.train.rank.bootstrap import (
 )
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated, not_asked
-from hpc_mp.train.rank.failures import NodeLost, PeerGone, RankContext, cause_known, die, record_failure
+from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
@@ -72,8 +71,7 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
     stop = stop or StopFlag()
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # gloo connects every rank with every other, the store with all
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit_files(LAST_FILES)  # gloo connects every rank with many others, the store with all
     os.umask(0o077)  # checkpoints, traces and tokens are the user's own, as the run directory is
     try:
         begun = start(job_file)
@@ -100,7 +98,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         with ending_in(MEETING_S):
             store, keys = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
                 who, begun.where, time_to_meet(spec.job.meet_timeout, who.world)))
-    except (dist.DistError, HpcMpError) as error:  # somebody did not come: his node may be lost
+    except (RuntimeError, OSError, HpcMpError) as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
         return 2 if record_failure(begun.context(begun.run, begun.placement), error) == "user" else 1
