@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.around import afterwards, around, before_it, called_by, is_simple, several, taken_out
+from hpc_mp.adopt.around import afterwards, around, before_it, called_by, is_simple, several, taken_out, without_subshell
 from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
 from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, slurm_numbers, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece
 from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
-from hpc_mp.adopt.known import what_is_known
+from hpc_mp.adopt.known import KnownShell, moves, sourced, what_is_known
 from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches, in_background
 from hpc_mp.adopt.nodes import on_every_node
 from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
@@ -148,6 +148,9 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     launch = choose(launches, source, lambda each: _ranks(each, request))
     unreadable = _unreadable(source)
     blank = any(BLANK in each.text for each in source.statements)
+    inner = without_subshell(source.text, source, launch) if launch is not None and not unreadable else None
+    if inner is not None and bash_refusal(inner) is None:
+        return _of_shell(replace(script, lines=tuple(inner.split("\n"))), request, begins, file, arguments)
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
         return _of_another(script, request, begins, file, arguments,
                            unreadable="which bash cannot read: mend it (bash -n FILE)" if unreadable else "")
@@ -248,7 +251,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         keys["slurm.setup"] = tuple(lines)
     kept = [each.statement for each in found if each.text is not None]
     used = None if arguments else argument_read(source, (*kept, *source.statements[launch.statement:at + 1]))
-    notes = _notes(script, request, used, moved)
+    notes = (*_notes(script, request, used, moved), *_unread(found, known))
     if overlap:
         notes += (STEPS_NOTE,)
     if _may_be_silent(launch, start):
@@ -257,6 +260,15 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         notes += (SILENT_NOTE,)
     machine, fates_of_sizes = machine_keys(script, request, start, number_in(launch.value("cpus-per-task"), request))
     return _Body(keys | machine, (*request.fates, *fates_of_sizes, *fates), notes)
+
+
+def _unread(found: Sequence[Disposition], known: KnownShell) -> Iterator[str]:
+    """A note for each file that the job's shell runs and that cannot be read here."""
+    for number, each in enumerate(found):
+        for name in sourced(each.statement, known.fixed[number]) if each.text is not None else ():
+            if name and moves(name) is None:
+                yield (f"line {each.statement.first} runs {name}, which is not here: if it enters another directory (cd), set "
+                       "program.directory")
 
 
 def _may_be_silent(launch: LaunchCall, start: ProgramStart) -> bool:
@@ -411,6 +423,10 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     why = f"the program is this file itself, once{because}" + (
         f", {unreadable}" if unreadable else
         ", on one node: no program was found in it that the job could start on all nodes" if several_nodes else "")
+    if several_nodes and (far := next((call for each in source.statements for call in each.calls
+                                       if call.command.name in _BY_SSH), None)):
+        why += f"; line {far.line} reaches them by {far.command.name}, which the job does not: start there with srun " \
+            "what it starts"
     fates = [LineFate(number, number, line, fate, "program.command", why)
              for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
              and number not in source.comments and (source.statements or not line.startswith("#"))]

@@ -13,6 +13,7 @@ from hpc_mp.adopt.launches import LaunchCall, function_name, in_background
 from hpc_mp.adopt.setup import in_place, is_loop
 from hpc_mp.adopt.steps import FILTERS, PRINTS, kind_of, writes
 from hpc_mp.adopt.streams import drawn, is_fed, streams
+from hpc_mp.lint.sbatch.shell import read_tree
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
 _PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_command"})
@@ -24,6 +25,24 @@ def is_simple(statement: Statement, launch: LaunchCall) -> bool:
         return launch.together
     before = statement.text[:launch.call.start - statement.start].strip()
     return not before or (before.endswith("&&") and "||" not in before)
+
+
+def without_subshell(text: str, source: Source, launch: LaunchCall) -> str | None:
+    """The text of a script whose launch stands in a subshell, with the lines of that as lines of the script's own shell.
+
+    Behind its program nothing of them is left that could tell the two apart. None where something else goes by the subshell.
+    """
+    outer = next((kind for kind in launch.call.inside if kind not in _PLAIN_AROUND), "")
+    if outer != "subshell":
+        return None
+    node, begin = read_tree(text)[0], source.statements[launch.statement].start
+    while node.type != "subshell":
+        node = next(child for child in node.children if child.start_byte <= launch.call.start < child.end_byte)
+    before = text[begin:node.start_byte].strip()
+    if before and (not before.endswith("&&") or "||" in before):
+        return None
+    first = f"{{ {before.removesuffix('&&')}; }} || exit;" if before else ""
+    return f"{text[:begin]}{first} {text[node.start_byte + 1:node.end_byte - 1]} {text[node.end_byte:]}"
 
 
 def before_it(statement: Statement, launch: LaunchCall) -> str:

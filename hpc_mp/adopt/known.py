@@ -13,7 +13,7 @@ from hpc_mp.adopt.blanks import BLANK
 from hpc_mp.adopt.expand import FixedValues, fields
 from hpc_mp.adopt.launches import function_name
 from hpc_mp.lint.sbatch.shell import read_shell
-from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
+from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement, read_statements
 
 # Files that prepare a shell and leave a script's own variables alone.
 HARMLESS = re.compile(r"activate$|conda\.sh$|\.bashrc$|\.bash_profile$|\.profile$|/etc/profile(\.d/.*)?$|/init/\w+$|setvars\.sh$")
@@ -64,12 +64,13 @@ def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -
     for statement in source.statements:
         fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
         directories.append(here)
-        if _reads_a_file(statement, texts, here):
-            texts = {**submitted}  # whatever it sets
+        if files := sourced(statement, fixed[-1]):
+            texts = {**submitted}  # whatever they set
         for each, raw in statement.assignments:
             if counts[each.name] == 1 and not each.appended:
                 _assign(each.name, raw, each.array, texts, arrays, here)
-        here = _moved(movers(statement, leading), statement, here, FixedValues(texts, frozenset(arrays), here))
+        here = None if any(map(moves, files)) else _moved(
+            movers(statement, leading), statement, here, FixedValues(texts, frozenset(arrays), here))
     fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
     directories.append(here)
     return KnownShell(tuple(fixed), tuple(directories), frozenset(name.partition("[")[0] for name in counts),
@@ -95,14 +96,30 @@ def _words(text: str) -> Sequence[str]:
     return re.findall(r"(?:\\.|\$\([^()]*\)|\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'\\])+", text.replace("\\\n", " "))
 
 
-def _reads_a_file(statement: Statement, texts: Mapping[str, tuple[str, ...]], here: str | None) -> bool:
+def sourced(statement: Statement, fixed: FixedValues) -> list[str]:
+    """The files whose lines the shell runs as its own, as they are written where their names are not known; for ``eval`` none
+    with a name."""
+    found = []
     for call in statement.calls:
         if call.command.name in ("source", ".", "eval") and "command_substitution" not in call.inside:
             named = call.arguments[-1].source
-            words = fields(named, FixedValues(texts, frozenset(), here)) or (named.strip("\"'"),)
-            if not HARMLESS.search(words[-1]) and "conda" not in words[-1]:
-                return True
-    return False
+            words = fields(named, fixed)
+            name = words[-1] if words else named.strip("\"'")
+            if not HARMLESS.search(name) and "conda" not in name:
+                there = os.path.join(fixed.directory or "", name) if words else name
+                found.append("" if call.command.name == "eval" else there)
+    return found
+
+
+def moves(file: str) -> bool | None:
+    """Whether a file that a shell runs may lead it into another directory; None where it cannot be read here."""
+    try:
+        read = read_statements(Path(file).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return None
+    return any(sourced(each, FixedValues()) or any(
+        call.command.name in MOVERS and not {"command_substitution", "subshell"} & set(call.inside) for call in each.calls)
+        for each in read.statements)
 
 
 def movers(statement: Statement, leading: frozenset[str]) -> list[CallSite]:

@@ -17,14 +17,14 @@ from hpc_mp.lint.sbatch.word import Word
 # What prepares, prints and cleans up: never the program of a job.
 TOOLS = frozenset({
     ".", ":", "[", "[[", "alias", "apt", "awk", "aws", "basename", "bc", "bind", "break", "bunzip2", "bzip2", "case", "cat",
-    "cd", "chgrp", "chmod", "chown", "clear", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut", "date",
-    "dd", "deactivate", "declare", "df", "diff", "dirname", "disown", "docker-compose", "du", "echo", "egrep", "enroot",
+    "cd", "chgrp", "chmod", "chown", "clear", "clush", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut",
+    "date", "dd", "deactivate", "declare", "df", "diff", "dirname", "disown", "docker-compose", "du", "echo", "egrep", "enroot",
     "env", "envsubst", "eval", "exit", "export", "expr", "false", "fgrep", "file", "find", "fold", "free", "gcloud", "gdown",
     "getent", "getopts", "git", "gpustat", "grep", "gsutil", "gunzip", "gzip", "head", "hf", "hostname", "hostnamectl",
     "huggingface-cli", "id", "ifconfig", "install", "ip", "jobs", "kaggle", "kill", "killall", "let", "lfs", "ln", "local",
     "locate", "logger", "ls", "lsb_release", "lscpu", "lsof", "mail", "make", "mamba", "mapfile", "md5sum", "micromamba",
     "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nl", "nproc", "nvcc", "nvidia-smi", "paste", "pdsh", "pgrep",
-    "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "quota", "read", "readarray",
+    "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pssh", "pushd", "pwd", "quota", "read", "readarray",
     "readlink", "readonly", "realpath", "return", "rev", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "salloc", "sbatch",
     "sbcast", "scancel", "scontrol", "scp", "sed", "seff", "sendmail", "seq", "set", "sha256sum", "shift", "shopt", "shuf",
     "sinfo", "sleep", "sort", "source", "spack", "split", "squeue", "ss", "ssh", "sstat", "stat", "sync", "tac", "tail",

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import RunFailed
-from hpc_mp.base.text import loss_number, loss_words
+from hpc_mp.base.text import counted, loss_number, loss_words
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
@@ -92,7 +92,7 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
         click.echo("# defaults of the keys that the job file leaves out")
         for section, values in defaults(shown.plans[0].given).items():
             click.echo(f"[{section}] {values}")
-    else:
+    elif shown.used:
         click.echo(shown.script.text, nl=False)
 
 
@@ -126,7 +126,9 @@ def _curve_words(outcome: Outcome, before: str) -> str:
     """The first and the last loss, behind ``before``; empty where there is none."""
     if outcome.first_loss is None or outcome.loss is None:
         return ""
-    return f"{before}{loss_number(outcome.first_loss)} → {loss_number(outcome.loss)} in {outcome.steps} steps"
+    first, last = outcome.first_step, outcome.steps
+    steps = counted(last, "step") if first <= 1 else f"step {last}" if first == last else f"steps {first:,} to {last:,}"
+    return f"{before}{loss_number(outcome.first_loss)} → {loss_number(outcome.loss)} in {steps}"
 
 
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:

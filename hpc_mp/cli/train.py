@@ -41,8 +41,11 @@ def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides
         if given:
             raise HpcMpError(option, "a rank learns all from its launcher and its job file",
                              "add --dry-run or --profile, or leave it out")
+    from hpc_mp.program.stepd import watch_stepd
+    from hpc_mp.rundir import RunDirectory
     from hpc_mp.train.rank.signals import StopFlag
 
+    watch_stepd(RunDirectory(job.resolve().parent))
     stop = StopFlag()  # to be asked to stop from now on: torch takes seconds to import
     gc.disable()  # what imports make stays: to look for garbage in it takes a fifth of their time
     from hpc_mp.train.rank.main import main

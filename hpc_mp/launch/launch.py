@@ -68,13 +68,14 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script and what it trains on
-    (None: it is a program that knows itself)."""
+    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script, what it trains on
+    (None: it is a program that knows itself), and whether its script would be used, or was asked for."""
 
     plans: tuple[JobPlan, ...]
     run: Path
     script: JobScript
     text: TrainingText | None
+    used: bool
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -122,7 +123,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     """As ``run_job``; the listener also gets the progress of the ranks."""
     plans = plan_job(request, partial(counted_steps, listener=listener))
     backend = BACKENDS[plans[0].where.place]
-    check, summary = _once(_check_models(plans, listener)), _summary(plans, backend)
+    check, summary = _once(_check_models(plans, request, listener)), _summary(plans, backend)
 
     def start(plan: JobPlan, words: str | None = None) -> Outcome:
         with _resumed(plan, request) as resumed:
@@ -158,7 +159,7 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
     plans = plan_job(request, estimated_steps)
     check_writable(plans[0].spec)
     with _resumed(plans[0], request) as resumed:
-        _check_models(plans, listener)(check_model)
+        _check_models(plans, request, listener)(check_model)
         backend, text = BACKENDS[plans[0].where.place], launched_text(plans)
         listener.say(_summary(plans, backend, text))
         if left := _left(plans[0], request):
@@ -167,9 +168,10 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         if backend.rehearse is not None:
             plans, said = backend.rehearse(plans, runs)
             listener.say(said)
-        if not backend.target.in_script:
-            listener.say("script    of the same job on Slurm; not used here")
-        return Preview(plans, runs[0], script(plans[0], *runs), text)
+        used = backend.target.in_script or request.slurm_version is not None
+        if not used:
+            listener.say("script    none here; --on slurm prints that of the same job")
+        return Preview(plans, runs[0], script(plans[0], *runs), text, used)
 
 
 def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:
@@ -299,15 +301,16 @@ def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], Non
     return first
 
 
-def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[ModelChecker], None]:
-    """What asks transformers about the models."""
+def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:
+    """What asks transformers about the models; not about the tokenizer of a run that goes on with it whatever it is."""
 
     def check(ask: ModelChecker) -> None:
         for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):
             config = read_config(plan.given)
             resume = plan.given.checkpoint.resume
             origin = str(origin_of(Path(resume))) if resume is not None else None
-            tokenizer, files = tokenizer_of(plan.given), [str(path) for path in find_files(plan.given.data.files)]
+            tokenizer = None if request.resume else tokenizer_of(plan.given)
+            files = [str(path) for path in find_files(plan.given.data.files)]
             for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files):
                 listener.note(f"warning: {text}")
 

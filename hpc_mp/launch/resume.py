@@ -30,6 +30,7 @@ from hpc_mp.rundir.runs import successors
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
          "train.optimizer", "train.betas", "train.eps", "train.momentum")
+OF_STATE = ("model.", "train.optimizer")  # of these what no checkpoint can be taken to by another run
 FREE = ("model.stage", "data.stage")  # of these tables, where files are read from
 ENDING_S = 30.0  # that a job which is just ending has before a resume is refused
 POLL_S = 1.0
@@ -130,8 +131,10 @@ def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
     old, new = (leaves("", job.model_dump()) for job in (_as_launched(run, spec), spec))
     for key in sorted(old.keys() | new.keys()):
         if key.startswith(FIXED) and key not in FREE and old.get(key) != new.get(key):
+            state = f" that begins with its state: checkpoint.resume = {toml_value(str(run.path))}" \
+                if saved_step(run) and not key.startswith(OF_STATE) else ""
             raise HpcMpError(f"{key} = {_said(new.get(key))}", f"was {_said(old.get(key))} when {run.path} was launched",
-                             "put the old value back, or launch a new run without --resume")
+                             f"put the old value back, or launch a new run without --resume{state}")
 
 
 def _as_launched(run: RunDirectory, spec: AnySpec) -> AnySpec:

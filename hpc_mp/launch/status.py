@@ -239,7 +239,8 @@ def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | Non
 
 def _before(run: RunDirectory, attempt: int, job: SlurmJob | None, of_program: bool) -> str | None:
     """How the attempt ended after which the run was, or is to be, started again."""
-    ended = next((end for end in reversed(known_history(run)) if end.attempt == attempt and end.action in AGAIN), None)
+    ends = [end for end in known_history(run) if end.attempt <= attempt and end.action in AGAIN]
+    ended = next((end for end in ends if end.attempt == attempt), None)
     if ended is not None:
         saved = "" if of_program else f", saved up to step {ended.step}"  # nobody knows what a program has saved
         return f"attempt {attempt}{saved}: {ended.message}"
@@ -248,7 +249,8 @@ def _before(run: RunDirectory, attempt: int, job: SlurmJob | None, of_program: b
     if attempt == 1:
         return None
     last, said = cause(run, attempt - 1), verdict(run, attempt - 1)
-    words = last.message if last is not None else said.state if said is not None else None
+    again = next((end.message for end in ends if end.attempt == attempt - 1), None)  # of one that had to go there is no cause
+    words = last.message if last is not None else said.state if said is not None else again
     return None if words is None else f"attempt {attempt - 1}: {words}"
 
 

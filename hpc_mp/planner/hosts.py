@@ -41,7 +41,7 @@ def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
     """The reason of an order of hosts that a program's ranks keep, and the slow links, which this order does not avoid."""
     known = rates(measured) if measured is not None and measured.recent() else None
     slow = ", ".join(_some([words for _, words in slow_words(known, hosts)])) if known is not None else ""
-    return ("rank map: in Slurm's order of hosts, so that a rank is the task of its number"
+    return ("rank map: in Slurm's order of hosts, so that a rank is the task of its number, and who sends to whom is not known"
             + (f"; it does not avoid slow links, measured {measured.when()}: {slow}" if measured is not None and slow else ""))
 
 

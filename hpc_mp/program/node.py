@@ -28,6 +28,7 @@ from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import PASSED, STOP, first_code, guards
 from hpc_mp.program.mpirun import as_root, by_agent, family, patient, without_task
 from hpc_mp.program.stacks import processes
+from hpc_mp.program.stepd import watch_stepd
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import OWN_PATH, read_program
@@ -59,6 +60,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     if record.token != environ.get(TOKEN):
         print(f"hpc-mp: attempt {environ.get(TOKEN)} is not the run's current one any more; it ends", file=sys.stderr)
         return 1
+    watch_stepd(run, environ)
     here = record.hosts.index(node_name(environ))
     guards(environ).mkdir(mode=0o700, exist_ok=True)
     own = _environment(run, environ)

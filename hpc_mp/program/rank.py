@@ -6,6 +6,7 @@ The process becomes the program (``exec``): its signals, its exit code and its m
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -22,6 +23,7 @@ from hpc_mp.base.text import counted
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.program.guard import guard, guards
 from hpc_mp.program.mpirun import by_agent
+from hpc_mp.program.stepd import watch_stepd
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import (
@@ -32,11 +34,12 @@ from hpc_mp.rundir.program import (
     read_program,
     run_variables,
 )
-from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name
+from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name, say_host
 
 EMULATED = "HPC_MP_EMULATED"
 MOST_FILES = 1 << 16  # that are looked at one by one, in some milliseconds
 OURS = (*BETWEEN, OWN_PATH, *by_agent(""))  # variables that are no business of the program's
+SLOTS, COUNTS = "SLURM_TASKS_PER_NODE", re.compile(r"(?<![\dx])\d+")  # 1(x2),1: no number of nodes
 # A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.
 DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 # Python ignores SIGPIPE and SIGXFSZ; the job script has the others ignored or kept back until its programs can take them.
@@ -50,10 +53,14 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     if record is not None and record.token != environ[TOKEN]:
         print(f"hpc-mp: attempt {environ[TOKEN]} is not the run's current one any more; it ends", file=sys.stderr)
         return 1
+    if EMULATED not in environ:
+        watch_stepd(run, environ)
     placement = from_dict(read_json(run.placement))
     program = read_program(run.program)
     who = _identity(placement, record, environ, program.mpirun)
     attempt = record.attempt if record else run.attempt()
+    if record is not None and not record.hosts:
+        say_host(run, who)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
     own = own_variables(program, run, placement, who.rank, meeting)
     if program.ranks_per_node is not None:
@@ -98,7 +105,15 @@ def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mappin
     ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # there is no Slurm on emulated nodes
     inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
     path = {"PATH": environ[OWN_PATH]} if OWN_PATH in environ else {}
-    return {**DEFAULTS, **inherited, **path, **program.environment, **own}
+    starts = for_launchers(program.ranks_per_node, inherited) if program.ranks_per_node and EMULATED not in environ else {}
+    return {**DEFAULTS, **inherited, **path, **starts, **program.environment, **own}
+
+
+def for_launchers(ranks_per_node: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which an mpirun or srun in the command of a node starts ranks in the job: its steps share what our step holds
+    (else they wait for its end), and each node has a slot for each of its ranks, not for our one task."""
+    slots = {name: COUNTS.sub(str(ranks_per_node), environ[name]) for name in (SLOTS,) if name in environ}
+    return {"SLURM_OVERLAP": "1", **slots} if slots else {}
 
 
 def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:

@@ -83,12 +83,13 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
         with suppress(OSError):  # it has ended by now
             os.kill(pid, signal.SIGABRT)
     due = time.monotonic() + ABORT_S
-    while any(map(_lives, silent)) and time.monotonic() < due:
+    while any(map(lives, silent)) and time.monotonic() < due:
         time.sleep(0.05)
     return sorted(ranks)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Return if a process has not ended, buried or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -14,6 +14,7 @@ from hpc_mp.rundir.records import Evaluation, StepMetrics
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
 MOST_POINTS = 600
+LABEL_WIDTH, LABEL_GAP = 64, 4  # of "attempt 123"
 SCALE_OVER_MEDIAN = 3  # a warming-up step takes many times as long as the others: it must not press them flat
 HUGE = 1e300  # what differs by more cannot be subtracted any more; NaN is not below it either
 
@@ -43,10 +44,11 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where an attempt went on: its first step's pixel."""
+    """Where an attempt went on: its first step's pixel, and that of its label; None where another one stands there."""
 
     at: float
     attempt: int
+    label: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,21 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
         held_out=tuple((x(step), y(value)) for step, value in thinned(held_out, MOST_POINTS)),
         x_ticks=ticks(x, 6, whole=True),
         y_ticks=ticks(y, 6),
-        resumes=tuple(Resume(x(after.step), after.attempt) for before, after in pairwise(metrics)
-                      if after.attempt != before.attempt),
+        resumes=labelled([Resume(x(after.step), after.attempt) for before, after in pairwise(metrics)
+                          if after.attempt != before.attempt], x.end),
         notes=tuple(notes),
     )
+
+
+def labelled(resumes: Sequence[Resume], end: float) -> tuple[Resume, ...]:
+    """With labels where they overlap no other one: the newest first, none beyond the pixel ``end``."""
+    found, free = [], end
+    for resume in reversed(resumes):
+        beside = resume.at + LABEL_GAP, resume.at - LABEL_GAP - LABEL_WIDTH  # its line, on either side
+        label = next((left for left in beside if 0 <= left <= free - LABEL_WIDTH), None)
+        free = free if label is None else label - LABEL_GAP
+        found.append(replace(resume, label=label))
+    return tuple(reversed(found))
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:

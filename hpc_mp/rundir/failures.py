@@ -43,6 +43,7 @@ KINDS: dict[str, FailureKind] = {
     "memory": FailureKind(0, "ran out of memory"),
     "hardware": FailureKind(1, "has a hardware fault"),
     "node": FailureKind(2, "failed, says Slurm"),
+    "orphaned": FailureKind(2, "lost the slurmstepd that had started it"),
     "unfit": FailureKind(3, "is not fit for this run"),
     "unwritable": FailureKind(3, "could not write checkpoints, and other nodes could"),
     "user": FailureKind(4, "refused its input"),

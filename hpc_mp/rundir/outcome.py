@@ -48,6 +48,7 @@ class Outcome:
 
     Attributes:
         steps: how many optimizer steps the run has behind it.
+        first_step: the number of the first step that has a loss, 0 before it; above 1 for a run that took another one's state.
         first_loss, loss: of the first and the last of the run's steps that have one; None before the first.
         evaluation_loss: of the newest evaluation on held-out text; None where there is none. best_evaluation_loss: the least.
         tokens_per_s: mean over this attempt's steps without its first, which warms up.
@@ -61,6 +62,7 @@ class Outcome:
     state: State
     job_id: str | None = None
     steps: int = 0
+    first_step: int = 0
     first_loss: float | None = None
     loss: float | None = None
     evaluation_loss: float | None = None
@@ -156,6 +158,7 @@ def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
     tokens = sum(record.tokens_per_s * record.step_time_s for record in warm)
     return {
         "steps": records[-1].step if records else 0,
+        "first_step": next((record.step for record in records if math.isfinite(record.loss)), 0),
         "first_loss": next(iter(losses(records)), None),
         "loss": next(reversed(losses(records)), None),
         "evaluation_loss": evaluations[-1].loss if evaluations else None,

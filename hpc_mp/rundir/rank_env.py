@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir.layout import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,12 @@ def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
         rank, world, local_rank = (int(environ[name]) for name in names)
         return RankEnv(rank, world, local_rank, node_name(environ), source)
     return RankEnv(0, 1, 0, node_name(environ), "no launcher")
+
+
+def say_host(run: RunDirectory, who: RankEnv) -> None:
+    """Note on which host a rank runs, for an attempt whose hosts its launcher alone knows."""
+    with suppress(OSError):  # a full disk must not stop a rank
+        run.rank_host(who.rank).write_text(who.node, encoding="utf-8")
 
 
 def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: int, source: str) -> RankEnv:

@@ -69,7 +69,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     attempt = begin(waiting, script=script)
     run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
-    attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
+    attempt.say(f"attempt {attempt.record.attempt} (token {attempt.record.token}) on {hosts}; {attempt.host_order}")
     retries, stalled = attempt.spec.slurm.retries, stalled_ends(attempt)
     if sum(end.counts for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
         last = next(end for end in stalled if end.counts)
@@ -133,6 +133,8 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
         return 1
+    if watch is not None:
+        watch.say_begun()
     code = _first_code(run, code)
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}

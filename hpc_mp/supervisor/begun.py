@@ -6,26 +6,28 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from hpc_mp.layout.placement import Placement
+from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 
 RUNNING, PHASES = "running", {"completed": "done", "stopped": "stopped"}
 
 
-def say_begun(run: RunDirectory, attempt: int, placement: Placement, hosts: Sequence[str], device: str, token: str = "") -> None:
+def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], hosts: Sequence[str], device: str,
+              token: str = "", began: float | None = None) -> None:
     """A line of every rank in ``ranks.jsonl``, and what they are doing.
 
     Args:
-        hosts: of each node of the placement. Tasks are dealt to them in blocks.
+        hosts: of each node of the places. Tasks are dealt to them in blocks.
+        began: unix seconds; None: now.
     """
-    seats = sorted(placement.ranks, key=lambda place: (place.node, place.local_rank))
+    seats = sorted(places, key=lambda place: (place.node, place.local_rank))
     tasks = {place.rank: task for task, place in enumerate(seats)}
-    file = LineFile(run.ranks, limit=len(placement.ranks))
-    for place in placement.ranks:
+    file = LineFile(run.ranks, limit=len(places))
+    for place in places:
         host = hosts[place.node]
-        file.write(line_of(RankStart(attempt, place.rank, host, host, time.time(), local_rank=place.local_rank, dp=place.dp,
-                                     token=token, device=device, task=tasks[place.rank])))
+        file.write(line_of(RankStart(attempt, place.rank, host, host, began or time.time(), local_rank=place.local_rank,
+                                     dp=place.dp, token=token, device=device, task=tasks[place.rank])))
     file.close()
     say_phase(run, attempt, RUNNING)
 

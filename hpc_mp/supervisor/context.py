@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import AnySpec, ProgramSpec
-from hpc_mp.layout.placement import Placement
+from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
+from hpc_mp.rundir.rank_env import emulated_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,20 @@ class AttemptContext(SupervisedRun):
     def by_mpirun(self) -> bool:
         """Whether mpirun starts the ranks, be it in tasks of srun. Then each of them has a log of its own."""
         return not self.record.hosts or (isinstance(self.spec, ProgramSpec) and self.spec.by_mpirun)
+
+    def seats(self) -> tuple[tuple[str, ...], tuple[RankPlace, ...]]:
+        """Return the hosts, and every rank's place with the number of its host as its node.
+
+        If mpirun alone knows its hosts, they are those that the ranks have named by now; the others are called by their node.
+        """
+        places, noted = self.placement.ranks, self.run.rank_host
+        if self.record.hosts:
+            return self.record.hosts, tuple(places)
+        named = {int(noted.values(path)[0]): path.read_text(encoding="utf-8") for path in noted.found()}
+        by_node = {place.node: named[place.rank] for place in places if named.get(place.rank)}
+        of_rank = [named.get(place.rank) or by_node.get(place.node) or emulated_node(place.node) for place in places]
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(of_rank))}
+        return tuple(numbers), tuple(replace(place, node=numbers[host]) for place, host in zip(places, of_rank, strict=True))
 
     def is_current(self) -> bool:
         """Whether no later attempt has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""

@@ -39,5 +39,5 @@ def has_expired(said: Iterable[str]) -> bool:
 
 def since_begin(lines: Sequence[str], record: AttemptRecord) -> Sequence[str]:
     """The lines of the job script's log that were written during an attempt."""
-    begins = [number for number, line in enumerate(lines) if f"attempt {record.attempt} ({record.token}) on " in line]
+    begins = [number for number, line in enumerate(lines) if f"attempt {record.attempt} (token {record.token}) on " in line]
     return lines[begins[-1]:] if begins else ()

@@ -53,6 +53,7 @@ FAILURE_CLASSES: dict[str, FailureClass] = {
     "removed": FailureClass(retry=False),
     "hardware": FailureClass(retry=True, blame_node=True),
     "node": FailureClass(retry=True, blame_node=True),
+    "orphaned": FailureClass(retry=True, blame_node=True),
     "unfit": FailureClass(retry=True, blame_node=True),
     "unwritable": FailureClass(retry=True, blame_node=True),
     "user": FailureClass(retry=False),

@@ -16,12 +16,11 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.jobs import largest_task
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.job import ProgramSpec
-from hpc_mp.layout.placement import Placement, RankPlace
+from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import lines_of
 from hpc_mp.rundir.failures import RankFailure, read_failures
 from hpc_mp.rundir.layout import FilesOfRun
-from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
@@ -99,8 +98,8 @@ class Evidence:
         return ranks[task % len(ranks)] if ranks and task is not None else None
 
     def task_of(self, rank: int) -> int:
-        """Slurm's number of a rank's task."""
-        return _tasks(self)[rank]
+        """The number before a rank's lines: Slurm's of its task, or its own where each rank has a log of its own."""
+        return rank if self.by_mpirun else _tasks(self)[rank]
 
     def said_by(self, host: str, task: int) -> Sequence[str]:
         """What a task has said, without the numbers before its lines."""
@@ -175,12 +174,12 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         hang: that was noticed.
         unended: hosts that did not tell of the ends of their tasks.
     """
-    run, number, placement = attempt.run, attempt.record.attempt, attempt.placement
-    hosts = attempt.record.hosts or tuple(emulated_node(node) for node in range(placement.nodes))  # mpirun alone knows its own
+    run, number = attempt.run, attempt.record.attempt
+    hosts, places = attempt.seats()
     program = isinstance(attempt.spec, ProgramSpec)
     srun = _tail(run.srun_log, size=LONG_TAIL) + said_in(script)
     if attempt.by_mpirun:
-        logs = _by_rank(run, placement, hosts)
+        logs = _by_rank(run, places, hosts)
     else:
         logs = _by_host(run.node_log, LONG_TAIL if program else TAIL)
         logs = _with_the_drowned(run, srun, logs) if program else logs
@@ -193,7 +192,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         logs=logs,
         kernel=_by_host(run.kernel_log),
         states=_states(attempt.record.hosts, ask) if attempt.allocation else {},
-        places={place.rank: place for place in attempt.placement.ranks},
+        places={place.rank: place for place in places},
         hosts=hosts,
         here=os.environ.get("SLURMD_NODENAME"),
         pids={(start.node, start.pid): start.rank for start in announced},
@@ -217,10 +216,10 @@ def _by_host(logs: FilesOfRun, size: int = TAIL) -> dict[str, tuple[str, ...]]:
     return {logs.values(path)[0]: _tail(path, size=size) for path in logs.found()}
 
 
-def _by_rank(run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _by_rank(run: RunDirectory, places: Sequence[RankPlace], hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The same where each rank has a log of its own, with its number before its lines as srun would write it."""
     found: dict[str, tuple[str, ...]] = {}
-    for place in placement.ranks:
+    for place in places:
         lines = tuple(f"{place.rank}: {line}" for line in _tail(run.rank_log(place.rank), size=LONG_TAIL))
         found[hosts[place.node]] = found.get(hosts[place.node], ()) + lines
     return found

@@ -31,10 +31,12 @@ NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
 MPI_PLUGIN = re.compile(r"srun: error: Invalid MPI type '(\w+)'")
+# slurmstepd's words of ranks that may wait in MPI_Init for ever; MPICH has the last two said at any start by PMI2.
+MPI_PLUGIN_SAYS = re.compile(r"\berror: +(mpi/pm\w+: (?!no value for key|value not properly terminated).+)")
 
 # Of an MPI that does not know the launcher: Open MPI 4 and 5, MPICH 4 and 5. With ALONE its ranks go on, each by itself.
 ALONE = re.compile(r"No PMIx server was reachable|no-pmix-but$")
-UNMET_MPI = re.compile(ALONE.pattern + r"|not built with SLURM's PMI support|unsupported PMI version|"
+UNMET_MPI = re.compile(ALONE.pattern + r"|not built with SLURM's PMI support|unsupported PMI version|launcher not compatible|"
                        r"PMI[2X]?_Init\S* (?:failed|returned)|OPAL ERROR: Unreachable in file")
 IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
 

@@ -23,7 +23,6 @@ from hpc_mp.program.node import send_signal
 from hpc_mp.rundir import AttemptRecord
 from hpc_mp.rundir.attempt import AttemptReader, tail
 from hpc_mp.rundir.outcome import Cause
-from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.departure import departure
@@ -31,7 +30,7 @@ from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
 from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, all_ends, unmet_mpi
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
-from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
+from hpc_mp.supervisor.silence import LABEL, Hang, NodeLogs, SilenceWatch, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
 from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 
@@ -57,25 +56,35 @@ class ProgramWatch:
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec, begins: bool = True) -> None:
         """``begins``: whether the attempt begins now, which is then written down."""
         run, record = attempt.run, attempt.record
-        hosts = record.hosts or [emulated_node(node) for node in range(attempt.placement.nodes)]  # mpirun alone knows its hosts
-        if begins:
-            say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
-        self._attempt, self._spec = attempt, spec
+        self._attempt, self._spec, self._unsaid, self._began = attempt, spec, begins, time.time()
+        if record.hosts:  # else mpirun alone knows them
+            self.say_begun()
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         self._last = self._last_moment(record.end)
         self.overdue = self.warned = self._ended = self._leaves = False
         self._signalled: float | None = None
         ranks = len(attempt.placement.ranks)
-        self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun
-                                    else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
+        logs = NodeLogs(run, attempt.placement, record.hosts)
+        self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun else logs,
+                                    on_hang=self._record_stacks, troubled=lambda: logs.troubled)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
         by_srun = attempt.allocation is not None and not spec.by_mpirun
         self._failed = FailedStep(run.srun_log, asked=self.ranks_asked, grace=record.grace,
                                   stop_codes=spec.program.stop_codes, begins=begins) if by_srun else None
 
+    def say_begun(self) -> None:
+        """Write down, once, which rank is where."""
+        if self._unsaid:
+            self._unsaid, attempt = False, self._attempt
+            hosts, places = attempt.seats()
+            say_begun(attempt.run, attempt.record.attempt, places, hosts, self._spec.job.device, attempt.record.token,
+                      self._began)
+
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang, or do not end when they must."""
+        if self._unsaid and len(self._attempt.run.rank_host.found()) == len(self._attempt.placement.ranks):
+            self.say_begun()
         if time.time() >= self._due:
             self._due = math.inf
             self._warn()

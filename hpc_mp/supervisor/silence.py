@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.supervisor.log_patterns import MPI_PLUGIN_SAYS
 
 LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
 APART_S = 3.0  # seconds by which the first to fall silent must be ahead of the others to be named
 
+TROUBLED_S = 300.0  # of silence from the start on are a hang where Slurm's plug-in for MPI has complained by then
 PAUSE_S = 10.0  # between two questions, of which many are asked each second; or half the limit
 
 Speakers = Callable[[], Collection[int]]
@@ -53,14 +55,16 @@ class SilenceWatch:
         ranks: how many there are.
         speakers: who has printed since the last call.
         on_hang: called once they hang, before anybody ends them.
+        troubled: whether it is known of ranks that have not printed anything yet why they may never do so.
 
     Attributes:
         hang: once it was noticed.
     """
 
     def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic,
-                 on_hang: Callable[[], object] = lambda: None) -> None:
+                 on_hang: Callable[[], object] = lambda: None, troubled: Callable[[], bool] = lambda: False) -> None:
         self._limit, self._speakers, self._clock, self._on_hang = limit, speakers, clock, on_hang
+        self._troubled = troubled
         self._ranks, self._begin, self._asked = ranks, clock(), clock()
         self._last: dict[int, float] = {}
         self.hang: Hang | None = None
@@ -73,7 +77,8 @@ class SilenceWatch:
         self._asked = now
         self._last |= dict.fromkeys(self._speakers(), now)
         silent = now - max(self._last.values(), default=self._begin)
-        if self.hang is None and self._limit and silent >= self._limit:
+        limit = min(self._limit, TROUBLED_S) if not self._last and self._troubled() else self._limit
+        if self.hang is None and limit and silent >= limit:
             first = self._first()
             self.hang = Hang(silent, first, first)
             self._on_hang()
@@ -104,14 +109,22 @@ def rank_files(run: RunDirectory, ranks: int) -> Speakers:
     return grown
 
 
-def node_files(run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> Speakers:
-    """Where srun writes a log per node: the tasks before whose lines their numbers stand."""
-    files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
-    here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in files}
+class NodeLogs:
+    """Where srun writes a log per node: the tasks before whose lines their numbers stand.
 
-    def spoken() -> list[int]:
-        lines = [(host, line) for host, file in files.items() for line in file.read()]
-        tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line))}
-        return [here[host][task % len(here[host])] for host, task in tasks]  # dealt in blocks, as many to every node
+    Attributes:
+        troubled: whether Slurm's plug-in for MPI has complained in one.
+    """
 
-    return spoken
+    def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
+        self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
+        self._here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
+        self.troubled = False
+
+    def __call__(self) -> list[int]:
+        """The ranks that have printed something since the last call."""
+        lines = [(host, line) for host, file in self._files.items() for line in file.read()]
+        slurms = [line for _, line in lines if MPI_PLUGIN_SAYS.search(line)]
+        self.troubled = self.troubled or bool(slurms)
+        tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line)) and line not in slurms}
+        return [self._here[host][task % len(self._here[host])] for host, task in tasks]  # dealt in blocks, as many to every node

@@ -33,6 +33,7 @@ from hpc_mp.supervisor.log_patterns import (
     KILLED_PID,
     KILLED_USER,
     MPI_PLUGIN,
+    MPI_PLUGIN_SAYS,
     NODE_FAILURE,
     NOT_INSTALLED,
     PYTHON_ERROR,
@@ -61,6 +62,10 @@ NO_LIBRARY = ("It is listed by srun, and this Slurm cannot load it. Name another
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that mpirun has not written
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 LOST_PMIX = 14  # Open MPI ends a rank with it whose PMIx server is gone
+# MPICH and Intel MPI, Cray's, older ones of both, Open MPI's; the first of them also of an error inside of MPI.
+ABORTED = re.compile(r"\bAbort ?\((-?\d+)\)(?:(?: on node \d+)? \(rank|: Fatal)|application called MPI_Abort\(\w+, (-?\d+)\)|"
+                     r"^with errorcode (-?\d+)\.$")
+CALLED = "MPI_Abort"  # in the words of a rank that has ended the others for a reason of its own
 SIGKILLED = re.compile(r"SIGKILL|signal: Killed|ran out of memory|Out Of Memory")
 LAST_LINES = 1000  # of a rank's log in which a program's words are about its end
 
@@ -106,7 +111,15 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
     """Ranks that were ended for their silence."""
     if evidence.hang is not None:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
-        yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place else None, evidence.hang.rank)
+        text = f"{evidence.hang}{_plugin_says(evidence)}"
+        yield Symptom("hang", text, evidence.hosts[place.node] if place else None, evidence.hang.rank)
+
+
+def _plugin_says(evidence: Evidence) -> str:
+    """The first complaint of Slurm's plug-in for MPI; empty where there is none."""
+    lines = chain(*evidence.logs.values()) if evidence.program else ()
+    found = next(filter(None, map(MPI_PLUGIN_SAYS.search, lines)), None)
+    return f"; Slurm says {found[1]!r}" if found else ""
 
 
 def _unended(evidence: Evidence) -> Iterator[Symptom]:
@@ -363,11 +376,22 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
     if any(end.code == -signal.SIGTERM for end in ends):  # as Slurm does for somebody
         return []
     own = [(end.code, symptom) for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
+    own += [(1, symptom) for symptom in sorted(_aborted(evidence), key=lambda symptom: CALLED not in symptom.text) if ends]
     named = ([symptom for _, symptom in own if symptom.kind != "exit"]
                or [symptom for code, symptom in own if code != LOST_PMIX][:1])
     killed = any(end.code == -signal.SIGKILL for end in ends)  # in no order that tells which was the first
-    text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others"
+    text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others{_plugin_says(evidence)}"
     return named or ([Symptom("signal", text)] if killed else [])
+
+
+def _aborted(evidence: Evidence) -> Iterator[Symptom]:
+    """Ranks whose MPI says that it ends all, with its code; PMI2 has them killed before srun can tell of one."""
+    for place in evidence.places.values():
+        lines = evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
+        said = next(filter(None, map(ABORTED.search, reversed(lines))), None)
+        if said is not None:
+            found = words_of_end(lines, int(said[1] or said[2] or said[3] or 1) % 256 or 1, program=True)
+            yield Symptom(found.kind, found.text, evidence.hosts[place.node], place.rank, own=True)
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:

@@ -96,6 +96,56 @@ def test_a_program_runs_where_its_own_line_leads(tmp_path: Path) -> None:
         assert 'cd "$ADOPTED_DIRECTORY"' in job.spec.program.command[2]
 
 
+@pytest.mark.parametrize("body", [
+    "(cd THERE/sub; FRESH srun ./solve)", "(cd THERE/sub && FRESH srun ./solve)",
+    "(\n  cd THERE/sub\n  FRESH srun ./solve\n)\necho done",
+    "(cd THERE/sub; FRESH srun ./solve) > out.txt 2>&1", "(cd THERE/sub; FRESH srun ./solve) &\nwait",
+    "mkdir -p x && (cd THERE/sub; FRESH srun ./solve)", "(cd THERE; (cd sub; FRESH srun ./solve))",
+    "W=THERE\n(cd $W/sub; FRESH srun ./solve | tee log) || exit 1", "(cd THERE/sub; FRESH if true; then srun ./solve; fi)"])
+def test_a_program_in_a_subshell_runs_where_that_leads(body: str, tmp_path: Path) -> None:
+    *quiet, runs = set_up(body.replace("FRESH ", "rm -rf results; mkdir results; ") + "\n", tmp_path)
+    assert quiet == [0, ""] and runs == f"{tmp_path}/there/sub" and kept(tmp_path) == {"home", "."}
+
+
+@pytest.mark.parametrize("body", ["false && (cd THERE; srun ./solve)", "(cd /no/such/place; srun ./solve)",
+                                  "(cd THERE/sub; exit 3; srun ./solve)"])
+def test_a_subshell_that_does_not_come_to_its_program_ends_the_setup(body: str, tmp_path: Path) -> None:
+    code, _, runs = set_up(f"{body}\n", tmp_path)
+    assert code != 0 and runs == ""
+
+
+@pytest.mark.parametrize(("line", "file", "note"), [
+    (". ./e.sh", "cd THERE/sub\n", ""), ("source e.sh", "to() { cd THERE/sub; }\nto\n", ""),
+    ("F=e.sh\n. ./$F", "pushd THERE/sub > /dev/null\n", ""), ("source e.sh", ". ./other.sh\n", ""),
+    ("source e.sh", "export A=1\n(cd /; ls) > /dev/null\n", "none"), (". ./e.sh", None, "/e.sh, which is not here"),
+    ('. "$SITE/env.sh"', None, "runs $SITE/env.sh, which is not here")])
+def test_a_file_that_leads_the_shell_elsewhere_is_looked_into_or_named(
+    line: str, file: str | None, note: str, tmp_path: Path,
+) -> None:
+    (tmp_path / "there" / "sub").mkdir(parents=True)
+    (tmp_path / "other.sh").write_text(f"cd {tmp_path}/there/sub\n")
+    if file is not None:
+        (tmp_path / "e.sh").write_text(file.replace("THERE", f"{tmp_path}/there"))
+    if note in ("", "none"):
+        *quiet, runs = set_up(f"{line}\nsrun ./solve\n", tmp_path)
+        assert quiet == [0, ""] and runs == (f"{tmp_path}/there/sub" if not note else str(tmp_path))
+    notes = "\n".join(checked(f"{HEAD}{line}\nsrun ./solve\n", tmp_path).notes)
+    assert (note in notes and "set program.directory" in notes) if note not in ("", "none") else "not here:" not in notes
+
+
+@pytest.mark.parametrize("body", [
+    'for h in $(scontrol show hostnames); do\n  ssh $h "cd $PWD; python train.py" &\ndone\nwait',
+    "i=0\nfor h in $(scontrol show hostnames); do ssh -n $h torchrun --node_rank $i train.py & i=$((i+1)); done\nwait",
+    "scontrol show hostnames | while read h; do ssh $h python t.py < /dev/null & done; wait",
+    "pdsh -w $SLURM_NODELIST python t.py",
+    "clush -bw $SLURM_NODELIST ./solve"])
+def test_a_program_that_a_script_starts_by_ssh_is_refused_in_words(body: str, tmp_path: Path) -> None:
+    lost = checked(HEAD.replace("nodes=1", "nodes=2") + body + "\n", tmp_path).lost
+    name = next(each for each in ("ssh", "pdsh", "clush") if each in body)
+    assert lost and all(f"reaches them by {name}, which the job does not: start there with srun what it starts" in each.why
+                        for each in lost)
+
+
 def test_variables_of_a_shell_that_exports_all_are_exported(tmp_path: Path) -> None:
     for on, off in (("set -a", "set +a"), ("set -o allexport", "set +o allexport"), ("set -ea", "set +a")):
         job = checked(f"{HEAD}{on}\nMODE=fast\n{off}\nOTHER=1\nsrun ./solve\n", tmp_path)

@@ -71,8 +71,8 @@ def test_the_linter_of_projects_finds_nothing(tmp_path: Path) -> None:
         return {each["code"] for each in json.loads(said)["findings"] if each["code"].startswith("CC7")}
 
     assert found() == set()
-    (tmp_path / "project/specs/default/cluster-init/scripts/10-limits.sh").chmod(0o644)
-    assert found() == {"CC709"}
+    (tmp_path / "project/specs/default/cluster-init/scripts/10-limits.sh").write_bytes(b"#!/bin/bash\r\n")
+    assert found() == {"CC710"}
 
 
 # --- default and execute, on machines made of this one ---------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Faults of one rank: ``rank`` is the entry of emulated ranks and trains as ``hpc-mp train`` does, until the planted fault.
 
-``FAULT``, ``FAULT_RANK`` and ``FAULT_STEP`` (from 1) in the environment say which, in whom and when. As a program this is
+``FAULT``, ``FAULT_RANK`` and ``FAULT_STEP`` (from 1) in the environment say which, in whom and when; ``FAULT_AT`` instead of the
+step: before which function of a rank's entry, once all have met. As a program this is
 ``hpc-mp`` with such ranks.
 """
 
@@ -42,6 +43,22 @@ def plant() -> None:
         return step_(self, number, *rest)
 
     trainer.Trainer._step = step  # type: ignore[method-assign]
+    if "FAULT_AT" in os.environ:
+        plant_at(os.environ["FAULT_AT"])
+
+
+def plant_at(name: str) -> None:
+    import hpc_mp.train.rank.main as entry
+
+    original = getattr(entry, name)
+
+    def planted(who: Any, *rest: Any) -> Any:
+        if getattr(who, "who", who).rank == int(os.environ["FAULT_RANK"]):
+            time.sleep(2.0)  # until the heartbeat beats
+            FAULTS[os.environ["FAULT"]](None)
+        return original(who, *rest)
+
+    setattr(entry, name, planted)
 
 
 def user(trainer: Any) -> None:

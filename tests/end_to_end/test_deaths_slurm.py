@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -13,9 +14,14 @@ import psutil
 import pytest
 from slurm_jobs import TWO, close, emulated, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
+from slurm_lab.lab import Lab
+from test_program_slurm import here, program, submitted
+from test_program_slurm import logs as logs_of
 from test_slurm_training import history, state, with_fault
 
 from hpc_mp.rundir import RunDirectory, read_json
+
+__all__ = ["here"]
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -139,3 +145,116 @@ def test_a_rank_that_is_stopped_before_all_have_met_is_named(lab: Cluster, job: 
     assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", 1, "n2", "requeue"), first
     until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+
+
+def kill_stepd(lab: Cluster, node: str) -> None:
+    """The slurmstepd of the ranks of a node, which live on: step 0 prepares the nodes."""
+    [pid] = [pid for pid in lab.processes(node) if re.match(r"slurmstepd: \[\d+\.[1-9]", command_line(pid))]
+    os.kill(pid, signal.SIGKILL)
+
+
+def command_line(pid: int) -> str:
+    """Empty if it has ended."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
+
+
+@pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
+def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Cluster, job: Path, node: str) -> None:
+    """They lived on, and the run ended a minute later, on the first node without blame."""
+    slow = with_fault(job, "time.sleep(0.1)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*PACED, *slow))
+    until(lambda: steps(run) >= 13, "training")
+    kill_stepd(lab, node)
+    until(lambda: (run.path / "history.jsonl").exists(), "the end of the attempt", 60)
+    [first] = history(run)
+    assert (first["kind"], first["nodes"], first["node"], first["action"]) == ("orphaned", [node], node, "requeue"), first
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+    assert node not in read_json(run.attempt_record)["hosts"]
+
+
+# A program that goes on from its last step, of one rank per task or with two processes below the one task of a node.
+RESUMES = """
+    import subprocess
+    def work(rank):
+        mine = f"state-{{rank}}"
+        asked = []
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+        begin = int(open(mine).read()) if os.path.exists(mine) else 0
+        for step in range(begin, 30):
+            {say}
+            time.sleep(0.3)
+            open(mine, "w").write(str(step + 1))
+            if asked:
+                sys.exit(0)
+    if {per_node} and len(sys.argv) == 1:
+        workers = [subprocess.Popen([sys.executable, __file__, str(2 * rank + each)]) for each in range(2)]
+        signal.signal(signal.SIGTERM, lambda number, _: [worker.send_signal(number) for worker in workers])
+        sys.exit(max(worker.wait() for worker in workers))
+    work(int(sys.argv[1]) if {per_node} else rank)
+"""
+PROGRAMS = {"per rank": ("rank", "print('step', step)"), "per node": ("node", "print('step', step)"), "silent": ("rank", "pass")}
+
+
+def stepped(here: Path, least: int) -> bool:
+    done = [int(path.read_text() or 0) for path in here.glob("state-*")]
+    return len(done) == 4 and min(done) >= least
+
+
+def program_of(here: Path, kind: str) -> tuple[list[str], tuple[str, ...]]:
+    start, say = PROGRAMS[kind]
+    command = program(here, RESUMES.format(per_node=start == "node", say=say))
+    return command, ("--set", f"program.start={start}", "--set", 'program.signal="TERM"')
+
+
+@pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
+@pytest.mark.parametrize("kind", ["silent", *(pytest.param(each, marks=pytest.mark.prove) for each in ("per rank", "per node"))])
+def test_a_program_that_loses_its_slurmstepd_is_started_again_without_the_node(
+        lab: Lab, here: Path, kind: str, node: str) -> None:
+    """It hung until its time limit, or one of its ranks was blamed."""
+    command, options = program_of(here, kind)
+    run = submitted(lab, here, command, *options)
+    until(lambda: stepped(here, 5), "its steps")
+    kill_stepd(lab, node)
+    until(lambda: (run.path / "history.jsonl").exists(), "the end of the attempt", 60)
+    [first] = history(run)
+    assert (first["kind"], first["nodes"], first["node"], first["action"]) == ("orphaned", [node], node, "requeue"), first
+    assert not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
+    until(run.outcome.exists, "the end", 120)
+    assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
+    assert node not in read_json(run.attempt_record)["hosts"]
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+@pytest.mark.parametrize("kind", ["per rank", pytest.param("per node", marks=pytest.mark.prove)])
+def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path, kind: str, resumes: bool) -> None:
+    """One that resumes saves, and goes on; the other goes on to its end under the job script."""
+    command, options = program_of(here, kind)
+    run = submitted(lab, here, command, *options, "--set", f"program.resumes={str(resumes).lower()}")
+    until(lambda: stepped(here, 5), "its steps")
+    kill_supervisor(lab, run)
+    until(run.outcome.exists, "the end", 120)
+    assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
+    *before, last = history(run)
+    assert (last["kind"], last["action"]) == ("completed", "done")
+    assert [(end["kind"], end["node"], end["action"]) for end in before] == [("supervisor", "n1", "requeue")] * resumes
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("kind", ["engine", "program"])
+def test_a_stop_asked_for_just_before_the_supervisors_death_is_a_stop(lab: Lab, job: Path, here: Path, kind: str) -> None:
+    if kind == "engine":
+        slow = with_fault(job, "time.sleep(0.3)", node="n2", local=0, step="step")
+        run, _ = submit(lab, job, (*PACED, *slow))
+        until(lambda: steps(run) >= 3, "training")
+    else:
+        command, options = program_of(here, "per rank")
+        run = submitted(lab, here, command, *options, "--set", "program.resumes=true")
+        until(lambda: stepped(here, 5), "its steps")
+    run.stop.touch()
+    kill_supervisor(lab, run)
+    until(run.outcome.exists, "the end", 120)
+    assert read_json(run.outcome)["state"] == "stopped" and [end["action"] for end in history(run)] == ["done"], history(run)

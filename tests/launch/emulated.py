@@ -55,7 +55,7 @@ def rank(job_file: Path) -> int:
     """The entry of every fake rank."""
     number = os.environ["SLURM_PROCID"]
     print(f"rank {number} lives")
-    (job_file.parent / f"alive-{number}").touch()
+    (job_file.parent / f"alive-{number}").write_bytes(Path("/proc/self/cmdline").read_bytes())
     return DEEDS[os.environ.get(f"DEED_{number}", os.environ.get("DEED", "end"))](job_file)
 
 

@@ -70,6 +70,9 @@ def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
         sockets = [where for where in one["fds"].values() if where.startswith("socket:")]
         assert len(sockets) == (rank == 0) and one["listening"] == (rank == 0)
         assert not one["torch"]
+        shown = (run.path / f"alive-{rank}").read_text().rstrip("\0")
+        assert shown.startswith(f"hpc-mp rank {rank} of ") and str(run.path).endswith(shown.partition(" of ")[2]), "to ps"
+        assert shown.endswith("/job/0001")
     assert len({one["parent"] for one in told}) == 1
     assert [run.rank_log(rank).read_text() for rank in range(8)] == [f"rank {rank} lives\n" for rank in range(8)]
 

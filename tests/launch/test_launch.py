@@ -21,11 +21,12 @@ import warm
 from launching import answers, environment, mark, marked, silent, the_run, until, write_job
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.launch import command
+from hpc_mp.cli.launch import _curve_words, command
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.plan import newest_run
 from hpc_mp.launch.resume import resuming
 from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_manifest
+from hpc_mp.rundir.outcome import Outcome
 
 HERE = Path(__file__).parent
 
@@ -62,8 +63,8 @@ def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, 
     return done.returncode, done.stdout, done.stderr
 
 
-KEYS = ["run", "state", "job_id", "steps", "first_loss", "loss", "evaluation_loss", "best_evaluation_loss", "tokens_per_s",
-        "checkpoint", "best_checkpoint", "cause", "report"]
+KEYS = ["run", "state", "job_id", "steps", "first_step", "first_loss", "loss", "evaluation_loss", "best_evaluation_loss",
+        "tokens_per_s", "checkpoint", "best_checkpoint", "cause", "report"]
 
 
 def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
@@ -73,7 +74,7 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
     document = json.loads(out)
     assert out.count("\n") == 1 and list(document) == KEYS
     assert document == {
-        "run": str(run.path), "state": "completed", "job_id": None, "steps": 5, "first_loss": 8.0, "loss": 1.6,
+        "run": str(run.path), "state": "completed", "job_id": None, "steps": 5, "first_step": 1, "first_loss": 8.0, "loss": 1.6,
         "evaluation_loss": None, "best_evaluation_loss": None, "tokens_per_s": 200.0,
         "checkpoint": str(run.checkpoints / "step-00000005"), "best_checkpoint": None, "cause": None, "report": str(run.report)}
     assert load_job(run.job).parallel.order == json.loads(run.placement.read_text())["order"]
@@ -193,17 +194,17 @@ def test_a_refusal_is_one_paragraph_and_exit_code_2(job: Path, mark: str) -> Non
     assert (code, err.count("\n")) == (2, 1) and json.loads(out)["state"] == "refused"
 
 
-def test_a_dry_run_prints_the_script_and_writes_nothing(job: Path, mark: str) -> None:
+def test_a_dry_run_prints_what_is_used_and_writes_nothing(job: Path, mark: str) -> None:
     code, out, err = launch(mark, job, "--dry-run", "--set", "job.nodes=4")
-    assert code == 0 and out.startswith("#!/bin/bash\n") and out.endswith('train "$HPC_MP_RUN/job.toml"\n')
-    assert "/runs/t/0001" in out
-    assert "#SBATCH --nodes=4\n" in out and "where     nodes(4)" in err
+    assert (code, out) == (0, "") and "where     nodes(4)" in err, "on emulated nodes no script is used"
+    assert "script    none here; --on slurm prints that of the same job" in err
     code, explained, _ = launch(mark, job, "--explain")
     assert code == 0 and "#!/bin/bash\n    The shell that runs this script" in explained
     assert 'job.device = "cpu"\n    nvidia-smi finds no GPU' in explained and "parallel.order = " in explained
     code, out, _ = launch(mark, job, "--dry-run", "--json")
     document = json.loads(out)
     assert document["state"] == "planned" and document["script"].startswith("#!/bin/bash\n")
+    assert "/runs/t/0001" in document["script"] and "supervise --after" in document["script"]
     assert not (job.parent / "runs").exists()
 
 
@@ -248,6 +249,30 @@ def test_nothing_to_resume(job: Path) -> None:
 def test_what_must_not_change(finished: Path, override: str, said: str) -> None:
     with pytest.raises(HpcMpError, match=said):
         left(finished, override)
+
+
+@pytest.mark.parametrize(("override", "saved", "way"), [
+    ("train.global_batch=16", True, True), ("train.seed=1", True, True), ("data.sequence_length=16", True, True),
+    ("train.eps=1e-3", True, True), ("train.global_batch=16", False, False), ("model.config.n_layer=3", True, False),
+    ("train.optimizer=sgd", True, False)])
+def test_the_key_that_begins_with_a_runs_state_is_named_where_it_may_change_that(
+    finished: Path, override: str, saved: bool, way: bool,
+) -> None:
+    run = newest_run(load_job(finished))
+    assert run is not None
+    if not saved:
+        run.checkpoints.rename(run.path / "gone")
+    with pytest.raises(HpcMpError) as refused:
+        left(finished, override)
+    assert (f'without --resume that begins with its state: checkpoint.resume = "{run.path}"' in str(refused.value)) == way
+    assert "put the old value back, or launch a new run without --resume" in str(refused.value).replace("Put", "put")
+
+
+@pytest.mark.parametrize(("first", "last", "words"), [
+    (1, 5, "8.0000 → 7.0000 in 5 steps"), (131, 140, "8.0000 → 7.0000 in steps 131 to 140"),
+    (7, 7, "8.0000 → 7.0000 in step 7"), (1, 1, "8.0000 → 7.0000 in 1 step")])
+def test_the_end_of_a_run_names_the_steps_that_it_has_made(tmp_path: Path, first: int, last: int, words: str) -> None:
+    assert _curve_words(Outcome(tmp_path, "completed", steps=last, first_step=first, first_loss=8.0, loss=7.0), "") == words
 
 
 @pytest.mark.parametrize("override", [

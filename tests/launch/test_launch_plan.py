@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -34,9 +35,11 @@ from hpc_mp.layout.models import ModelProfile, UnitProfile, conditions, read_sha
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.planner.traffic import traffic_of
-from hpc_mp.rundir import Manifest, create_run, write_manifest
+from hpc_mp.rundir import Manifest, create_run, write_json, write_manifest
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import read_failures
+from hpc_mp.rundir.layout import COUNTERS
+from hpc_mp.rundir.origin import Counters, Origin, counters_document
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.plan import RunPlan, Traffic, read_plan
 from hpc_mp.rundir.records import RankStatus, StepMetrics, line_of
@@ -332,6 +335,11 @@ def test_a_rate_that_jumps_as_a_run_goes_on_is_said(
     assert words in shown and ("rate the" in shown) == bool(words)
     assert {choice.key for choice in plan.record.choices} >= ({"train.lr_schedule"} if words else set())
     assert compose(given, Where("local", "so"), BACKENDS["local"].target).resolution.schedule.why == ""
+    another = given.model_copy(update={"checkpoint": given.checkpoint.model_copy(update={"resume": str(run.path)})})
+    write_json(run.checkpoint(4) / COUNTERS, counters_document(Counters(4, 0, 0, Origin({}, "adamw", "", "", 32, 0))))
+    if given.train.steps > 4:
+        shown = " ".join(describe(compose(another, Where("local", "so"), BACKENDS["local"].target), "here").split())
+        assert words in shown and f"begins with step 5, from the newest checkpoint of {run.path}" in shown
 
 
 def test_a_rate_goes_on_from_that_of_the_last_step_that_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,8 +490,11 @@ def test_figures_are_of_the_run_and_the_speed_of_the_attempt(tmp_path: Path) -> 
     lines = [record(1, loss=9.0), record(2), record(3, 2, 50.0), record(4, 2, 1.0), record(5, 2, 3.0, loss=0.1)]
     run.metrics.write_text("\n".join(lines) + "\n" + lines[-1][:10])
     found = figures(run, 2)
-    assert found == {"steps": 5, "first_loss": 9.0, "loss": 0.1, "evaluation_loss": None, "best_evaluation_loss": None,
-                     "tokens_per_s": 50.0, "checkpoint": None, "best_checkpoint": None}
+    assert found == {"steps": 5, "first_step": 1, "first_loss": 9.0, "loss": 0.1, "evaluation_loss": None,
+                     "best_evaluation_loss": None, "tokens_per_s": 50.0, "checkpoint": None, "best_checkpoint": None}
+    run.metrics.write_text(record(131, loss=math.nan) + "\n" + record(132, loss=6.0) + "\n" + record(140, loss=5.9) + "\n")
+    found = figures(run, 2)
+    assert (found["first_step"], found["first_loss"], found["steps"], found["loss"]) == (132, 6.0, 140, 5.9)
 
 
 def test_a_document_holds_no_nan(tmp_path: Path) -> None:

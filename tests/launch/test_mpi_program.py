@@ -136,6 +136,49 @@ def test_cancel_asks_the_program_to_stop(here: Path, start: str, number: str) ->
     assert max(asked) == 1 and sum(asked) >= 1, asked
 
 
+# As mpirun with hosts of its own: rank 2 has its place on node 1 of the placement, and mpirun has filled another host with it.
+SPREAD = """
+import os, subprocess, sys
+if "--version" in sys.argv:
+    print("mpirun (Open MPI) 5.0.11")
+    sys.exit()
+words = sys.argv[sys.argv.index(sys.executable):]
+ranks = [subprocess.Popen(words, env={**os.environ, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4",
+                                      "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "SLURMD_NODENAME": host})
+         for rank, host in enumerate(sys.argv[1].split(","))]
+codes = [rank.wait() for rank in ranks]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+"""
+
+
+@pytest.mark.parametrize(("hosts", "named"), [
+    ("h1,h1,h1,h2", ["h1", "h1", "h1", "h2"]), ("a,b,a,b", ["a", "b", "a", "b"]), ("one,one,one,one", ["one"] * 4)])
+@pytest.mark.parametrize(("own", "kind"), [("os._exit(4)", "exit"), ("os.kill(os.getpid(), 9)", "signal"),
+                                           ("raise OSError(30, 'Read-only file system')", "storage"), ("pass", None)])
+def test_on_hosts_that_mpirun_alone_knows_each_rank_is_named_with_its_own(
+    here: Path, hosts: str, named: list[str], own: str, kind: str | None,
+) -> None:
+    fake = here / "bin" / "mpirun"
+    fake.parent.mkdir()
+    fake.write_text(f"#!{sys.executable}\n{SPREAD.replace('sys.argv[1]', repr(hosts))}")
+    fake.chmod(0o755)
+    (here / "program.py").write_text(f"import os, sys\nif os.environ['OMPI_COMM_WORLD_RANK'] == '2':\n    {own}\n")
+    words = ["mpi" if word == "local" else word for word in words_of([sys.executable, "program.py"])]
+    done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PATH": f"{fake.parent}:{PATH}"})
+    run = RunDirectory(here / "runs" / "program" / "0001")
+    found = verdict(run)
+    assert found is not None and [line["node"] for line in read_lines(run.ranks)] == named, done.stdout + done.stderr
+    assert "node0" not in done.stdout + done.stderr + run.main_log.read_text() + run.history.read_text()
+    cause = found.cause
+    if kind is None:
+        assert found.state == "completed", found
+    else:
+        assert cause is not None and (cause.kind, cause.rank, cause.node) == (kind, 2, named[2]), cause
+        assert f"rank 2 on {named[2]} " in cause.message
+        assert "--on local" not in done.stderr, "the way on is by mpirun"
+
+
 BLIND = """
 import os, signal, subprocess, sys, time
 if "--version" in sys.argv:

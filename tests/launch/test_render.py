@@ -114,6 +114,7 @@ def test_launch_writes_for_the_release_that_it_is_told(tmp_path: Path) -> None:
         return CliRunner().invoke(cli, ["launch", str(tmp_path / "job.toml"), "--on", "local", *options], catch_exceptions=True)
 
     assert launch("--dry-run", "--slurm-version", "24.11").stdout == "echo True\n"
+    assert launch("--dry-run").stdout == "", "nothing here uses it"
     assert launch("--explain", "--slurm-version=23.02").stdout.startswith(
         f"# template: {tmp_path}/hpc-mp/job.sbatch.j2\necho False\n    why\n")
     document = json.loads(launch("--dry-run", "--json").stdout)

@@ -364,6 +364,34 @@ def test_a_command_that_is_started_on_every_node(command: str, nodes: int, words
             check_command(spec)
 
 
+OWN_MPIRUN = [  # (command, text of its script, nodes, the mpirun that each of the nodes would start over all of them)
+    (["mpirun", "-np", "4", "./solve"], "", 2, "mpirun"), (["mpirun", "-np", "4", "./solve"], "", 1, None),
+    (["env", "A=1", "/opt/mpi/bin/mpiexec", "./solve"], "", 2, "mpiexec"), (["python", "t.py", "mpirun", "x"], "", 2, None),
+    (["mpirun", "--host", "localhost:4", "./solve", "{node_rank}"], "", 2, None),
+    (["bash", "run.sh"], "#!/bin/bash\ncd x && mpirun -np 4 ./solve\n", 2, "mpirun"),
+    (["bash", "run.sh"], "mpirun -np 4 ./solve\n", 1, None),
+    (["./run.sh", "a"], "#!/usr/bin/env bash\nset -e\nOMP_NUM_THREADS=1 exec mpiexec.hydra -n 4 ./solve\n", 4, "mpiexec.hydra"),
+    (["sh", "-c", "module load mpi; time $MPI_HOME/bin/mpirun ./solve"], "", 2, "mpirun"),
+    (["bash", "run.sh"], "# mpirun -np 4 ./solve\necho 'no mpirun here'\ntorchrun x.py\n", 2, None),
+    (["bash", "run.sh"], "if [ \"$NODE_RANK\" = 0 ]; then\n  mpirun -np 4 ./solve\nfi\n", 2, None),
+    (["./run.sh"], "#!/usr/bin/python\nmpirun = 3\n", 2, None),
+]
+
+
+@pytest.mark.parametrize(("command", "script", "nodes", "found"), OWN_MPIRUN)
+def test_an_mpirun_of_all_nodes_that_is_started_on_every_node(here: Path, command: list[str], script: str, nodes: int,
+                                                              found: str | None) -> None:
+    (here / "run.sh").write_text(script)
+    spec = resolve_any({"job": {"nodes": nodes}, "program": {"command": command, "start": "node", "directory": str(here)}}, here)
+    assert isinstance(spec, ProgramSpec)
+    if found is None:
+        check_command(spec)
+        return
+    with pytest.raises(HpcMpError) as refused:
+        check_command(spec)
+    assert f"({found})" in refused.value.rule and 'slurm.mpi = "mpirun"' in refused.value.remedy, refused.value
+
+
 @pytest.mark.timeout(200)
 def test_torchrun_on_every_node(here: Path) -> None:
     """The real one, on two emulated nodes with two ranks each."""

@@ -249,6 +249,20 @@ def test_a_restart_says_what_it_came_after(here: Path) -> None:
     assert seen(run, []).before == "attempt 1: rank 3 on n2 was killed by SIGKILL", "its end does not hide it"
 
 
+@pytest.mark.parametrize("why", [
+    "stopped: the job was queued again", "stopped: the job was sent SIGTERM",
+    "stopped: a job with precedence took its nodes (preemption)"])
+def test_a_restart_of_a_run_that_had_to_go_says_why(here: Path, why: str) -> None:
+    """Such an end has no cause: it stands in the history alone."""
+    run = made(here, "7", steps=5)
+    for attempt in (1, 2):
+        write_end(run, AttemptEnd(f"7.{attempt}", attempt, 2, "stopped", f"{why} ({attempt})", (), "requeue", 1.0, departed=why))
+        run.put_away(attempt).mkdir()
+    queued(here, "7|RUNNING|N/A|n1|2|0|None|")
+    text = call("status", "7").stdout
+    assert "started again 2 times" in text and f"before    attempt 2: {why} (2)\n" in text
+
+
 def test_what_a_program_has_saved_is_not_known(here: Path) -> None:
     run = made(here, "7")
     program = ProgramSpec(program=Program(command=("python", "train.py")))

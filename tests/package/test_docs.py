@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import click
@@ -23,10 +25,17 @@ DOCUMENTS = sorted([*(path for folder in FOLDERS for path in (ROOT / folder).glo
 FILE = re.compile(r"`((?:hpc_mp|slurm|env|cyclecloud|tests|docs|benchmarks|demo|\.ci)/[\w./-]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
-_spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
-assert _spec is not None and _spec.loader is not None
-reference = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(reference)
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+reference, hooks = module("reference"), module("hooks")
 
 
 def anchors(document: Path) -> set[str]:
@@ -96,7 +105,35 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
                           cwd=ROOT, capture_output=True, text=True, timeout=120,
                           env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stderr
+    first = (tmp_path / "site" / "tutorials" / "first-job" / "index.html").read_text(encoding="utf-8")
+    assert "<pre><code>hpc-mp init\n</code></pre>" in first and "<pre class=no-copy><code>this machine " in first
     assert "job.nodes" in (tmp_path / "site" / "reference" / "job-file" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("block", "copied", "shown"), [
+    ("$ hpc-mp init\nwrote job.toml\n", ["hpc-mp init"], ["wrote job.toml"]),
+    ("$ cd a\n$ ls  # two\nx\n\ny\n$ pwd\n", ["cd a\nls  # two", "pwd"], ["x\n\ny"]),
+    ("$ cat <<'END' > f\nwords < $HOME\nEND\n$ a \\\n  --b\nsaid\n",
+     ["cat <<'END' > f\nwords < $HOME\nEND\na \\\n  --b"], ["said"]),
+    ("$ cat job.toml\n[job]\nnodes = 2\n", ["cat job.toml", "[job]\nnodes = 2"], [])])
+def test_the_copy_button_gives_what_is_typed(block: str, copied: list[str], shown: list[str]) -> None:
+    text = "Before:\n\n" + "".join(f"    {line}" if line.strip() else line for line in block.splitlines(True)) + "\nBehind.\n"
+    page = hooks.on_page_markdown(text)
+    blocks = re.findall(r"<pre( class=no-copy)?><code>(.*?)\n</code></pre>", page, re.DOTALL)
+    assert [html.unescape(found) for out, found in blocks if not out] == copied
+    assert [html.unescape(found) for out, found in blocks if out] == shown
+    assert page.startswith("Before:\n\n") and page.endswith("\nBehind.\n")
+
+
+@pytest.mark.parametrize("page", [path for path in DOCUMENTS if re.search(r"^(    )?\$ ", path.read_text(), re.MULTILINE)],
+                         ids=lambda path: path.stem)
+def test_no_page_mixes_what_is_typed_with_what_is_printed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    shown = hooks.on_page_markdown(text)
+    assert page.is_relative_to(ROOT / "docs") and not re.search(r"^(    |<pre.*<code>)?\$ ", shown, re.MULTILINE)
+    copied = "\n".join(html.unescape(found) for found in re.findall(r"<pre><code>(.*?)</code>", shown, re.DOTALL)).split("\n")
+    typed = re.findall(r"^    \$ (.*)", text, re.MULTILINE)
+    assert typed and [line for line in copied if line in typed] == typed
 
 
 def unknown_options(text: str) -> list[str]:

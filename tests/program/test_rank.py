@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,19 @@ def test_what_goes_before_what_in_the_environment() -> None:
     found = environment(program, {"RANK": "1"}, {"A": "job's", "B": "job's", "HPC_MP_TOKEN": "7", "SLURMD_NODENAME": "n1"})
     assert found == DEFAULTS | {"A": "own", "B": "job's", "RANK": "1", "PYTHONUNBUFFERED": "0", "SLURMD_NODENAME": "n1"}
     assert "SLURMD_NODENAME" not in environment(program, {}, {"HPC_MP_EMULATED": "1", "SLURMD_NODENAME": "node1"})
+
+
+@pytest.mark.parametrize(("start", "variables", "told"), [
+    ("node", {"SLURM_TASKS_PER_NODE": "1(x2)"}, ("1", "8(x2)")), ("node", {"SLURM_TASKS_PER_NODE": "1"}, ("1", "8")),
+    ("node", {"SLURM_TASKS_PER_NODE": "1(x12),1"}, ("1", "8(x12),8")), ("node", {}, (None, None)),
+    ("node", {"SLURM_TASKS_PER_NODE": "1(x2)", "HPC_MP_EMULATED": "1"}, (None, "1(x2)")),
+    ("rank", {"SLURM_TASKS_PER_NODE": "8(x2)"}, (None, "8(x2)"))])
+def test_an_mpirun_in_the_command_of_a_node_may_start_its_ranks(start: str, variables: dict[str, str],
+                                                                told: tuple[str | None, str | None]) -> None:
+    program = ProgramCommand(("mpirun",), "/", {}, ranks_per_node=8 if start == "node" else None)
+    found = environment(program, {}, variables)
+    assert (found.get("SLURM_OVERLAP"), found.get("SLURM_TASKS_PER_NODE")) == told
+    assert environment(replace(program, environment={"SLURM_OVERLAP": "0"}), {}, variables)["SLURM_OVERLAP"] == "0"
 
 
 def test_ranks_of_nodes_that_are_not_full() -> None:

@@ -294,6 +294,7 @@ def test_failures_of_an_earlier_attempt_are_not_the_current_ones(run: Run) -> No
     assert "on node1 failed: RuntimeError: broken" in page.text, "in the table of attempts"
     assert "1–10" in page.text and "11–20" in page.text
     assert page.text.count("attempt 2") == 5, "the resume is marked in every curve"
+    assert "as executed; " in page.text and "% with equal stages" in page.text
 
 
 def test_what_the_log_says_of_checkpoints_and_warnings(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule import build
 from hpc_mp.layout.schedule.table import to_csv
 from hpc_mp.report.axes import Scale, rounds, ticks
-from hpc_mp.report.curves import HEIGHT, PANELS, TOP, curve, thinned
+from hpc_mp.report.curves import HEIGHT, LABEL_WIDTH, PANELS, RIGHT, TOP, WIDTH, Resume, curve, labelled, thinned
 from hpc_mp.report.facts import read_facts
 from hpc_mp.report.gantt import Gantt, gantt
 from hpc_mp.report.grid import grid, luminance, shade
@@ -95,6 +96,18 @@ def test_grid_from_1_to_512_ranks(nodes: int, per_node: int, density: str) -> No
     drawn = grid(place(degrees, "DPT", per_node), {})
     assert (len(drawn.nodes), drawn.density) == (nodes, density)
     assert [cell.rank for node in drawn.nodes for cell in node.cells] == list(range(world))
+
+
+@pytest.mark.parametrize(("at", "shown"), [
+    ((100,), [1]), ((100, 103), [1, 2]), ((100, 103, 106), [2, 3]), ((500, 520), [2]), ((524,), [1]), ((53, 55, 526), [2, 3]),
+    (tuple(range(60, 520, 80)), [2, 3, 4, 5, 6]), (tuple(range(60, 520, 3)), None)])
+def test_labels_of_attempts_do_not_overlap(at: tuple[float, ...], shown: list[int] | None) -> None:
+    drawn = labelled([Resume(place, number) for number, place in enumerate(at, 1)], WIDTH - RIGHT)
+    assert [each.at for each in drawn] == list(at), "every line is there"
+    labels = [(each.label, each.attempt) for each in drawn if each.label is not None]
+    assert all(left >= 0 and left + LABEL_WIDTH <= WIDTH - RIGHT for left, _ in labels)
+    assert all(right - left >= LABEL_WIDTH for (left, _), (right, _) in pairwise(labels))
+    assert [attempt for _, attempt in labels] == shown if shown is not None else len(labels) >= 6
 
 
 def test_grid_says_who_talks_to_whom(run: Run) -> None:

@@ -99,7 +99,8 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
      "node n2 failed, says Slurm: srun: error: Node failure on n2; all its nodes answer now"),
     (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed, says Slurm"),
     ((), "", "vanished", (), "it ended without a word"),
-    (("hpc-mp: 11:00:00 attempt 1 (7.0.9) on n1, n2; x", because("PREEMPTION"), "hpc-mp: 11:00:00 attempt 1 (TOKEN) on n1"),
+    (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
+      "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
      "", "vanished", (), "it ended without a word"),  # an earlier start was preempted
 ])
 def test_an_attempt_that_was_ended_with_its_job(
@@ -108,7 +109,7 @@ def test_an_attempt_that_was_ended_with_its_job(
     before = waiting(tmp_path)
     run, first = before.run, begin(before, silent).record
     log = tmp_path / "slurm-7.log"
-    begun = f"hpc-mp: 11:38:41 attempt 1 ({first.token}) on n1, n2; rank map"
+    begun = f"hpc-mp: 11:38:41 attempt 1 (token {first.token}) on n1, n2; rank map"
     log.write_text("".join(f"{line.replace('TOKEN', first.token)}\n" for line in (begun, *lines)))
     run.srun_log.write_text(srun)
 

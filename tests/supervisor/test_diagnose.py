@@ -221,8 +221,14 @@ ENDINGS = [
     ("a plug-in for MPI without its library",
      replace(JOB, code=1, srun=("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",)), "user", (),
      "slurm.mpi = 'pmix': It is listed by srun, and this Slurm cannot load it"),
+    ("a slurmstepd that was killed", replace(JOB, failures=(PEER, said(4, "n3", "orphaned", "process 71 was killed", 51.0)),
+                                             unended=("n3",), srun=("srun: error: n1: tasks 0-1: Exited with exit code 1",)),
+     "orphaned", ("n3",), "rank 4 (dp 1, pp 0, tp 0) on n3 lost the slurmstepd that had started it: process 71"),
     ("a node that does not tell of its ends", replace(JOB, srun=ENDS_OTHERS, failures=(PEER,), unended=("n3",)), "lost", ("n3",),
      "node n3 lost: the job lost contact: no end of its tasks there was told to srun"),
+    ("silence, and what Slurm says of MPI", replace(JOB, program=True, srun=ENDS_OTHERS, hang=Hang(300.0, None), logs={
+        "n2": ("2: slurmstepd-n2: error:  mpi/pmix_v4: pmixp_coll_belong_chk: n2 [1]: x.c:280: No process controlled by it",)}),
+     "hang", (), "; Slurm says 'mpi/pmix_v4: pmixp_coll_belong_chk: n2 [1]: x.c:280: No process controlled by it'"),
     ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
     ("SIGSEGV, and srun was told of the end before (PMIx)", replace(srun(
         "srun: Force Terminated StepId=3.1", "srun: error: n4: task 7: Killed",
@@ -283,6 +289,29 @@ MPI = replace(JOB, program=True, by_mpi=True, srun=(
     "srun: error: n2: task 3: Exited with exit code 1", "srun: error: n2: task 2: Killed", "srun: error: n1: tasks 0-1: Killed"),
     logs={"n1": ("0: slurmstepd-n1: error: *** STEP 2.1 ON n1 CANCELLED AT 2026-11-26T12:06:20 ***",)})
 OF_TASK_3 = tuple(line.replace("5:", "3:", 1) for line in BOOM[1:-1])
+# Recorded with PMI2 of Slurm 22.05 and MPICH 5.0: srun tells of kills alone. The other wordings stand for those of Cray MPICH
+# (its own beginning of the line), of MPICH 3 and 4.
+PMI2 = replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: tasks 2-3: Killed", "srun: error: n1: tasks 0-1: Killed"))
+ABORT = "Abort({0}) on node {1} (rank {1} in comm 0): "
+CALLS = "application called MPI_Abort(MPI_COMM_WORLD, {0}) - process {1}"
+BY_PMI2 = [  # (what has happened, log by host, kind, words of the verdict)
+    ("an exception", {"n2": (*OF_TASK_3, "3: " + ABORT.format(1, 3) + CALLS.format(1, 3))}, "error",
+     "rank 3 on n2 failed: ValueError: boom (train.py:7)"),
+    ("MPI_Abort", {"n2": ("3: " + ABORT.format(7, 3) + CALLS.format(7, 3),)}, "exit",
+     "rank 3 on n2 ended with exit code 7; its last words: Abort(7)"),
+    ("MPI_Abort of an old MPICH", {"n2": ("2: " + CALLS.format(3, 2),)}, "exit", "rank 2 on n2 ended with exit code 3"),
+    ("a negative code", {"n1": ("1: " + ABORT.format(-1, 1) + CALLS.format(-1, 1),)}, "exit",
+     "rank 1 on n1 ended with exit code 255"),
+    ("an error of MPI as it begins", {"n2": ("3: Abort(270133775): Fatal error in internal_Init_thread: Other",)}, "exit",
+     "rank 3 on n2 ended with exit code 15"),
+    ("an error of MPI, and of one that has lost it", {
+        "n1": ("0: " + ABORT.format(15, 0) + "Fatal error in internal_Barrier: Unknown error class",),
+        "n2": ("2: " + ABORT.format(7, 2) + CALLS.format(7, 2),)}, "exit", "rank 2 on n2 ended with exit code 7"),
+    ("an error of Cray's MPI", {"n2": (
+        "2: MPICH ERROR [Rank 2] [job id 2.1] [now] [n2] - Abort(672797967) (rank 2 in comm 0): Fatal error in PMPI_Isend: Other",
+        "2: MPIDI_UCX_send(95)...: returned failed request (Connection reset by peer)")}, "peer", "rank 2 on n2"),
+    ("no word of a rank", {}, "signal", "the job lost one of its ranks, which was killed by SIGKILL"),
+]
 # Words of a kernel that several jobs share: newer ones write the first line of these before the last.
 KILL = "[99.2] Out of memory: Killed process {0} (python) total-vm:1kB, UID:{1} pgtables:1kB"
 IN_JOB = ("[99.2] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,oom_memcg=/slurm/uid_7/job_{1},"
@@ -319,6 +348,8 @@ SHARED = [
     ("MPI_Abort", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: task 3: Exited with exit code 7", MPI.srun[4]), logs={
         "n2": ("3: application called MPI_Abort(MPI_COMM_WORLD, 7) - process 3",)}), "exit", (),
      "rank 3 on n2 ended with exit code 7; its last words: application called MPI_Abort"),
+    *((f"PMI2 has all killed: {name}", replace(PMI2, logs={**MPI.logs, **logs}), kind, (), words)
+      for name, logs, kind, words in BY_PMI2),
     ("MPI, a kill", replace(MPI, srun=(*MPI.srun[:2], *MPI.srun[3:])), "signal", (), "the job lost one of its ranks, which was "
      "killed by SIGKILL (the system ran out of memory, or somebody killed it), and MPI ended the others"),
     ("MPI, a kill, and one whose server was gone", replace(MPI, srun=(
@@ -360,7 +391,8 @@ LAST_RESORT = [
      "the job was ended by Slurm: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***: somebody has ended its step"),
     ("no Python error", replace(JOB, logs={"n2": ("2: Error rates: none", "2: no ValueError: here")}), "unknown", (), "nothing"),
 ]
-RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled", "lost", "hang", "silent", "network", "peer"}
+RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled", "lost", "hang", "silent", "network", "peer",
+           "orphaned"}
 
 
 @pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [

@@ -135,6 +135,7 @@ def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, 
 @pytest.mark.parametrize("words", [
     "but OMPI was not built with SLURM's PMI support and therefore cannot",
     "[n1:00775] OPAL ERROR: Unreachable in file ext3x_client.c",
+    "[unset]: launcher not compatible with PMI1 client",
     "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.",
     "MPIR_pmi_init(225)..............: PMI2_Init returned 14", "No PMIx server was reachable, but a PMI1/2 was detected."])
 def test_an_mpi_that_does_not_know_its_launcher_names_the_key(words: str) -> None:

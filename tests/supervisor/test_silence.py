@@ -9,7 +9,7 @@ import pytest
 
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run
-from hpc_mp.supervisor.silence import SilenceWatch, node_files, rank_files
+from hpc_mp.supervisor.silence import TROUBLED_S, NodeLogs, SilenceWatch, rank_files
 
 
 class Clock:
@@ -50,6 +50,33 @@ def test_a_hang(spoken: dict[float, list[int]], ranks: int, limit: float, at: fl
         assert "no rank has printed a line for 10 s (program.silent_limit)" in str(watch.hang)
 
 
+@pytest.mark.parametrize(("spoken", "limit", "troubled", "at"), [
+    ({}, 3600, True, TROUBLED_S), ({}, 3600, False, None), ({}, 0, True, None), ({}, 50, True, 50), ({5: [0]}, 3600, True, None)])
+def test_ranks_that_may_never_begin_have_less_time(spoken: dict[float, list[int]], limit: float, troubled: bool,
+                                                   at: float | None) -> None:
+    clock = Clock(dict(spoken))
+    watch = SilenceWatch(limit, 4, clock.speakers, clock, troubled=lambda: troubled)
+    noticed = []
+    for second in range(0, 900, 5):
+        clock.now = float(second)
+        noticed += [clock.now] if watch.noticed() else []
+    assert (noticed or [None])[0] == at
+
+
+@pytest.mark.parametrize(("line", "troubled", "ranks"), [
+    ("0: slurmstepd-n1: error:  mpi/pmix_v4: pmixp_coll_belong_chk: n1 [0]: x.c:280: No process controlled by this", True, []),
+    ("0: [2026-09-10T10:08:16.944] error:  mpi/pmix_v4: _process_server_request: n1 [0]: x.c:935: unexpected contrib", True, []),
+    ("0: slurmstepd: error: mpi/pmi2: failed to send temp kvs to compute nodes", True, []),
+    ("0: slurmstepd: error: mpi/pmi2: no value for key hwloc in req", False, [0]),
+    ("0: slurmstepd: error: mpi/pmi2: value not properly terminated in client request", False, [0]),
+    ("0: training begins", False, [0])])
+def test_complaints_of_slurms_plug_in_are_no_words_of_a_rank(tmp_path: Path, line: str, troubled: bool, ranks: list[int]) -> None:
+    run = create_run(tmp_path, "x")
+    spoken = NodeLogs(run, place(Degrees(data=4), "cluster", 2), ("n1", "n2"))
+    run.node_log("n1").write_text(f"{line}\n")
+    assert (spoken(), spoken.troubled) == (ranks, troubled)
+
+
 @pytest.mark.parametrize(("limit", "spoke", "resumed"), [(30, 5, 620), (30, 18, 31), (6, 18, 28), (8, 15, 24)])
 def test_a_job_that_was_suspended_has_not_been_silent(limit: int, spoke: int, resumed: int) -> None:
     """Slurm stops the supervisor as it stops the ranks: nobody asks in that time."""
@@ -76,7 +103,7 @@ def test_whose_file_has_grown(tmp_path: Path) -> None:
 
 def test_whose_lines_stand_in_the_files_of_nodes(tmp_path: Path) -> None:
     run = create_run(tmp_path, "x")
-    spoken = node_files(run, place(Degrees(data=4), "cluster", 2), ("n1", "n2"))
+    spoken = NodeLogs(run, place(Degrees(data=4), "cluster", 2), ("n1", "n2"))
     assert list(spoken()) == []
     run.node_log("n2").write_text("2: begins\nsrun: no rank's\n3: half")
     assert sorted(spoken()) == [2]

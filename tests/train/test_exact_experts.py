@@ -19,7 +19,7 @@ from hpc_mp.planner.memory import state_bytes, units_of
 from hpc_mp.rundir import read_json, read_lines
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine import expert_axis, gradients, groups, router_loss
-from hpc_mp.train.rank.rendezvous import meet, rendezvous
+from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 QUICK = ("ep2 zero0", "ep2 dp4 zero3 shard2", "tp2 ep2 zero2", "pp2 ep2 zero_bubble")
 
@@ -220,7 +220,7 @@ def test_a_broken_loss_of_routers_is_seen(
 
 def there_and_back(counts: list[list[int]]) -> tuple[list[float], tuple[int, ...], list[float], list[float]]:
     """One rank's rows, numbered by rank, expert and row, at their experts and back; and the gradient of a sum."""
-    _, host = meet(identity(os.environ), rendezvous(None), "gloo")
+    host = connect(identity(os.environ), meet(identity(os.environ), rendezvous(None))[0], "gloo")
     rank, axis = host.rank, host.block
     mine = counts[rank]
     rows = torch.tensor([[100.0 * rank + 10 * expert + row] for expert, count in enumerate(mine) for row in range(count)],

@@ -21,11 +21,12 @@ from layouts import MODELS, job, run_engine, start, write_text
 from ranks import run_ranks
 from safetensors import safe_open
 from token_files import words
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.job.inputs import find_files
 from hpc_mp.layout.models import read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, read_lines
@@ -38,6 +39,35 @@ FIRST = ("gpt2", "llama", "llama-tied", "mixtral")  # whose exports `make test` 
 TOLERANCE = {"fp32": 1e-6, "fp64": 1e-12}
 
 Trained = tuple[JobSpec, RunDirectory]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["with its cache", "without its cache"])
+def test_an_older_run_goes_on_with_the_tokenizer_that_it_trained(tmp_path: Path, kept: bool) -> None:
+    """Before families had rules of splitting a Qwen2 run trained one with GPT-2's, under a name that says nothing of it."""
+    write_text(tmp_path)
+    spec = job(tmp_path, "qwen2", ["train.steps=1"])
+    run = start(spec)
+    run_engine(spec, bpe.SPLITS.clear, run)
+    tokenizer = Path(run.tokenizer.read_text())
+    assert '"Split"' not in (tokenizer / "tokenizer.json").read_text()
+    if not kept:
+        shutil.rmtree(run.cache)
+    spec = job(tmp_path, "qwen2", ["train.steps=2"])
+    run.job.write_text(dump_job(spec))
+    assert len(run_engine(spec, run=run).losses) == 2
+    assert Path(run.tokenizer.read_text()) == tokenizer and tokenizer.is_dir()
+    with pytest.raises(HpcMpError) as refused:
+        export(run, tmp_path / "model")
+    assert "beside a qwen2 model" in refused.value.rule and f"move {tokenizer} elsewhere" in refused.value.remedy.lower()
+    theirs = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    text = find_files(spec.data.files)[0].read_text()
+    own = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    assert theirs(text, add_special_tokens=False)["input_ids"] == own.encode(text, add_special_tokens=False).ids
+    tokenizer.rename(tmp_path / "elsewhere")
+    assert export(run, tmp_path / "model").tokenizer is None
+    fresh = start(spec)
+    run_engine(spec, run=fresh)
+    assert '"Split"' in (Path(fresh.tokenizer.read_text()) / "tokenizer.json").read_text()
 
 
 @pytest.fixture(params=sorted(MODELS))

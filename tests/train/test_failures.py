@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,50 @@ def test_a_failure_names_rank_node_and_coordinates(tmp_path: Path) -> None:
     assert (record["kind"], record["dp"], record["pp"], record["cp"], record["tp"]) == ("memory", 0, 1, 0, 1)
     assert "rank 3 on node0 (dp 0, pp 1, tp 1) failed: RuntimeError" in run.main_log.read_text()
     assert {read_json(run.failure(1, other))["kind"] for other in range(3)} == {"peer"}
+
+
+def of_descriptors(self: Any, number: int) -> None:
+    taken = []
+    while number == 1:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+
+
+def of_a_wait(self: Any, number: int) -> None:
+    """A cause that is another one, when no file can be opened any more."""
+    with suppress(OSError):
+        of_descriptors(self, number)
+    if number == 1:
+        raise Hung("no step")
+
+
+def of_gloo(self: Any, number: int) -> None:
+    if number == 1:
+        raise torch.distributed.DistNetworkError("[enforce fail at pair.cc] socket: Too many open files")
+
+
+@pytest.mark.parametrize(("fault", "kind", "said"), [
+    (of_descriptors, "user", "ulimit -Hn = 200): is too small: [Errno 24] Too many open files"),
+    (of_gloo, "user", "ulimit -Hn = 200): is too small: [enforce fail at pair.cc] socket: Too many open files"),
+    (of_a_wait, "hang", "Hung: no step")])
+def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(tmp_path: Path, fault: Any, kind: str, said: str) -> None:
+    write_text(tmp_path)
+    run = start(job(tmp_path, "gpt2", []))
+
+    def rank() -> int:
+        from hpc_mp.train.rank import trainer as loop
+        step = loop.Trainer._step
+
+        def planted(self: Any, number: int, *rest: Any) -> Any:
+            fault(self, number)
+            return step(self, number, *rest)
+
+        loop.Trainer._step = planted
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+        return train(run.job)
+
+    assert run_ranks(1, rank) == [1 + (kind == "user")]
+    record = read_json(run.failure(1, 0))
+    assert record["kind"] == kind and said in record["message"] and said in run.main_log.read_text()
 
 
 def test_groups_of_a_step_time_out_as_the_job_says(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ranks import run_ranks
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.groups import new_group
-from hpc_mp.train.rank.rendezvous import meet, rendezvous
+from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 TASKS = Path("/proc/self/task")
 PAUSE_S = 1.0
@@ -30,7 +30,7 @@ def _switches(thread: str) -> int:
 def _threads_of_groups() -> tuple[list[float], int]:
     """How often each thread wakes per second that began with the device, and this thread's own slack in ns."""
     gloo.register()
-    meet(identity(os.environ), rendezvous(None), "gloo")
+    connect(identity(os.environ), meet(identity(os.environ), rendezvous(None))[0], "gloo")
     before = set(os.listdir(TASKS))
     gloo._device.cache_clear()
     device = gloo._device()  # it ends with the last reference to it
@@ -54,7 +54,7 @@ def test_the_thread_of_all_groups_hardly_wakes_where_nothing_comes() -> None:
 def _sums_of_uneven_groups() -> list[float]:
     """Five ranks make five groups, of which each is in two or three, and sum their numbers in these."""
     who = identity(os.environ)
-    meet(who, rendezvous(None), "gloo")
+    connect(who, meet(who, rendezvous(None))[0], "gloo")
     groups = [[0, 1], [2, 3], [1, 2, 4], [0, 1], [3, 4]]
     made = [new_group(ranks, backend=gloo.GLOO, timeout=timedelta(seconds=90)) for ranks in groups]
     sums = []

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -68,39 +69,47 @@ def reads_of_resume(
     return [(name, begin, count) for name, begin, count in map(json.loads, lines) if name in sizes], sizes
 
 
-def mapped_pages() -> int:
-    """Bytes of files that this process has in memory."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")]
-    return int(line.split()[1]) << 10
+def counted(file: str, name: str) -> int:
+    """A number of this process, in bytes."""
+    (line,) = [line for line in Path("/proc/self", file).read_text().splitlines() if line.startswith(f"{name}:")]
+    return int(line.split()[1]) << 10 * line.endswith("kB")
 
 
-@pytest.mark.parametrize(("cut", "stored", "limit"), [
-    ("whole", torch.float32, 8), ("rows", torch.bfloat16, 8), ("columns", torch.bfloat16, 8),
-    ("columns", torch.float32, 1 << 20)])
-def test_pages_of_a_checkpoint_do_not_stay_until_all_is_read(tmp_path: Path, cut: str, stored: torch.dtype, limit: int) -> None:
-    """96 MiB in two files; without a limit of the mapped bytes they are all there in the end."""
+@pytest.mark.parametrize(("stored", "shape", "box"), [
+    (torch.float32, (1024, 4096), (slice(0, 1024), slice(0, 4096))),
+    (torch.bfloat16, (2048, 4096), (slice(512, 768), slice(0, 4096))),
+    (torch.float64, (512, 4096), (slice(100, 103), slice(0, 4096))),
+    (torch.float16, (64, 131072), (slice(0, 64), slice(65536, 131072))),
+    (torch.bfloat16, (4, 64, 32768), (slice(1, 3), slice(16, 32), slice(0, 32768))),
+    (torch.float32, (1024, 4096), (slice(7, 900), slice(1000, 2000))),
+], ids=["whole", "rows", "few rows", "columns", "rows of experts", "short parts of rows"])
+def test_of_a_checkpoint_a_rank_reads_its_own_part_alone(
+    tmp_path: Path, stored: torch.dtype, shape: tuple[int, ...], box: tuple[slice, ...],
+) -> None:
+    """Of 96 MiB in two files; no page of them counts as its memory."""
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(6)]
-    size = 16 << 20
-    shape = (size // stored.itemsize // 4096, 4096)
+    values = torch.arange(prod(shape), dtype=torch.int32).remainder_(251).view(shape).to(stored)
     for part in (0, 1):
-        save_file({name: torch.full(shape, 1.0, dtype=stored) for name in names[part::2]}, tmp_path / f"{part}.safetensors")
+        save_file({name: values.clone() for name in names[part::2]}, path := tmp_path / f"{part}.safetensors")
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     index = {"weight_map": {name: f"{number % 2}.safetensors" for number, name in enumerate(names)}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    rows, columns = (slice(0, shape[0] // (2 if cut == "rows" else 1)), slice(0, 4096 // (2 if cut == "columns" else 1)))
 
-    def process() -> int:
-        initial.MAPPED = limit << 20
-        source, before, most = initial.read(tmp_path, LLAMA), mapped_pages(), 0
+    def process() -> tuple[int, int]:
+        source, read, mapped = initial.read(tmp_path, LLAMA), counted("io", "read_bytes"), counted("status", "RssFile")
         for name in names:
-            weight = Weight(name, shape, cut=0)
-            target = torch.empty((rows.stop, columns.stop))
-            initial.fill_part(target, weight, (rows, columns), source)
-            assert bool((target == 1.0).all())
-            most = max(most, mapped_pages() - before)
-        return most
+            target = torch.empty([part.stop - part.start for part in box])
+            initial.fill_part(target, Weight(name, shape, cut=0), box, source)
+            assert torch.equal(target, values[box].float())
+        return counted("io", "read_bytes") - read, counted("status", "RssFile") - mapped
 
-    (most,) = run_ranks(1, process)
-    assert most < 40 << 20 if limit == 8 else most > 86 << 20, f"{most >> 20} MiB"
+    ((read, mapped),) = run_ranks(1, process)
+    assert mapped < 16 << 20, f"{mapped >> 20} MiB"
+    row = shape[-1] if (box[-1].stop - box[-1].start) * stored.itemsize < initial.SHORT else box[-1].stop - box[-1].start
+    share = 6 * stored.itemsize * prod(part.stop - part.start for part in box[:-1]) * row
+    assert read <= 1.1 * share + (1 << 19), f"{read >> 10} KiB of {share >> 10}"
 
 
 @pytest.mark.parametrize("layout", [PP2DP2, DP4Z3], ids=["pp2dp2", "dp4zero3"])

@@ -25,7 +25,7 @@ from hpc_mp.rundir import AttemptRecord, read_attempt, write_attempt
 from hpc_mp.rundir.rank_env import check_open_files, identity
 from hpc_mp.train.engine.collectives import known_to_all
 from hpc_mp.train.rank.proof import Intrusion, SignedKeys, digest, proven
-from hpc_mp.train.rank.rendezvous import Rendezvous, meet, rendezvous
+from hpc_mp.train.rank.rendezvous import Rendezvous, connect, meet, rendezvous
 from hpc_mp.train.rank.signals import EXIT_STOPPED, STOPPING, StopFlag, ending_in
 
 TORCHRUN = {"MASTER_ADDR": "n7", "MASTER_PORT": "29400", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -78,7 +78,8 @@ def summed(who: int, world: int, secret: str = "s", timeout: float = 60.0) -> fl
     seat = identity({**os.environ, "SLURM_PROCID": str(who), "SLURM_NTASKS": str(world)})
     where = Rendezvous("127.0.0.1", int(os.environ["MASTER_PORT"]), secret,
                        int(os.environ["HPC_MP_LISTEN_FD"]) if who == 0 else None)
-    keys, host = meet(seat, where, "gloo", timedelta(seconds=timeout))
+    store, keys = meet(seat, where, timedelta(seconds=timeout))
+    host = connect(seat, store, "gloo")
     if who == 0:
         keys.set("said", "by rank 0")
     assert keys.get("said") == "by rank 0"

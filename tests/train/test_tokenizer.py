@@ -150,6 +150,32 @@ def test_an_own_rule_is_kept_or_refused(tmp_path: Path, family: str, given: dict
     assert settings == ({} if fits else {"tokenizer_class": bpe.CLASS})
 
 
+@pytest.mark.parametrize(("family", "config", "difference"), [
+    ("llama", {"eos_token": bpe.END, "pad_token": "<pad>"}, "the id of '<pad>' is None here, 299 there"),
+    ("mixtral", {"eos_token": {"content": "Th", "__type": "AddedToken"}}, "the id of 'Th' is None here, 299 there"),
+    ("gpt2", {"eos_token": bpe.END, "bos_token": "<s>"}, "the id of '<s>' is None here, 299 there"),
+    ("gptj", {"eos_token": bpe.END, "unk_token": "<unk>"}, "the id of '<unk>' is None here, 299 there"),
+    ("llama", {"added_tokens_decoder": {"900": {"content": "<x>", "special": True}}}, "the id of '<x>' is None here, 299 there"),
+    ("qwen2", {"eos_token": bpe.END, "additional_special_tokens": ["<im>"]}, "the id of '<im>' is None here, 300 there"),
+    ("qwen2", {}, "eos_token_id is None here, 0 there"),
+    ("gpt2", {}, {"tokenizer_class": bpe.CLASS}),  # else that class names an end that the run does not have
+    ("qwen2", {"eos_token": "the", "unk_token": "a", "pad_token": "b", "bos_token": None}, {}),
+    ("llama", {"eos_token": bpe.END, "pad_token": bpe.END}, {})], ids=str)
+def test_special_and_added_tokens_are_compared(
+    tmp_path: Path, family: str, config: dict[str, object], difference: str | dict[str, str],
+) -> None:
+    text = write(tmp_path / "a.txt", TEXT)
+    source = bpe.train([text], ["a"], vocabulary=300, cache=tmp_path / "cache", model_type=family)
+    (source / "special_tokens_map.json").unlink()
+    write(source / "tokenizer_config.json", json.dumps(config))
+    if isinstance(difference, dict):
+        assert agreeing_settings(source, {"model_type": family}, [text]) == difference
+        return
+    with pytest.raises(HpcMpError) as refused:
+        agreeing_settings(source, {"model_type": family}, [text])
+    assert f"beside a {family} model ({difference})" in refused.value.rule
+
+
 def test_qwen2s_own_tokenizer_stays_as_it_is(tmp_path: Path) -> None:
     from transformers import Qwen2Tokenizer
 

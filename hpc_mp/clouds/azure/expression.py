@@ -1,323 +1,290 @@
-"""The expressions of templates: what stands in ``${…}``, behind ``:=`` and behind ``= =``.
+"""The value of an attribute: text, a parameter, a list, or an expression, worked out as far as its names are known.
 
-Literals, names, calls, lists ``{a, b}`` and records ``[Name=a; Other=b]``; then, what binds closest first: ``a[b]  a.b``,
-``!  -``, ``*  /  %``, ``+  -``, ``<  <=  >  >=``, ``==  !=  ===  !==  =?=  =!=  is  isnt  in``, ``&&``, ``||``, ``? :``.
+Expressions stand in ``${…}``, behind ``:=`` and behind ``= =``: literals, names, calls, lists ``{a, b}``, records
+``[Name=a; Other=b]`` and their entries ``a[b]  a.b``, and the operators of ``_LEVELS``, the loosest first, below ``? :``.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
+
+from hpc_mp.clouds.azure.template import TRIPLE, Attribute
 
 DEEPEST = 50  # nesting
-MOST = 200  # operators
+_LONGEST = 100_000
 
 
 class Unreadable(Exception):
     """The text is no expression; the message says why, in a few words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """A string, a number, ``true``, ``false``; None for ``undefined``."""
-
-    value: str | int | float | bool | None
+class Unknown:
+    """The one value that nobody knows yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class NameRef:
-    """A parameter, with or without the dollar, or a dotted name."""
-
-    name: str
+UNKNOWN: Final = Unknown()
+Known = Any  # str, int, float, bool, None (undefined), tuple, dict or UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    function: str
-    arguments: tuple[Expression, ...]
+class Reading:
+    """A value, UNKNOWN where it depends on what is not known; the names that it refers to; the parameter, if it is just one."""
+
+    value: Known
+    names: tuple[str, ...] = ()
+    parameter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
-    """``of[at]``: an entry of a record or list; ``f().Name`` is ``f()["Name"]``."""
-
-    of: Expression
-    at: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Unary:
-    sign: str
-    of: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    sign: str
-    left: Expression
-    right: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Conditional:
-    """``condition ? yes : no``."""
-
-    condition: Expression
-    yes: Expression
-    no: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """``{a, b}``."""
-
-    items: tuple[Expression, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLiteral:
-    """``[Label="a"; Value=1]``."""
-
-    fields: tuple[tuple[str, Expression], ...]
-
-
-Expression = Literal | NameRef | Call | Index | Unary | Binary | Conditional | Items | RecordLiteral
-
-_LEVELS: tuple[frozenset[str], ...] = (
-    frozenset(("||",)), frozenset(("&&",)), frozenset(("==", "!=", "===", "!==", "=?=", "=!=", "is", "isnt", "in")),
-    frozenset(("<", "<=", ">", ">=")), frozenset(("+", "-")), frozenset(("*", "/", "%")),
-)
+_LEVELS: tuple[tuple[str, ...], ...] = (
+    ("||",), ("&&",), ("==", "!=", "===", "!==", "=?=", "=!=", "is", "isnt", "in"), ("<", "<=", ">", ">="),
+    ("+", "-"), ("*", "/", "%"))
+_COMPUTED: dict[str, Callable[[Any, Any], Known]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": operator.mod,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_OF_TEXT: dict[str, Callable[[str], Known]] = {"tolower": str.lower, "toupper": str.upper, "trim": str.strip, "size": len}
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "undefined": None, "null": None}
-_TOKEN = re.compile(r"""\s*(?:
-    (?P<string>"(?:[^"\\]|\\.)*"|'[^']*')
-  | (?P<number>\d+\.\d+|\d+)
-  | (?P<name>\$?[^\W\d]\w*(?:\.[^\W\d]\w*)*)
-  | (?P<sign>===|!==|=\?=|=!=|==|!=|<=|>=|&&|\|\||[-+*/%<>!?:(){}\[\],;=.])
-)""", re.VERBOSE | re.DOTALL)
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_TOKEN = re.compile(rf"""({_STRING}|'[^']*'|\d+\.\d+|\d+|\$?[^\W\d]\w*(?:\.[^\W\d]\w*)*
+    |===|!==|=\?=|=!=|==|!=|<=|>=|&&|\|\||[-+*/%<>!?:(){{}}\[\],;=.])|(\S)""", re.VERBOSE | re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
+_NAME = re.compile(r"\$([^\W\d][\w.]*)")
+_INNER = re.compile(r"\$\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
+_NUMBER = re.compile(r"-?\d{1,18}|-?\d+\.\d+")
+_ITEM = re.compile(rf"\s*({_STRING}|[^,]*)\s*(?:,|$)")
 
 
-def unquoted(text: str) -> str:
-    """What a string in double quotes means."""
-    return _ESCAPE.sub(lambda found: _LETTERS.get(found[1], found[1]), text[1:-1])
+def read(attribute: Attribute, parameters: Mapping[str, Known]) -> Reading:
+    """Work a value out; ``parameters`` by name in lower case.
 
-
-def quoted(text: str) -> str:
-    """The text as a string in double quotes."""
-    for sign, escape in (("\\", "\\\\"), ('"', '\\"'), *((letter, f"\\{name}") for name, letter in _LETTERS.items())):
-        text = text.replace(sign, escape)
-    return f'"{text}"'
-
-
-def parse_expression(text: str) -> Expression:
-    """
     Raises:
-        Unreadable: the text is no expression, or nested too deeply.
+        Unreadable: an expression in it cannot be read.
     """
-    tokens = _Tokens(text)
-    found = _choice(tokens, 0)
-    if tokens.sign is not None or tokens.kind != "end":
-        raise Unreadable(f"nothing can stand at \"{tokens.text[:20]}\"")
-    return found
+    raw = attribute.raw
+    if raw[:3] in TRIPLE:
+        return Reading(raw[3:-3])
+    if attribute.assign == ":=":
+        return _expression(raw, parameters) if raw else Reading(None)
+    if raw.startswith("="):
+        return _expression(raw[1:], parameters)
+    if raw.startswith("${") and raw.endswith("}") and len(_INNER.findall(raw)) <= 1:
+        return _expression(raw[2:-1], parameters)
+    if raw.startswith("$") and not re.match(r"\$[\w{]", raw):
+        raise Unreadable("behind \"$\" stands a parameter's name or {…}")
+    if "${" in raw:
+        pieces = _INNER.split(raw)
+        inner = [_expression(piece, parameters) for piece in pieces[1::2]]
+        if any("${" in piece for piece in pieces[::2]):
+            raise Unreadable("\"}\" is missing")
+        return Reading(_together([inner[at // 2].value if at % 2 else piece for at, piece in enumerate(pieces)]), _names(inner))
+    if "," in raw and not re.fullmatch(_STRING, raw, re.DOTALL):
+        items = [_word(item.strip(), parameters) for item in _ITEM.findall(raw) if item]
+        return Reading(tuple(item.value for item in items), _names(items))
+    return _word(raw, parameters)
 
 
-def names(expression: Expression) -> Iterator[str]:
-    """The names in it, in their order; functions are none."""
-    if isinstance(expression, NameRef):
-        yield expression.name
-    for part in parts(expression):
-        yield from names(part)
+def names_of(attribute: Attribute) -> tuple[str, ...]:
+    """The names that a value refers to; none if it cannot be read."""
+    try:
+        return read(attribute, {}).names
+    except Unreadable:
+        return ()
 
 
-def calls(expression: Expression) -> Iterator[Call]:
-    """The calls in it."""
-    if isinstance(expression, Call):
-        yield expression
-    for part in parts(expression):
-        yield from calls(part)
+def _names(readings: list[Reading]) -> tuple[str, ...]:
+    return tuple(name for each in readings for name in each.names)
 
 
-def parts(expression: Expression) -> tuple[Expression, ...]:
-    """What it is made of, one level down."""
-    match expression:
-        case Call(_, inner) | Items(inner):
-            return inner
-        case Index(of, at):
-            return (of, at)
-        case Unary(_, of):
-            return (of,)
-        case Binary(_, left, right):
-            return (left, right)
-        case Conditional(condition, yes, no):
-            return (condition, yes, no)
-        case RecordLiteral(fields):
-            return tuple(value for _, value in fields)
-        case _:
-            return ()
+def _word(text: str, parameters: Mapping[str, Known]) -> Reading:
+    """A value that stands by itself behind ``=``, or in a list there."""
+    if found := _NAME.fullmatch(text):
+        return Reading(parameters.get(found[1].casefold(), UNKNOWN), (found[1],), found[1])
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return Reading(_unquoted(text))
+    if text.casefold() in ("true", "false"):
+        return Reading(text.casefold() == "true")
+    return Reading(_number(text) if _NUMBER.fullmatch(text) else text)
 
 
-def expression_text(expression: Expression) -> str:
-    """The expression with a pair of parentheses around everything that has parts; it parses to the same."""
-    match expression:
-        case Literal(None):
-            return "undefined"
-        case Literal(value):
-            return quoted(value) if isinstance(value, str) else str(value).lower()
-        case NameRef(name):
-            return name
-        case Call(function, inner):
-            return f"{function}({', '.join(map(expression_text, inner))})"
-        case Index(of, at):
-            return f"({expression_text(of)})[{expression_text(at)}]"
-        case Unary(sign, of):
-            return f"({sign}{expression_text(of)})"
-        case Binary(sign, left, right):
-            return f"({expression_text(left)} {sign} {expression_text(right)})"
-        case Conditional(condition, yes, no):
-            return f"({expression_text(condition)} ? {expression_text(yes)} : {expression_text(no)})"
-        case Items(inner):
-            return f"{{{', '.join(map(expression_text, inner))}}}"
-        case RecordLiteral(fields):
-            return f"[{'; '.join(f'{name}={expression_text(value)}' for name, value in fields)}]"
+def _expression(text: str, parameters: Mapping[str, Known]) -> Reading:
+    reader = _Reader(text, parameters)
+    value = reader.choice(0)
+    reader.need("")
+    whole = _NAME.fullmatch("$" + text.strip().removeprefix("$"))
+    return Reading(value, tuple(reader.names), whole[1] if whole and reader.names else "")
 
 
-class _Tokens:
-    """The token at hand: ``kind`` is string, number, name, sign or end; ``sign`` is its text where it is an operator."""
+def _unquoted(text: str) -> str:
+    """The meaning of a string in quotes; in single ones nothing is escaped."""
+    return _ESCAPE.sub(lambda found: _LETTERS.get(found[1], found[1]), text[1:-1]) if text[0] == '"' else text[1:-1]
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+
+def _number(text: str) -> float:
+    return float(text) if "." in text or len(text) > 18 else int(text)
+
+
+class _Reader:
+    """An expression, worked out while it is read: each method takes the tokens of one form, and returns its value."""
+
+    def __init__(self, text: str, parameters: Mapping[str, Known]) -> None:
+        found = [*_TOKEN.finditer(text)]
+        if wrong := next((each[2] for each in found if each[2]), ""):
+            raise Unreadable(f"\"{wrong}\" is no part of an expression")
+        self._tokens = [*(each[1] for each in found), ""]
+        self._parameters = parameters
         self._at = 0
-        self.operators = 0
-        self.advance()
+        self.names: list[str] = []
 
-    def advance(self) -> None:
-        found = _TOKEN.match(self._text, self._at)
-        if found:
-            self._at = found.end()
-            self.kind, self.text = str(found.lastgroup), found[str(found.lastgroup)]
-        elif self._text[self._at:].strip():
-            raise Unreadable(f"\"{self._text[self._at:].strip()[:20]}\" is no part of an expression")
-        else:
-            self.kind, self.text = "end", ""
-
-    @property
-    def sign(self) -> str | None:
-        """The operator at hand, in lower case."""
-        word = self.text.casefold()
-        return word if self.kind == "sign" or (self.kind == "name" and word in ("is", "isnt", "in")) else None
-
-    def take(self, sign: str) -> bool:
-        """Whether this sign is at hand; if so, go past it."""
-        there = self.sign == sign
-        if there:
-            self.advance()
-        return there
-
-    def count(self) -> None:
-        """One more operator."""
-        self.operators += 1
-        if self.operators > MOST:
-            raise Unreadable(f"it has more than {MOST} operators")
+    def take(self, *signs: str) -> str:
+        """Go past the token at hand if it is one of these signs, which is returned; else return ""."""
+        sign = self._tokens[self._at].casefold()
+        self._at += bool(sign) and sign in signs
+        return sign if sign in signs else ""
 
     def need(self, sign: str) -> None:
-        if not self.take(sign):
-            raise Unreadable(f"\"{sign}\" is missing" + (f" before \"{self.text[:20]}\"" if self.text else ""))
+        if not self.take(sign) and (sign or self._tokens[self._at]):
+            here = f" at \"{self._tokens[self._at][:20]}\"" if self._tokens[self._at] else ""
+            raise Unreadable(f"\"{sign}\" is missing{here}" if sign else f"nothing can stand{here}")
 
+    def _name(self) -> str:
+        name = self._tokens[self._at]
+        if not re.match(r"[^\W\d]", name):
+            raise Unreadable("a name is missing behind \".\", or a field like Label=\"a\" in a record")
+        self._at += 1
+        return name
 
-def _choice(tokens: _Tokens, depth: int) -> Expression:
-    if depth > DEEPEST:
-        raise Unreadable(f"it is nested more than {DEEPEST} deep")
-    condition = _binary(tokens, 0, depth)
-    if not tokens.take("?"):
-        return condition
-    yes = _choice(tokens, depth + 1)
-    tokens.need(":")
-    return Conditional(condition, yes, _choice(tokens, depth + 1))
+    def choice(self, depth: int) -> Known:
+        if depth > DEEPEST:
+            raise Unreadable(f"it is nested more than {DEEPEST} deep")
+        condition = self._binary(0, depth)
+        if not self.take("?"):
+            return condition
+        yes = self.choice(depth + 1)
+        self.need(":")
+        return _chosen(condition, yes, self.choice(depth + 1))
 
+    def _binary(self, level: int, depth: int) -> Known:
+        if level == len(_LEVELS):
+            return self._unary(depth)
+        left = self._binary(level + 1, depth)
+        while sign := self.take(*_LEVELS[level]):
+            left = _combined(sign, left, self._binary(level + 1, depth))
+        return left
 
-def _binary(tokens: _Tokens, level: int, depth: int) -> Expression:
-    if level == len(_LEVELS):
-        return _unary(tokens, depth)
-    left = _binary(tokens, level + 1, depth)
-    while tokens.sign in _LEVELS[level]:
-        sign = str(tokens.sign)
-        tokens.advance()
-        tokens.count()
-        left = Binary(sign, left, _binary(tokens, level + 1, depth))
-    return left
+    def _unary(self, depth: int) -> Known:
+        if depth > DEEPEST:
+            raise Unreadable(f"it is nested more than {DEEPEST} deep")
+        if not (sign := self.take("!", "-")):
+            return self._indexed(self._primary(depth), depth)
+        of = self._unary(depth + 1)
+        return _combined("==", of, False) if sign == "!" else _combined("-", 0, of)
 
-
-def _unary(tokens: _Tokens, depth: int) -> Expression:
-    if depth > DEEPEST:
-        raise Unreadable(f"it is nested more than {DEEPEST} deep")
-    for sign in ("!", "-"):
-        if tokens.take(sign):
-            return Unary(sign, _unary(tokens, depth + 1))
-    return _indexed(tokens, _primary(tokens, depth), depth)
-
-
-def _primary(tokens: _Tokens, depth: int) -> Expression:
-    kind, text = tokens.kind, tokens.text
-    if kind == "string":
-        tokens.advance()
-        return Literal(unquoted(text) if text[0] == '"' else text[1:-1])
-    if kind == "number":
-        tokens.advance()
-        return Literal(float(text) if "." in text or len(text) > 18 else int(text))
-    if kind == "name" and tokens.sign is None:
-        tokens.advance()
+    def _primary(self, depth: int) -> Known:
+        if self.take("("):
+            return self._series(")", depth, most=1)[0]
+        if self.take("{"):
+            return tuple(self._series("}", depth))
+        if self.take("["):
+            return self._record(depth)
+        text = self._tokens[self._at]
+        if not re.match(r"[\"'$\w]", text):
+            raise Unreadable(f"nothing can stand at \"{text[:20]}\"" if text else "it ends too early")
+        self._at += 1
+        if text[0] in "\"'" or text[0].isdecimal():
+            return _unquoted(text) if text[0] in "\"'" else _number(text)
         if text.casefold() in _WORDS:
-            return Literal(_WORDS[text.casefold()])
-        if tokens.take("("):
-            return Call(text, _series(tokens, ",", ")", depth))
-        return NameRef(text.removeprefix("$"))
-    if tokens.take("("):
-        inner = _choice(tokens, depth + 1)
-        tokens.need(")")
-        return inner
-    if tokens.take("{"):
-        return Items(_series(tokens, ",", "}", depth))
-    if tokens.take("["):
-        return _record(tokens, depth)
-    raise Unreadable("it ends too early" if kind == "end" else f"nothing can stand at \"{text[:20]}\"")
+            return _WORDS[text.casefold()]
+        if self.take("("):
+            return _called(text.casefold(), self._series(")", depth))
+        self.names.append(text.removeprefix("$"))
+        return self._parameters.get(self.names[-1].casefold(), UNKNOWN)
+
+    def _indexed(self, found: Known, depth: int) -> Known:
+        """``found`` with what stands behind it in brackets and behind dots: an entry of a record."""
+        while sign := self.take("[", "."):
+            at = self._series("]", depth, most=1)[0] if sign == "[" else self._name()
+            named = {name.casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
+            found = named.get(at.casefold(), UNKNOWN) if isinstance(at, str) else UNKNOWN
+        return found
+
+    def _series(self, end: str, depth: int, most: int = 0) -> list[Known]:
+        """Values up to a closing bracket; ``most`` of 1: there is exactly one."""
+        if not most and self.take(end):
+            return []
+        found = [self.choice(depth + 1)]
+        while not most and self.take(","):
+            found.append(self.choice(depth + 1))
+        self.need(end)
+        return found
+
+    def _record(self, depth: int) -> dict[str, Known]:
+        fields: dict[str, Known] = {}
+        while not self.take("]"):
+            name = self._name()
+            self.need("=")
+            fields[name] = self.choice(depth + 1)
+            if not self.take(";") and self._tokens[self._at] != "]":
+                raise Unreadable("\";\" or \"]\" is missing in a record")
+        return fields
 
 
-def _indexed(tokens: _Tokens, found: Expression, depth: int) -> Expression:
-    """``found`` with what stands behind it in brackets and behind dots."""
-    while tokens.sign in ("[", "."):
-        tokens.count()
-        if tokens.take("["):
-            found = Index(found, _choice(tokens, depth + 1))
-            tokens.need("]")
-        elif tokens.take(".") and tokens.kind == "name":
-            found = Index(found, Literal(tokens.text))
-            tokens.advance()
-        else:
-            raise Unreadable("a name is missing behind \".\"")
-    return found
+def _chosen(condition: Known, yes: Known, no: Known) -> Known:
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return yes if yes == no else UNKNOWN
 
 
-def _series(tokens: _Tokens, between: str, end: str, depth: int) -> tuple[Expression, ...]:
-    if tokens.take(end):
-        return ()
-    found = [_choice(tokens, depth + 1)]
-    while tokens.take(between):
-        found.append(_choice(tokens, depth + 1))
-    tokens.need(end)
-    return tuple(found)
+def _same(left: Known, right: Known) -> bool:
+    """Text is compared without regard to case; true is not 1."""
+    if isinstance(left, str) and isinstance(right, str):
+        return left.casefold() == right.casefold()
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
 
 
-def _record(tokens: _Tokens, depth: int) -> RecordLiteral:
-    fields: list[tuple[str, Expression]] = []
-    while not tokens.take("]"):
-        if tokens.kind != "name":
-            raise Unreadable("a record has fields like Label=\"a\"")
-        name = tokens.text
-        tokens.advance()
-        tokens.need("=")
-        fields.append((name, _choice(tokens, depth + 1)))
-        if not tokens.take(";") and tokens.sign != "]":
-            raise Unreadable("\";\" or \"]\" is missing in a record")
-    return RecordLiteral(tuple(fields))
+def _combined(sign: str, left: Known, right: Known) -> Known:
+    if sign in ("&&", "||"):
+        decides = sign == "||"
+        if left is decides or right is decides:
+            return decides
+        return not decides if isinstance(left, bool) and isinstance(right, bool) else UNKNOWN
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        return UNKNOWN
+    if sign == "in":
+        among = isinstance(right, tuple) and any(_same(left, item) for item in right)
+        return among or (UNKNOWN if not isinstance(right, tuple) or UNKNOWN in right else False)
+    if sign not in _COMPUTED:
+        return _same(left, right) == (sign in ("==", "===", "=?=", "is"))
+    if any(isinstance(side, bool) or not isinstance(side, int | float) for side in (left, right)):
+        return UNKNOWN
+    try:
+        found = _COMPUTED[sign](left, right)
+    except (ZeroDivisionError, OverflowError):
+        return UNKNOWN
+    return int(found) if isinstance(found, float) and found.is_integer() else found
+
+
+def _together(parts: list[Known]) -> Known:
+    if UNKNOWN in parts:
+        return UNKNOWN
+    text = "".join("" if part is None else str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
+    return text if len(text) <= _LONGEST else UNKNOWN
+
+
+def _called(function: str, given: list[Known]) -> Known:
+    """The value of a call of one of the functions that templates use; of others (a pattern may take for ever) it is not known."""
+    match function, given:
+        case "ifthenelse", [condition, yes, no]:
+            return _chosen(condition, yes, no)
+        case "ifthenelse", _:
+            raise Unreadable("ifThenElse takes three arguments: condition, value if true, value if false")
+        case "strcat", _:
+            return _together(given)
+        case "strjoin", [str(), *_]:
+            return _together([part for item in given[1:] for part in (given[0], item)][1:])
+        case _, [str(text)] if function in _OF_TEXT:
+            return _OF_TEXT[function](text)
+    return UNKNOWN

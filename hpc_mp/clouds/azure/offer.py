@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +13,7 @@ from hpc_mp.base.assets import asset
 from hpc_mp.catalogue import MachineType, catalogue
 
 ASSET = "cyclecloud/images.toml"
+NAMES = "cyclecloud/names.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,12 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Sizes and images by name in lower case; heads by processor architecture."""
+    """Sizes and images by name in lower case; heads by processor; names that there are by kind of section."""
 
     heads: Mapping[str, Heads]
     sizes: Mapping[str, MachineType]
     images: Mapping[str, Image]
+    names: Mapping[str, tuple[str, ...]]
 
     def size(self, name: str) -> MachineType | None:
         return self.sizes.get(name.casefold())
@@ -62,11 +64,11 @@ def load_offer() -> Offer:
     Raises:
         HpcMpError: the file was not installed, or a user's file of machines is wrong.
     """
-    data = _read()
+    data = _read(ASSET)
     images = [_image(row) for row in data["image"]]
     heads = {arch: Heads(**row) for arch, row in data["heads"].items()}
     sizes = {size.name.casefold(): size for size in catalogue().of("azure")}
-    return Offer(heads, sizes, {image.name.casefold(): image for image in images})
+    return Offer(heads, sizes, {image.name.casefold(): image for image in images}, _read(NAMES))
 
 
 def _image(row: dict[str, Any]) -> Image:
@@ -75,5 +77,33 @@ def _image(row: dict[str, Any]) -> Image:
 
 
 @cache
-def _read() -> dict[str, Any]:
-    return tomllib.loads(asset(ASSET).read_text(encoding="utf-8"))
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(asset(name).read_text(encoding="utf-8"))
+
+
+def _drivers(size: MachineType) -> str:
+    """The drivers that a size needs, as images name them; "" for a size without GPUs."""
+    return {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}.get(size.gpu_vendor, "")
+
+
+# What keeps an image from a size, the gravest first: the code of the linter's rule, when, and in words.
+_IMAGE_FAULTS: tuple[tuple[str, Callable[[Image, MachineType], bool], Callable[[Image, MachineType], str]], ...] = (
+    ("CC601", lambda image, size: image.arch not in (size.arch, "unknown"),
+     lambda image, size: f"is for {image.arch}, and {size.name} is {size.arch}"),
+    ("CC605", lambda image, size: not set(image.generations) & set(size.generations),
+     lambda image, size: f"is of generation {image.generations[0]}, and {size.name} takes {size.generations[0]}"),
+    ("CC602", lambda image, size: bool(size.gpu_vendor) and image.drivers not in (_drivers(size), "unknown", "none"),
+     lambda image, size: f"has the drivers {image.drivers}, and {size.name} has {size.gpu_title} on {size.arch}"),
+    ("CC604", lambda image, size: bool(size.gpu_vendor) and image.drivers == "none",
+     lambda image, size: f"has no drivers, and {size.name} has {size.gpu_title} on {size.arch}"),
+    ("CC604", lambda image, size: bool(size.rdma) and not image.network,
+     lambda image, size: f"has no drivers of InfiniBand, and {size.name} has it"),
+    ("CC606", lambda image, size: bool(image.ended), lambda image, size: f"is of a system that ended on {image.ended}"),
+    ("CC609", lambda image, size: not image.slurm,
+     lambda image, size: "has no packages of Slurm, and cyclecloud-slurm has none for it"),
+)
+
+
+def image_fault(image: Image, size: MachineType) -> tuple[str, str] | None:
+    """The gravest fault of an image on a size: the rule's code, and what is wrong; None if it fits."""
+    return next(((code, words(image, size)) for code, wrong, words in _IMAGE_FAULTS if wrong(image, size)), None)

@@ -1,19 +1,17 @@
-"""The parameters of a template: what is declared, what it comes to by default, and what a file of values says."""
+"""The parameters of a template: their declaration, what each comes to by default, and a file of values."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.evaluate import UNKNOWN, Known, Unknown, evaluate
-from hpc_mp.clouds.azure.expression import Unreadable
-from hpc_mp.clouds.azure.tree import Attribute, ClusterTemplate, TemplateSection
-from hpc_mp.clouds.azure.value import read_value
+from hpc_mp.clouds.azure.expression import UNKNOWN, Known, Unknown, Unreadable, read
+from hpc_mp.clouds.azure.template import Attribute, TemplateSection
 
 _PLAIN = (str, int, float, bool, dict)
 
@@ -25,18 +23,17 @@ class Parameter:
     name: str
     line: int
     attributes: Mapping[str, Attribute]
-    section: TemplateSection
 
     def text(self, attribute: str) -> str:
         """A plain value in lower case, "" where there is none."""
         found = self.attributes.get(attribute)
-        return found.raw.strip("\"'").casefold() if found else ""
+        return found.plain.casefold() if found else ""
 
     def known(self, attribute: str, values: Mapping[str, Known] | None = None) -> Known:
-        """What an attribute comes to, by itself or with these parameters; UNKNOWN where it is left out or cannot be told."""
+        """The value of an attribute, by itself or with these parameters; UNKNOWN where it is left out or cannot be told."""
         found = self.attributes.get(attribute)
         try:
-            return evaluate(read_value(found), values or {}) if found else UNKNOWN
+            return read(found, values or {}).value if found else UNKNOWN
         except Unreadable:
             return UNKNOWN
 
@@ -56,33 +53,14 @@ class Parameter:
         """Whether it only shows text in the form, and has no value."""
         return "htmltemplate" in self.text("config.plugin") + self.kind
 
-    @property
-    def entries(self) -> tuple[Known, ...]:
-        """The values to choose from; none where any may be written."""
-        if self.text("config.freeform") == "true":
-            return ()
-        listed = [{each.key: each.raw.strip("\"'") for each in part.attributes}
-                  for part in self.section.sections if part.name.casefold() == "config.entries"]
-        found = self.known("config.entries")
-        records = listed + [{key.casefold(): value for key, value in each.items()}
-                            for each in (found if isinstance(found, tuple) else ()) if isinstance(each, dict)]
-        return tuple(each.get("value", each.get("name")) for each in records)
-
-    @property
-    def range(self) -> tuple[float | None, float | None]:
-        """The least and the largest number."""
-        least, most = (self.text(key).replace(",", "") for key in ("config.minvalue", "config.maxvalue"))
-        return _number(least), _number(most)
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A file of values, as ``cyclecloud import_cluster -p`` takes it; ``again``: names that stood before, whatever their case."""
+    """A file of values, as ``cyclecloud import_cluster -p`` takes it."""
 
     file: str
     text: str
     values: Mapping[str, Any]
-    again: tuple[str, ...] = ()
 
     def line(self, name: str) -> int:
         """Where a value stands, the last of several; 1 if that cannot be seen."""
@@ -91,14 +69,10 @@ class Given:
         return self.text[:found[-1].end()].count("\n") + 1 if found else 1
 
 
-def _number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", text) else None
-
-
-def declared(template: ClusterTemplate) -> tuple[Parameter, ...]:
-    """Every parameter, in the order of the file."""
-    return tuple(Parameter(section.name, section.line, {each.key: each for each in section.attributes}, section)
-                 for section in template.walk() if section.kind.casefold() == "parameter" and section.name)
+def declared(sections: Iterable[TemplateSection]) -> tuple[Parameter, ...]:
+    """Every parameter among these sections, in the order of the file."""
+    return tuple(Parameter(section.name, section.line, {each.key: each for each in section.attributes})
+                 for section in sections if section.key == "parameter" and section.name)
 
 
 def values(parameters: tuple[Parameter, ...], given: Given | None) -> dict[str, Known]:
@@ -126,7 +100,7 @@ def read_given(path: Path) -> Given:
     remedy = 'write parameters as {"Region": "westeurope", "Autoscale": true}'
     try:
         text = path.read_bytes().decode("utf-8")
-        found = json.loads(text, object_pairs_hook=_Object)
+        found = json.loads(text)
     except OSError as error:
         raise HpcMpError(f"--params {path}", f"cannot be read ({error.strerror})", "name a JSON file of parameters") from None
     except UnicodeDecodeError:
@@ -135,16 +109,6 @@ def read_given(path: Path) -> Given:
         raise HpcMpError(f"--params {path}, line {error.lineno}", f"is no JSON ({error.msg})", remedy) from None
     except RecursionError:
         raise HpcMpError(f"--params {path}", "is nested too deeply", remedy) from None
-    if not isinstance(found, _Object):
+    if not isinstance(found, dict):
         raise HpcMpError(f"--params {path}", "is no JSON object", remedy)
-    return Given(str(path), text, found, found.again)
-
-
-class _Object(dict[str, Any]):
-    """A JSON object that knows which names stood in it before."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        folded = [name.casefold() for name, _ in pairs]
-        first = {name: at for at, name in reversed([*enumerate(folded)])}
-        self.again = tuple(dict.fromkeys(pairs[at][0] for at, name in enumerate(folded) if first[name] != at))
+    return Given(str(path), text, found)

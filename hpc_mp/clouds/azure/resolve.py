@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hpc_mp.clouds.azure.evaluate import UNKNOWN, Known, Unknown, evaluate
-from hpc_mp.clouds.azure.expression import NameRef, Unreadable
-from hpc_mp.clouds.azure.tree import Attribute, ClusterTemplate, TemplateSection
-from hpc_mp.clouds.azure.value import read_value
-from hpc_mp.clouds.azure.vocabulary import NODE_KINDS
+from hpc_mp.catalogue import MachineType
+from hpc_mp.clouds.azure.expression import UNKNOWN, Known, Reading, Unknown, Unreadable, read
+from hpc_mp.clouds.azure.offer import Offer
+from hpc_mp.clouds.azure.template import NODE_KINDS, Attribute, TemplateSection
 
 DEFAULTS = "defaults"
-
+SCALE_SET_DEFAULT = 40  # Azure.MaxScalesetSize where it is left out
 _LONGEST_LINE = 50  # nodes that extend each other
 
 
@@ -39,46 +39,35 @@ class ResolvedSetting:
 
     @property
     def is_true(self) -> bool:
-        return self.value is True or (isinstance(self.value, str) and self.value.casefold() == "true")
+        return str(self.value).casefold() == "true"
 
     @property
     def is_false(self) -> bool:
-        return self.value is False or (isinstance(self.value, str) and self.value.casefold() == "false")
+        return str(self.value).casefold() == "false"
 
     @property
     def text(self) -> str:
-        """The value as text, "" where it is none."""
+        """The value as text; a list as it was written; "" where it is neither."""
+        if isinstance(self.value, tuple):
+            return self.raw.strip("\"")
         return self.value if isinstance(self.value, str) else ""
 
     @property
-    def written(self) -> str:
-        """The value as text; a list as it was written, a number in digits."""
-        if isinstance(self.value, tuple):
-            return self.raw.strip("\"")
-        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        return str(self.value) if is_number else self.text
-
-    @property
     def number(self) -> int | None:
-        if isinstance(self.value, str) and self.value.strip().lstrip("-").isdecimal() and len(self.value) < 18:
-            return int(self.value)
-        return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
+        is_whole = re.fullmatch(r"\s*-?\d{1,17}\s*", str(self.value))
+        return int(str(self.value)) if is_whole else None
 
     @property
     def words(self) -> tuple[str, ...]:
         """The texts in it: of a list, of a text with commas, or the one."""
-        if isinstance(self.value, tuple):
-            return tuple(str(each).strip() for each in self.value if isinstance(each, str | int))
-        return tuple(part.strip() for part in self.text.split(",") if part.strip())
-
-    def line_at(self, at: int) -> int:
-        """The line of a place in the text: below the first where the value spans lines, not where \\n stands in it."""
-        return self.line + (self.written[:at].count("\n") if "\n" in self.raw else 0)
+        items = self.value if isinstance(self.value, tuple) else self.text.split(",")
+        return tuple(str(each).strip() for each in items if str(each).strip())
 
     @property
-    def via(self) -> str:
-        """" ($P)" where it is the value of a parameter."""
-        return f" (${self.parameter})" if self.parameter else ""
+    def shown(self) -> str:
+        """The value with the parameter that it comes from."""
+        value = str(self.value).lower() if isinstance(self.value, bool | int | float) else self.text or self.raw[:40]
+        return value + (f" (${self.parameter})" if self.parameter else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +77,57 @@ class ResolvedNode:
     Attributes:
         attributes: by name in lower case; what is ``undefined`` is left out.
         configuration: the same for its ``[[[configuration]]]``, names in full.
-        parts: its other sections of rank 3 by kind and name in lower case, the nearest of each.
+        specs: the names of its cluster-init sections, in lower case.
+        sizes: those of its MachineType that the catalogue knows.
     """
 
-    kind: str
-    name: str
-    line: int
     section: TemplateSection
-    extends: tuple[str, ...]
     attributes: Mapping[str, ResolvedSetting]
     configuration: Mapping[str, ResolvedSetting]
-    parts: Mapping[tuple[str, str], TemplateSection]
+    specs: frozenset[str]
+    sizes: tuple[MachineType, ...]
+
+    @property
+    def name(self) -> str:
+        return self.section.name
+
+    @property
+    def line(self) -> int:
+        return self.section.line
 
     @property
     def is_array(self) -> bool:
-        return self.kind == "nodearray"
+        return self.section.key == "nodearray"
 
     @property
     def is_abstract(self) -> bool:
         own = [each for each in self.section.attributes if each.key == "abstract"]
-        return self.name.casefold() == DEFAULTS or bool(own and own[-1].raw.strip("\"'").casefold() == "true")
+        return self.name.casefold() == DEFAULTS or bool(own and own[-1].plain.casefold() == "true")
+
+    @property
+    def role(self) -> str:
+        found = self.configured("slurm.role")
+        return found.text.casefold() if found else ""
+
+    @property
+    def partition(self) -> str:
+        """The name of its partition of Slurm: that of a node array with settings for one, unless slurm.autoscale is false."""
+        of_slurm = any(self.configured(f"slurm.{key}") for key in ("partition", "hpc", "autoscale", "default_partition"))
+        scaled = self.configured("slurm.autoscale")
+        if not self.is_array or not of_slurm or self.role not in ("", "execute") or (scaled and scaled.is_false):
+            return ""
+        named = self.configured("slurm.partition")
+        return named.text if named and named.text else self.name
+
+    @property
+    def is_hpc(self) -> bool:
+        """Whether its machines are put into one placement group: slurm.hpc is true unless it says otherwise."""
+        found = self.configured("slurm.hpc")
+        return found is None or found.is_true
+
+    @property
+    def is_dynamic(self) -> bool:
+        return any(self.configured(name) for name in ("slurm.dynamic_feature", "slurm.dynamic_config"))
 
     def get(self, name: str) -> ResolvedSetting | None:
         return self.attributes.get(name.casefold())
@@ -115,46 +135,38 @@ class ResolvedNode:
     def configured(self, name: str) -> ResolvedSetting | None:
         return self.configuration.get(name.casefold())
 
-    def is_true(self, name: str) -> bool:
-        """Whether a setting of the configuration is true."""
-        found = self.configured(name)
-        return found is not None and found.is_true
-
-    def is_false(self, name: str) -> bool:
-        found = self.configured(name)
-        return found is not None and found.is_false
-
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCluster:
-    """``[cluster name]``; ``cycles``: nodes that extend themselves, each with the way round."""
+    """``[cluster name]`` with its nodes."""
 
-    name: str
-    line: int
     section: TemplateSection
-    attributes: Mapping[str, ResolvedSetting]
+    autoscale: ResolvedSetting | None
     nodes: tuple[ResolvedNode, ...]
-    cycles: tuple[tuple[TemplateSection, str], ...]
 
     @property
     def real(self) -> tuple[ResolvedNode, ...]:
         """The nodes that can start."""
         return tuple(node for node in self.nodes if not node.is_abstract)
 
+    @property
+    def partitions(self) -> tuple[ResolvedNode, ...]:
+        """The node arrays that Slurm starts and stops."""
+        return tuple(node for node in self.real if node.partition)
 
-def clusters(template: ClusterTemplate, parameters: Mapping[str, Known]) -> tuple[ResolvedCluster, ...]:
-    """Every cluster of the template with its nodes resolved."""
-    return tuple(_cluster(section, parameters) for section in template.sections if section.kind.casefold() == "cluster")
+
+def clusters(sections: Iterable[TemplateSection], parameters: Mapping[str, Known], offer: Offer) -> tuple[ResolvedCluster, ...]:
+    """Every cluster of a template with its nodes resolved."""
+    return tuple(_cluster(section, parameters, offer) for section in sections if section.key == "cluster")
 
 
 def setting(attribute: Attribute, parameters: Mapping[str, Known], prefix: str = "") -> ResolvedSetting:
     name = f"{prefix}.{attribute.name}" if prefix else attribute.name
     try:
-        value = read_value(attribute)
+        reading = read(attribute, {} if attribute.assign == ":=" else parameters)
     except Unreadable:
-        return ResolvedSetting(name, UNKNOWN, attribute.raw, attribute.line)
-    known = evaluate(value, {} if attribute.assign == ":=" else parameters)
-    return ResolvedSetting(name, known, attribute.raw, attribute.line, value.name if isinstance(value, NameRef) else "")
+        reading = Reading(UNKNOWN)
+    return ResolvedSetting(name, reading.value, attribute.raw, attribute.line, reading.parameter)
 
 
 def extends(section: TemplateSection) -> tuple[tuple[str, int], ...]:
@@ -163,27 +175,12 @@ def extends(section: TemplateSection) -> tuple[tuple[str, int], ...]:
                  for word in (part.strip(" \t\"'") for part in each.raw.split(",")) if word)
 
 
-def _cluster(section: TemplateSection, parameters: Mapping[str, Known]) -> ResolvedCluster:
-    sections = [each for each in section.sections if each.kind.casefold() in NODE_KINDS]
+def _cluster(section: TemplateSection, parameters: Mapping[str, Known], offer: Offer) -> ResolvedCluster:
+    sections = [each for each in section.sections if each.key in NODE_KINDS]
     by_name = {each.name.casefold(): each for each in reversed(sections)}
-    cycles = [(each, way) for each in sections if (way := _way_round(each, by_name))]
-    nodes = tuple(_node(each, by_name, parameters) for each in sections)
-    own = {each.key: setting(each, parameters) for each in section.attributes}
-    return ResolvedCluster(section.name, section.line, section, own, nodes, tuple(cycles))
-
-
-def _way_round(start: TemplateSection, by_name: Mapping[str, TemplateSection]) -> str:
-    """"a → b → a" if a node extends itself, else ""."""
-    waiting, seen = [(start, start.name)], set[str]()
-    while waiting:
-        section, way = waiting.pop()
-        for name, _ in extends(section):
-            if name.casefold() == start.name.casefold():
-                return f"{way} → {start.name}"
-            if name.casefold() in by_name and name.casefold() not in seen:
-                seen.add(name.casefold())
-                waiting.append((by_name[name.casefold()], f"{way} → {name}"))
-    return ""
+    nodes = tuple(_node(each, by_name, parameters, offer) for each in sections)
+    scaled = next((setting(each, parameters) for each in section.attributes if each.key == "autoscale"), None)
+    return ResolvedCluster(section, scaled, nodes)
 
 
 def _lineage(section: TemplateSection, by_name: Mapping[str, TemplateSection]) -> list[TemplateSection]:
@@ -203,25 +200,24 @@ def _lineage(section: TemplateSection, by_name: Mapping[str, TemplateSection]) -
     return found
 
 
-def _node(section: TemplateSection, by_name: Mapping[str, TemplateSection], parameters: Mapping[str, Known]) -> ResolvedNode:
-    attributes: dict[str, ResolvedSetting] = {}
-    configuration: dict[str, ResolvedSetting] = {}
-    parts: dict[tuple[str, str], TemplateSection] = {}
-    for each in _lineage(section, by_name):
-        attributes |= {attribute.key: setting(attribute, parameters) for attribute in each.attributes
-                       if each is section or attribute.key not in ("abstract", "extends")}
-        configuration |= {found.name.casefold(): found for found in _configured(each, parameters)}
-        parts |= {(part.kind.casefold(), part.name.casefold()): part
-                  for part in each.sections if part.kind.casefold() != "configuration"}
-    return ResolvedNode(section.kind.casefold(), section.name, section.line, section, tuple(name for name, _ in extends(section)),
-                _defined(attributes), _defined(configuration), parts)
+def _node(section: TemplateSection, by_name: Mapping[str, TemplateSection], parameters: Mapping[str, Known],
+          offer: Offer) -> ResolvedNode:
+    lineage = _lineage(section, by_name)
+    attributes = _defined(setting(each, parameters) for part in lineage for each in part.attributes
+                          if part is section or each.key not in ("abstract", "extends"))
+    configuration = _defined(setting(each, parameters, part.name) for part in _parts(lineage, "configuration")
+                             for each in part.attributes)
+    specs = frozenset(part.name.casefold() for part in _parts(lineage, "cluster-init"))
+    machine = attributes.get("machinetype")
+    sizes = tuple(size for word in (machine.words if machine else ()) if (size := offer.size(word)))
+    return ResolvedNode(section, attributes, configuration, specs, sizes)
 
 
-def _configured(section: TemplateSection, parameters: Mapping[str, Known]) -> Iterator[ResolvedSetting]:
-    for part in section.sections:
-        if part.kind.casefold() == "configuration":
-            yield from (setting(attribute, parameters, part.name) for attribute in part.attributes)
+def _parts(lineage: Iterable[TemplateSection], kind: str) -> Iterator[TemplateSection]:
+    return (part for section in lineage for part in section.sections if part.key == kind)
 
 
-def _defined(settings: Mapping[str, ResolvedSetting]) -> dict[str, ResolvedSetting]:
-    return {name: each for name, each in settings.items() if each.value is not None}
+def _defined(settings: Iterable[ResolvedSetting]) -> dict[str, ResolvedSetting]:
+    """Settings by name, the last of each; those that are undefined are left out."""
+    found = {each.name.casefold(): each for each in settings}
+    return {name: each for name, each in found.items() if each.value is not None}

@@ -57,7 +57,7 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         attempt = AttemptReader(run, number)
         tasks = len(plan.placement.ranks)
         names = [emulated_node(node) for node in range(plan.placement.nodes)]
-        say_begun(run, number, plan.placement, names, spec.job.device)
+        say_begun(run, number, plan.placement.ranks, names, spec.job.device)
         patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
         emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
         silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks),

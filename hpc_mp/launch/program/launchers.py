@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from pathlib import PurePath
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePath
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.cluster.slurm.variables import STARTERS
 from hpc_mp.job import ProgramSpec
+from hpc_mp.lint.sbatch.shell import SHELLS
 
 # Programs that start the ranks of another one, and the modules of Python that are the same.
-LAUNCHERS = frozenset({
-    "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai", "torchx", "mpirun", "mpiexec", "mpiexec.hydra",
-    "orterun", "prterun", "prun", "jsrun", "aprun", "ibrun", *STARTERS})
+MPIRUNS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "ibrun"})  # of ranks on all nodes
+LAUNCHERS = MPIRUNS | STARTERS | {
+    "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai", "torchx", "jsrun", "aprun"}
 MODULES = frozenset({
     "torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic", "accelerate.commands.launch",
     "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "horovod.runner.launch",
@@ -37,11 +39,27 @@ NODES = frozenset({"nnodes", "num-nodes", "num-machines"})
 RANKS_PER_NODE = frozenset({"nproc-per-node", "num-gpus", "ppn", "npernode", "ntasks-per-node"})
 
 
+# An mpirun that a line of a shell starts; and words of scripts that do something else on each node.
+STARTED = re.compile(r"(?:^|[;&|({`]|\b(?:then|else|do|if|exec|time|nohup|env|timeout +\S+))[ \t]*(?:\w+=\S* +)*"
+                     rf"(?:[\w./~${{}}-]*/)?({'|'.join(map(re.escape, sorted(MPIRUNS, reverse=True)))})(?=\s)", re.MULTILINE)
+APART = re.compile(r"NODE_?RANK|NODE_?ID|PROCID|node_rank|hostname|localhost", re.IGNORECASE)
+COMMENT = re.compile(r"^\s*#(?!!).*", re.MULTILINE)
+SHEBANG = re.compile(rf"#!.*[/ ]({'|'.join(SHELLS)})\b")
+MOST = 1 << 16  # characters of a file that are read
+
+
 def check_command(spec: ProgramSpec) -> None:
     """Refuse a launcher as the command of every rank, which would start all of them again; and on every node one of Slurm's, or
     one that does not say where the nodes meet. Raises HpcMpError."""
     command = spec.program.command
     found = launcher(command)
+    mpirun = _on_all_nodes(spec) if spec.program.start == "node" and spec.job.nodes > 1 else None
+    if mpirun is not None:
+        raise HpcMpError(
+            f"program.command = {shlex.join(command)}",
+            f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
+            f'leave {mpirun} out, with program.start = "mpi" and slurm.mpi = "mpirun" (or "pmix", "pmi2"); or have the first '
+            'node alone run it: if [ "$NODE_RANK" = 0 ]')
     if found is None:
         return
     value = f"program.command = {shlex.join(command)}"
@@ -60,6 +78,24 @@ def check_command(spec: ProgramSpec) -> None:
     raise HpcMpError(value, f"starts ranks by itself ({found}), and every rank would start all of them again",
                      f"leave {found} out, for hpc-mp starts the ranks: hpc-mp run --nodes {nodes} --ranks-per-node "
                      f'{each} -- {inner}; or set program.start = "node"')
+
+
+def _on_all_nodes(spec: ProgramSpec) -> str | None:
+    """The mpirun that the command or its shell script starts on every node alike; None where none is seen."""
+    command, found = spec.program.command, launcher(spec.program.command)
+    text = COMMENT.sub("", "\n".join(_shell_lines(command, Path(spec.program.directory))))
+    started = found if found in MPIRUNS else next((found[1] for found in STARTED.finditer(text)), None)
+    return None if APART.search(text) or APART.search(shlex.join(command)) else started
+
+
+def _shell_lines(command: Sequence[str], directory: Path) -> Iterator[str]:
+    """What a shell reads of a command: lines that are words of it, and scripts."""
+    shell = any(PurePath(word).name in SHELLS for word in command)
+    for word in command:
+        text = word if shell and " " in word else ""
+        with suppress(OSError, ValueError), open(directory / word, encoding="utf-8", errors="replace") as file:
+            text = file.read(MOST)  # else it is no file, or a name that no file can have
+        yield text if shell or SHEBANG.match(text) else ""
 
 
 def _said(command: Sequence[str], names: frozenset[str]) -> int | None:

@@ -55,7 +55,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
                          "name one that all nodes see")
     check_files(given, target.in_script)
     facts = target.facts(given, slurm_version)
-    bad = bad_nodes(ledger(facts.cluster)) if facts.cluster is not None else {}
+    bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
     machine = machine_choices(given, target, facts, bad, gpus, measured)

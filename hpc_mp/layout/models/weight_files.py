@@ -46,7 +46,7 @@ def weight_files(directory: Path) -> dict[str, Path]:
     """
     single, index = directory / SINGLE, directory / INDEX
     if single.exists():
-        return dict.fromkeys(_header(single), single)
+        return dict.fromkeys(stored_in(single), single)
     if not index.exists() and (parts := sorted(directory.glob("model-*-of-*.safetensors"))):
         raise HpcMpError(f"model.pretrained = {directory}", f"is an incomplete copy: {parts[0].name} lacks {INDEX}", COPY)
     if not index.exists():
@@ -67,7 +67,7 @@ def stored_weights(directory: Path) -> dict[str, StoredWeight]:
         raise HpcMpError(f"model.pretrained = {directory}",
                          f"is an incomplete copy: of the {len(names)} files that its {INDEX} names {missing[0]}{more} "
                          f"{'are' if more else 'is'} not there", COPY)
-    headers = {file: _header(file) for file in set(files.values())}
+    headers = {file: stored_in(file) for file in set(files.values())}
     for name, file in files.items():
         if name not in headers[file]:
             raise HpcMpError(f"model.pretrained = {directory}",
@@ -130,8 +130,8 @@ def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[
     return tuple((at, find(name, held, family) or name) for at, name in parts)
 
 
-def _header(path: Path) -> dict[str, StoredWeight]:
-    """Raises HpcMpError for a file that cannot be read, or of which a part is missing."""
+def stored_in(path: Path) -> dict[str, StoredWeight]:
+    """The weights of one file. Raises HpcMpError for a file that cannot be read, or of which a part is missing."""
     try:
         with path.open("rb") as file:
             size, first = os.fstat(file.fileno()).st_size, file.read(8)

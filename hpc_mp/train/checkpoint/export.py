@@ -30,6 +30,7 @@ from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_js
 from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
 from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, ShardReader
+from hpc_mp.train.data.bpe import CLASS
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.engine.section import hugging_face_config
@@ -96,7 +97,9 @@ def export(
     checkpoint, skipped = _choose(run, step)
     tokenizer = _tokenizer(run)
     config = _config(spec, tokenizer)
-    settings = {} if tokenizer is None else agreeing_settings(tokenizer, read_config(spec), _text_there(spec))
+    settings = {} if tokenizer is None else agreeing_settings(
+        tokenizer, read_config(spec), _text_there(spec), f"move {tokenizer} elsewhere to export without it, and load it there: "
+        f"{CLASS}.from_pretrained takes it as it is")
     index = read_indexes(checkpoint)
     outputs, reader = _outputs(checkpoint, index, config, spec), ShardReader(checkpoint, index)
     config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(outputs.values())).stored.dtype]  # all masters have the same

@@ -7,7 +7,7 @@ run neither depends on the directory it was given nor changes with it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from hpc_mp.train.data.cache import entry, file_hash, key
 # What goes with one of ``VOCABULARY_FILES``.
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 
+SPECIAL = ("eos", "bos", "pad", "unk")
+
 GPT2 = {"eos_token": END, "add_prefix_space": False}  # what GPT-2's two files leave unsaid
 
 
@@ -32,8 +34,13 @@ class Tokenizer:
 
     directory: Path
     encoder: tokenizers.Tokenizer
-    end: int | None  # id of the token that ends a document
-    size: int        # largest id + 1
+    special: Mapping[str, int | None]  # ids of the tokens that it names, by ``SPECIAL``; None: the vocabulary lacks it
+    size: int  # largest id + 1
+
+    @property
+    def end(self) -> int | None:
+        """Id of the token that ends a document."""
+        return self.special.get("eos")
 
 
 def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | None, pretrained: Path | None,
@@ -76,9 +83,8 @@ def load(directory: Path) -> Tokenizer:
                          "save it again with save_pretrained, or name another directory") from None
     encoder.no_truncation()  # both are settings for inference that tokenizer.json may hold
     encoder.no_padding()
-    end = config.get("eos_token")
-    return Tokenizer(directory, encoder, end=None if end is None else encoder.token_to_id(str(end)),
-                     size=max(encoder.get_vocab().values(), default=-1) + 1)
+    special = {name: encoder.token_to_id(str(token)) for name in SPECIAL if (token := config.get(f"{name}_token")) is not None}
+    return Tokenizer(directory, encoder, special, size=max(encoder.get_vocab().values(), default=-1) + 1)
 
 
 def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -17,6 +17,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import Kind, find_files, kind
 from hpc_mp.layout.models import read_config
+from hpc_mp.train.data.bpe import trained_name
 from hpc_mp.train.data.cache import entry, file_hash, key
 from hpc_mp.train.data.documents import pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
@@ -79,7 +80,7 @@ class TokenizedFile:
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
             cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files",
-            model_type: str = "gpt2") -> TokenSet:
+            model_type: str = "gpt2", begun: str | None = None) -> TokenSet:
     """Tokenize ``files`` into the cache, or find them there: the same bytes are tokenized once.
 
     Each document is followed by the tokenizer's end-of-document token, if it has one. What a user should know about the
@@ -94,6 +95,8 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         progress: called with (bytes tokenized, bytes in all) as it goes.
         files_key: of the job file, which names the files.
         model_type: of the model: a tokenizer that is trained splits text as its family does.
+        begun: the name of the tokenizer with which the run began, if it has. One that was trained before families had rules of
+            their own splits text as GPT-2's does.
 
     Raises:
         HpcMpError: a file, a row or the tokenizer cannot be used, no token is left that counts, or the cache cannot be
@@ -102,7 +105,10 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     hashed, report = HashMemory(cache), progress or _quiet
     sources = tuple(_source(path, hashed, files_key) for path in files)
     total = sum(source.size for source in sources)
-    tokenizer = resolve(files, [source.content for source in sources], given=tokenizer_directory,
+    contents = [source.content for source in sources]
+    if begun == trained_name(contents, vocabulary):
+        model_type = "gpt2"
+    tokenizer = resolve(files, contents, given=tokenizer_directory,
                         pretrained=pretrained, vocabulary=vocabulary, cache=cache, poll=lambda: report(0, total),
                         model_type=model_type)
 
@@ -110,17 +116,18 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         meta = _tokenize(made, sources, tokenizer, report, files_key)
         (made / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
-    directory = entry(cache / _name(tokenizer.directory.name, [source.content for source in sources]), build, hashed)
+    directory = entry(cache / _name(tokenizer.directory.name, contents), build, hashed)
     hashed.keep()
     for note in _meta(directory)["notes"]:
         log.warning(note)
     return load_tokens(directory)
 
 
-def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None]) -> TokenSet:
+def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
+                begun: str | None = None) -> TokenSet:
     """The tokens of a job. ``vocabulary``: rows of the model's embedding. All else as ``prepare`` has it."""
     return prepare(
-        find_files(spec.data.files), vocabulary=vocabulary, cache=cache, progress=progress,
+        find_files(spec.data.files), vocabulary=vocabulary, cache=cache, progress=progress, begun=begun,
         model_type=read_config(spec)["model_type"],
         tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
         pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None)

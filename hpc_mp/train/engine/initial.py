@@ -6,24 +6,26 @@ Both depend on a parameter's name and global index only, so every layout starts 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import product
+from operator import mul
 from pathlib import Path
-from typing import cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from hpc_mp.layout.flat import Box, pieces
 from hpc_mp.layout.models import Family, Weight
-from hpc_mp.layout.models.weight_files import stored_parts, weight_files
+from hpc_mp.layout.models.weight_files import StoredWeight, stored_in, stored_parts, weight_files
 from hpc_mp.train.engine.counter_random import key_of, normal
 from hpc_mp.train.engine.data_axis import Unit
 
 CHUNK = 1 << 22  # elements that are made at once: 16 MB of fp32 beside the parameters, however large they are
 
-BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of an element of a checkpoint
-MAPPED = 1 << 26  # bytes of a checkpoint's files that stay mapped, and so count as this process's memory, before they are let go
+TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
+SHORT = 1 << 15  # bytes: shorter parts of rows are read with the whole rows, which takes less time than so many reads
 
 Source = Callable[[Weight, Box], Tensor]  # the values of a part of a weight
 
@@ -67,27 +69,15 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
 
 def read(directory: Path, family: Family) -> Source:
     """First values from a Hugging Face checkpoint, which rank 0 has checked; only the slices that a rank holds are read."""
-    files = weight_files(directory)
-    handles: dict[Path, safe_open] = {}
-    mapped = 0
+    files, weights_in = weight_files(directory), cache(stored_in)
 
     def one(weight: Weight, at: tuple[int, ...], name: str, box: Box) -> Tensor:
-        nonlocal mapped
-        if mapped > MAPPED:  # pages stay as long as their file is open
-            handles.clear()
-            mapped = 0
-        path = files[name]
-        if path not in handles:
-            handles[path] = safe_open(str(path), framework="pt")
-        stored = handles[path].get_slice(name)
-        inner, sizes = box[len(at):], stored.get_shape()
-        # A part of each row touches the pages of whole rows.
-        mapped += (inner[0].stop - inner[0].start) * math.prod(sizes[1:]) * BYTES[stored.get_dtype()]
-        if tuple(sizes) == weight.shape[len(at):]:
-            return cast(Tensor, stored[inner])
+        stored, inner = weights_in(files[name])[name], box[len(at):]
+        if stored.shape == weight.shape[len(at):]:
+            return part_of(stored, inner)
         assert weight.cut  # it is stored as its ``fused_shape``
         before, width, wanted = weight.cut - 1, weight.shape[weight.cut], box[weight.cut]
-        parts = [stored[(*box[:before], slice(n * width + wanted.start, n * width + wanted.stop), *box[weight.cut + 1:])]
+        parts = [part_of(stored, (*box[:before], slice(n * width + wanted.start, n * width + wanted.stop), *box[weight.cut + 1:]))
                  for n in range(box[before].start, box[before].stop)]
         return torch.stack(parts, dim=before)
 
@@ -97,3 +87,27 @@ def read(directory: Path, family: Family) -> Source:
         return torch.cat([part.flatten() for part in parts]).view([part.stop - part.start for part in box])
 
     return source
+
+
+def part_of(stored: StoredWeight, box: Box) -> Tensor:
+    """A part of a stored weight, without what the kernel would read ahead for a rank that does not want it.
+
+    Raises:
+        OSError: it cannot be read, or its file has become shorter.
+    """
+    kind, sizes = TYPES[stored.dtype], [part.stop - part.start for part in box]
+    bytes_of = [math.prod(stored.shape[axis + 1:]) * kind.itemsize for axis in range(len(box))]  # of one index
+    cut = max((axis for axis, size in enumerate(sizes) if size < stored.shape[axis]), default=0)
+    while cut and sizes[cut] * bytes_of[cut] < SHORT:
+        cut -= 1
+    run = sizes[cut] * bytes_of[cut]
+    values = bytearray(math.prod(sizes[:cut]) * run)
+    outer = product(*(range(part.start, part.stop) for part in box[:cut]))
+    with open(stored.file, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for number, index in enumerate(outer):
+            begin = stored.begin + sum(map(mul, (*index, box[cut].start), bytes_of))
+            if os.preadv(file.fileno(), [memoryview(values)[number * run:][:run]], begin) < run:
+                raise OSError(f"{stored.file} has become shorter")
+    whole = torch.frombuffer(values, dtype=kind).view(*sizes[:cut + 1], *stored.shape[cut + 1:])
+    return whole[*(slice(None),) * (cut + 1), *box[cut + 1:]]

@@ -96,8 +96,10 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
             raise Stopped(reason)
 
     status(context, "preparing data")
-    tokens = prepare_job(spec, shape.vocabulary, context.run.cache, progress)
-    context.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
+    named = context.run.tokenizer
+    begun = Path(named.read_text(encoding="utf-8")).name if named.exists() else None
+    tokens = prepare_job(spec, shape.vocabulary, context.run.cache, progress, begun)
+    named.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
     held_out = prepare_held_out(spec, shape.vocabulary, context.run.cache, progress, tokens)
     found = [tokens] if held_out is None else [tokens, held_out]
     context.run.tokens.write_text("".join(f"{each.directory.name}\n" for each in found), encoding="utf-8")

@@ -16,9 +16,8 @@ from hpc_mp.job.spec import UNCOUNTED
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
-from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name
+from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name, say_host
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
-from hpc_mp.train.engine.groups import Tree
 from hpc_mp.train.rank import mpi
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.fencing import Fence, fence
@@ -45,12 +44,11 @@ class Bootstrap:
     record: AttemptRecord | None
     waits: Waits
 
-    def context(self, run: RunDirectory, placement: Placement, host: Tree | None = None) -> RankContext:
-        """``run``, ``placement``: this attempt's own, or those that rank 0 made; ``host``: all ranks, who have met."""
+    def context(self, run: RunDirectory, placement: Placement) -> RankContext:
+        """``run``, ``placement``: this attempt's own, or those that rank 0 made."""
         attempt = self.record.attempt if self.record else run.attempt()
         collected = known_hosts(self.record) is not None  # srun labels what ranks print and writes it to a file per node
-        return RankContext(self.who, run, attempt, placement, self.fence, self.record, Log(run, self.who, collected), self.waits,
-                           host)
+        return RankContext(self.who, run, attempt, placement, self.fence, self.record, Log(run, self.who, collected), self.waits)
 
 
 def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
@@ -77,6 +75,8 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
         who = at_place(placement, hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")
     else:
         who = identity(environ)
+    if run is not None and record is not None and hosts is None:
+        say_host(run, who)
     return Bootstrap(who, where, mine, run, placement, record, Waits(who.rank))
 
 
@@ -116,12 +116,12 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
     return int(given)
 
 
-def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: SignedKeys, host: Tree) -> RankContext:
+def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: SignedKeys) -> RankContext:
     """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
     run, placement = begun.run, begun.placement
     if run is None or placement is None:
         run, placement = _new_run(spec, shape, begun.who, store), lay_out(spec)
-    return begun.context(run, placement, host)
+    return begun.context(run, placement)
 
 
 def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: SignedKeys) -> RunDirectory:

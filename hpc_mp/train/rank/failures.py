@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -22,6 +25,7 @@ from hpc_mp.train.rank.fencing import Fence, RunRemoved
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.waits import Waits
 
+LAST_FILES = 16  # descriptors that a rank keeps for its last words
 LAST_WORDS_S = 5.0  # in which a file system must take them: one behind a lost link never does
 
 
@@ -32,7 +36,7 @@ class RankContext:
     Attributes:
         attempt: counts the starts of the run, from 1.
         record: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
-        host: all ranks; None until they have met.
+        host: all ranks; None until they are connected.
     """
 
     who: RankEnv
@@ -47,7 +51,7 @@ class RankContext:
 
     @property
     def everyone(self) -> Tree:
-        """All ranks, who have met."""
+        """All ranks, who are connected."""
         assert self.host is not None
         return self.host
 
@@ -113,10 +117,15 @@ def failure_kind(error: BaseException) -> str:
 
 def record_failure(context: RankContext, error: BaseException) -> str:
     """Write down why this rank ends; returns the kind. A stale rank writes to its own log alone."""
+    limit_files(0)
     who, run, log = context.who, context.run, context.log
+    trace = "".join(traceback.format_exception(error))
+    if any(os.strerror(errno.EMFILE) in str(e) for e in (error, error.__cause__, error.__context__) if e is not None):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        error = HpcMpError(f"the limit of open files on {who.node} (ulimit -Hn = {most})", f"is too small: {error}",
+                           "raise it (limits.conf, LimitNOFILE of slurmd), or use fewer ranks")
     kind = failure_kind(error)
     message = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
     log.own.write(trace)
     if not context.fence.holds():
         return kind
@@ -145,7 +154,9 @@ def cause_known(run: RunDirectory, attempt: int) -> bool:
 def die(context: RankContext, error: Exception) -> NoReturn:
     """End this process from any of its threads, whatever the others wait for, with what can be said in ``LAST_WORDS_S``."""
     def speak() -> None:
-        context.log.own.dump()
+        limit_files(0)
+        with suppress(OSError):  # the cause is recorded even so
+            context.log.own.dump()
         record_failure(context, error)
 
     words = threading.Thread(target=speak, daemon=True)
@@ -157,6 +168,14 @@ def die(context: RankContext, error: Exception) -> NoReturn:
 def _first(run: RunDirectory, attempt: int) -> bool:
     try:
         os.close(os.open(run.first_failure(attempt), os.O_CREAT | os.O_EXCL, 0o600))
-    except OSError:
+    except FileExistsError:
         return False
+    except OSError:
+        pass  # better twice than never
     return True
+
+
+def limit_files(kept: int) -> None:
+    """Let this process open as many files as its hard limit allows, but for ``kept``."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most - kept if most > kept else most, most))

@@ -7,7 +7,7 @@ echoed. Rank 0 names the nodes that are silent; a node that gets no echo names r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from hpc_mp.train.rank.failures import NodeLost
 from hpc_mp.train.rank.heartbeat_client import Client
 from hpc_mp.train.rank.heartbeat_server import GRACE_S, Server
 from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rendezvous import Rendezvous
+from hpc_mp.train.rank.rendezvous import Rendezvous, seat
 
 Lost = Callable[[NodeLost], None]
 
@@ -31,18 +31,17 @@ class HeartbeatSide(Protocol):
 
 @contextmanager
 def heartbeat(
-    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
+    placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
 ) -> Iterator[None]:
     """Beat while the block runs, and take leave at its end.
 
     Args:
-        names: of every node of the placement.
         where: all ranks have met, on rank 0's host.
-        store: where rank 0's port is published.
+        store: where rank 0's port is published, and every rank's node.
         timeout: seconds of silence after which a node counts as lost; 0 = never.
         lost: called in a thread of its own.
     """
-    part = _part(placement, rank, names, where, store, timeout, lost) if timeout and placement.nodes > 1 else None
+    part = _part(placement, rank, where, store, timeout, lost) if timeout and placement.nodes > 1 else None
     if part is None:
         yield
         return
@@ -56,14 +55,15 @@ def heartbeat(
 
 
 def _part(
-    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
+    placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
 ) -> HeartbeatSide | None:
     mine, first = placement.ranks[rank], placement.ranks[0]
     if rank == 0:
+        names = {place.node: store.get(seat(place.rank)) for place in placement.ranks if place.local_rank == 0}
         hearing = Server(mine.node, names, where.secret, timeout, lost)
         store.set("heartbeat", str(hearing.port))
         return hearing
     if mine.local_rank == 0 and mine.node != first.node:
         server = where.address, int(store.get("heartbeat"))
-        return Client(server, mine.node, names[first.node], len(names) == 2, where.secret, timeout, lost)
+        return Client(server, mine.node, store.get(seat(0)), placement.nodes == 2, where.secret, timeout, lost)
     return None

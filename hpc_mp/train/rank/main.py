@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -44,13 +43,13 @@ from hpc_mp.train.rank.bootstrap import (
 )
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated, not_asked
-from hpc_mp.train.rank.failures import NodeLost, PeerGone, RankContext, cause_known, die, record_failure
+from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rendezvous import meet, time_to_meet
+from hpc_mp.train.rank.rendezvous import connect, meet, time_to_meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
@@ -72,8 +71,7 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
     stop = stop or StopFlag()
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # gloo connects every rank with every other, the store with all
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit_files(LAST_FILES)  # gloo connects every rank with many others, the store with all
     os.umask(0o077)  # checkpoints, traces and tokens are the user's own, as the run directory is
     try:
         begun = start(job_file)
@@ -98,24 +96,28 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         return 2
     try:
         with ending_in(MEETING_S):
-            store, host = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
-                who, begun.where, backend, time_to_meet(spec.job.meet_timeout, who.world)))
-    except (dist.DistError, HpcMpError) as error:  # somebody did not come: his node may be lost
+            store, keys = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
+                who, begun.where, time_to_meet(spec.job.meet_timeout, who.world)))
+    except (RuntimeError, OSError, HpcMpError) as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
         return 2 if record_failure(begun.context(begun.run, begun.placement), error) == "user" else 1
-    context = begun.waits.behind("the run directory", 0, lambda: join_run(begun, spec, shape, store, host))
+    context = begun.waits.behind("the run directory", 0, lambda: join_run(begun, spec, shape, keys))
     context.log.capture()
     with ExitStack() as beating:
         beating.enter_context(noted(context.waits, context.run, context.attempt, spec.job.step_timeout))
         beating.enter_context(resident_noted(context.run.memory(who.rank)))
         try:
+            beating.enter_context(heartbeat(context.placement, who.rank, begun.where, keys, spec.job.heartbeat_timeout,
+                                            partial(_lost, context)))
+            watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
+            with ending_in(MEETING_S):
+                host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
+            context = replace(context, host=host)
             _check_seat(context, spec)
             nodes = _introduce(context, device_name(device))
-            beating.enter_context(heartbeat(context.placement, who.rank, nodes, begun.where, store,
-                                            spec.job.heartbeat_timeout, partial(_lost, context)))
-            watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
-            ended = _train(spec, shape, context, nodes, device, backend, store, stop, watchdog)
+            watchdog.now("start")
+            ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
             leave(host, backend)
         except FencedOut:
             raise

@@ -63,12 +63,11 @@ def time_to_meet(seconds: float, world: int) -> timedelta:
     return timedelta(seconds=seconds + OF_EACH_S * world) if seconds else FILES_TIMEOUT
 
 
-def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = START_TIMEOUT) -> tuple[SignedKeys, Tree]:
-    """Wait for all ranks and make the default process group; returns this start's own keys of the store, and all ranks.
+def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) -> tuple[dist.Store, SignedKeys]:
+    """Wait for all ranks; returns the store and this start's own keys of it.
 
     torch's store counts whoever connects as one of the ranks; so nobody waits for its count, and each rank says itself that it is
-    here. In the default group ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes
-    is noticed by its own watchdog, and by its neighbours in the groups of the mesh.
+    here, and on which node (``seat``).
 
     Raises:
         HpcMpError: rank 0 may not open enough files.
@@ -87,15 +86,29 @@ def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = STA
     store = dist.PrefixStore(f"hpc-mp/{digest(where.secret, 'store')}", store)
     keys = SignedKeys(dist.PrefixStore("own", store), where.secret)
     _gather(who, keys, timeout)
+    return store, keys
+
+
+def connect(who: RankEnv, store: dist.Store, backend: str) -> Tree:
+    """Make the default process group of ranks that have met; returns all ranks.
+
+    In it ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes is noticed by its own
+    watchdog, and by its neighbours in the groups of the mesh.
+    """
     gloo.register()
     dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
-    return keys, everyone(FILES_TIMEOUT)
+    return everyone(FILES_TIMEOUT)
+
+
+def seat(rank: int) -> str:
+    """The key under which a rank names its node."""
+    return f"rank {rank}"
 
 
 def _gather(who: RankEnv, keys: SignedKeys, timeout: timedelta) -> None:
     """Every rank says that it is here; rank 0 hears all of them, and says so."""
-    own, everybody = f"rank {who.rank}", [f"rank {rank}" for rank in range(who.world)]
-    keys.set(own, "is here")
+    everybody = [seat(rank) for rank in range(who.world)]
+    keys.set(seat(who.rank), who.node)
     if who.rank == 0:
         try:
             keys.wait(everybody, timeout)

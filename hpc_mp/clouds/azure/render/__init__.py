@@ -7,19 +7,5 @@ from hpc_mp.clouds.azure.render.summary import AzureSummary, azure_summary, word
 from hpc_mp.clouds.azure.render.workspace import SERVER, Workspace, choices_within
 from hpc_mp.clouds.azure.render.write import refuse_full, write
 
-__all__ = [
-           "SERVER",
-           "AzureSummary",
-           "Choices",
-           "ClusterPlan",
-           "Storage",
-           "Workspace",
-           "azure_summary",
-           "choices_within",
-           "find_size",
-           "refuse_full",
-           "settle",
-           "sizes_on_offer",
-           "words",
-           "write",
-]
+__all__ = ["SERVER", "AzureSummary", "Choices", "ClusterPlan", "Storage", "Workspace", "azure_summary", "choices_within",
+           "find_size", "refuse_full", "settle", "sizes_on_offer", "words", "write"]

@@ -9,7 +9,7 @@ from typing import Literal
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.catalogue import MachineType, catalogue
-from hpc_mp.clouds.azure.offer import Heads, Image, Offer
+from hpc_mp.clouds.azure.offer import Heads, Image, Offer, image_fault
 
 Storage = Literal["nfs", "external", "amlfs"]
 MOST_NODES = 1000  # machines of a partition that CycleCloud's form allows
@@ -166,20 +166,6 @@ def _check_names(choices: Choices) -> None:
 
 
 def _check_image(image: Image, size: MachineType) -> None:
-    name = f"--image {image.name}"
-    wanted = {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}
-    kind = f"{size.gpu_title} on {size.arch}" if size.gpus else size.arch
-    better = f"take {size.image}" if size.image else "take one built for arm64 with NVIDIA's drivers"
-    if image.arch not in (size.arch, "unknown"):
-        raise HpcMpError(name, f"is for {image.arch}, and {size.name} is {size.arch}", better)
-    if not set(image.generations) & set(size.generations):
-        raise HpcMpError(name, f"is of generation {image.generations[0]}, and {size.name} takes {size.generations[0]}", better)
-    if size.gpu_vendor and image.drivers not in (wanted[size.gpu_vendor], "unknown"):
-        drivers = "no drivers" if image.drivers == "none" else f"the drivers {image.drivers}"
-        raise HpcMpError(name, f"has {drivers}, and {size.name} has {kind}", better)
-    if size.rdma and not image.network:
-        raise HpcMpError(name, f"has no drivers of InfiniBand, and {size.name} has it", better)
-    if image.ended:
-        raise HpcMpError(name, f"is of a system that ended on {image.ended}", better)
-    if not image.slurm:
-        raise HpcMpError(name, "has no packages of Slurm, and cyclecloud-slurm has none for it", better)
+    if fault := image_fault(image, size):
+        better = f"take {size.image}" if size.image else "take one built for arm64 with NVIDIA's drivers"
+        raise HpcMpError(f"--image {image.name}", fault[1], better)

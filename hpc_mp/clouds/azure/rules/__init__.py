@@ -6,15 +6,12 @@ from hpc_mp.base.findings import Finding, Hit, Rule
 from hpc_mp.clouds.azure.context import Case, read_case
 from hpc_mp.clouds.azure.parameters import Given
 from hpc_mp.clouds.azure.project import Project
-from hpc_mp.clouds.azure.rules.form import RULES as FORM
-from hpc_mp.clouds.azure.rules.images import RULES as IMAGES
+from hpc_mp.clouds.azure.rules.machines import RULES as MACHINES
 from hpc_mp.clouds.azure.rules.nodes import RULES as NODES
-from hpc_mp.clouds.azure.rules.parameters import RULES as PARAMETERS
-from hpc_mp.clouds.azure.rules.project import RULES as PROJECT
-from hpc_mp.clouds.azure.rules.sizes import RULES as SIZES
 from hpc_mp.clouds.azure.rules.slurm import RULES as SLURM
+from hpc_mp.clouds.azure.rules.template import RULES as TEMPLATE
 
-RULES: tuple[Rule[Case], ...] = (*FORM, *PARAMETERS, *NODES, *SLURM, *SIZES, *IMAGES, *PROJECT)
+RULES: tuple[Rule[Case], ...] = (*TEMPLATE, *NODES, *SLURM, *MACHINES)
 
 
 _LONGEST = 240

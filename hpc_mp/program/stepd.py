@@ -1,0 +1,99 @@
+"""The watch over slurmstepd, which starts the ranks of a node: if it is killed they live on, and neither Slurm nor srun notices.
+
+A process beside the first rank of the node waits for its end. It then ends what is left of the step there, so that nothing of it
+disturbs the next attempt, and writes down what has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_mp.layout.placement import from_dict
+from hpc_mp.program.stacks import lives
+from hpc_mp.rundir import TOKEN, RunDirectory, read_attempt, read_json
+from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.rank_env import at_place, node_name
+
+NAME = "slurmstepd"
+STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")  # variables of all processes of a step
+POLL_S = 0.2
+
+
+def watch_stepd(run: RunDirectory, environ: Mapping[str, str] = os.environ) -> None:
+    """Start the watch, which ends with this process; nothing unless this is the first task of its node that srun has started."""
+    stepd = next((pid for pid in _ancestors() if _read(pid, "comm").strip() == NAME), None)
+    if stepd is None or TOKEN not in environ or environ.get("SLURM_LOCALID") != "0":
+        return
+    task, child = os.getpid(), os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        if os.fork() == 0:  # no child of the rank, which may wait for all of its children
+            _detach()
+            _watch(run, environ, stepd, task)
+    finally:
+        os._exit(0)
+
+
+def _detach() -> None:
+    """Leave the streams and signals of the rank."""
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+
+
+def _watch(run: RunDirectory, environ: Mapping[str, str], stepd: int, task: int) -> None:
+    await_end(stepd, task)
+    if lives(stepd) or not lives(task):  # slurmstepd ends after its tasks
+        return
+    for pid in _of_step(environ):
+        with suppress(OSError):  # it has ended by now
+            os.kill(pid, signal.SIGKILL)
+    record = read_attempt(run.attempt_record)
+    if record.token == environ[TOKEN]:
+        who = at_place(from_dict(read_json(run.placement)), record.hosts, node_name(environ), 0, "Slurm")
+        said = f"process {stepd} was killed, and what it had started there was ended"
+        write_failure(run, RankFailure(who.rank, who.node, "orphaned", said, time.time(), record.attempt, nodes=(who.node,)))
+
+
+def await_end(*pids: int) -> None:
+    """Wait until one of these processes has ended."""
+    with suppress(OSError, AttributeError):  # before Linux 5.3
+        ends = select.poll()
+        for pid in pids:
+            ends.register(os.pidfd_open(pid), select.POLLIN)
+        ends.poll()
+        return
+    while all(map(lives, pids)):
+        time.sleep(POLL_S)
+
+
+def _ancestors() -> Iterator[int]:
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        pid = int((_read(pid, "stat").rpartition(")")[2].split() or ("", "0"))[1])
+
+
+def _of_step(environ: Mapping[str, str]) -> Iterator[int]:
+    """Processes of this step here, without this one."""
+    words = {f"{name}={environ.get(name)}" for name in STEP}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid() and words <= set(_read(int(entry), "environ").split("\0")):
+            yield int(entry)
+
+
+def _read(pid: int, name: str) -> str:
+    """A file of a process; empty if it is not there or somebody else's."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
+    return ""
