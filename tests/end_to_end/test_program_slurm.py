@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -355,7 +356,8 @@ ASKED: dict[str, tuple[str, str, bool]] = {
     "the end of a node": ("scontrol update NodeName=HOST State=DOWN Reason=x", "node", False),
     "maintenance": ("scontrol create reservation=care StartTime=now Duration=2 Users=nobody Flags=MAINT,IGNORE_JOBS Nodes=ALL; "
                     "sleep 3; scontrol delete reservation=care", "completed", True),
-    "a new time limit": ("scontrol update JobId=JOB TimeLimit=1", "stopped", True),
+    "a new time limit": ("scontrol update JobId=JOB TimeLimit=1; until scontrol show job JOB | grep -q Restarts=1; do sleep 1; "
+                         "done; scontrol update JobId=JOB TimeLimit=60", "stopped", True),
     CONTROLLER: ("scontrol requeue JOB; scontrol shutdown slurmctld; sleep 4", "stopped", False),
     "suspension": ("scontrol suspend JOB; sleep 8; scontrol resume JOB", "completed", False),
 }
@@ -381,14 +383,14 @@ def see_to_its_end(lab: Lab, name: str) -> None:
     does, kind, saves = ASKED[name]
     here = lab.share / name.replace(" ", "-")
     here.mkdir()
-    last = 500 if "limit" in name else 80
+    last = 300 if "limit" in name else 80
     silence = ("--set", "program.silent_limit=6") if name == "suspension" else ()
     found = submitted(lab, here, program(here, SAVES.replace("80", f"{last}")), "--set", "program.resumes=true", *silence)
     until(lambda: all((here / f"saved-{rank}").exists() for rank in range(4)), "some steps", 200)
     job_id = next(found.path.glob("slurm-*.log")).stem.partition("-")[2]
     first, host = read_json(found.attempt_record)["hosts"]
-    words = ["bash", "-c", does.replace("JOB", job_id).replace("HOST", host)]
-    asked = lab.at(first, words) if does.startswith("kill") else lab.run(words)
+    words = ["bash", "-c", re.sub(r"\bJOB\b", job_id, does).replace("HOST", host)]
+    asked = lab.at(first, words) if does.startswith("kill") else lab.run(words, timeout=200)
     assert asked.returncode == 0, asked.stderr
     if name == CONTROLLER:
         lab.popen(["slurmctld", "-D"])

@@ -77,16 +77,17 @@ def test_complaints_of_slurms_plug_in_are_no_words_of_a_rank(tmp_path: Path, lin
     assert (spoken(), spoken.troubled) == (ranks, troubled)
 
 
-def test_a_job_that_was_suspended_has_not_been_silent() -> None:
+@pytest.mark.parametrize(("limit", "spoke", "resumed"), [(30, 5, 620), (30, 18, 31), (6, 18, 28), (8, 15, 24)])
+def test_a_job_that_was_suspended_has_not_been_silent(limit: int, spoke: int, resumed: int) -> None:
     """Slurm stops the supervisor as it stops the ranks: nobody asks in that time."""
-    clock = Clock({5: [0, 1]})
-    watch = SilenceWatch(30, 2, clock.speakers, clock)
+    clock = Clock({spoke - 5: [0, 1], spoke: [0, 1]})
+    watch = SilenceWatch(limit, 2, clock.speakers, clock)
     noticed = []
-    for second in (*range(20), *range(620, 660)):
+    for second in (*range(spoke - 5, 20), *range(resumed, resumed + 40)):
         clock.now = float(second)
         if watch.noticed():
             noticed.append(second)
-    assert noticed[0] == 620 + 30 - (19 - 5) - 0, "the 14 s before it count"
+    assert noticed[0] == resumed + limit - (19 - spoke), "the seconds before it count"
 
 
 def test_whose_file_has_grown(tmp_path: Path) -> None:
