@@ -113,7 +113,7 @@ KEYS: dict[str, Row] = {
     "an empty checkpoint": ({"model": {"pretrained": "corpus"}}, r"its config.json cannot be read .*save_pretrained"),
     "a checkpoint without weights": ({"model": {"pretrained": "ck"}}, r"holds no \*.safetensors file. Save it again"),
     "half a config": ({"model": {"pretrained": "half"}}, r"its config.json is not JSON .*Give a directory written by"),
-    "weights that git has not fetched": ({"model": {"pretrained": "pointer"}}, r"model.safetensors: is an incomplete copy .*Copy or download"),
+    "weights that git has not fetched": ({"model": {"pretrained": "pointer"}}, r"is an incomplete copy .*Copy or download"),
     "a tokenizer that is not there": ({"data.tokenizer": "corpus"}, r"with a tokenizer .*holds tokenizer.json"),
     "a variable that is a number": ({"environment": {"set": {"A": 5}}}, r"set.A = 5: must be text. Write it in quotes"),
     "a variable with a blank": ({"environment": {"set": {"A B": "5"}}}, r"'A B': must be named by letters, digits"),

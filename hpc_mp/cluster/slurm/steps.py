@@ -82,7 +82,8 @@ def script_command(script: Path) -> list[str]:
 
 def has_numbered_steps(job_id: str) -> bool:
     """Whether steps of a job run besides that of its script. Raises CommandFailed."""
-    return re.search(r"\.\d+$", ask(("squeue", "--noheader", "--steps", "--format=%i", "--jobs", job_id)), re.MULTILINE) is not None
+    steps = ask(("squeue", "--noheader", "--steps", "--format=%i", "--jobs", job_id))
+    return re.search(r"\.\d+$", steps, re.MULTILINE) is not None
 
 
 def is_queue_notice(line: str) -> bool:
