@@ -359,7 +359,7 @@ ASKED: dict[str, tuple[str, str, bool]] = {
     "a new time limit": ("scontrol update JobId=JOB TimeLimit=1; until scontrol show job JOB | grep -q Restarts=1; do sleep 1; "
                          "done; scontrol update JobId=JOB TimeLimit=60", "stopped", True),
     CONTROLLER: ("scontrol requeue JOB; scontrol shutdown slurmctld; sleep 4", "stopped", False),
-    "suspension": ("scontrol suspend JOB; sleep 8; scontrol resume JOB", "completed", False),
+    "suspension": ("scontrol suspend JOB; sleep 25; scontrol resume JOB", "completed", False),
 }
 
 
@@ -384,7 +384,7 @@ def see_to_its_end(lab: Lab, name: str) -> None:
     here = lab.share / name.replace(" ", "-")
     here.mkdir()
     last = 300 if "limit" in name else 80
-    silence = ("--set", "program.silent_limit=6") if name == "suspension" else ()
+    silence = ("--set", "program.silent_limit=20") if name == "suspension" else ()
     found = submitted(lab, here, program(here, SAVES.replace("80", f"{last}")), "--set", "program.resumes=true", *silence)
     until(lambda: all((here / f"saved-{rank}").exists() for rank in range(4)), "some steps", 200)
     job_id = next(found.path.glob("slurm-*.log")).stem.partition("-")[2]
