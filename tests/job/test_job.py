@@ -299,9 +299,8 @@ def test_the_job_is_right_before_it_is_spoilt(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (here / "job.toml").write_text(JOB)
-    code, out, err = command(monkeypatch, capfd)
+    code, _, err = command(monkeypatch, capfd)
     assert code == 0, err
-    assert "#SBATCH" in out
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

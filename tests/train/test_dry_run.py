@@ -37,7 +37,7 @@ from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.groups import build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import lay_out
-from hpc_mp.train.rank.rendezvous import meet, rendezvous
+from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 CPU = torch.device("cpu")
 BF16 = 'train.precision="bf16"'
@@ -109,7 +109,9 @@ class Real:
 
 def real_rank(spec: JobSpec, directory: Path) -> Real:
     before = len(os.listdir("/proc/self/fd"))
-    _, host = meet(identity(os.environ), rendezvous(None), "gloo")
+    who = identity(os.environ)
+    store, _ = meet(who, rendezvous(None))
+    host = connect(who, store, "gloo")
     schedule = schedule_of(spec)
     groups = build(lay_out(spec), spec.shard_degree, CPU, "gloo", schedule, None, host, expert_shards=expert_cut(spec).shards)
     facts.gather("here", host)

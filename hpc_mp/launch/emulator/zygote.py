@@ -125,7 +125,7 @@ def fork_rank(rank: int, order: dict[str, Any], listener: int | None) -> int:
         task = order["ranks"][rank]
         redirect(Path(task["log"]))
         os.environ.update(task["environment"])
-        show_as(f"hpc-mp rank {rank} of ", order["job_file"].removesuffix("/job.toml"))
+        show_as(f"hpc-mp rank {rank} of ", str(Path(order["job_file"]).parent))
         if listener is not None and rank == 0:
             os.environ["HPC_MP_LISTEN_FD"] = str(listener)
         elif listener is not None:
