@@ -18,6 +18,7 @@ APART_S = 3.0  # seconds by which the first to fall silent must be ahead of the 
 
 TROUBLED_S = 300.0  # of silence from the start on are a hang where Slurm's plug-in for MPI has complained by then
 PAUSE_S = 10.0  # between two questions, of which many are asked each second; or half the limit
+SLOW_S = 3.0  # between two looks of a supervisor on a busy node, which was not stopped
 
 Speakers = Callable[[], Collection[int]]
 """Gives the ranks that have printed something since the last call."""
@@ -72,7 +73,7 @@ class SilenceWatch:
     def noticed(self) -> bool:
         """Whether the ranks hang; to be asked again and again."""
         now, paused = self._clock(), self._clock() - self._asked
-        if paused > min(PAUSE_S, self._limit / 2):  # this process was stopped, as where Slurm suspends the job: so were they
+        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as where Slurm suspends the job: so were they
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
         self._asked = now
         self._last |= dict.fromkeys(self._speakers(), now)

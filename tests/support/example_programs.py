@@ -82,7 +82,7 @@ class Example:
 
     @property
     def summary(self) -> str:
-        return f"in {self.steps[-1]} steps"
+        return f"in {self.steps[-1]} steps" if self.steps[0] == 1 else f"in steps {self.steps[0]} to {self.steps[-1]}"
 
 
 EXAMPLES = {
