@@ -73,7 +73,7 @@ class SilenceWatch:
     def noticed(self) -> bool:
         """Whether the ranks hang; to be asked again and again."""
         now, paused = self._clock(), self._clock() - self._asked
-        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as where Slurm suspends the job: so were they
+        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm: so were they
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
         self._asked = now
         self._last |= dict.fromkeys(self._speakers(), now)

@@ -91,7 +91,8 @@ def test_it_equals_one_process(
 
 def test_a_step_without_an_update_leaves_them(place: Path, engine: Engine) -> None:
     """fp16 whose first scale overflows: chunks come and go, and nothing changes."""
-    more = ['train.precision="fp16"', "train.loss_scale={ initial = 1e9, hysteresis = 1 }", "train.steps=24", *LAYOUTS["dp2 zero3"]]
+    more = ['train.precision="fp16"', "train.loss_scale={ initial = 1e9, hysteresis = 1 }", "train.steps=24",
+            *LAYOUTS["dp2 zero3"]]
     whole, _ = engine(LLAMA, *more)
     assert run_engine(job(place, LLAMA, [*more, BOTH]), before=small_chunks).distance(whole) == 0
 
