@@ -55,17 +55,18 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
         attempt = AttemptContext(run, supervised.spec, supervised.placement, given, command, record=record, host_order="")
     here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     said = f"the supervisor on {here} {ending(128 - code if killed else code)}"
-    attempt.say(f"attempt {attempt.record.attempt}: {said}; its ranks save and stop, and the run goes on")
+    resumes = not isinstance(attempt.spec, ProgramSpec) or attempt.spec.program.resumes
+    follows = "save and stop, and the run goes on" if resumes else "go on to their end"  # they would begin anew
+    attempt.say(f"attempt {attempt.record.attempt}: {said}; its ranks {follows}")
     died = RootCause(Cause("supervisor", said, None, here, time=time.time()), (), retry=True)
-    program = attempt.spec if isinstance(attempt.spec, ProgramSpec) else None
-    if program is None or program.program.resumes:
+    if resumes:
         signals.asked, signals.number = True, signal.SIGUSR2
     watch = watch_of(attempt, signals)
     ran = False
     for step in orphans(TOKEN, attempt.record.token):
         follow_step(step, signals, has_failed(attempt, watch))
         ran = ran or step.argv[-2:] == list(command[-2:])
-    return finish(attempt, int(not _all_is_done(attempt, ran)), script, signals, watch, died)
+    return finish(attempt, int(not _all_is_done(attempt, ran)), script, signals, watch, died=died)
 
 
 def _ending(ended: history.AttemptEnd) -> Ending:

@@ -99,7 +99,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         end = follow(step, signals, has_failed(attempt, watch), mpirun=alone)
         lost = _without_srun(attempt, end.code) if end.died and not alone else None
         code = (alone and first_code_of_ranks(run.guards)) or (0 if end.blind else end.code)
-    return finish(attempt, code, script, signals, watch, lost)
+    return finish(attempt, code, script, signals, watch, lost=lost)
 
 
 def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | None:
@@ -121,7 +121,7 @@ def has_failed(attempt: AttemptContext, watch: ProgramWatch | None) -> Callable[
     return attempt.has_failed if watch is None else lambda: attempt.has_failed() or watch.poll()
 
 
-def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals, watch: ProgramWatch | None,
+def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals, watch: ProgramWatch | None, *,
            lost: RootCause | None = None, died: RootCause | None = None) -> int:
     """Tidy the nodes up, judge how the ranks ended, and do what follows; the exit code of the job.
 
@@ -204,17 +204,18 @@ def _first_code(run: RunDirectory, code: int) -> int:
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
             watch: ProgramWatch | None) -> Ending:
     again = code == 0 and interrupted(attempt)
+    failed_node = code != 0 and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
         well = code == 0 and not attempt.by_mpirun  # what was silent is a process that a rank has left behind
         hang = watch.hang() if watch is not None and not well else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
-        failed = again or hang is not None or unended or (code != 0 and not cancelled and node_lost(attempt.run, script))
+        failed = again or hang is not None or unended or failed_node
         overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
         found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, ranks_asked)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:  # so srun ends, too, where it is ended while it starts its tasks
         return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
-    if (code in (STOPPED, *EARLY) or asked or signalled(attempt, code)) and not attempt.has_failed():
+    if (code in (STOPPED, *EARLY) or asked or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"
     return classify(gather(attempt, code, script))
 
