@@ -13,6 +13,7 @@ from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
 from hpc_mp.rundir.rank_env import emulated_node
+from hpc_mp.supervisor.log_patterns import OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class SupervisedRun:
         """Into the log of the job script and into that of the run."""
         line = f"{datetime.now():%H:%M:%S} {text}"
         with suppress(OSError):
-            print(f"hpc-mp: {line}", flush=True)
+            print(f"{OURS}{line}", flush=True)
         main = LineFile(self.run.main_log)
         main.write(line)
         main.close()

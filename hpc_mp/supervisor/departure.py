@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.rundir import AttemptRecord
-from hpc_mp.supervisor.log_patterns import CANCELLED
+from hpc_mp.supervisor.log_patterns import CANCELLED, OURS
 
 PREEMPTED = "Slurm preempted the job"
 REASONS = {"PREEMPTION": PREEMPTED, "JOB REQUEUE": "the job was queued again (scontrol requeue)"}  # by slurmstepd's words
@@ -38,6 +38,6 @@ def has_expired(said: Iterable[str]) -> bool:
 
 
 def since_begin(lines: Sequence[str], record: AttemptRecord) -> Sequence[str]:
-    """The lines of the job script's log that were written during an attempt."""
+    """Return the lines of others in the job script's log since an attempt began."""
     begins = [number for number, line in enumerate(lines) if f"attempt {record.attempt} (token {record.token}) on " in line]
-    return lines[begins[-1]:] if begins else ()
+    return [line for line in lines[begins[-1]:] if not line.startswith(OURS)] if begins else ()

@@ -24,7 +24,7 @@ from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST, task_ends
+from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST, OURS, task_ends
 from hpc_mp.supervisor.silence import Hang
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -140,8 +140,9 @@ def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
 
 
 def said_in(script: ScriptLog | None) -> tuple[str, ...]:
-    """The last lines of the script's log, of this attempt."""
-    return _tail(script.path, script.begin) if script is not None else ()
+    """The last lines of others in the script's log, of this attempt."""
+    lines = _tail(script.path, script.begin) if script is not None else ()
+    return tuple(line for line in lines if not line.startswith(OURS))
 
 
 def before(script: ScriptLog | None) -> list[str]:

@@ -54,8 +54,9 @@ _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
-HANG_ENDED = "hpc-mp: the ranks hang and are ended"  # in srun's log, before their ends
-OTHERS_ENDED = "hpc-mp: a rank has failed, and the others are ended"
+OURS = "hpc-mp: "  # before our own lines in the log of the job's script: what they quote may be of an earlier attempt
+HANG_ENDED = f"{OURS}the ranks hang and are ended"  # in srun's log, before their ends
+OTHERS_ENDED = f"{OURS}a rank has failed, and the others are ended"
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
                       + f"{HANG_ENDED}|{OTHERS_ENDED}")
 _EXIT = re.compile(r"Exited with exit code (\d+)")

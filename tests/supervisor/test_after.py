@@ -31,10 +31,9 @@ class EndedStep:
     """srun as ``orphans`` gives it, which ends as it is looked at."""
 
     pid, returncode = 1, 0
-    argv = ["srun", "x", "run"]
 
     def __init__(self) -> None:
-        self.sent: list[int] = []
+        self.argv = ["srun", "x", "run"]
 
     def poll(self) -> int:
         return 0
@@ -43,7 +42,7 @@ class EndedStep:
         return 0
 
     def send_signal(self, number: int, /) -> None:
-        self.sent.append(number)
+        pass
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(after, "orphans", lambda *_: [EndedStep() for _ in range(steps)])
         monkeypatch.setattr(Signals, "close", lambda self: None)
-        after.go_on_after(137, run.path, EndedStep.argv, Signals())
+        after.go_on_after(137, run.path, ["srun", "x", "run"], Signals())
         return run
     return go_on
 
