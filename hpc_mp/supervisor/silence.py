@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.layout.placement import Placement
@@ -94,20 +95,27 @@ class SilenceWatch:
 
 
 def rank_files(run: RunDirectory, ranks: int) -> Speakers:
-    """Where each rank has a log of its own: those whose log has grown."""
-    sizes: dict[int, int] = {}
+    """Return the speakers where each rank has a log of its own."""
+    return _grown([*((rank, run.rank_log(rank)) for rank in range(ranks)), (0, run.metrics)])
 
-    def grown() -> list[int]:
-        found = []
-        for rank in range(ranks):
-            with suppress(OSError):  # not begun yet
-                size = run.rank_log(rank).stat().st_size
-                if size != sizes.get(rank, 0):
-                    sizes[rank] = size
-                    found.append(rank)
-        return found
 
-    return grown
+def _grown(files: Sequence[tuple[int, Path]]) -> Speakers:
+    """Return the ranks with a file that has grown; rank 0 writes down the steps of ``hpc_mp.log``."""
+    sizes = {path: _size(path) for _, path in files}
+
+    def speakers() -> list[int]:
+        grown = [(rank, path, size) for rank, path in files if (size := _size(path)) != sizes[path]]
+        sizes.update((path, size) for _, path, size in grown)
+        return [rank for rank, _, _ in grown]
+
+    return speakers
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file; 0 before it is begun."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 class NodeLogs:
@@ -120,12 +128,14 @@ class NodeLogs:
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
         self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
         self._here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
+        self._logged = _grown([(0, run.metrics)])
         self.troubled = False
 
     def __call__(self) -> list[int]:
-        """The ranks that have printed something since the last call."""
+        """Return the ranks that have printed something, or logged a step, since the last call."""
         lines = [(host, line) for host, file in self._files.items() for line in file.read()]
         slurms = [line for _, line in lines if MPI_PLUGIN_SAYS.search(line)]
         self.troubled = self.troubled or bool(slurms)
         tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line)) and line not in slurms}
-        return [self._here[host][task % len(self._here[host])] for host, task in tasks]  # dealt in blocks, as many to every node
+        printed = [self._here[host][task % len(self._here[host])] for host, task in tasks]  # in blocks, as many to every node
+        return [*printed, *self._logged()]

@@ -1,6 +1,7 @@
 """A campaign of random faults on a lab of six hosts: does every run end by itself with the numbers of an undisturbed one?
 
     .venv/bin/python tests/end_to_end/campaign.py --faults 200 --seed 1 [--job program] [--json FILE]
+    .venv/bin/python tests/end_to_end/campaign.py --sum FILE …
 
 Kinds, moments and hosts of the faults are drawn by the seed, several for each run. A run is right if it completes without help,
 its losses, its gradient norms and its last checkpoint equal the undisturbed run's to the last bit, each step stands once in
@@ -249,7 +250,9 @@ def drawn(faults: int, per_run: int, draw: random.Random) -> list[list[str]]:
     return [kinds[begin:begin + per_run] for begin in range(0, faults, per_run)]
 
 
-def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print) -> list[Trial]:
+def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print,
+             file: Path | None = None) -> list[Trial]:
+    """Run them all; what is known by then is written to the file after each run."""
     draw = random.Random(seed)
     with Lab(6, overrides=SETTINGS) as lab:
         runs = Campaign(lab, kind, STEPS_PER_FAULT * per_run, draw, say)
@@ -258,7 +261,16 @@ def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[
             say(f"run {number}: {', '.join(kinds)}")
             trials.append(runs.trial(number, kinds))
             say(f"  {trials[-1].attempts} attempts; " + ("; ".join(trials[-1].wrong) or "right"))
+            if file:
+                file.write_text(json.dumps([asdict(trial) for trial in trials], indent=1))
         return trials
+
+
+def read(files: Sequence[Path]) -> list[Trial]:
+    """The trials of several campaigns."""
+    trees = [tree for file in files for tree in json.loads(file.read_text())]
+    return [Trial([Planted(**fault) for fault in tree["planted"]], tree["wrong"], tree["attempts"],
+                  [(kind, seconds, steps) for kind, seconds, steps in tree["figures"]]) for tree in trees]
 
 
 def table(trials: Sequence[Trial]) -> str:
@@ -287,10 +299,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--job", choices=("engine", "program"), default="engine")
     parser.add_argument("--json", type=Path, help="write every trial there")
+    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="the table of such files; nothing is run")
     words = parser.parse_args()
-    trials = campaign(words.faults, words.seed, words.job, words.per_run, lambda text: print(text, flush=True))
-    if words.json:
-        words.json.write_text(json.dumps([asdict(trial) for trial in trials], indent=1))
+    trials = read(words.sum) if words.sum else campaign(
+        words.faults, words.seed, words.job, words.per_run, lambda text: print(text, flush=True), words.json)
     print(table(trials))
     return int(any(trial.wrong for trial in trials))
 
