@@ -99,7 +99,7 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
     ((because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), "srun: error: Node failure on n2\n", "node", ("n2",),
      "node n2 failed, says Slurm: srun: error: Node failure on n2; all its nodes answer now"),
     (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed, says Slurm"),
-    ((), "", "vanished", (), "it ended without a word"),
+    ((), "", "vanished", (), "it ended without a word, as where its first node, n1, dies; all its nodes answer now"),
     (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
       "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
      "", "vanished", (), "it ended without a word"),  # an earlier start was preempted
@@ -120,7 +120,8 @@ def test_an_attempt_that_was_ended_with_its_job(
 
     begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, ScriptLog(log, log.stat().st_size))
     [end] = history(run)
-    assert (end.kind, end.nodes, end.node) == (kind, nodes, nodes[0] if nodes else None) and end.message.startswith(words), end
+    named = {"node": nodes[:1], "vanished": ("n1",)}.get(kind, (None,))
+    assert (end.kind, end.nodes, (end.node,)) == (kind, nodes, named) and end.message.startswith(words), end
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
 
 
