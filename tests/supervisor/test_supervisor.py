@@ -308,7 +308,8 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text().startswith("first\n")
     [ended] = history.history(run)
     assert (ended.kind, ended.token, ended.nodes) == ("vanished", "7.0.1", ("n2",))
-    assert ended.message == "it ended without a word, as where its first node, localhost, dies; down now: n2" and ended.node == "localhost"
+    assert ended.message == "it ended without a word, as where its first node, localhost, dies; down now: n2"
+    assert ended.node == "localhost"
     assert ended.time <= time.time() and "n2" in (run.path / "attempts/1/log/main.log").read_text()
     assert set(bad_nodes(ledger("lab"))) == {"n2"}
 
