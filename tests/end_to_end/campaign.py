@@ -35,7 +35,7 @@ from slurm_lab.lab import Lab
 
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 
-NODES, EVERY, STEPS_PER_FAULT = 4, 10, 60
+NODES, EVERY, STEPS_PER_FAULT = 4, 10, 30
 PACE = """
 import os, sys, threading, time
 def wait():
@@ -155,7 +155,7 @@ class Campaign:
         """Plant one fault at a drawn moment and wait until the run trains again; False if that cannot be."""
         moment = self.draw.choice(MOMENTS)
         begun = len(read_lines(run.metrics))
-        ahead = self.draw.randrange(1, STEPS_PER_FAULT // 2)
+        ahead = self.draw.randrange(1, STEPS_PER_FAULT)
         ready: dict[str, Callable[[], object]] = {
             "step": lambda: len(read_lines(run.metrics)) >= begun + ahead,
             "save": lambda: len(read_lines(run.metrics)) > begun and (self.kind == "program" or saving(run)),
