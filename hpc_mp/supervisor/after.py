@@ -28,6 +28,7 @@ from hpc_mp.supervisor.log_patterns import ended_there, first_code
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow_step, orphans
+from hpc_mp.supervisor.unended import LAUNCHING
 
 
 def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals) -> int:
@@ -93,6 +94,6 @@ def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
     spec, log = attempt.spec, attempt.run.srun_log
     if not isinstance(spec, ProgramSpec):
         return history.complete(attempt.run, spec)
-    said = log.read_text(encoding="utf-8", errors="replace").rpartition("launching StepId=")[2].splitlines() if ran else []
+    said = log.read_text(encoding="utf-8", errors="replace").rpartition(LAUNCHING)[2].splitlines() if ran else []
     tasks = {task for end in map(ended_there, said) if end is not None for task in end[1]}
     return first_code(said) is None and len(tasks) == spec.srun_tasks_per_node * spec.job.nodes

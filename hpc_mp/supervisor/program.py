@@ -68,7 +68,7 @@ class ProgramWatch:
         self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun else logs,
                                     on_hang=self._record_stacks, troubled=lambda: logs.troubled)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
-        self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
+        self.unended = UnendedTasks(run.srun_log, tasks, find_settings, begins=begins) if attempt.allocation is not None else None
         by_srun = attempt.allocation is not None and not spec.by_mpirun
         self._failed = FailedStep(run.srun_log, asked=self.ranks_asked, grace=record.grace,
                                   stop_codes=spec.program.stop_codes, begins=begins) if by_srun else None
