@@ -79,7 +79,7 @@ def _ending(ended: history.AttemptEnd) -> Ending:
 
 
 def _record(run: RunDirectory, given: Allocation | None) -> AttemptRecord | None:
-    """That of this start; None where the supervisor has not come so far."""
+    """Return the attempt record of this start; None if the supervisor has not written it."""
     with suppress(OSError, ValueError):
         record = read_attempt(run.attempt_record)
         return record if given is not None and record.token.startswith(f"{given.job_id}.{given.restart}.") else None
@@ -87,7 +87,7 @@ def _record(run: RunDirectory, given: Allocation | None) -> AttemptRecord | None
 
 
 def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
-    """Whether training is complete, or srun has told of a good end of all tasks of a program.
+    """Return True if training is complete, or srun has told of a good end of all tasks of a program.
 
     Args:
         ran: whether these were seen; else what srun has told may be of the step before.

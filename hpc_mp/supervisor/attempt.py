@@ -78,7 +78,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
 
 def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | None:
-    """What looks after the ranks of a program while they run, and warns them; None for our own engine.
+    """Return the watch over the ranks of a program, by which they are warned too; None for our own engine.
 
     Args:
         begins: whether they are started now.
@@ -92,7 +92,7 @@ def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) ->
 
 
 def has_failed(attempt: AttemptContext, watch: ProgramWatch | None) -> Callable[[], bool]:
-    """Gives whether a rank has failed or all of them hang; ranks of our own engine notice by themselves that they hang."""
+    """Return the question if a rank has failed or all of them hang; ranks of our own engine notice a hang by themselves."""
     return attempt.has_failed if watch is None else lambda: attempt.has_failed() or watch.poll()
 
 

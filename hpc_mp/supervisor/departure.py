@@ -33,7 +33,7 @@ def departure(job: Words, restart: int, said: Iterable[str]) -> str | None:
 
 
 def has_expired(said: Iterable[str]) -> bool:
-    """Whether slurmstepd says that the job was ended for its time limit."""
+    """Return True if slurmstepd says that the job was ended for its time limit."""
     return any((found := CANCELLED.search(line)) is not None and found[2] == "TIME LIMIT" for line in said)
 
 

@@ -96,7 +96,7 @@ def stalled_ends(attempt: AttemptContext) -> list[history.AttemptEnd]:
 
 
 def lacking(attempt: AttemptContext) -> str:
-    """What a run that comes no further lacks; empty where nobody knows how far a program comes."""
+    """Return the progress that the run lacks, in words; empty if nobody knows how far a program comes."""
     if isinstance(attempt.spec, JobSpec):
         return " without a new checkpoint"
     return " without a later step" if history.furthest_step(attempt.run, attempt.spec) else ""
@@ -129,8 +129,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
 
 
 def interrupted(attempt: AttemptContext) -> bool:
-    """Whether Slurm has queued the job again though its step says that all is well: as a node fails while its tasks are being
-    started, srun may end with 0."""
+    """Return True if Slurm has queued the job again though its step ended well: srun may end with 0 if a node fails while its
+    tasks are being started."""
     given = attempt.allocation
     return (given is not None and not history.complete(attempt.run, attempt.spec)
             and queued_again(given.job_id, given.restart, attempt.run.script))

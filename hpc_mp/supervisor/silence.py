@@ -22,7 +22,7 @@ PAUSE_S = 10.0  # between two questions, of which many are asked each second; or
 SLOW_S = 3.0  # between two looks of a supervisor on a busy node, which was not stopped
 
 Speakers = Callable[[], Collection[int]]
-"""Gives the ranks that have printed something since the last call."""
+"""Ranks that have printed something, or logged a step, since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SilenceWatch:
         self.hang: Hang | None = None
 
     def noticed(self) -> bool:
-        """Whether the ranks hang; to be asked again and again."""
+        """Return True if the ranks hang; it is asked again and again."""
         now, paused = self._clock(), self._clock() - self._asked
         if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm: so were they
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
@@ -87,7 +87,7 @@ class SilenceWatch:
         return self.hang is not None
 
     def _first(self) -> int | None:
-        """Who fell silent before all others; ranks of which some never print tell nothing."""
+        """Return the rank that fell silent before all others; None if some ranks have never printed."""
         if len(self._last) < self._ranks or self._ranks == 1:
             return 0 if self._ranks == 1 else None
         first, second = sorted(self._last, key=self._last.__getitem__)[:2]
@@ -119,7 +119,7 @@ def _size(path: Path) -> int:
 
 
 class NodeLogs:
-    """Where srun writes a log per node: the tasks before whose lines their numbers stand.
+    """The speakers where srun writes a log per node, with the number of a task before each of its lines.
 
     Attributes:
         troubled: whether Slurm's plug-in for MPI has complained in one.
