@@ -35,7 +35,7 @@ from slurm_lab.lab import Lab
 
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 
-NODES, EVERY, STEPS_PER_FAULT = 4, 10, 30
+NODES, EVERY, STEPS_PER_FAULT = 4, 10, 20
 PACE = """
 import os, sys, threading, time
 def wait():
@@ -51,9 +51,9 @@ if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read(
 PATIENCE = 420.0  # seconds until a run that comes no further is given up
 MOMENTS = ("step", "step", "save", "start", "queued")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "")
-ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3",
+ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2",
           "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
-          "train.global_batch=6")
+          "train.global_batch=4")
 SIGNALS = {"engine": "USR2", "program": "TERM"}
 PROGRAM = """
 [job]
