@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from campaign_faults import FAULTS, RANK, SETTINGS, Planted, Scene
+from campaign_faults import FAULTS, SETTINGS, Planted, Scene
 from slurm_jobs import launch, submit, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
@@ -191,7 +191,7 @@ class Campaign:
         return back
 
     def _ranks_are_there(self, run: RunDirectory) -> bool:
-        return any(Scene(self.lab, "", (), self.draw).pids(host, RANK) for host in hosts_of(run))
+        return any(Scene(self.lab, "", (), self.draw).ranks(host) for host in hosts_of(run))
 
     def _judge(self, run: RunDirectory, job_id: str, trial: Trial) -> None:
         ends = read_lines(run.path / "history.jsonl")
