@@ -163,9 +163,9 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
             record.token, record.attempt, history.furthest_step(run, attempt.spec), died.cause.kind if died else str(ending),
             message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
             died.cause.node if died else None, _returned(attempt) if died else (), departed))
-    if action in ("done", "fail"):
-        conclude_run(attempt, record.attempt, ending, departed)
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
+    if action in ("done", "fail"):  # whoever waits for the verdict has the words by then
+        conclude_run(attempt, record.attempt, ending, departed)
     if action == "fail":
         return code if 0 < code < 256 else 1
     return 0 if ending == "completed" or action == "requeue" else STOPPED  # by it jobs that depend on this one know
