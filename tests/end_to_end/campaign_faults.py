@@ -227,7 +227,7 @@ FAULTS: dict[str, Fault] = {
     "srun killed": Fault(killed("^srun --export", first=True)),  # the supervisor has it in its arguments
     "supervisor killed": Fault(killed("-m hpc_mp.supervisor ", first=True)),
     "slurmstepd of ranks killed": Fault(stepd(batch=False)),
-    "slurmstepd of the script killed": Fault(stepd(batch=True)),
+    "slurmstepd of the script killed": Fault(stepd(batch=True), ends=False),  # the script lives on, and ends the job
     "host dies": Fault(host_dies(90)),
     "host reboots": Fault(host_dies(3)),
     "host stands still": Fault(host_stands_still),
