@@ -5,7 +5,7 @@
 
 Kinds, moments and hosts of the faults are drawn by the seed, several for each run. A run is right if it completes without help,
 its losses, its gradient norms and its last checkpoint equal the undisturbed run's to the last bit, each step stands once in
-``metrics.jsonl``, and every end of an attempt names a host that was hit, or is no failure because the job was asked to go.
+``metrics.jsonl``, and every end of an attempt names a host that was hit then, or is no failure because the job was asked to go.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Trial:
     wrong: list[str] = field(default_factory=list)
     attempts: int = 0
     figures: list[tuple[str, float, int]] = field(default_factory=list)  # kind, seconds to the first new step, steps again
+    ends: list[dict[str, Any]] = field(default_factory=list)
 
 
 def write(directory: Path, kind: str, steps: int) -> Path:
@@ -195,7 +196,7 @@ class Campaign:
 
     def _judge(self, run: RunDirectory, job_id: str, trial: Trial) -> None:
         ends = read_lines(run.path / "history.jsonl")
-        trial.attempts = len(ends)
+        trial.attempts, trial.ends = len(ends), ends
         state = read_json(run.outcome)["state"] if run.outcome.exists() else "without an outcome"
         if state != "completed":
             trial.wrong.append(f"is {state}, job {self._state(job_id)}: {ends[-1]['message'] if ends else ''}")
@@ -209,11 +210,15 @@ class Campaign:
 
 
 def wrong_end(end: dict[str, Any], planted: Sequence[Planted]) -> list[str]:
-    """Why the end of an attempt is unnamed or misnamed, if it is."""
-    if end["kind"] in ("completed", "stopped"):
+    """Why the end of an attempt is unnamed or misnamed, if it is: by the faults of this attempt and the one before."""
+    near = [fault for fault in planted if end["attempt"] - 1 <= fault.attempt <= end["attempt"]]
+    if end["kind"] == "completed":
         return []
+    if end["kind"] == "stopped":
+        asked = any(FAULTS[fault.kind].asks for fault in near)
+        return [] if asked else [f"misnamed end of attempt {end['attempt']}: nobody asked for its stop: {end['message'][:150]}"]
     named = {end["node"], *end["nodes"], *re.findall(r"\bn\d+\b", end["message"])} - {None}
-    hit = {host for fault in planted for host in fault.hosts}
+    hit = {host for fault in near for host in fault.hosts}
     if not named:
         return [f"unnamed end of attempt {end['attempt']}: {end['kind']}: {end['message'][:150]}"]
     blamed = {end["node"], *end["nodes"]} - {None} or named
@@ -270,7 +275,7 @@ def read(files: Sequence[Path]) -> list[Trial]:
     """The trials of several campaigns."""
     trees = [tree for file in files for tree in json.loads(file.read_text())]
     return [Trial([Planted(**fault) for fault in tree["planted"]], tree["wrong"], tree["attempts"],
-                  [(kind, seconds, steps) for kind, seconds, steps in tree["figures"]]) for tree in trees]
+                  [(kind, seconds, steps) for kind, seconds, steps in tree["figures"]], tree.get("ends", [])) for tree in trees]
 
 
 def table(trials: Sequence[Trial]) -> str:

@@ -1,6 +1,6 @@
 """The faults of a campaign: what each does to a lab on which a run trains, which hosts it hits, and when it is over.
 
-A row of ``FAULTS`` plants one fault. ``ends``: the attempt must end by it.
+A row of ``FAULTS`` plants one fault. ``ends``: the attempt must end by it; ``asks``: it is a wish of somebody that the job stops.
 """
 
 from __future__ import annotations
@@ -219,6 +219,7 @@ def daemon(lab: Cluster, where: list[str], name: str) -> None:
 class Fault:
     plant: Callable[[Scene], Hit]
     ends: bool = True
+    asks: bool = False
 
 
 FAULTS: dict[str, Fault] = {
@@ -232,11 +233,11 @@ FAULTS: dict[str, Fault] = {
     "host reboots": Fault(host_dies(3)),
     "host stands still": Fault(host_stands_still),
     "link cut": Fault(link_cut),
-    "requeued": Fault(said("scontrol", "requeue")),
-    "preempted with grace": Fault(preempted(20)),
-    "preempted at once": Fault(preempted(0)),
-    "signal to the ranks": Fault(said("scancel", "--signal={signal}")),
-    "SIGTERM to all": Fault(said("scancel", "--full", "--signal=TERM")),
+    "requeued": Fault(said("scontrol", "requeue"), asks=True),
+    "preempted with grace": Fault(preempted(20), asks=True),
+    "preempted at once": Fault(preempted(0), asks=True),
+    "signal to the ranks": Fault(said("scancel", "--signal={signal}"), asks=True),
+    "SIGTERM to all": Fault(said("scancel", "--full", "--signal=TERM"), asks=True),
     "slurmctld killed": Fault(controller_killed, ends=False),
     "slurmd killed": Fault(node_daemon_killed, ends=False),
 }
