@@ -53,7 +53,7 @@ MOMENTS = ("step", "step", "save", "start", "queued")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "")
 ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2",
           "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
-          "train.global_batch=4")
+          "train.global_batch=4", "environment.health=false")
 SIGNALS = {"engine": "USR2", "program": "TERM"}
 PROGRAM = """
 [job]
