@@ -49,6 +49,7 @@ if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read(
 """
 """A module that Python imports by itself: steps take long enough for a fault to come between two of them."""
 PATIENCE = 420.0  # seconds until a run that comes no further is given up
+LATE = 180.0  # seconds in which Slurm kills new ranks on a host that was cut off, with what it takes for the rest of old ones
 MOMENTS = ("step", "step", "save", "start", "queued")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "")
 ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2",
@@ -62,7 +63,7 @@ nodes = {nodes}
 [program]
 command = ["{python}", "{program}", "{steps}", "{every}"]
 resumes = true
-silent_limit = 30
+silent_limit = 60
 [slurm]
 retries = 20
 grace = 20
@@ -210,8 +211,9 @@ class Campaign:
 
 
 def wrong_end(end: dict[str, Any], planted: Sequence[Planted]) -> list[str]:
-    """Why the end of an attempt is unnamed or misnamed, if it is: by the faults of this attempt and the one before."""
-    near = [fault for fault in planted if end["attempt"] - 1 <= fault.attempt <= end["attempt"]]
+    """Why the end of an attempt is unnamed or misnamed, if it is: by the faults of this attempt, the one before, and ``LATE``."""
+    near = [fault for fault in planted if end["attempt"] - 1 <= fault.attempt <= end["attempt"]
+            or 0 <= end["time"] - fault.time < LATE]
     if end["kind"] == "completed":
         return []
     if end["kind"] == "stopped":
