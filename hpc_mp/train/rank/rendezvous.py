@@ -81,9 +81,10 @@ def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) ->
     if who.world == 1:
         store = dist.HashStore()
     else:
-        to_connect = timeout if first else timeout / 2  # torch tries twice
-        store = dist.TCPStore(where.address, where.port, who.world, is_master=first and where.hosted, timeout=to_connect,
-                              wait_for_workers=False, master_listen_fd=where.listener if first and where.hosted else None)
+        master = first and where.hosted
+        store = dist.TCPStore(where.address, where.port, who.world, is_master=master,
+                              timeout=timeout if master else timeout / 2,  # torch tries twice to connect
+                              wait_for_workers=False, master_listen_fd=where.listener if master else None)
         store.set_timeout(timeout)
     store = dist.PrefixStore(f"hpc-mp/{digest(where.secret, 'store')}", store)
     keys = SignedKeys(dist.PrefixStore("own", store), where.secret)
