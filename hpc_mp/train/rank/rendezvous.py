@@ -81,11 +81,8 @@ def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) ->
     if who.world == 1:
         store = dist.HashStore()
     else:
-        master = first and where.hosted
-        store = dist.TCPStore(where.address, where.port, who.world, is_master=master,
-                              timeout=timeout if master else timeout / 2,  # torch tries twice to connect
-                              wait_for_workers=False, master_listen_fd=where.listener if master else None)
-        store.set_timeout(timeout)
+        store = dist.TCPStore(where.address, where.port, who.world, is_master=first and where.hosted, timeout=timeout,
+                              wait_for_workers=False, master_listen_fd=where.listener if first and where.hosted else None)
     store = dist.PrefixStore(f"hpc-mp/{digest(where.secret, 'store')}", store)
     keys = SignedKeys(dist.PrefixStore("own", store), where.secret)
     _gather(who, keys, timeout)
