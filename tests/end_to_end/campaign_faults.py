@@ -198,7 +198,7 @@ def node_daemon_killed(scene: Scene) -> Hit:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     scene.after(4, lambda: scene.lab.runs(host) and daemon(scene.lab, scene.lab.inside(host), "slurmd"))
-    return () if pids else None
+    return (host,) if pids else None
 
 
 def of_lab(pid: int, lab: Cluster) -> bool:
