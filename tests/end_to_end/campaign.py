@@ -49,6 +49,9 @@ if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read(
 """
 """A module that Python imports by itself: steps take long enough for a fault to come between two of them."""
 PATIENCE = 420.0  # seconds until a run that comes no further is given up
+HELD, LOOK = "launch failed requeued held", 10.0
+"""The reason of a job that Slurm holds for ever: its controller was killed before it had saved that it had started the job, starts it
+again while its node still ends it, and takes the node's refusal for a failed launch. No process of the run is left by then."""
 LATE = 180.0  # seconds in which Slurm kills new ranks on a host that was cut off, with what it takes for the rest of old ones
 MOMENTS = ("step", "step", "save", "start", "queued")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "")
@@ -82,6 +85,7 @@ class Trial:
     attempts: int = 0
     figures: list[tuple[str, float, int]] = field(default_factory=list)  # kind, seconds to the first new step, steps again
     ends: list[dict[str, Any]] = field(default_factory=list)
+    released: int = 0
 
 
 def write(directory: Path, kind: str, steps: int) -> Path:
@@ -138,7 +142,7 @@ class Campaign:
     def _wait(self, run: RunDirectory, job_id: str, ready: Callable[[], object], trial: Trial, what: str,
               scene: Scene | None = None) -> bool:
         """Until ``ready``; False if the run has ended, or comes no further."""
-        deadline, last = time.monotonic() + PATIENCE, (0, 0)
+        deadline, last, looked = time.monotonic() + PATIENCE, (0, 0), time.monotonic()
         while not ready():
             if scene:
                 scene.mend()
@@ -147,6 +151,11 @@ class Campaign:
             reached = (newest_attempt(run), len(read_lines(run.metrics)))
             if reached != last:
                 deadline, last = time.monotonic() + PATIENCE, reached
+            if time.monotonic() - looked > LOOK:
+                looked = time.monotonic()
+                if HELD in self.lab.run(["squeue", "--noheader", "--format=%r", "--jobs", job_id]).stdout:
+                    trial.released += 1
+                    self.lab.run(["scontrol", "release", job_id])
             if time.monotonic() > deadline:
                 trial.wrong.append(f"came no further while {what} was awaited ({self._state(job_id)})")
                 return False
@@ -277,7 +286,8 @@ def read(files: Sequence[Path]) -> list[Trial]:
     """The trials of several campaigns."""
     trees = [tree for file in files for tree in json.loads(file.read_text())]
     return [Trial([Planted(**fault) for fault in tree["planted"]], tree["wrong"], tree["attempts"],
-                  [(kind, seconds, steps) for kind, seconds, steps in tree["figures"]], tree.get("ends", [])) for tree in trees]
+                  [(kind, seconds, steps) for kind, seconds, steps in tree["figures"]], tree.get("ends", []),
+                  tree.get("released", 0)) for tree in trees]
 
 
 def table(trials: Sequence[Trial]) -> str:
@@ -296,7 +306,9 @@ def table(trials: Sequence[Trial]) -> str:
     wrong = [f"run {number}: {words}" for number, trial in enumerate(trials, 1) for words in trial.wrong]
     right = sum(not trial.wrong for trial in trials)
     attempts = sum(trial.attempts for trial in trials)
-    return "\n".join([*rows, f"{len(planted)} faults, {attempts} attempts, {right} of {len(trials)} runs right", *wrong])
+    released = sum(trial.released for trial in trials)
+    held = [f"{released} times a job that Slurm held was released (scontrol release)"] if released else []
+    return "\n".join([*rows, f"{len(planted)} faults, {attempts} attempts, {right} of {len(trials)} runs right", *held, *wrong])
 
 
 def main() -> int:
