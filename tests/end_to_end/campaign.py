@@ -50,8 +50,8 @@ if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read(
 """A module that Python imports by itself: steps take long enough for a fault to come between two of them."""
 PATIENCE = 420.0  # seconds until a run that comes no further is given up
 HELD, LOOK = "launch failed requeued held", 10.0
-"""The reason of a job that Slurm holds for ever: its controller was killed before it had saved that it had started the job, starts it
-again while its node still ends it, and takes the node's refusal for a failed launch. No process of the run is left by then."""
+"""The reason of a job that Slurm holds for ever: its controller was killed before it had saved the start, starts the job
+again while the node still ends it, and takes that refusal for a failed launch. No process of the run is left by then."""
 LATE = 180.0  # seconds in which Slurm kills new ranks on a host that was cut off, with what it takes for the rest of old ones
 MOMENTS = ("step", "step", "save", "start", "queued")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "")
