@@ -27,8 +27,8 @@ POLL_S = 0.2
 
 def watch_stepd(run: RunDirectory, environ: Mapping[str, str] = os.environ) -> None:
     """Start the watch, which ends with this process; nothing unless this is the first task of its node that srun has started."""
-    stepd = next((pid for pid in _ancestors() if _read(pid, "comm").strip() == NAME), None)
-    killed = stepd is None and environ.get("SLURM_TASK_PID") == str(os.getpid())  # while this program was being loaded
+    stepd = stepd_above()
+    killed = stepd == 0 and environ.get("SLURM_TASK_PID") == str(os.getpid())  # while this program was being loaded
     if not (stepd or killed) or TOKEN not in environ or environ.get("SLURM_LOCALID") != "0":
         return
     task, child = os.getpid(), os.fork()
@@ -53,8 +53,8 @@ def _detach() -> None:
 
 
 def _watch(run: RunDirectory, environ: Mapping[str, str], stepd: int | None, task: int) -> None:
-    """Wait for the end of slurmstepd, and end its step; ``stepd`` is None if it has been killed."""
-    if stepd is not None:
+    """Wait for the end of slurmstepd, and end its step; ``stepd`` is 0 if it has been killed."""
+    if stepd:
         await_end(stepd, task)
         if lives(stepd) or not lives(task):  # slurmstepd ends after its tasks
             return
@@ -80,11 +80,12 @@ def await_end(*pids: int) -> None:
         time.sleep(POLL_S)
 
 
-def _ancestors() -> Iterator[int]:
+def stepd_above() -> int | None:
+    """Return the slurmstepd that has started this process or a parent; 0 if there is none, None if this user cannot see it."""
     pid = os.getppid()
-    while pid > 1:
-        yield pid
-        pid = int((_read(pid, "stat").rpartition(")")[2].split() or ("", "0"))[1])
+    while pid > 1 and _read(pid, "comm").strip() != NAME:
+        pid = int((_read(pid, "stat").rpartition(")")[2].split() or ("", "0"))[1])  # /proc may hide processes of others
+    return {0: None, 1: 0}.get(pid, pid)
 
 
 def _of_step(environ: Mapping[str, str]) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -19,16 +20,18 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.requeue import await_notice, known_job, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, ProgramSpec
+from hpc_mp.program.stepd import stepd_above
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history
 from hpc_mp.rundir.failures import KINDS
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
+from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.rundir.records import AWAITING
 from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.begun import say_ended, say_phase
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.departure import departure, has_expired
+from hpc_mp.supervisor.departure import QUEUED_AGAIN, departure, has_expired
 from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out
@@ -66,6 +69,10 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     attempt = _with_end(attempt, job)
     cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was a signal alone
     departed = _departed(attempt, job, script)
+    if departed == QUEUED_AGAIN and stepd_above() == 0:  # Slurm gives no reason then
+        here = node_name(os.environ)
+        said = f"the job's script on {here} lost the slurmstepd that had started it, and Slurm queued the job again"
+        departed, lost = "", RootCause(Cause("orphaned", said, node=here), (here,), retry=True)
     ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.asked, cancelled, watch)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
             isinstance(ending, RootCause) and KINDS[ending.cause.kind].level >= KINDS["supervisor"].level)):

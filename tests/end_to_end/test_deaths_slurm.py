@@ -147,9 +147,9 @@ def test_a_rank_that_is_stopped_before_all_have_met_is_named(lab: Cluster, job: 
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
 
 
-def kill_stepd(lab: Cluster, node: str) -> None:
+def kill_stepd(lab: Cluster, node: str, step: str = "[1-9]") -> None:
     """The slurmstepd of the ranks of a node, which live on: step 0 prepares the nodes."""
-    [pid] = [pid for pid in lab.processes(node) if re.match(r"slurmstepd: \[\d+\.[1-9]", command_line(pid))]
+    [pid] = [pid for pid in lab.processes(node) if re.match(rf"slurmstepd: \[\d+\.{step}", command_line(pid))]
     os.kill(pid, signal.SIGKILL)
 
 
@@ -174,6 +174,21 @@ def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Cluster
     until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
     assert node not in read_json(run.attempt_record)["hosts"]
+
+
+@pytest.mark.prove
+def test_the_script_that_loses_its_slurmstepd_is_a_fault_of_its_node(lab: Cluster, job: Path) -> None:
+    """Slurm queues the job again and gives no reason: somebody had asked for that, it was said, and no host was named."""
+    slow = with_fault(job, "time.sleep(1)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*PACED, *slow))
+    until(lambda: steps(run) >= 3, "training")
+    kill_stepd(lab, "n1", "batch")
+    lab.run(["scontrol", "requeue", job_id])  # Slurm does so once the node registers
+    until(lambda: (run.path / "history.jsonl").exists(), "the end of the attempt", 100)
+    [first] = history(run)
+    assert (first["kind"], first["nodes"], first["node"], first["action"]) == ("orphaned", ["n1"], "n1", "requeue"), first
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
 
 
 # A program that goes on from its last step, of one rank per task or with two processes below the one task of a node.

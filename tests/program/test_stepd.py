@@ -14,6 +14,7 @@ from slurm_jobs import until
 
 from hpc_mp.base.files import write_json
 from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.program import stepd
 from hpc_mp.program.stacks import lives
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, create_run, write_attempt
 from hpc_mp.rundir.failures import read_failures
@@ -37,6 +38,12 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
+def test_a_slurmstepd_that_is_hidden_has_not_been_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc may show a user no process of others (hidepid): all ranks there would be ended."""
+    monkeypatch.setattr(stepd, "_read", lambda pid, name: "")
+    assert stepd.stepd_above() is None
+
+
 @pytest.mark.parametrize(("parent", "task_pid", "local", "token", "orphaned"), [
     ("slurmstepd", "$$", "0", "7.0.1", "process"),  # killed while the rank runs
     ("gone", "$$", "0", "7.0.1", "it"),  # killed before the rank could look: the run went on with a rank that Slurm had lost
@@ -50,10 +57,10 @@ def test_the_end_of_slurmstepd(tmp_path: Path, run: RunDirectory, parent: str, t
                                orphaned: str | None) -> None:
     start = f'sh -c \'echo $$ > {tmp_path}/pid; SLURM_TASK_PID={task_pid} exec "$@"\' task "$@" &'
     ends = "wait" if parent == "slurmstepd" else "exit"
-    stepd = executable(tmp_path / "slurmstepd", f"#!/bin/sh\n{start}\n{ends}\n")
+    starter = executable(tmp_path / "slurmstepd", f"#!/bin/sh\n{start}\n{ends}\n")
     environ = {**os.environ, "SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "1", "SLURM_LOCALID": local,
                "SLURMD_NODENAME": "n2"} | ({TOKEN: token} if token else {})
-    step = subprocess.Popen([stepd, sys.executable, "-c", TASK, run.path], env=environ)
+    step = subprocess.Popen([starter, sys.executable, "-c", TASK, run.path], env=environ)
     until((tmp_path / "pid").exists, "the task", 30)
     task = int((tmp_path / "pid").read_text())
     try:
