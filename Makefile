@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install test pytest lint demo prove bench reference docs wheel clean
+.PHONY: help install test pytest lint demo prove gpu bench reference docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,13 @@ demo: install  ## train a small model on emulated nodes
 
 prove: install  ## the long proofs of exactness
 	$(PY) -m pytest -ra -m "prove or hypothesis" --hypothesis-profile=nightly --timeout=3600
+
+# Exactness tests with the engine on the GPU, ranks that share it over gloo; TEST_DEVICE is read in tests/support/layouts.py.
+GPU_TESTS := tests/gpu $(addprefix tests/train/test_,exact_tensor.py exact_pipeline.py exact_zero.py exact_products.py exact_context.py \
+  exact_sequence.py exact_experts.py exact_controls.py recompute.py)
+gpu: install  ## on a machine with a GPU: exactness on it, then speed beside other trainers; in 8 minutes
+	TEST_DEVICE=cuda timeout 240 $(PY) -m pytest -q -ra -n 6 -m "gpu or not prove" $(GPU_TESTS)
+	$(PY) benchmarks/single_gpu.py --minutes 4 --json single_gpu.json
 
 bench: install  ## measure
 	$(PY) benchmarks/startup.py

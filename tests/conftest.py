@@ -44,6 +44,18 @@ TIMED = ("tests/clouds", "tests/cluster", "tests/doctor", "tests/end_to_end", "t
          "tests/train/test_tokens")
 
 
+ON_GPU = os.environ.get("TEST_DEVICE") == "cuda"  # `make gpu`: the engine of exactness tests is on a GPU
+# Asking whether there is a GPU must not begin CUDA: ranks are forked from here.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
+@cache
+def gpu_here() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 @cache
 def uses_the_lab(file: Path) -> bool:
     return re.search(r"\bLab\b", file.read_text(encoding="utf-8")) is not None
@@ -53,6 +65,8 @@ class OneLab(LoadFileScheduling):
     """Gives files to workers, and all files that use the Slurm of the lab to one: they wait more than they compute."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if ON_GPU:  # nothing here uses the lab, and beside a GPU are many cores
+            return nodeid
         file = nodeid.partition("::")[0]
         return "lab" if uses_the_lab(self.config.rootpath / file) else file
 
@@ -71,6 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.nodeid.startswith(TIMED):
             item.add_marker(pytest.mark.flaky(reruns=0))
+        if ON_GPU and not gpu_here():
+            item.add_marker(pytest.mark.skip(reason="torch sees no GPU here"))
 
 
 def pytest_collection_finish() -> None:
