@@ -19,7 +19,7 @@ help:  ## show this list
 
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
-# Five workers for two cores: one has most tests that wait for the lab's Slurm (tests/conftest.py), others wait for time limits.
+# Five workers for two cores: two have the tests that wait for the labs' Slurm (tests/conftest.py), others wait for time limits.
 test: install  ## lint, types, import arrows and all tests but the long proofs; ROOM=launch: of one room and of those that import it
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
