@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import counted
+from hpc_mp.base.text import duration
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_sweep
 from hpc_mp.job.inputs import find_files, find_program
 from hpc_mp.job.sweep import Sweep
+from hpc_mp.job.values import seconds_of
 from hpc_mp.launch import sweep
 from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
 from hpc_mp.launch.depends import NONE, row
@@ -269,11 +270,18 @@ def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | N
     else:
         assert isinstance(first, TrainingPlan)
         words = describe(first, title, text or launched_text(plans))
-    limit = first.spec.job.time_limit
-    remark = [table({"limit": f'job.time_limit = {limit} is {counted(int(limit), "minute")}, as Slurm counts; hours are written '
-                              f'"{int(limit):02d}:00:00"'})] if re.fullmatch(r"0*[1-9]\d{0,2}", limit) else []
+    remark = _time_remark(first.spec.job.time_limit)
     swept = [] if plans[0].member is None else [sweep.rows(plans, backend.arrays)]
     return "\n".join((words, *remark, *row(plans[0].depends), *swept))
+
+
+def _time_remark(limit: str) -> list[str]:
+    """A row on a limit of one or two numbers, which Slurm counts in minutes and seconds; people write them for hours."""
+    found, seconds = re.fullmatch(r"(\d{1,3})(:\d\d?)?", limit), seconds_of(limit)
+    if found is None or seconds is None:
+        return []
+    hours = f"{int(found[1]):02d}{found[2] or ':00'}:00"
+    return [table({"limit": f'job.time_limit = {limit} is {duration(seconds)}, as Slurm counts; hours are written "{hours}"'})]
 
 
 def _left(plan: JobPlan, request: LaunchRequest) -> str:
