@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from slurm_jobs import TWO, close, emulated, logs, losses, steps, submit, until, write_job
+from slurm_jobs import TWO, close, command, emulated, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 from test_program_slurm import here, program, submitted
@@ -122,6 +124,53 @@ def test_a_full_disk_stops_the_run_and_blames_no_node(lab: Cluster, job: Path, e
     until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
     [end] = history(run)
     assert state(lab, job_id) == "FAILED" and (end["kind"], end["nodes"], end["action"]) == ("space", [], "fail"), end
+
+
+@contextmanager
+def read_only(lab: Cluster, nodes: Sequence[str], directory: Path) -> Iterator[None]:
+    """The directory is mounted read-only on these nodes. What is open there stays writable, as after errors of a file system."""
+    for node in nodes:
+        for options in (["--bind"], ["-o", "remount,bind,ro"]):
+            done = lab.at(node, ["mount", *options, str(directory), str(directory)])
+            assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        for node in nodes:
+            lab.at(node, ["umount", "--lazy", str(directory)])
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("directory", ["run", "checkpoints"])
+def test_a_file_system_that_one_node_has_read_only_is_left_with_the_node(lab: Cluster, job: Path, directory: str) -> None:
+    run, job_id = submit(lab, job, (*PACED, *with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")))
+    until(lambda: steps(run) >= 12, "training")
+    with read_only(lab, ["n2"], run.path if directory == "run" else run.checkpoints):
+        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED", logs(job)
+    first, last = history(run)
+    assert (first["kind"], first["nodes"], first["rank"], first["step"]) == ("unwritable", ["n2"], 1, 10), first
+    assert os.strerror(errno.EROFS) in first["message"] and last["kind"] == "completed"
+    assert "n2" not in read_json(run.attempt_record)["hosts"] and close(losses(run.path), emulated(job, PACED))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("directory", ["run", "checkpoints"])
+def test_a_file_system_that_all_nodes_have_read_only_is_no_nodes_fault(lab: Cluster, job: Path, directory: str) -> None:
+    slow = with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*PACED, *slow, "slurm.retries=0"))
+    until(lambda: steps(run) >= 12, "training")
+    with read_only(lab, lab.nodes, run.path if directory == "run" else run.checkpoints):
+        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "FAILED" and os.strerror(errno.EROFS) in logs(job)
+    if directory == "run":  # not a word of the attempt could be written down, not even its steps: Slurm alone tells of its end
+        assert not run.outcome.exists() and not run.history.exists()
+    else:
+        [end] = history(run)
+        assert (end["kind"], end["nodes"], end["action"], end["step"]) == ("storage", [], "fail", 10), end
+    told = json.loads(command(lab, "status", run.path, "--json").stdout)
+    assert told["state"] == "failed", told
+    print(told)
 
 
 # What befalls the process of rank 1, on n2, while it loads its packages.

@@ -379,7 +379,7 @@ def test_of_several_clusters_that_of_slurm_conf_is_meant(
     if meant is not None:
         assert chosen(name).directory == several / f"hpc-mp-{meant}"
     else:
-        with pytest.raises(HpcMpError, match="3 clusters are up: lab, new, two. Say which with --name"):
+        with pytest.raises(HpcMpError, match=r"3 clusters are up: lab, new, two\. Say which with --name"):
             chosen(name)
 
 

@@ -223,7 +223,7 @@ def previewed(job: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, resum
 
 
 @pytest.mark.parametrize(("limit", "words"), [
-    ("24", 'is 24 min, as Slurm counts; hours are written "24:00:00"'), ("1", 'is 1 min, as Slurm counts; hours are written "01:'),
+    ("24", 'is 24 min, as Slurm counts; hours are written "24:00:00"'), ("1", 'is 1 min, .*"01:00:00"'),
     ("90", 'is 1 h 30 min, as Slurm counts; hours are written "90:00:00"'), ("024", 'is 24 min, .*"24:00:00"'),
     ("12:00", 'is 12 min, as Slurm counts; hours are written "12:00:00"'), ("1:30", 'is 1 min 30 s, .*"01:30:00"'),
     ("24:00:00", ""), ("00:24:00", ""), ("1-12", ""), ("1-00:00", ""), ("1440", ""), ("0", "")])

@@ -43,7 +43,17 @@ from hpc_mp.train.rank.bootstrap import (
 )
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated, not_asked
-from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
+from hpc_mp.train.rank.failures import (
+    LAST_FILES,
+    Hung,
+    NodeLost,
+    PeerGone,
+    RankContext,
+    cause_known,
+    die,
+    limit_files,
+    record_failure,
+)
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
@@ -95,7 +105,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         record_failure(begun.context(begun.run, begun.placement), error)
         return 2
     try:
-        with ending_in(MEETING_S):
+        with ending_in(MEETING_S), Watchdog(limits(spec.job), partial(_unmet, begun), "come"):
             store, keys = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
                 who, begun.where, time_to_meet(spec.job.meet_timeout, who.world)))
     except (RuntimeError, OSError, HpcMpError) as error:  # somebody did not come: his node may be lost
@@ -128,6 +138,14 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
             return 2 if kind == "user" else 1
     context.log.flush()
     return EXIT_STOPPED if ended.stopped else 0
+
+
+def _unmet(begun: Bootstrap, hung: Hung) -> None:
+    """Called by the watchdog of a rank that has come to the meeting: the kernel may accept it where a rank 0 hangs."""
+    if begun.run is None or begun.placement is None:
+        print(f"hpc-mp: {hung}", file=sys.stderr, flush=True)
+        os._exit(1)
+    die(begun.context(begun.run, begun.placement), hung)
 
 
 def leave(host: Tree, backend: str) -> None:
