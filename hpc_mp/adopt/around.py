@@ -46,7 +46,7 @@ def without_subshell(text: str, source: Source, launch: LaunchCall) -> str | Non
 
 
 def before_it(statement: Statement, launch: LaunchCall) -> str:
-    """What a line has before the launch on it, to which the launch was joined by ``&&``."""
+    """Return the part of a line before the launch on it, which ``&&`` has joined to the launch."""
     if launch.together or is_fed(launch, statement):
         return ""
     return statement.text[:launch.call.start - statement.start].strip().removesuffix("&&").strip()

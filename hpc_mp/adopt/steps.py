@@ -115,14 +115,14 @@ def prints(name: str, call: CallSite) -> bool:
 
 
 def writes(statement: Statement) -> bool:
-    """Whether a statement reads or writes files, or sets a variable by ``${A:=…}``, ``printf -v A`` or ``$((A++))``."""
+    """Return if a statement reads or writes files, or sets a variable by ``${A:=…}``, ``printf -v A`` or ``$((A++))``."""
     plain = re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", "x", statement.text)
     return bool(re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", plain) or SETS.search(statement.text) or _makes_files(statement)
                 or _SETS_BESIDES.search(statement.text))
 
 
 def _makes_files(statement: Statement) -> bool:
-    """Whether a ``$(…)`` in it makes files or takes them away."""
+    """Return if a ``$(…)`` in it makes files or takes them away."""
     return any("command_substitution" in call.inside and call.command.name in _MAKERS for call in statement.calls)
 
 

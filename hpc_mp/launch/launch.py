@@ -69,7 +69,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script, what it trains on
+    """A launch that was not made: a plan for every run of a sweep, the first run's directory, its script, what it trains on
     (None: it is a program that knows itself), and whether its script would be used, or was asked for."""
 
     plans: tuple[JobPlan, ...]
@@ -285,7 +285,7 @@ def _time_remark(limit: str) -> list[str]:
 
 
 def _left(plan: JobPlan, request: LaunchRequest) -> str:
-    """That the newest run of the job has not come to its end, and how to go on with it; empty where there is none."""
+    """A note that the newest run of the job has not come to its end, with the command that goes on; empty where it has."""
     new = next_run(plan.spec)
     run = RunDirectory(new.with_name(f"{int(new.name) - 1:04d}"))
     ended = None if request.resume or plan.member is not None else verdict(run)
@@ -310,7 +310,7 @@ def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], Non
 
 
 def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:
-    """What asks transformers about the models; not about the tokenizer of a run that goes on with it whatever it is."""
+    """Return the check that asks transformers about the models; a run that goes on keeps its tokenizer unasked."""
 
     def check(ask: ModelChecker) -> None:
         for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):

@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -173,26 +173,58 @@ def test_a_file_system_that_all_nodes_have_read_only_is_no_nodes_fault(lab: Clus
     print(told)
 
 
-# What befalls the process of rank 1, on n2, while it loads its packages.
+# What befalls the first task of a node, once, before it has loaded its packages.
 ABSENT = """
-import os, signal, sys
-if os.environ.get("SLURM_LOCALID") == "0" and os.environ["SLURMD_NODENAME"] == "n2" and not os.path.exists({once!r}):
-    if "train" in open("/proc/self/cmdline").read():
+import os, signal, sys, time
+if os.environ.get("SLURM_LOCALID") == "0" and os.environ["SLURMD_NODENAME"] == {node!r} and not os.path.exists({once!r}):
+    if {entry!r} in open("/proc/self/cmdline").read():
         open({once!r}, "w").close()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        {deed}
 """
+STOPS, SLEEPS = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(3600)"
 
 
-def test_a_rank_that_is_stopped_before_all_have_met_is_named(lab: Cluster, job: Path) -> None:
-    """Ten minutes, without a key."""
+def absent(job: Path, deed: str, node: str, entry: str) -> str:
+    """The override that plants it."""
     place = job.parent / "fault"
     place.mkdir()
-    (place / "sitecustomize.py").write_text(ABSENT.format(once=str(job.parent / "once")))
-    run, job_id = submit(lab, job, (*PACED, f"environment.set.PYTHONPATH={place}", "job.meet_timeout=15"))
+    (place / "sitecustomize.py").write_text(ABSENT.format(once=str(job.parent / "once"), deed=deed, node=node, entry=entry))
+    return f"environment.set.PYTHONPATH={place}"
+
+
+def freeze(lab: Cluster, node: str) -> None:
+    """Stop all processes of a node, but for its network."""
+    for pid in lab.processes(node):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(("deed", "node"), [
+    (STOPS, "n2"), *(pytest.param(deed, node, marks=pytest.mark.prove)
+                     for deed, node in ((SLEEPS, "n2"), (STOPS, "n1"), (SLEEPS, "n1")))])
+def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, node: str) -> None:
+    """Ten minutes, without a key."""
+    run, job_id = submit(lab, job, (*PACED, absent(job, deed, node, "train"), "job.meet_timeout=15"))
     until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 100)
     [first] = history(run)[:1]
-    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", 1, "n2", "requeue"), first
+    rank = int(node[1:]) - 1
+    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", rank, node, "requeue"), first
     until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+
+
+@pytest.mark.prove
+def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job: Path) -> None:
+    run, job_id = submit(lab, job, (*PACED, absent(job, SLEEPS, "n2", "train"), "job.meet_timeout=15"))
+    until((job.parent / "once").exists, "the rank on n2", 100)
+    freeze(lab, "n2")
+    try:
+        until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 200)
+        [first] = history(run)[:1]
+        assert (first["node"], first["action"]) == ("n2", "requeue") and first["kind"] in ("silent", "lost"), first
+        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    finally:
+        lab.kill("n2")
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
 
 
@@ -277,6 +309,28 @@ def test_a_program_that_loses_its_slurmstepd_is_started_again_without_the_node(
     until(run.outcome.exists, "the end", 120)
     assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
     assert node not in read_json(run.attempt_record)["hosts"]
+
+
+# A program whose ranks wait for each other.
+WAITS = """
+    open(f"came-{rank}", "w").close()
+    while not all(os.path.exists(f"came-{other}") for other in range(int(os.environ['WORLD_SIZE']))):
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("deed", "node"), [(STOPS, "n2"), (SLEEPS, "n1")])
+def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: str, node: str) -> None:
+    """It was silent for an hour, with all others."""
+    fault = absent(here / "job.toml", deed, node, "hpc_mp.program")
+    run = submitted(lab, here, program(here, WAITS), "--set", fault, "--set", "job.meet_timeout=5")
+    until(lambda: (run.path / "history.jsonl").exists(), "the end of the first start", 150)
+    [first] = history(run)[:1]
+    rank = 2 * int(node[1:]) - 2
+    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", rank, node, "requeue"), first
+    until(run.outcome.exists, "the end", 120)
+    assert read_json(run.outcome)["state"] == "completed", logs_of(run)
 
 
 @pytest.mark.parametrize("kind", ["per rank", pytest.param("per node", marks=pytest.mark.prove)])

@@ -211,6 +211,6 @@ def _together(action: Callable[[], None], host: Tree) -> None:
             f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
         refused = isinstance(error, OSError)
     if facts.largest(reason is not None, host):
-        reasons = {rank: told for rank, told in enumerate(facts.gather((reason, refused), host)) if told[0]}
+        reasons = {rank: given for rank, given in enumerate(facts.gather((reason, refused), host)) if given[0]}
         raise SaveFailed("; ".join(dict.fromkeys(words for words, _ in reasons.values())), tuple(reasons),
                          all(system for _, system in reasons.values()))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.spec import time_to_meet
 from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
@@ -43,23 +44,13 @@ from hpc_mp.train.rank.bootstrap import (
 )
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated, not_asked
-from hpc_mp.train.rank.failures import (
-    LAST_FILES,
-    Hung,
-    NodeLost,
-    PeerGone,
-    RankContext,
-    cause_known,
-    die,
-    limit_files,
-    record_failure,
-)
+from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rendezvous import connect, meet, time_to_meet
+from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT, connect, meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
@@ -107,7 +98,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
     try:
         with ending_in(MEETING_S), Watchdog(limits(spec.job), partial(_unmet, begun), "come"):
             store, keys = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
-                who, begun.where, time_to_meet(spec.job.meet_timeout, who.world)))
+                who, begun.where, timedelta(seconds=time_to_meet(spec.job)) or FILES_TIMEOUT))
     except (RuntimeError, OSError, HpcMpError) as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
@@ -140,7 +131,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
     return EXIT_STOPPED if ended.stopped else 0
 
 
-def _unmet(begun: Bootstrap, hung: Hung) -> None:
+def _unmet(begun: Bootstrap, hung: Exception) -> None:
     """Called by the watchdog of a rank that has come to the meeting: the kernel may accept it where a rank 0 hangs."""
     if begun.run is None or begun.placement is None:
         print(f"hpc-mp: {hung}", file=sys.stderr, flush=True)

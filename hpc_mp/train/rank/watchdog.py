@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal
 
-from hpc_mp.job.spec import Job
+from hpc_mp.job.spec import Job, time_to_meet
 from hpc_mp.train.rank.failures import Hung
-from hpc_mp.train.rank.rendezvous import LATER, time_to_meet
+from hpc_mp.train.rank.rendezvous import LATER
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 from hpc_mp.train.rank.waits import place, stack
 
@@ -37,8 +37,8 @@ LATE: Mapping[Phase, str] = {
 
 def limits(job: Job) -> dict[Phase, float]:
     """Seconds that each phase may take; 0 = any time."""
-    meet = time_to_meet(job.meet_timeout, job.nodes * job.ranks_per_node).total_seconds()
-    come = meet + 2 * LATER.total_seconds()  # the store's own limits, which know who is missing, come first
+    meet = time_to_meet(job)
+    come = meet and meet + 2 * LATER.total_seconds()  # the store's own limits, which know who is missing, come first
     return {"come": come, "meet": meet, "start": job.start_timeout, "load": job.load_timeout,
             "first step": FIRST * job.step_timeout, "step": job.step_timeout, "evaluation": FIRST * job.step_timeout,
             "save": job.save_timeout}
