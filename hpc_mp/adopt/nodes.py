@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hpc_mp.adopt.command import FLAGS, MEETING, OF_MACHINES, number_in
+from hpc_mp.adopt.kinds import PRINTS
 from hpc_mp.adopt.launches import LaunchCall, in_background
 from hpc_mp.adopt.request import Request
 from hpc_mp.adopt.setup import is_loop
-from hpc_mp.adopt.steps import PRINTS
 from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.statements import Source
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -225,6 +226,22 @@ def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job
     finally:
         lab.kill("n2")
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+
+
+@pytest.mark.prove
+def test_a_suspended_run_has_not_lost_its_nodes(lab: Cluster, job: Path) -> None:
+    """Slurm stops ranks, watches and supervisor for longer than any of them waits for another."""
+    slow = with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*PACED, *slow, "job.heartbeat_timeout=6", "job.step_timeout=12"))
+    until(lambda: steps(run) >= 8, "training")
+    lab.run(["scontrol", "suspend", job_id], check=True)
+    before = steps(run)
+    time.sleep(25)
+    assert steps(run) <= before + 1, "it was not suspended"
+    lab.run(["scontrol", "resume", job_id], check=True)
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED" and [end["kind"] for end in history(run)] == ["completed"], logs(job)
+    assert close(losses(run.path), emulated(job, PACED))
 
 
 def kill_stepd(lab: Cluster, node: str) -> None:
