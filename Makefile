@@ -73,7 +73,7 @@ $(INSTALLED): pyproject.toml
 	@{ $(PY) -m pip install "$(TORCH)" -e '.[dev]' && touch $@; } 2>&1 | $(PY) -c "$$PROGRESS"
 	@test -e $@ || { tail -n 20 .venv/install.log; exit 1; }
 
-# pip's output goes to a log; shown are one moving line on a terminal, the large downloads in a pipe.
+# pip's output goes to a log; shown are one moving line on a terminal, in a pipe the large downloads and that it installs.
 define PROGRESS
 import re, sys
 live = sys.stdout.isatty()
@@ -83,7 +83,7 @@ with open(".venv/install.log", "w") as log:
         short = re.sub(r"-(cp|py)\d\S*", "", line.strip())[:78]
         if live:
             print("\r\033[K" + short, end="", flush=True)
-        elif short.endswith("MB)"):
+        elif short.endswith("MB)") or short.startswith("Installing"):
             print(short, flush=True)
 print("\r\033[K" if live else "", end="")
 endef

@@ -85,6 +85,16 @@ class SilenceWatch:
             self._on_hang()
         return self.hang is not None
 
+    @property
+    def seconds(self) -> float:
+        """For which the ranks have run, as of the last question."""
+        return self._asked - self._begin
+
+    @property
+    def speakers(self) -> Collection[int]:
+        """Ranks that have printed something."""
+        return self._last.keys()
+
     def _first(self) -> int | None:
         """Who fell silent before all others; ranks of which some never print tell nothing."""
         if len(self._last) < self._ranks or self._ranks == 1:
