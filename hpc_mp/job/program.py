@@ -58,7 +58,8 @@ class Program(Section):
     """Exit codes by which a program says that it has saved and is to be queued again. Ranks that end with them at different times
     wait for each other before: the first of them ends the others. Example: `[3, 75]`."""
     silent_limit: NonNegative = 3600
-    """Seconds in which no rank prints a line until they count as hung; 0 = never. Example: `600`."""
+    """Seconds in which no rank prints a line, or logs a step by `hpc_mp.log`, until they count as hung; 0 = never.
+    Example: `600`."""
 
 
 class ProgramParallel(Section):

@@ -28,7 +28,8 @@ POLL_S = 0.2
 def watch_stepd(run: RunDirectory, environ: Mapping[str, str] = os.environ) -> None:
     """Start the watch, which ends with this process; nothing unless this is the first task of its node that srun has started."""
     stepd = next((pid for pid in _ancestors() if _read(pid, "comm").strip() == NAME), None)
-    if stepd is None or TOKEN not in environ or environ.get("SLURM_LOCALID") != "0":
+    killed = stepd is None and environ.get("SLURM_TASK_PID") == str(os.getpid())  # while this program was being loaded
+    if not (stepd or killed) or TOKEN not in environ or environ.get("SLURM_LOCALID") != "0":
         return
     task, child = os.getpid(), os.fork()
     if child:
@@ -51,17 +52,19 @@ def _detach() -> None:
         os.dup2(nothing, number)
 
 
-def _watch(run: RunDirectory, environ: Mapping[str, str], stepd: int, task: int) -> None:
-    await_end(stepd, task)
-    if lives(stepd) or not lives(task):  # slurmstepd ends after its tasks
-        return
+def _watch(run: RunDirectory, environ: Mapping[str, str], stepd: int | None, task: int) -> None:
+    """Wait for the end of slurmstepd, and end its step; ``stepd`` is None if it has been killed."""
+    if stepd is not None:
+        await_end(stepd, task)
+        if lives(stepd) or not lives(task):  # slurmstepd ends after its tasks
+            return
     for pid in _of_step(environ):
         with suppress(OSError):  # it has ended by now
             os.kill(pid, signal.SIGKILL)
     record = read_attempt(run.attempt_record)
     if record.token == environ[TOKEN]:
         who = at_place(from_dict(read_json(run.placement)), record.hosts, node_name(environ), 0, "Slurm")
-        said = f"process {stepd} was killed, and what it had started there was ended"
+        said = f"{f'process {stepd}' if stepd else 'it'} was killed, and what it had started there was ended"
         write_failure(run, RankFailure(who.rank, who.node, "orphaned", said, time.time(), record.attempt, nodes=(who.node,)))
 
 

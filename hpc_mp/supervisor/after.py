@@ -20,14 +20,16 @@ from hpc_mp.job import ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, history, read_attempt, read_json
 from hpc_mp.rundir.outcome import STOPPED, Cause
-from hpc_mp.supervisor.attempt import Ending, conclude_run, finish, has_failed, watch_of
+from hpc_mp.supervisor.attempt import has_failed, watch_of
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.ending import Ending, conclude_run, finish
 from hpc_mp.supervisor.evidence import script_log
 from hpc_mp.supervisor.log_patterns import ended_there, first_code
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow_step, orphans
+from hpc_mp.supervisor.unended import LAUNCHING
 
 
 def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals) -> int:
@@ -55,17 +57,18 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
         attempt = AttemptContext(run, supervised.spec, supervised.placement, given, command, record=record, host_order="")
     here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     said = f"the supervisor on {here} {ending(128 - code if killed else code)}"
-    attempt.say(f"attempt {attempt.record.attempt}: {said}; its ranks save and stop, and the run goes on")
+    resumes = not isinstance(attempt.spec, ProgramSpec) or attempt.spec.program.resumes
+    follows = "save and stop, and the run goes on" if resumes else "go on to their end"  # they would begin anew
+    attempt.say(f"attempt {attempt.record.attempt}: {said}; its ranks {follows}")
     died = RootCause(Cause("supervisor", said, None, here, time=time.time()), (), retry=True)
-    program = attempt.spec if isinstance(attempt.spec, ProgramSpec) else None
-    if program is None or program.program.resumes:
+    if resumes:
         signals.asked, signals.number = True, signal.SIGUSR2
     watch = watch_of(attempt, signals)
     ran = False
     for step in orphans(TOKEN, attempt.record.token):
         follow_step(step, signals, has_failed(attempt, watch))
         ran = ran or step.argv[-2:] == list(command[-2:])
-    return finish(attempt, int(not _all_is_done(attempt, ran)), script, signals, watch, died)
+    return finish(attempt, int(not _all_is_done(attempt, ran)), script, signals, watch, died=died)
 
 
 def _ending(ended: history.AttemptEnd) -> Ending:
@@ -76,7 +79,7 @@ def _ending(ended: history.AttemptEnd) -> Ending:
 
 
 def _record(run: RunDirectory, given: Allocation | None) -> AttemptRecord | None:
-    """That of this start; None where the supervisor has not come so far."""
+    """Return the attempt record of this start; None if the supervisor has not written it."""
     with suppress(OSError, ValueError):
         record = read_attempt(run.attempt_record)
         return record if given is not None and record.token.startswith(f"{given.job_id}.{given.restart}.") else None
@@ -84,7 +87,7 @@ def _record(run: RunDirectory, given: Allocation | None) -> AttemptRecord | None
 
 
 def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
-    """Whether training is complete, or srun has told of a good end of all tasks of a program.
+    """Return True if training is complete, or srun has told of a good end of all tasks of a program.
 
     Args:
         ran: whether these were seen; else what srun has told may be of the step before.
@@ -92,6 +95,6 @@ def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
     spec, log = attempt.spec, attempt.run.srun_log
     if not isinstance(spec, ProgramSpec):
         return history.complete(attempt.run, spec)
-    said = log.read_text(encoding="utf-8", errors="replace").rpartition("launching StepId=")[2].splitlines() if ran else []
+    said = log.read_text(encoding="utf-8", errors="replace").rpartition(LAUNCHING)[2].splitlines() if ran else []
     tasks = {task for end in map(ended_there, said) if end is not None for task in end[1]}
     return first_code(said) is None and len(tasks) == spec.srun_tasks_per_node * spec.job.nodes

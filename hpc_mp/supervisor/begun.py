@@ -1,4 +1,4 @@
-"""What the ranks of our own engine write of themselves, and those of a program do not: whoever starts them writes it for them."""
+"""Records that ranks of our own engine write of themselves; for the ranks of a program their supervisor writes them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
 
 
 def say_phase(run: RunDirectory, attempt: int, phase: str, detail: str = "") -> None:
-    """What a rank 0 would say that it is doing."""
+    """Write the phase of the attempt, as a rank 0 of our own engine does."""
     with suppress(OSError):  # a full disk must not stop a program
         write_record(run.status, RankStatus(attempt, phase, detail, time=time.time()))

@@ -1,4 +1,4 @@
-"""What the supervisor knows of the run, and of the attempt, that it looks after: one value that all its parts are given."""
+"""The run and the attempt that the supervisor looks after, as one value for all its parts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
 from hpc_mp.rundir.rank_env import emulated_node
+from hpc_mp.supervisor.log_patterns import OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,14 @@ class SupervisedRun:
 
     @property
     def job_id(self) -> str | None:
-        """Of the Slurm job whose allocation this is."""
+        """The number of the Slurm job; None outside of Slurm."""
         return self.allocation.job_id if self.allocation else None
 
     def say(self, text: str) -> None:
         """Into the log of the job script and into that of the run."""
         line = f"{datetime.now():%H:%M:%S} {text}"
         with suppress(OSError):
-            print(f"hpc-mp: {line}", flush=True)
+            print(f"{OURS}{line}", flush=True)
         main = LineFile(self.run.main_log)
         main.write(line)
         main.close()
@@ -67,7 +68,7 @@ class AttemptContext(SupervisedRun):
 
     @property
     def by_mpirun(self) -> bool:
-        """Whether mpirun starts the ranks, be it in tasks of srun. Then each of them has a log of its own."""
+        """True if mpirun starts the ranks, be it in tasks of srun. Then each of them has a log of its own."""
         return not self.record.hosts or (isinstance(self.spec, ProgramSpec) and self.spec.by_mpirun)
 
     def seats(self) -> tuple[tuple[str, ...], tuple[RankPlace, ...]]:
@@ -85,12 +86,12 @@ class AttemptContext(SupervisedRun):
         return tuple(numbers), tuple(replace(place, node=numbers[host]) for place, host in zip(places, of_rank, strict=True))
 
     def is_current(self) -> bool:
-        """Whether no later attempt has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""
+        """Return True if no later attempt has begun. One whose node Slurm thought dead may live on, and touches nothing."""
         if read_attempt(self.run.attempt_record).token == self.record.token:
             return True
         print(f"hpc-mp: attempt {self.record.attempt} ({self.record.token}) is not the run's current one any more", flush=True)
         return False
 
     def has_failed(self) -> bool:
-        """Whether a rank has said by now that it failed."""
+        """Return True if a rank has recorded a failure by now."""
         return bool(self.run.failure.found(self.record.attempt))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.rundir import AttemptRecord
-from hpc_mp.supervisor.log_patterns import CANCELLED
+from hpc_mp.supervisor.log_patterns import CANCELLED, OURS
 
 PREEMPTED = "Slurm preempted the job"
 REASONS = {"PREEMPTION": PREEMPTED, "JOB REQUEUE": "the job was queued again (scontrol requeue)"}  # by slurmstepd's words
@@ -33,11 +33,11 @@ def departure(job: Words, restart: int, said: Iterable[str]) -> str | None:
 
 
 def has_expired(said: Iterable[str]) -> bool:
-    """Whether slurmstepd says that the job was ended for its time limit."""
+    """Return True if slurmstepd says that the job was ended for its time limit."""
     return any((found := CANCELLED.search(line)) is not None and found[2] == "TIME LIMIT" for line in said)
 
 
 def since_begin(lines: Sequence[str], record: AttemptRecord) -> Sequence[str]:
-    """The lines of the job script's log that were written during an attempt."""
+    """Return the lines of others in the job script's log since an attempt began."""
     begins = [number for number, line in enumerate(lines) if f"attempt {record.attempt} (token {record.token}) on " in line]
-    return lines[begins[-1]:] if begins else ()
+    return [line for line in lines[begins[-1]:] if not line.startswith(OURS)] if begins else ()

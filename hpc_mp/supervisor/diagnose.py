@@ -37,7 +37,7 @@ __all__ = ["FAILURE_CLASSES", "FailureClass", "RootCause", "classify"]
 
 @dataclass(frozen=True, slots=True)
 class FailureClass:
-    """What follows from a kind of failure.
+    """The consequences of a kind of failure.
 
     Attributes:
         retry: whether another attempt may go well: a fault of the machine, or one that nobody can tell from it.
@@ -113,7 +113,7 @@ def classify(evidence: Evidence) -> RootCause:
 
 
 def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
-    """Of one level the earliest; of those without a time one that names a rank tells more than one that names a host."""
+    """Sort key: the level, then the time; without a time a symptom of a rank tells more than one of a host."""
     kind = "error" if symptom.own and symptom.kind == "memory" else symptom.kind  # of its own memory a program may say it later
     level, time = precedence(kind, symptom.time)
     order = "error" if symptom.own and level == KINDS["error"].level else kind  # of a program's ends srun names the first first
@@ -121,8 +121,8 @@ def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
 
 
 def _awaited(evidence: Evidence, first: Symptom) -> Symptom:
-    """Of the rank for which all others waited; the ``first`` when nobody has said for whom. A lost node stays one: of its ranks
-    it is then the one that was waited for."""
+    """Return the symptom of the rank for which all others waited, else the ``first``. A lost node stays the cause, with the rank
+    of it that was waited for."""
     places = sorted(evidence.places.values(), key=lambda place: place.rank)
     found = root_cause(evidence.failures, evidence.standings, places, evidence.hosts)
     if found is None or found in evidence.failures:
@@ -167,7 +167,7 @@ def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidenc
 
 
 def _log(evidence: Evidence, symptom: Symptom) -> str | None:
-    """Of its node, which srun writes; else its own."""
+    """Return the log of the node, which srun writes, else that of the rank."""
     run = evidence.run
     if run is None or symptom.host is None:
         return None
@@ -201,6 +201,6 @@ def _who(symptom: Symptom, evidence: Evidence) -> str:
 
 
 def _everywhere(pattern: re.Pattern[str], evidence: Evidence) -> bool:
-    """Whether a rank of every host has said it last."""
+    """Return True if the last lines of a rank on every host match."""
     return all(any(pattern.search(line) for task in range(len(evidence.places))
                    for line in evidence.said_by(host, task)[-LAST_LINES:]) for host in evidence.hosts)

@@ -1,4 +1,4 @@
-"""What is known of an attempt of a run that failed, gathered from its directory and from Slurm."""
+"""Evidence on a failed attempt of a run, gathered from its directory and from Slurm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST, task_ends
+from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST, OURS, task_ends
 from hpc_mp.supervisor.silence import Hang
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -88,7 +88,7 @@ class Evidence:
     user: int | None = None
 
     def ranks_on(self, host: str | None) -> list[int]:
-        """Those that the placement puts there, by local rank."""
+        """Return the ranks that the placement puts on a host, by local rank."""
         found = [place for place in self.places.values() if place.node < len(self.hosts) and self.hosts[place.node] == host]
         return [place.rank for place in sorted(found, key=lambda place: place.local_rank)]
 
@@ -102,7 +102,7 @@ class Evidence:
         return rank if self.by_mpirun else _tasks(self)[rank]
 
     def said_by(self, host: str, task: int) -> Sequence[str]:
-        """What a task has said, without the numbers before its lines."""
+        """Return the lines of a task, without the numbers before them."""
         return _by_task(self).get((host, task), ())
 
 
@@ -140,8 +140,9 @@ def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
 
 
 def said_in(script: ScriptLog | None) -> tuple[str, ...]:
-    """The last lines of the script's log, of this attempt."""
-    return _tail(script.path, script.begin) if script is not None else ()
+    """The last lines of others in the script's log, of this attempt."""
+    lines = _tail(script.path, script.begin) if script is not None else ()
+    return tuple(line for line in lines if not line.startswith(OURS))
 
 
 def before(script: ScriptLog | None) -> list[str]:
@@ -154,12 +155,12 @@ def before(script: ScriptLog | None) -> list[str]:
 
 
 def user_cancelled(script: ScriptLog | None) -> bool:
-    """Whether somebody has ended the job with scancel, or sent its script SIGTERM: slurmstepd then gives no other reason."""
+    """Return True if somebody has ended the job with scancel, or sent its script SIGTERM: slurmstepd gives no reason then."""
     return any(map(JOB_CANCELLED.search, said_in(script)))
 
 
 def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
-    """Whether Slurm has ended the job for a node: it sends SIGTERM then, as it does when it only wants the job to stop."""
+    """Return True if Slurm has ended the job for a node: it sends SIGTERM then, as it does to a job that is to stop."""
     said = _tail(run.srun_log) + said_in(script)
     return any(NODE_LOST.search(line) for line in said)
 

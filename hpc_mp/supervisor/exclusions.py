@@ -107,8 +107,8 @@ def end_watch(run: RunDirectory) -> None:
 
 
 def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
-    """What the watch does, as the job ``own``: mend the exclusions of the run's job if it waits, and come again while there are
-    some. Returns what was done, in words.
+    """Mend the exclusions of the run's job if it waits, and come again while there are some; the watch does that, as the job
+    ``own``. Return a sentence about it.
 
     Raises:
         CommandFailed, OSError: as ``reconsider`` does.
@@ -135,8 +135,8 @@ def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
 
 
 def _hastened(job: SlurmJob, ask: Runner) -> bool:
-    """Whether Slurm held back what waits, and does so no more. It says that only after it has cleared up behind the start that
-    ended; that is waited for here, as the next watch may come only when an excluded node is back."""
+    """Return True once Slurm no longer holds back the job that waits. It says so only after it has cleared up behind the start
+    that ended; that is awaited here, as the next watch may come only when an excluded node is back."""
     deadline = time.monotonic() + SETTLES_S
     while not held_back(job.id):
         job = queue.job_states([job.id], ask)[job.id]

@@ -36,7 +36,7 @@ class FailedStep:
             self._lines.read()
 
     def due(self) -> bool:
-        """Whether the others are to be ended now; said once, and not of a step that is being ended already."""
+        """Return True, once, if the others are to be ended now; never of a step that is being ended already."""
         for line in self._lines.read():
             if ends_step(line):
                 self._since = -math.inf

@@ -83,7 +83,7 @@ def _seats(placement: Placement, hosts: Sequence[str]) -> Iterator[tuple[str, in
 
 
 def _exports(variables: Mapping[str, str], known: Mapping[str, str] | None = None) -> str:
-    """What a shell is given of variables that are not known yet."""
+    """Return shell commands that export the variables that are not set yet."""
     return "".join(f"; export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in (known or {}))
 
 

@@ -1,4 +1,4 @@
-"""What single lines say: of srun and slurmstepd, of the kernel, of CUDA, NCCL and Python."""
+"""Patterns of single lines: of srun and slurmstepd, of the kernel, of CUDA, NCCL and Python."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
-HANG_ENDED = "hpc-mp: the ranks hang and are ended"  # in srun's log, before their ends
-OTHERS_ENDED = "hpc-mp: a rank has failed, and the others are ended"
+OURS = "hpc-mp: "  # before our own lines in the log of the job's script: what they quote may be of an earlier attempt
+HANG_ENDED = f"{OURS}the ranks hang and are ended"  # in srun's log, before their ends
+OTHERS_ENDED = f"{OURS}a rank has failed, and the others are ended"
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
                       + f"{HANG_ENDED}|{OTHERS_ENDED}")
 _EXIT = re.compile(r"Exited with exit code (\d+)")
@@ -117,7 +118,7 @@ def completed_first(lines: Iterable[str]) -> TaskEnd | None:
 
 
 def ends_step(line: str) -> bool:
-    """Whether srun says with this line that it ends the tasks that are left of its step."""
+    """Return True if srun says with this line that it ends the tasks that are left of its step."""
     return _ABORTED.search(line) is not None
 
 
@@ -148,7 +149,7 @@ class TasksRefused:
 
 
 def not_started(lines: Iterable[str]) -> TasksRefused | None:
-    """What a node's log says of tasks that could not be started, by slurmstepd or in their container; None where they could."""
+    """Return the reason in a node's log why slurmstepd or the container could not start tasks; None if there is none."""
     lines = list(lines)
     said = [found[1] for line in lines if (found := _STEPD.match(line))]
     lacking = next((found for text in said if (found := _LACKS.match(text))), None)
@@ -164,14 +165,14 @@ def not_started(lines: Iterable[str]) -> TasksRefused | None:
 
 
 def _no_container(lines: Iterable[str]) -> TasksRefused | None:
-    """What apptainer says where no task of a node has begun in its container: each has its word for the last one."""
+    """Return apptainer's reason if it is the last line of every task of a node: then none has begun in its container."""
     last = {found[1]: found[2] for line in lines if (found := _LABELLED.match(line)) and not _STEPD.match(line)}
     fatal = [_FATAL.fullmatch(line) for line in last.values()]
     return TasksRefused(fatal[0][1]) if fatal and fatal[0] is not None and all(fatal) else None
 
 
 def xid(line: str) -> str | None:
-    """What an Xid means after which a GPU needs more than another program."""
+    """Return the meaning of an Xid after which a GPU needs more than another program."""
     found = next(iter(blamed([line])), None)
     if found is None:
         return None

@@ -45,7 +45,7 @@ def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
 
 
 def _wanted(run: RunDirectory, spec: AnySpec) -> list[str]:
-    """What ``node-start.sh`` is to look at and to stage."""
+    """Return the arguments of ``node-start.sh``: checks, and files to stage."""
     words = ["--health", sys.executable] if spec.environment.health else []
     words += ["--gpus"] if spec.job.device == "cuda" else []
     if spec.environment.stage:

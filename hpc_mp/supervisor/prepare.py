@@ -95,16 +95,19 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
     words = since_begin(before(script), earlier)
     lost = {found[1] or found[2]: line for line in (*tail(run.srun_log), *words) if (found := NODE_FAILURE.search(line))}
     departed = (departure({}, 0, words) or "") if not lost else ""
+    node = next(iter(lost), None)
     if departed:
         kind, said = "stopped", f"stopped: {departed}, which ended its ranks and its supervisor{noted_before}"
     elif lost:
         down = tuple(dict.fromkeys((*lost, *down)))
         kind, said = "node", f"{sentence(f'node {down[0]}', 'node', lost[down[0]])}; {known}"
     else:
-        kind, said = "vanished", f"it ended without a word, as where its first node dies; {known}{noted_before}"
+        node = next(iter(earlier.hosts), None)
+        first = f"its first node, {node}," if node else "its first node"
+        kind, said = "vanished", f"it ended without a word, as where {first} dies; {known}{noted_before}"
     record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), kind, said, down, "requeue",
-                           last_sign(run, earlier), node=next(iter(lost), None), returned=() if departed else returned(
-                               ends, earlier.hosts), departed=departed))
+                           last_sign(run, earlier), node=node, returned=() if departed else returned(ends, earlier.hosts),
+                           departed=departed))
     waiting.say(f"attempt {earlier.attempt}: {said}")
     if waiting.allocation is not None and down:
         now = time.time()

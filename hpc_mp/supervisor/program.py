@@ -47,7 +47,7 @@ STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 
 
 class ProgramWatch:
-    """What the supervisor does while the tasks of a program run.
+    """The watch of the supervisor over the running tasks of a program.
 
     Attributes:
         silence: notices that they hang; then a step writes down where each of them stands, and they are ended.
@@ -71,7 +71,7 @@ class ProgramWatch:
         self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun else logs,
                                     on_hang=self._record_stacks, troubled=lambda: logs.troubled)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
-        self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
+        self.unended = UnendedTasks(run.srun_log, tasks, find_settings, begins=begins) if attempt.allocation is not None else None
         noted = begins and attempt.allocation is not None and spec.slurm.container is None  # by ranks, as they begin
         self._meet = time_to_meet(spec.job) if noted else 0.0
         by_srun = attempt.allocation is not None and not spec.by_mpirun
@@ -123,7 +123,7 @@ class ProgramWatch:
         return bool(absent)
 
     def ranks_asked(self) -> bool:
-        """Whether the ranks were asked to stop, by us or by Slurm: slurmstepd says so of SIGTERM, and Slurm of the job."""
+        """Return True if we or Slurm asked the ranks to stop: slurmstepd tells of SIGTERM, and Slurm of the job."""
         given, hosts = self._attempt.allocation, self._attempt.record.hosts
         if not (self.warned or self._ended or given is None):
             self.warned = (any(map(STEP_ASKED.search, tail(self._attempt.run.node_log(hosts[0]))))
@@ -150,7 +150,7 @@ class ProgramWatch:
         self._send("ABRT")
 
     def hang(self) -> Hang | None:
-        """That it was one, and what is known of it once the ranks have ended."""
+        """Return the hang that was noticed, with its explanation by the logs of the ended ranks; None without one."""
         run, found = self._attempt.run, self.silence.hang
         if found is None:
             return None
@@ -159,7 +159,7 @@ class ProgramWatch:
         return explained(found, run)
 
     def _last_lines(self, rank: int) -> list[str]:
-        """Of a rank's own: in its own log, else in that of its node."""
+        """Return the last lines of a rank, from its own log or from that of its node."""
         if self._attempt.by_mpirun:
             return AttemptReader(self._attempt.run, self._attempt.record.attempt).last_lines(rank)
         seats = sorted(self._attempt.placement.ranks, key=lambda place: (place.node, place.local_rank))
@@ -204,7 +204,7 @@ class ProgramWatch:
 
 
 def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
-    """Whether Slurm sends the signal before the end of the job: not to a short one (slurm/job.sbatch.j2)."""
+    """Return True if Slurm sends the signal before the end of the job: not to a short one (slurm/job.sbatch.j2)."""
     return end - record.time - record.grace >= EARLY_S + START_S
 
 
@@ -247,7 +247,7 @@ def ending_of(
 
 
 def signalled(attempt: AttemptContext, code: int) -> bool:
-    """Whether a signal of ``SENT`` to all ranks has ended those that do not handle it: none of them has failed then."""
+    """Return True if a signal of ``SENT`` to all ranks has ended those that do not handle it: none of them has failed then."""
     if attempt.by_mpirun:  # the guard of a rank that gets one alone tells of a failure
         return -code in SENT or code - 128 in SENT
     spec = attempt.spec

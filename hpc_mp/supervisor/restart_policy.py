@@ -1,4 +1,4 @@
-"""What to do when the ranks of a job have ended: a pure function from what is known to a decision."""
+"""The decision on a job whose ranks have ended, as a pure function of their end and of the history of the run."""
 
 from __future__ import annotations
 

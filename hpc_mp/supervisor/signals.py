@@ -1,4 +1,4 @@
-"""What reaches the supervisor while ranks run: SIGINT ends them, all others ask them to save."""
+"""Signals to the supervisor while ranks run: SIGINT ends them, all others ask them to save."""
 
 from __future__ import annotations
 

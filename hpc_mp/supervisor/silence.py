@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.layout.placement import Placement
@@ -21,7 +22,7 @@ PAUSE_S = 10.0  # between two questions, of which many are asked each second; or
 SLOW_S = 3.0  # between two looks of a supervisor on a busy node, which was not stopped
 
 Speakers = Callable[[], Collection[int]]
-"""Gives the ranks that have printed something since the last call."""
+"""Ranks that have printed something, or logged a step, since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class SilenceWatch:
         self.hang: Hang | None = None
 
     def noticed(self) -> bool:
-        """Whether the ranks hang; to be asked again and again."""
+        """Return True if the ranks hang; it is asked again and again."""
         now, paused = self._clock(), self._clock() - self._asked
         if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm: so were they
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
@@ -96,7 +97,7 @@ class SilenceWatch:
         return self._last.keys()
 
     def _first(self) -> int | None:
-        """Who fell silent before all others; ranks of which some never print tell nothing."""
+        """Return the rank that fell silent before all others; None if some ranks have never printed."""
         if len(self._last) < self._ranks or self._ranks == 1:
             return 0 if self._ranks == 1 else None
         first, second = sorted(self._last, key=self._last.__getitem__)[:2]
@@ -104,24 +105,31 @@ class SilenceWatch:
 
 
 def rank_files(run: RunDirectory, ranks: int) -> Speakers:
-    """Where each rank has a log of its own: those whose log has grown."""
-    sizes: dict[int, int] = {}
+    """Return the speakers where each rank has a log of its own."""
+    return _grown([*((rank, run.rank_log(rank)) for rank in range(ranks)), (0, run.metrics)])
 
-    def grown() -> list[int]:
-        found = []
-        for rank in range(ranks):
-            with suppress(OSError):  # not begun yet
-                size = run.rank_log(rank).stat().st_size
-                if size != sizes.get(rank, 0):
-                    sizes[rank] = size
-                    found.append(rank)
-        return found
 
-    return grown
+def _grown(files: Sequence[tuple[int, Path]]) -> Speakers:
+    """Return the ranks with a file that has grown; rank 0 writes down the steps of ``hpc_mp.log``."""
+    sizes = {path: _size(path) for _, path in files}
+
+    def speakers() -> list[int]:
+        grown = [(rank, path, size) for rank, path in files if (size := _size(path)) != sizes[path]]
+        sizes.update((path, size) for _, path, size in grown)
+        return [rank for rank, _, _ in grown]
+
+    return speakers
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file; 0 before it is begun."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 class NodeLogs:
-    """Where srun writes a log per node: the tasks before whose lines their numbers stand.
+    """The speakers where srun writes a log per node, with the number of a task before each of its lines.
 
     Attributes:
         troubled: whether Slurm's plug-in for MPI has complained in one.
@@ -130,12 +138,14 @@ class NodeLogs:
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
         self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
         self._here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
+        self._logged = _grown([(0, run.metrics)])
         self.troubled = False
 
     def __call__(self) -> list[int]:
-        """The ranks that have printed something since the last call."""
+        """Return the ranks that have printed something, or logged a step, since the last call."""
         lines = [(host, line) for host, file in self._files.items() for line in file.read()]
         slurms = [line for _, line in lines if MPI_PLUGIN_SAYS.search(line)]
         self.troubled = self.troubled or bool(slurms)
         tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line)) and line not in slurms}
-        return [self._here[host][task % len(self._here[host])] for host, task in tasks]  # dealt in blocks, as many to every node
+        printed = [self._here[host][task % len(self._here[host])] for host, task in tasks]  # in blocks, as many to every node
+        return [*printed, *self._logged()]

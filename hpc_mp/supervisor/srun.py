@@ -48,7 +48,7 @@ class StepEnd:
 
     @property
     def died(self) -> bool:
-        """Whether somebody has killed srun: the signals that ask it to stop it takes, once it can."""
+        """True if somebody has killed srun: the signals that ask it to stop it takes, once it can."""
         return self.code < 0 and not (self.forced or self.blind or -self.code in ASKING)
 
 

@@ -32,7 +32,7 @@ def record_on_all_nodes(attempt: AttemptContext) -> None:
 
 
 def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) -> None:
-    """What SIGABRT has made ranks write into their logs goes to where their stacks are looked for.
+    """Move stacks that SIGABRT has made ranks write into their logs to the files where stacks are looked for.
 
     Args:
         lines: the last ones of a rank's log.

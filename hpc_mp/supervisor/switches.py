@@ -27,13 +27,13 @@ SAY_ADDRESS = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 
 def in_a_step(argv: Sequence[str]) -> str:
-    """What the tasks of a step say. Raises CommandFailed."""
+    """Return the output of the tasks of a step. Raises CommandFailed."""
     return ask(argv, STEP_S, one_task_environment(os.environ))
 
 
 @dataclass(frozen=True, slots=True)
 class TopologySources:
-    """Who is asked.
+    """The programs that are asked.
 
     Attributes:
         ask: runs scontrol.

@@ -1,6 +1,6 @@
-"""What evidence tells of a failure: each source is read for symptoms, of ranks, tasks, nodes or the job.
+"""Symptoms of a failure, of ranks, tasks, nodes or the job: each source of evidence is read for them.
 
-Which of them explains the others is not judged here, but in ``diagnose``.
+The one that explains the others is chosen in ``diagnose``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def found_in(evidence: Evidence) -> list[Symptom]:
 
 
 def _records(evidence: Evidence) -> Iterator[Symptom]:
-    """What ranks wrote about their own end."""
+    """Symptoms that ranks wrote down of their own end."""
     for failure in evidence.failures:
         found = sign(failure.message) if failure.kind == "error" else None
         kind = found if found in MORE_EXACT else failure.kind
@@ -179,7 +179,7 @@ def _early(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _srun(evidence: Evidence) -> Iterator[Symptom]:
-    """What srun says about the ends of tasks, and slurmstepd about the job's."""
+    """Symptoms from srun's words on the ends of tasks, and slurmstepd's on that of the job."""
     for end in task_ends(evidence.srun):
         yield from _end(end, evidence) if not evidence.by_mpirun else _end_of_node(end, evidence)
     for line in evidence.srun:
@@ -194,7 +194,7 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
-    """Of the task in which mpirun or its daemon ran: it tells of what no rank has written itself."""
+    """Symptoms of the task in which mpirun or its daemon ran: it tells of ranks that have written nothing."""
     if end.code is None:
         yield Symptom("memory", end.line.strip(), end.host)
     elif end.code < 0:
@@ -207,7 +207,7 @@ def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _exceptions(evidence: Evidence) -> Iterator[Symptom]:
-    """Of ranks that mpirun has ended before they could end of them by themselves."""
+    """Symptoms of ranks that mpirun ended before their own errors could end them."""
     for place in evidence.places.values():
         host = evidence.hosts[place.node]
         lines = evidence.said_by(host, place.rank)  # each rank has a log of its own then
@@ -232,7 +232,7 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
-    """Whether a task gave up without a record of why."""
+    """Return True if a task gave up without a record of its reason."""
     return end.code is not None and end.code > 0 and end.code != STOPPED and not any(
         _is_of(failure, end.host, rank) for failure in evidence.failures)
 
@@ -247,14 +247,14 @@ def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
-    """What Slurm thinks of the nodes."""
+    """Symptoms from the states of nodes in Slurm."""
     for host, state in evidence.states.items():
         if state.startswith("down") or state.endswith("*"):  # the star: it does not answer
             yield Symptom("node", f"its state is {state}", host)
 
 
 def srun_complaint(evidence: Evidence) -> str:
-    """What srun itself complains of last."""
+    """Return srun's last complaint."""
     said = (line for line in reversed(evidence.srun) if line.startswith(("srun: error:", "srun: fatal:")))
     return next((f"all that is known is {line!r}" for line in said), "nothing says why")
 
@@ -271,7 +271,7 @@ def vanished(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _said(evidence: Evidence) -> Iterator[Symptom]:
-    """What lines of logs speak of."""
+    """Symptoms in lines of logs."""
     for line in evidence.srun:
         if (kind := sign(line)) is not None:
             yield _line(kind, line, None, evidence)
@@ -300,7 +300,7 @@ def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collectio
 
 
 def _was_killed(host: str, evidence: Evidence) -> bool:
-    """Whether a process of the job has ended there as the kernel ends one for lack of memory."""
+    """Return True if a process of the job has ended there as the kernel ends one for lack of memory."""
     ends = [*_srun(evidence), *_records(evidence)]
     return any(symptom.host == host and SIGKILLED.search(symptom.text) for symptom in ends)
 
@@ -366,7 +366,7 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _bring(text: str) -> str:
-    """What brings a thing that all nodes lack."""
+    """Return the remedy for something that all nodes lack."""
     return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
 
 
@@ -395,7 +395,7 @@ def _aborted(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:
-    """That the step was ended, of a program of which nothing has failed: slurmstepd says it of all steps that srun ends, too."""
+    """Return the symptom of a program that has not failed and whose step was ended; slurmstepd says so of any that srun ends."""
     lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
     line = next((found[0] for found in map(STEP_CANCELLED.search, lines) if found), None)
     return None if line is None else Symptom("cancelled", f"{line}: somebody has ended its step (scancel)")

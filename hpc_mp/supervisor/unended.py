@@ -16,6 +16,7 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.supervisor.log_patterns import ended_there, ends_step
 
 KILL_WAIT_S = 30.0  # Slurm's default for the seconds between SIGTERM and SIGKILL
+LAUNCHING = "launching StepId="  # of srun: the step begins on a host
 MORE_S = 15.0  # in which a process that was killed is gone
 
 
@@ -23,9 +24,10 @@ class UnendedTasks:
     """Looks for nodes that do not tell of the ends of their tasks.
 
     Args:
-        log: what srun says, with ``--verbose``. What stands there already is of earlier steps.
+        log: what srun says, with ``--verbose``.
         tasks: how many tasks each host has.
         settings: gives Slurm's own, once they are needed.
+        begins: whether the step is started now: what stands in the log already is of earlier ones.
 
     Attributes:
         begun: whether srun has begun to end the step.
@@ -34,9 +36,10 @@ class UnendedTasks:
     """
 
     def __init__(self, log: Path, tasks: Mapping[str, int], settings: Callable[[], Words],
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, begins: bool = True) -> None:
         self._lines, self._settings, self._clock = NewLines(log), settings, clock
-        self._lines.read()
+        if begins:
+            self._lines.read()
         self._tasks = tasks
         self._ended: dict[str, set[int]] = {host: set() for host in tasks}
         self._since = clock()
@@ -45,8 +48,10 @@ class UnendedTasks:
         self.hosts: tuple[str, ...] = ()
 
     def noticed(self) -> bool:
-        """Whether there are such nodes; to be asked again and again."""
+        """Return True if there are such nodes; it is asked again and again."""
         for line in self._lines.read():
+            if LAUNCHING in line:
+                self._ended, self.begun = {host: set() for host in self._tasks}, False
             if (found := ended_there(line)) is not None and found[0] in self._ended:
                 self._ended[found[0]].update(found[1])
             if not self.begun and ends_step(line):

@@ -1,10 +1,11 @@
 """A campaign of random faults on a lab of six hosts: does every run end by itself with the numbers of an undisturbed one?
 
     .venv/bin/python tests/end_to_end/campaign.py --faults 200 --seed 1 [--job program] [--json FILE]
+    .venv/bin/python tests/end_to_end/campaign.py --sum FILE …
 
 Kinds, moments and hosts of the faults are drawn by the seed, several for each run. A run is right if it completes without help,
 its losses, its gradient norms and its last checkpoint equal the undisturbed run's to the last bit, each step stands once in
-``metrics.jsonl``, and every end of an attempt names a host that was hit, or is no failure because the job was asked to go.
+``metrics.jsonl``, and every end of an attempt names a host that was hit then, or is no failure because the job was asked to go.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from campaign_faults import FAULTS, RANK, SETTINGS, Planted, Scene
+from campaign_faults import FAULTS, SETTINGS, Planted, Scene
 from slurm_jobs import launch, submit, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 
-NODES, EVERY, STEPS_PER_FAULT = 4, 10, 60
+NODES, EVERY, STEPS_PER_FAULT = 4, 10, 20
 PACE = """
 import os, sys, threading, time
 def wait():
@@ -50,9 +51,9 @@ if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read(
 PATIENCE = 420.0  # seconds until a run that comes no further is given up
 MOMENTS = ("step", "step", "save", "start", "queued")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "")
-ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3",
+ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2",
           "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
-          "train.global_batch=6")
+          "train.global_batch=4", "environment.health=false")
 SIGNALS = {"engine": "USR2", "program": "TERM"}
 PROGRAM = """
 [job]
@@ -79,6 +80,7 @@ class Trial:
     wrong: list[str] = field(default_factory=list)
     attempts: int = 0
     figures: list[tuple[str, float, int]] = field(default_factory=list)  # kind, seconds to the first new step, steps again
+    ends: list[dict[str, Any]] = field(default_factory=list)
 
 
 def write(directory: Path, kind: str, steps: int) -> Path:
@@ -154,7 +156,7 @@ class Campaign:
         """Plant one fault at a drawn moment and wait until the run trains again; False if that cannot be."""
         moment = self.draw.choice(MOMENTS)
         begun = len(read_lines(run.metrics))
-        ahead = self.draw.randrange(1, STEPS_PER_FAULT // 2)
+        ahead = self.draw.randrange(1, STEPS_PER_FAULT)
         ready: dict[str, Callable[[], object]] = {
             "step": lambda: len(read_lines(run.metrics)) >= begun + ahead,
             "save": lambda: len(read_lines(run.metrics)) > begun and (self.kind == "program" or saving(run)),
@@ -190,11 +192,11 @@ class Campaign:
         return back
 
     def _ranks_are_there(self, run: RunDirectory) -> bool:
-        return any(Scene(self.lab, "", (), self.draw).pids(host, RANK) for host in hosts_of(run))
+        return any(Scene(self.lab, "", (), self.draw).ranks(host) for host in hosts_of(run))
 
     def _judge(self, run: RunDirectory, job_id: str, trial: Trial) -> None:
         ends = read_lines(run.path / "history.jsonl")
-        trial.attempts = len(ends)
+        trial.attempts, trial.ends = len(ends), ends
         state = read_json(run.outcome)["state"] if run.outcome.exists() else "without an outcome"
         if state != "completed":
             trial.wrong.append(f"is {state}, job {self._state(job_id)}: {ends[-1]['message'] if ends else ''}")
@@ -208,11 +210,15 @@ class Campaign:
 
 
 def wrong_end(end: dict[str, Any], planted: Sequence[Planted]) -> list[str]:
-    """Why the end of an attempt is unnamed or misnamed, if it is."""
-    if end["kind"] in ("completed", "stopped"):
+    """Why the end of an attempt is unnamed or misnamed, if it is: by the faults of this attempt and the one before."""
+    near = [fault for fault in planted if end["attempt"] - 1 <= fault.attempt <= end["attempt"]]
+    if end["kind"] == "completed":
         return []
+    if end["kind"] == "stopped":
+        asked = any(FAULTS[fault.kind].asks for fault in near)
+        return [] if asked else [f"misnamed end of attempt {end['attempt']}: nobody asked for its stop: {end['message'][:150]}"]
     named = {end["node"], *end["nodes"], *re.findall(r"\bn\d+\b", end["message"])} - {None}
-    hit = {host for fault in planted for host in fault.hosts}
+    hit = {host for fault in near for host in fault.hosts}
     if not named:
         return [f"unnamed end of attempt {end['attempt']}: {end['kind']}: {end['message'][:150]}"]
     blamed = {end["node"], *end["nodes"]} - {None} or named
@@ -249,7 +255,9 @@ def drawn(faults: int, per_run: int, draw: random.Random) -> list[list[str]]:
     return [kinds[begin:begin + per_run] for begin in range(0, faults, per_run)]
 
 
-def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print) -> list[Trial]:
+def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print,
+             file: Path | None = None) -> list[Trial]:
+    """Run them all; what is known by then is written to the file after each run."""
     draw = random.Random(seed)
     with Lab(6, overrides=SETTINGS) as lab:
         runs = Campaign(lab, kind, STEPS_PER_FAULT * per_run, draw, say)
@@ -258,7 +266,16 @@ def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[
             say(f"run {number}: {', '.join(kinds)}")
             trials.append(runs.trial(number, kinds))
             say(f"  {trials[-1].attempts} attempts; " + ("; ".join(trials[-1].wrong) or "right"))
+            if file:
+                file.write_text(json.dumps([asdict(trial) for trial in trials], indent=1))
         return trials
+
+
+def read(files: Sequence[Path]) -> list[Trial]:
+    """The trials of several campaigns."""
+    trees = [tree for file in files for tree in json.loads(file.read_text())]
+    return [Trial([Planted(**fault) for fault in tree["planted"]], tree["wrong"], tree["attempts"],
+                  [(kind, seconds, steps) for kind, seconds, steps in tree["figures"]], tree.get("ends", [])) for tree in trees]
 
 
 def table(trials: Sequence[Trial]) -> str:
@@ -287,10 +304,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--job", choices=("engine", "program"), default="engine")
     parser.add_argument("--json", type=Path, help="write every trial there")
+    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="the table of such files; nothing is run")
     words = parser.parse_args()
-    trials = campaign(words.faults, words.seed, words.job, words.per_run, lambda text: print(text, flush=True))
-    if words.json:
-        words.json.write_text(json.dumps([asdict(trial) for trial in trials], indent=1))
+    trials = read(words.sum) if words.sum else campaign(
+        words.faults, words.seed, words.job, words.per_run, lambda text: print(text, flush=True), words.json)
     print(table(trials))
     return int(any(trial.wrong for trial in trials))
 

@@ -1,6 +1,6 @@
 """The faults of a campaign: what each does to a lab on which a run trains, which hosts it hits, and when it is over.
 
-A row of ``FAULTS`` plants one fault. ``ends``: the attempt must end by it.
+A row of ``FAULTS`` plants one fault. ``ends``: the attempt must end by it; ``asks``: it is a wish of somebody that the job stops.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from slurm_lab.cluster import Cluster
 
 RANK = ("hpc_mp train", "campaign_program.py")
@@ -63,15 +64,18 @@ class Scene:
             mend()
 
     def pids(self, host: str, words: Sequence[str]) -> list[int]:
-        """The processes of a host with one of these texts in their command line."""
+        """The processes of a host with one of these texts in their command line; ``^`` stands for its beginning."""
         with suppress(Exception):
-            return [pid for pid in self.lab.processes(host) if any(word in command_line(pid) for word in words)]
+            return [pid for pid in self.lab.processes(host) if any(word in f"^{command_line(pid)}" for word in words)]
         return []
 
-    def strike(self, host: str, words: Sequence[str], number: signal.Signals, one: bool = True) -> bool:
-        """Send a signal to one such process of the host, or to all; whether there was one."""
-        pids = self.pids(host, words)
-        for pid in self.draw.sample(pids, min(1 if one else len(pids), len(pids))):
+    def ranks(self, host: str) -> list[int]:
+        """The ranks there: other processes have their command line, too, as the supervisor, srun, and forks of a rank."""
+        return [pid for pid in self.pids(host, RANK) if _parents_name(pid) == "slurmstepd"]
+
+    def strike(self, pids: Sequence[int], number: signal.Signals) -> bool:
+        """Send a signal to one of the processes; whether there was one."""
+        for pid in pids and [self.draw.choice(pids)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         return bool(pids)
@@ -87,6 +91,12 @@ def command_line(pid: int) -> str:
     return ""
 
 
+def _parents_name(pid: int) -> str:
+    with suppress(psutil.Error):
+        return psutil.Process(psutil.Process(pid).ppid()).name()
+    return ""
+
+
 Hit = tuple[str, ...] | None
 """The hosts that a fault has hit, () if it has none, None if there was nothing that it could have hit."""
 
@@ -94,7 +104,7 @@ Hit = tuple[str, ...] | None
 def to_a_rank(number: signal.Signals) -> Callable[[Scene], Hit]:
     def fault(scene: Scene) -> Hit:
         host = scene.draw.choice(scene.hosts)
-        return (host,) if scene.strike(host, RANK, number) else None
+        return (host,) if scene.strike(scene.ranks(host), number) else None
     return fault
 
 
@@ -103,7 +113,8 @@ def killed(*words: str, first: bool) -> Callable[[Scene], Hit]:
     def fault(scene: Scene) -> Hit:
         host = scene.hosts[0] if first else scene.draw.choice(scene.hosts)
         texts = [word.format(job=scene.job_id, step="") for word in words]
-        return (host,) if scene.strike(host, texts, signal.SIGKILL) else None
+        pids = [pid for pid in scene.pids(host, texts) if _parents_name(pid) != "srun"]  # srun has a child of its name
+        return (host,) if scene.strike(pids, signal.SIGKILL) else None
     return fault
 
 
@@ -208,24 +219,25 @@ def daemon(lab: Cluster, where: list[str], name: str) -> None:
 class Fault:
     plant: Callable[[Scene], Hit]
     ends: bool = True
+    asks: bool = False
 
 
 FAULTS: dict[str, Fault] = {
     "rank killed": Fault(to_a_rank(signal.SIGKILL)),
     "rank stopped": Fault(to_a_rank(signal.SIGSTOP)),
-    "srun killed": Fault(killed("srun --export", first=True)),
-    "supervisor killed": Fault(killed("hpc_mp.supervisor", first=True)),
+    "srun killed": Fault(killed("^srun --export", first=True)),  # the supervisor has it in its arguments
+    "supervisor killed": Fault(killed("-m hpc_mp.supervisor ", first=True)),
     "slurmstepd of ranks killed": Fault(stepd(batch=False)),
-    "slurmstepd of the script killed": Fault(stepd(batch=True)),
+    "slurmstepd of the script killed": Fault(stepd(batch=True), ends=False),  # the script lives on, and ends the job
     "host dies": Fault(host_dies(90)),
     "host reboots": Fault(host_dies(3)),
     "host stands still": Fault(host_stands_still),
     "link cut": Fault(link_cut),
-    "requeued": Fault(said("scontrol", "requeue")),
-    "preempted with grace": Fault(preempted(20)),
-    "preempted at once": Fault(preempted(0)),
-    "signal to the ranks": Fault(said("scancel", "--signal={signal}")),
-    "SIGTERM to all": Fault(said("scancel", "--full", "--signal=TERM")),
+    "requeued": Fault(said("scontrol", "requeue"), asks=True),
+    "preempted with grace": Fault(preempted(20), asks=True),
+    "preempted at once": Fault(preempted(0), asks=True),
+    "signal to the ranks": Fault(said("scancel", "--signal={signal}"), asks=True),
+    "SIGTERM to all": Fault(said("scancel", "--full", "--signal=TERM"), asks=True),
     "slurmctld killed": Fault(controller_killed, ends=False),
     "slurmd killed": Fault(node_daemon_killed, ends=False),
 }

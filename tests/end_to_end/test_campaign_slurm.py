@@ -20,12 +20,15 @@ def test_runs_complete_with_the_same_bits_after_random_faults(kind: str, faults:
 
 
 @pytest.mark.parametrize(("end", "words"), [
-    ({"kind": "stopped", "node": None, "nodes": [], "message": "stopped"}, ""),
+    ({"kind": "stopped", "node": None, "nodes": [], "message": "stopped"}, "nobody asked"),
+    ({"attempt": 3, "kind": "stopped", "node": None, "nodes": [], "message": "stopped"}, ""),
+    ({"attempt": 4, "kind": "lost", "node": "n2", "nodes": ["n2"], "message": "n2 lost contact"}, "misnamed"),  # long ago
     ({"kind": "lost", "node": "n2", "nodes": ["n2"], "message": "n2 lost contact"}, ""),
     ({"kind": "lost", "node": "n3", "nodes": ["n3"], "message": "n3 lost contact"}, "misnamed"),
     ({"kind": "vanished", "node": None, "nodes": [], "message": "the ranks have vanished"}, "unnamed"),
     ({"kind": "unknown", "node": None, "nodes": [], "message": "something about n2"}, ""),
 ])
 def test_an_end_must_name_a_host_that_was_hit(end: dict[str, object], words: str) -> None:
-    hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1)]
-    assert words in "".join(wrong_end({"attempt": 1, **end}, hit)) and bool(words) == bool(wrong_end({"attempt": 1, **end}, hit))
+    hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1), Planted("requeued", "step", (), 0.0, 12, 3)]
+    wrong = wrong_end({"attempt": 1, **end}, hit)
+    assert words in "".join(wrong) and bool(words) == bool(wrong)

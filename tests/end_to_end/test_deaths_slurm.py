@@ -349,17 +349,21 @@ def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: 
     assert read_json(run.outcome)["state"] == "completed", logs_of(run)
 
 
-@pytest.mark.parametrize("kind", ["per rank", pytest.param("per node", marks=pytest.mark.prove)])
-def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "resumes"), [
+    ("per rank", "true"), pytest.param("per node", "true", marks=pytest.mark.prove),
+    pytest.param("per rank", "false", marks=pytest.mark.prove)])
+def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path, kind: str, resumes: str) -> None:
+    """Ranks that would begin anew are left to end: a program that had ended well was started again."""
     command, options = program_of(here, kind)
-    run = submitted(lab, here, command, *options, "--set", "program.resumes=true")
+    run = submitted(lab, here, command, *options, "--set", f"program.resumes={resumes}")
     until(lambda: stepped(here, 5), "its steps")
     kill_supervisor(lab, run)
     until(run.outcome.exists, "the end", 120)
     assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
     *before, last = history(run)
     assert (last["kind"], last["action"]) == ("completed", "done")
-    assert [(end["kind"], end["node"], end["action"]) for end in before] == [("supervisor", "n1", "requeue")]
+    ends = [(end["kind"], end["node"], end["action"]) for end in before]
+    assert ends == ([("supervisor", "n1", "requeue")] if resumes == "true" else [])
 
 
 @pytest.mark.prove

@@ -1,4 +1,4 @@
-"""Ranks whose slurmstepd is killed: neither Slurm nor srun notices, and they live on."""
+"""The watch over slurmstepd: a node whose slurmstepd is killed, before or after the watch begins, is named and emptied."""
 
 from __future__ import annotations
 
@@ -6,119 +6,74 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_rank import give, run
+from rendering import executable
+from slurm_jobs import until
 
-from hpc_mp.program.stepd import await_end
-from hpc_mp.rundir import AttemptRecord, RunDirectory, write_attempt
+from hpc_mp.base.files import write_json
+from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.program.stacks import lives
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, create_run, write_attempt
 from hpc_mp.rundir.failures import read_failures
 
-__all__ = ["run"]
-
-# A process of slurmstepd's name, which starts a task and waits for its end.
-STEPD = """
-import ctypes, subprocess, sys
-ctypes.CDLL(None).prctl(15, b"slurmstepd")
-task = subprocess.Popen(sys.argv[1:])
-print(task.pid, flush=True)
-task.wait()
+TASK = """
+import sys, time
+from pathlib import Path
+from hpc_mp.program.stepd import watch_stepd
+from hpc_mp.rundir import RunDirectory
+watch_stepd(RunDirectory(Path(sys.argv[1])))
+Path(sys.argv[1], "watched").touch()
+time.sleep(60)
 """
-LASTING = ["sh", "-c", "sleep 100 & touch begun; wait; true"]
 
 
 @pytest.fixture
-def mark() -> Iterator[str]:
-    made = f"STEPD_MARK={os.urandom(8).hex()}"
-    yield made
-    for pid in marked(made):
-        os.kill(pid, signal.SIGKILL)
+def run(tmp_path: Path) -> RunDirectory:
+    run = create_run(tmp_path, "x")
+    write_json(run.placement, to_dict(place(Degrees(data=2), "cluster", 1)))
+    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 10001, "s", None, 120.0))
+    return run
 
 
-def marked(mark: str) -> list[int]:
-    """Processes with this in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
-
-
-def step(run: RunDirectory, mark: str, command: list[str], **environ: str) -> tuple[subprocess.Popen[str], int]:
-    """The first task of n2, begun, with its slurmstepd."""
-    give(run, command)
-    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 4711, "s"))
-    name, _, value = mark.partition("=")
-    given = {name: value, "HPC_MP_TOKEN": "7.0.1", "SLURMD_NODENAME": "n2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": value,
-             "SLURM_STEP_ID": "1", "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", **environ}
-    stepd = subprocess.Popen([sys.executable, "-c", STEPD, sys.executable, "-P", "-m", "hpc_mp.program", str(run.path)],
-                             env={**os.environ, **given}, stdout=subprocess.PIPE, text=True)
-    assert stepd.stdout is not None
-    return stepd, int(stepd.stdout.readline())
-
-
-def begun(run: RunDirectory) -> bool:
-    return (run.path.parent / "a directory" / "begun").exists()
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    due = time.monotonic() + seconds
-    while not condition() and time.monotonic() < due:
-        time.sleep(0.05)
-    return condition()
-
-
-def later(run: RunDirectory) -> None:
-    write_attempt(run.attempt_record, AttemptRecord("7.1.2", 2, ("n3", "n4"), "n3", 4711, "s"))
-
-
-@pytest.mark.parametrize(("before", "records"), [(lambda _: None, 1), (later, 0)], ids=["this attempt", "a later one has begun"])
-def test_ranks_without_slurmstepd_are_ended_and_named(
-        run: RunDirectory, mark: str, before: Callable[[RunDirectory], None], records: int) -> None:
-    stepd, _ = step(run, mark, LASTING)
-    assert within(30, lambda: begun(run))
-    before(run)
-    stepd.kill()
-    stepd.wait()
-    assert within(20, lambda: not marked(mark)), "its children and the watch have gone too"
-    found = read_failures(run)
-    assert [(end.kind, end.rank, end.node, end.nodes) for end in found] == [("orphaned", 2, "n2", ("n2",))] * records
-    assert all(str(end).startswith("rank 2 on n2 lost the slurmstepd that had started it: ") for end in found)
-
-
-@pytest.mark.parametrize(("command", "number"), [
-    (["true"], None), (["false"], None), (["sh", "-c", "touch begun; sleep 100"], signal.SIGKILL)])
-def test_ranks_that_end_before_slurmstepd_are_no_orphans(
-        run: RunDirectory, mark: str, command: list[str], number: int | None) -> None:
-    stepd, task = step(run, mark, command)
-    if number is not None:
-        assert within(30, lambda: begun(run))
-        os.kill(task, number)
-    assert stepd.wait(30) == 0
-    assert within(20, lambda: len(marked(mark)) <= (number is not None)), "what a killed shell has left alone"
-    assert not read_failures(run)
-
-
-def test_one_rank_of_a_node_watches(run: RunDirectory, mark: str) -> None:
-    """Negative control: nothing else ends them."""
-    stepd, task = step(run, mark, LASTING, SLURM_LOCALID="1")
-    assert within(30, lambda: begun(run))
-    stepd.kill()
-    stepd.wait()
-    time.sleep(1.5)
-    assert len(marked(mark)) == 2 and task in marked(mark) and not read_failures(run)
-
-
-def test_the_end_of_a_process_is_awaited_on_an_old_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pidfd_open")
-    lasting, short = (subprocess.Popen(["sleep", seconds]) for seconds in ("60", "0.5"))
-    await_end(lasting.pid, short.pid)
-    assert short.wait(0.1) == 0 and lasting.poll() is None
-    lasting.kill()
-    lasting.wait()
+@pytest.mark.parametrize(("parent", "task_pid", "local", "token", "orphaned"), [
+    ("slurmstepd", "$$", "0", "7.0.1", "process"),  # killed while the rank runs
+    ("gone", "$$", "0", "7.0.1", "it"),  # killed before the rank could look: the run went on with a rank that Slurm had lost
+    ("gone", "1", "0", "7.0.1", None),  # a process of a task's own
+    ("gone", "", "0", "7.0.1", None),  # no task of Slurm
+    ("gone", "$$", "1", "7.0.1", None),  # the first task of the node looks
+    ("gone", "$$", "0", "", None),
+    ("gone", "$$", "0", "7.0.9", None),  # of an earlier attempt: it ends, and says nothing
+])
+def test_the_end_of_slurmstepd(tmp_path: Path, run: RunDirectory, parent: str, task_pid: str, local: str, token: str,
+                               orphaned: str | None) -> None:
+    start = f'sh -c \'echo $$ > {tmp_path}/pid; SLURM_TASK_PID={task_pid} exec "$@"\' task "$@" &'
+    ends = "wait" if parent == "slurmstepd" else "exit"
+    stepd = executable(tmp_path / "slurmstepd", f"#!/bin/sh\n{start}\n{ends}\n")
+    environ = {**os.environ, "SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "1", "SLURM_LOCALID": local,
+               "SLURMD_NODENAME": "n2"} | ({TOKEN: token} if token else {})
+    step = subprocess.Popen([stepd, sys.executable, "-c", TASK, run.path], env=environ)
+    until((tmp_path / "pid").exists, "the task", 30)
+    task = int((tmp_path / "pid").read_text())
+    try:
+        if parent == "slurmstepd":
+            until((run.path / "watched").exists, "the watch", 30)
+            step.kill()
+        if orphaned is None and token != "7.0.9":
+            until((run.path / "watched").exists, "the watch", 30)
+            assert lives(task) and not read_failures(run, 1)
+            return
+        until(lambda: not lives(task), "the end of the task", 30)
+        if orphaned is None:
+            assert not read_failures(run, 1)
+            return
+        until(lambda: read_failures(run, 1), "the record", 30)
+        [failure] = read_failures(run, 1)
+        assert (failure.rank, failure.node, failure.kind) == (1, "n2", "orphaned")
+        assert failure.message.startswith(f"{orphaned} ") and "was killed" in failure.message
+    finally:
+        step.kill()
+        step.wait()
+        if lives(task):
+            os.kill(task, signal.SIGKILL)

@@ -17,11 +17,12 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run
 from hpc_mp.rundir.history import AttemptEnd, history
 from hpc_mp.rundir.outcome import Cause
-from hpc_mp.supervisor.attempt import _departed, _with_end
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.departure import PREEMPTED, QUEUED_AGAIN, REASONS, departure, has_expired
 from hpc_mp.supervisor.diagnose import RootCause
-from hpc_mp.supervisor.evidence import ScriptLog, user_cancelled
+from hpc_mp.supervisor.ending import _departed, _with_end
+from hpc_mp.supervisor.evidence import ScriptLog, gather, user_cancelled
+from hpc_mp.supervisor.log_patterns import NODE_FAILURE
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
 from hpc_mp.supervisor.srun import ASKING, StepEnd
@@ -98,10 +99,11 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
     ((because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), "srun: error: Node failure on n2\n", "node", ("n2",),
      "node n2 failed, says Slurm: srun: error: Node failure on n2; all its nodes answer now"),
     (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed, says Slurm"),
-    ((), "", "vanished", (), "it ended without a word"),
+    ((), "", "vanished", (), "it ended without a word, as where its first node, n1, dies; all its nodes answer now"),
     (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
       "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
      "", "vanished", (), "it ended without a word"),  # an earlier start was preempted
+    (("hpc-mp: 11:00:00 attempt 1 has ended: node n1 lost: srun: error: Node failure on n1; waiting",), "", "vanished", (), "it"),
 ])
 def test_an_attempt_that_was_ended_with_its_job(
         tmp_path: Path, lines: tuple[str, ...], srun: str, kind: str, nodes: tuple[str, ...], words: str) -> None:
@@ -118,21 +120,33 @@ def test_an_attempt_that_was_ended_with_its_job(
 
     begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, ScriptLog(log, log.stat().st_size))
     [end] = history(run)
-    assert (end.kind, end.nodes, end.node) == (kind, nodes, nodes[0] if nodes else None) and end.message.startswith(words), end
+    named = {"node": nodes[:1], "vanished": ("n1",)}.get(kind, (None,))
+    assert (end.kind, end.nodes, (end.node,)) == (kind, nodes, named) and end.message.startswith(words), end
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
 
 
-@pytest.mark.parametrize(("lines", "record", "why"), [
-    ((), RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, PREEMPTED),
-    (("srun: error: Node failure on n2",), RUNS | {"Restarts": "1"}, ""),  # a node is to be blamed
-    ((), RUNS, ""),
+@pytest.mark.parametrize(("lines", "script", "record", "why"), [
+    ((), (), RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, PREEMPTED),
+    (("srun: error: Node failure on n2",), (), RUNS | {"Restarts": "1"}, ""),  # a node is to be blamed
+    ((), (because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), RUNS | {"Restarts": "1"}, ""),
+    ((), (), RUNS, ""),
+    # our own words of the attempt before: this one was blamed on "n2;"
+    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed, says Slurm: srun: error: Node failure on n2; down now: n2",
+          because("PREEMPTION")), RUNS | {"Restarts": "1"}, PREEMPTED),
+    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed, says Slurm: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),
+          because("JOB REQUEUE")), RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
+    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, ""),
 ])
 def test_a_failed_node_comes_before_what_follows_from_it(
-        tmp_path: Path, lines: tuple[str, ...], record: dict[str, str], why: str) -> None:
+        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], record: dict[str, str], why: str) -> None:
     attempt = begin(waiting(tmp_path), silent)
     attempt.run.srun_log.write_text("".join(f"{line}\n" for line in lines))
-    assert _departed(attempt, record, None) == why
+    (log := tmp_path / "slurm-7.log").write_text("".join(f"{line}\n" for line in script))
+    assert _departed(attempt, record, ScriptLog(log, 0)) == why
     assert _departed(replace(attempt, allocation=None), record, None) == ""
+    words = gather(attempt, 1, ScriptLog(log, 0), ask=silent).srun
+    named = {failed[1] for line in words if (failed := NODE_FAILURE.search(line))}
+    assert named == ({"n2"} if lines else set())
 
 
 def test_the_end_of_a_job_is_what_it_is_now(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from hpc_mp.rundir.failures import RankFailure, read_failures, write_failure
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import program
-from hpc_mp.supervisor.attempt import lacking as lacking_of
-from hpc_mp.supervisor.attempt import stalled_ends
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause, classify
+from hpc_mp.supervisor.ending import lacking as lacking_of
+from hpc_mp.supervisor.ending import stalled_ends
 from hpc_mp.supervisor.evidence import gather
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.rundir import create_run
+from hpc_mp.rundir import RunDirectory, create_run
 from hpc_mp.supervisor.silence import TROUBLED_S, NodeLogs, SilenceWatch, rank_files
 
 
@@ -99,6 +100,19 @@ def test_whose_file_has_grown(tmp_path: Path) -> None:
     run.rank_log(1).write_text("x, half a line")
     run.rank_log(2).write_text("")
     assert list(grown()) == [1]
+
+
+@pytest.mark.parametrize("kind", [
+    lambda run: rank_files(run, 2), lambda run: NodeLogs(run, place(Degrees(data=2), "cluster", 2), ("n1", "n2"))])
+def test_a_step_that_is_logged_is_a_sign_of_rank_0(tmp_path: Path, kind: Callable[[RunDirectory], Callable[[], Any]]) -> None:
+    """Ranks that printed nothing were ended as hung in the midst of their steps."""
+    run = create_run(tmp_path, "x")
+    run.metrics.write_text("{}\n")  # of an earlier attempt
+    speakers = kind(run)
+    assert list(speakers()) == []
+    for lines, spoken in (("{}\n{}\n", [0]), ("{}\n{}\n", []), ("{}\n", [0])):  # cut by an attempt that begins anew
+        run.metrics.write_text(lines)
+        assert list(speakers()) == spoken
 
 
 def test_whose_lines_stand_in_the_files_of_nodes(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
-from hpc_mp.supervisor.attempt import _ending, interrupted
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.ending import _ending, interrupted
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS
 from hpc_mp.supervisor.restart_policy import decide as decide_of
@@ -308,7 +308,8 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text().startswith("first\n")
     [ended] = history.history(run)
     assert (ended.kind, ended.token, ended.nodes) == ("vanished", "7.0.1", ("n2",))
-    assert ended.message == "it ended without a word, as where its first node dies; down now: n2"
+    assert ended.message == "it ended without a word, as where its first node, localhost, dies; down now: n2"
+    assert ended.node == "localhost"
     assert ended.time <= time.time() and "n2" in (run.path / "attempts/1/log/main.log").read_text()
     assert set(bad_nodes(ledger("lab"))) == {"n2"}
 

@@ -189,6 +189,18 @@ def test_a_request_leaves_ranks_the_time_to_meet() -> None:
     assert ended_by(signal.SIGTERM, lambda: time.sleep(1.5), 30.0) == 3
 
 
+def test_a_rank_0_that_never_listens_is_waited_for_as_long_as_was_said() -> None:
+    """It was twice as long."""
+    def process() -> float:
+        began = time.monotonic()
+        if os.environ["SLURM_PROCID"] == "1":
+            with pytest.raises(dist.DistError):
+                meet(identity(os.environ), Rendezvous("127.0.0.1", 1, "s", None), timedelta(seconds=8))
+        return time.monotonic() - began
+
+    assert 7 < run_ranks(2, process)[1] < 13
+
+
 def test_a_rank_of_another_start_is_missed_by_its_number() -> None:
     all_are_there = multiprocessing.Barrier(3)
 

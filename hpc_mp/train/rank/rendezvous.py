@@ -75,8 +75,10 @@ def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) ->
     if who.world == 1:
         store = dist.HashStore()
     else:
-        store = dist.TCPStore(where.address, where.port, who.world, is_master=first and where.hosted, timeout=timeout,
+        to_connect = timeout if first else timeout / 2  # torch tries twice
+        store = dist.TCPStore(where.address, where.port, who.world, is_master=first and where.hosted, timeout=to_connect,
                               wait_for_workers=False, master_listen_fd=where.listener if first and where.hosted else None)
+        store.set_timeout(timeout)
     store = dist.PrefixStore(f"hpc-mp/{digest(where.secret, 'store')}", store)
     keys = SignedKeys(dist.PrefixStore("own", store), where.secret)
     _gather(who, keys, timeout)
