@@ -182,6 +182,8 @@ class Sink:
 
 def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
     """A GPU adds a product of half precision in the masters' format: it is rounded once, and read and written once."""
+    if left.shape[1] == 0:  # an expert without a row
+        return
     whole = target.view(left.shape[0], right.shape[1])
     if left.dtype == target.dtype:
         whole.addmm_(left, right)
