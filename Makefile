@@ -12,14 +12,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install test pytest lint demo prove bench reference docs wheel clean
+.PHONY: help install test pytest lint demo prove gpu bench reference docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
-# Five workers for two cores: one has most tests that wait for the lab's Slurm (tests/conftest.py), others wait for time limits.
+# Five workers for two cores: two have the tests that wait for the labs' Slurm (tests/conftest.py), others wait for time limits.
 test: install  ## lint, types, import arrows and all tests but the long proofs; ROOM=launch: of one room and of those that import it
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
@@ -35,8 +35,14 @@ lint: install  ## style, types and import arrows
 demo: install  ## train a small model on emulated nodes
 	$(PY) demo/run.py
 
-prove: install  ## the long proofs of exactness
-	$(PY) -m pytest -ra -m "prove or hypothesis" --hypothesis-profile=nightly --timeout=3600
+prove: install  ## the long proofs that have not passed on these files; MINUTES=90: as many as fit, MINUTES=0: only list them
+	$(PY) tests/support/proofs.py $(if $(MINUTES),--minutes $(MINUTES))
+
+# Exactness tests with the engine on the GPU, ranks that share it over gloo; TEST_DEVICE is read in tests/support/layouts.py.
+GPU_TESTS := tests/gpu $(patsubst %,tests/train/test_exact_%.py,tensor zero products context controls)
+gpu: install  ## on a machine with a GPU: exactness on it, then speed beside other trainers; in 8 minutes
+	TEST_DEVICE=cuda $(PY) -m pytest -q -ra -n 6 -m "gpu or not prove" $(GPU_TESTS)
+	$(PY) benchmarks/single_gpu.py --minutes 4 --json single_gpu.json
 
 bench: install  ## measure
 	$(PY) benchmarks/startup.py
@@ -66,7 +72,7 @@ $(INSTALLED): pyproject.toml
 	@{ $(PY) -m pip install "$(TORCH)" -e '.[dev]' && touch $@; } 2>&1 | $(PY) -c "$$PROGRESS"
 	@test -e $@ || { tail -n 20 .venv/install.log; exit 1; }
 
-# pip's output goes to a log; shown are one moving line on a terminal, the large downloads in a pipe.
+# pip's output goes to a log; shown are one moving line on a terminal, in a pipe the large downloads and that it installs.
 define PROGRESS
 import re, sys
 live = sys.stdout.isatty()
@@ -76,7 +82,7 @@ with open(".venv/install.log", "w") as log:
         short = re.sub(r"-(cp|py)\d\S*", "", line.strip())[:78]
         if live:
             print("\r\033[K" + short, end="", flush=True)
-        elif short.endswith("MB)"):
+        elif short.endswith("MB)") or short.startswith("Installing"):
             print(short, flush=True)
 print("\r\033[K" if live else "", end="")
 endef

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
+import zlib
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from lab_users import uses_the_lab
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
 from xdist.scheduler import LoadFileScheduling
@@ -44,26 +44,36 @@ TIMED = ("tests/clouds", "tests/cluster", "tests/doctor", "tests/end_to_end", "t
          "tests/train/test_tokens")
 
 
+ON_GPU = os.environ.get("TEST_DEVICE") == "cuda"  # `make gpu`: the engine of exactness tests is on a GPU
+# Asking whether there is a GPU must not begin CUDA: ranks are forked from here.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
 @cache
-def uses_the_lab(file: Path) -> bool:
-    return re.search(r"\bLab\b", file.read_text(encoding="utf-8")) is not None
+def gpu_here() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
-class OneLab(LoadFileScheduling):
-    """Gives files to workers, and all files that use the Slurm of the lab to one: they wait more than they compute."""
+class TwoLabs(LoadFileScheduling):
+    """Gives files to workers, and their tests that use the Slurm of the lab to two of these, which have one each: such tests wait
+    more than they compute."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if ON_GPU:  # nothing here uses the lab, and beside a GPU are many cores
+            return nodeid
         file = nodeid.partition("::")[0]
-        return "lab" if uses_the_lab(self.config.rootpath / file) else file
+        return f"lab {zlib.crc32(file.encode()) % 2}" if uses_the_lab(self.config.rootpath, nodeid) else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneLab:
-    return OneLab(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoLabs:
+    return TwoLabs(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        if uses_the_lab(item.path):
+        if uses_the_lab(item.config.rootpath, item.nodeid):
             return -1
         return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
@@ -71,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.nodeid.startswith(TIMED):
             item.add_marker(pytest.mark.flaky(reruns=0))
+        if ON_GPU and not gpu_here():
+            item.add_marker(pytest.mark.skip(reason="torch sees no GPU here"))
 
 
 def pytest_collection_finish() -> None:

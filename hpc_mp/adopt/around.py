@@ -9,9 +9,9 @@ from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
 from hpc_mp.adopt.expand import FixedValues
 from hpc_mp.adopt.given import exported_by_srun
+from hpc_mp.adopt.kinds import FILTERS, PRINTS, kind_of, writes
 from hpc_mp.adopt.launches import LaunchCall, function_name, in_background
 from hpc_mp.adopt.setup import in_place, is_loop
-from hpc_mp.adopt.steps import FILTERS, PRINTS, kind_of, writes
 from hpc_mp.adopt.streams import drawn, is_fed, streams
 from hpc_mp.lint.sbatch.shell import read_tree
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
@@ -46,7 +46,7 @@ def without_subshell(text: str, source: Source, launch: LaunchCall) -> str | Non
 
 
 def before_it(statement: Statement, launch: LaunchCall) -> str:
-    """What a line has before the launch on it, to which the launch was joined by ``&&``."""
+    """Return the part of a line before the launch on it, which ``&&`` has joined to the launch."""
     if launch.together or is_fed(launch, statement):
         return ""
     return statement.text[:launch.call.start - statement.start].strip().removesuffix("&&").strip()

@@ -112,7 +112,7 @@ def sourced(statement: Statement, fixed: FixedValues) -> list[str]:
 
 
 def moves(file: str) -> bool | None:
-    """Whether a file that a shell runs may lead it into another directory; None where it cannot be read here."""
+    """Return if a file that a shell runs may lead it into another directory; None where it cannot be read here."""
     try:
         read = read_statements(Path(file).read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hpc_mp.adopt.command import FLAGS, MEETING, OF_MACHINES, number_in
+from hpc_mp.adopt.kinds import PRINTS
 from hpc_mp.adopt.launches import LaunchCall, in_background
 from hpc_mp.adopt.request import Request
 from hpc_mp.adopt.setup import is_loop
-from hpc_mp.adopt.steps import PRINTS
 from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.statements import Source
 
@@ -71,14 +71,14 @@ def on_every_node(launch: LaunchCall, launches: Sequence[LaunchCall], source: So
 
 
 def _on_one_node(launch: LaunchCall) -> bool:
-    """Whether it is a step on one node that it names."""
+    """Return if it is a step on one node that it names."""
     place = launch.value("nodelist") or launch.value("relative") or ""
     one = launch.value("nodes") in (None, "1")
     return launch.srun and launch.tier > 1 and bool(place) and one and not re.search(r"[,%/*]|^[^$]*\[", place)
 
 
 def _alone(launch: LaunchCall, source: Source) -> bool:
-    """Whether nothing more stands around a step than a loop that counts and prints."""
+    """Return if nothing stands around a step but a loop that counts and prints."""
     return not {"if_statement", "case_statement", "subshell", "function_definition"} & set(launch.call.inside) and all(
         call.command.name in _BESIDE for call in source.statements[launch.statement].calls)
 

@@ -10,23 +10,17 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 
 from hpc_mp.adopt.account import Fate
 from hpc_mp.adopt.blanks import restored
 from hpc_mp.adopt.expand import FixedValues, fields, uses
+from hpc_mp.adopt.kinds import LISTS, PRINTS, VERBS, Kind, environment_part, kind_of, makes_files
 from hpc_mp.adopt.known import HARMLESS, SETS, KnownShell, movers
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import IDENTITY
-from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
+from hpc_mp.lint.sbatch.statements import Source, Statement
 
-Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "together", "code"]
-PRINTS = frozenset({
-    "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "nvidia-smi", "which", "lscpu", "free", "uname",
-    "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type", "sacct", "sstat",
-    "seff", "jobstats", "du", "ps", "lsb_release"})
-FILTERS = frozenset({"grep", "egrep", "sort", "head", "tail", "uniq", "wc", "cut", "tr", "column", "cat", "bc", "["})
-SHELL = frozenset({"set", "shopt"})
 OF_THE_SHELL = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_\w*")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 OF_PYTHON = re.compile(r"PYTHON\w+|LD_PRELOAD")  # would be read by hpc-mp's own Python too
@@ -34,8 +28,6 @@ OF_GPUS = re.compile(r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFF
 # What every environment of a job has: to set it is to export it.
 _ALL_EXPORT = re.compile(r"set\s+([-+])(?:[b-z]*a\w*|o\s+allexport)\b")
 INHERITED = frozenset({"PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ"})
-_INITIAL = re.compile(r"modules?\.sh$|lmod\.sh$|/init/(ba)?sh$|/etc/profile$|/etc/bashrc$")
-_HOOK = re.compile(r"conda.*(shell\.\w+|shell\s+hook)|\$\(conda info --base\)/etc/profile\.d/conda\.sh")
 
 
 def is_for_ranks_alone(name: str, by_srun: bool) -> bool:
@@ -81,76 +73,6 @@ class Disposition:
     text: str | None = None
 
 
-def kind_of(statement: Statement) -> Kind:
-    """What a statement is by itself."""
-    calls = [call for call in statement.calls if "command_substitution" not in call.inside]
-    names = [call.command.name for call in calls]
-    if statement.kind in ("variable_assignment", "variable_assignments", "declaration_command"):
-        return "assign"
-    if statement.command is not None and names[:1] == ["trap"]:
-        return "trap"
-    if any(name in ("sbatch", "scancel") for name in names) or re.search(r"\bscontrol\s+requeue", statement.text):
-        return "resubmit" if statement.kind in ("command", "redirected_statement", "pipeline", "list") else "code"
-    simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
-    if set(names) == {":"} and statement.kind == "redirected_statement" and ">" not in statement.text.split("\n", 1)[0] \
-            and not SETS.search(statement.text):
-        return "print"  # a here-document in place of a comment
-    if simple and not writes(statement) and all(map(prints, names, calls)):
-        return "print"
-    if statement.command is None:
-        return "code"
-    name = names[0] if names else ""
-    if name in SHELL:
-        return "shell"
-    if name == "cd":
-        return "directory"
-    if name in ("module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval") and _environment(statement) is not None:
-        return "environment"
-    return "code"
-
-
-def prints(name: str, call: CallSite) -> bool:
-    """Whether a command only shows something."""
-    return name in PRINTS or (name == "scontrol" and [word.text for word in call.command.words[1:2]] == ["show"])
-
-
-def writes(statement: Statement) -> bool:
-    """Whether a statement reads or writes files, or sets a variable by ``${A:=…}``, ``printf -v A`` or ``$((A++))``."""
-    plain = re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", "x", statement.text)
-    return bool(re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", plain) or SETS.search(statement.text) or _makes_files(statement)
-                or _SETS_BESIDES.search(statement.text))
-
-
-def _makes_files(statement: Statement) -> bool:
-    """Whether a ``$(…)`` in it makes files or takes them away."""
-    return any("command_substitution" in call.inside and call.command.name in _MAKERS for call in statement.calls)
-
-
-_MAKERS = frozenset({"mkdir", "mktemp", "touch", "cp", "mv", "rm", "ln", "tee"})
-_SETS_BESIDES = re.compile(r"\bprintf\s+-v|\$\(\([^()]*(?:\+\+|--|[^=!<>]=[^=])")
-
-
-def _environment(statement: Statement) -> str | None:
-    """Which part of a Python environment a statement prepares: modules, conda's hook, conda, venv; None for another one."""
-    call = statement.calls[0] if statement.calls else None
-    if call is None:
-        return None
-    name, arguments = call.command.name, [each.source for each in call.arguments[1:]]
-    if name == "ml" or (name == "module" and arguments[:1] and arguments[0] in _VERBS):
-        return "modules"
-    if name in ("conda", "mamba", "micromamba"):
-        return "conda" if arguments[:1] == ["activate"] else None
-    if name == "eval":
-        return "hook" if _HOOK.search(statement.text) else None
-    if _HOOK.search(statement.text):
-        return "hook"
-    if arguments and _INITIAL.search(arguments[0].strip("\"'")):
-        return "initial"
-    if arguments[:1] == ["activate"]:
-        return "conda"
-    return "venv" if len(arguments) == 1 and arguments[0].strip("\"'").endswith("/bin/activate") else None
-
-
 def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict[int, Disposition]:
     """The modules, the conda environment and the virtual environment that keys of ``[slurm]`` can say; the others stay as lines.
 
@@ -159,7 +81,7 @@ def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict
     found: dict[int, Disposition] = {}
     stage, blocked = 0, False
     rows = [(number, each, kind_of(each)) for number, each in enumerate(statements)]
-    if any(kind == "environment" and _environment(each) == "modules" and _modules(each, known.fixed[number]) is None
+    if any(kind == "environment" and environment_part(each) == "modules" and _modules(each, known.fixed[number]) is None
            for number, each, kind in rows):
         blocked = True
     for number, statement, kind in rows:
@@ -168,7 +90,7 @@ def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict
         elif kind == "assign":
             blocked = blocked or any(each.name.startswith(("MODULEPATH", "CONDA", "LMOD")) for each, _ in statement.assignments)
         elif kind == "environment":
-            part = _environment(statement)
+            part = environment_part(statement)
             order = {"initial": 0, "modules": 0, "hook": 1, "conda": 1, "venv": 2}[part or "venv"]
             keys = None if blocked or order < stage else _keys_of(statement, part or "", known.fixed[number])
             if keys is None:
@@ -194,19 +116,14 @@ _QUIET = _QUIET_FILES | {"cd", "mv", "scontrol", "head", "module", "ml", "tail",
                          "dirname", "cat", "set", "exit", "export"}
 
 
-_LISTS = frozenset({"list", "avail", "av", "spider", "show", "whatis", "overview"})
-_VERBS = _LISTS | {"purge", "load", "add", "unload", "del", "rm", "swap", "switch", "use", "unuse", "restore", "reset", "save",
-                   "refresh", "update", "try-load", "load-any", "is-loaded"}
-
-
 def _modules(statement: Statement, fixed: FixedValues) -> tuple[str, ...] | None:
     """The names that it loads; None where it does anything else."""
     words = [fields(each.source, fixed) for each in statement.calls[0].arguments]
     texts = [text for word in words for text in word or ("$",)]
     verb, names = ("load", texts[1:]) if texts[0] == "ml" else (texts[1], texts[2:])
-    if texts[0] == "ml" and names[:1] and names[0] in _VERBS:
+    if texts[0] == "ml" and names[:1] and names[0] in VERBS:
         verb, names = names[0], names[1:]
-    if verb in _LISTS or (texts[0] == "ml" and not names):
+    if verb in LISTS or (texts[0] == "ml" and not names):
         return ()
     if verb == "purge" or (verb in ("load", "add") and not any("$" in name or name.startswith("-") for name in names)):
         return tuple(names)
@@ -278,7 +195,7 @@ def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
     stays = {number for number, kind in enumerate(kinds) if kind in ("code", "environment") and number not in keyed}
     needed = set(needs.names)
     stays |= {number for number, each in enumerate(statements)
-              if kinds[number] == "assign" and (SETS.search(each.text) or _makes_files(each))}
+              if kinds[number] == "assign" and (SETS.search(each.text) or makes_files(each))}
     grown = True
     while grown:
         grown = False

@@ -153,7 +153,7 @@ def link(node: str, state: str, name: str | None) -> None:
 def kill(node: str, name: str | None) -> None:
     cluster = _root(name, [node])
     if not cluster.runs(node):
-        raise HpcMpError(f"node {node}", "is off already", f"start it with `hpc-mp lab boot {node}`")
+        raise HpcMpError(f"node {node}", "is off already", f"start it with `{_typed('boot', name, node)}`")
     cluster.kill(node)
 
 
@@ -163,7 +163,7 @@ def kill(node: str, name: str | None) -> None:
 def boot(node: str, name: str | None) -> None:
     cluster = _root(name, [node])
     if cluster.runs(node):
-        raise HpcMpError(f"node {node}", "is on", f"only a node that was killed can be booted: `hpc-mp lab kill {node}`")
+        raise HpcMpError(f"node {node}", "is on", f"only a node that was killed can be booted: `{_typed('kill', name, node)}`")
     cluster.boot(node)
 
 
@@ -175,7 +175,7 @@ def boot(node: str, name: str | None) -> None:
 def at(name: str | None, node: str, command: tuple[str, ...]) -> None:
     cluster = _root(name, [node])
     if not cluster.runs(node):
-        raise HpcMpError(f"node {node}", "is off", f"start it with `hpc-mp lab boot {node}`")
+        raise HpcMpError(f"node {node}", "is off", f"start it with `{_typed('boot', name, node)}`")
     raise click.exceptions.Exit(subprocess.run([*cluster.inside(node), *command], env=cluster.environ).returncode)
 
 
@@ -192,8 +192,8 @@ def forget(cluster: LabCluster) -> None:
 def chosen(name: str | None) -> LabCluster:
     """The cluster of that name, else that of SLURM_CONF, else the only one."""
     running = keeper.names()
-    ours = os.environ.get("SLURM_CONF")
-    name = name or next((each for each in running if ours == str(LabCluster(keeper.directory_of(each)).conf)), None)
+    ours = Path(os.environ.get("SLURM_CONF", "")).resolve()
+    name = name or next((up for up in running if ours == keeper.directory_of(up) / "etc" / "slurm.conf"), None)
     if name is None and len(running) > 1:
         raise HpcMpError("hpc-mp lab", f"{len(running)} clusters are up: {', '.join(running)}", "say which with --name")
     if not running or name not in (None, *running):
@@ -219,9 +219,14 @@ def mine(*arguments: str) -> str:
     return shlex.join(["sudo", *start, *arguments])
 
 
-def _named(name: str) -> tuple[str, ...]:
+def _named(name: str | None) -> tuple[str, ...]:
     """The option for a cluster that is not called as it is by default."""
-    return ("--name", name) if name != "lab" else ()
+    return ("--name", name) if name not in (None, "lab") else ()
+
+
+def _typed(verb: str, name: str | None, node: str) -> str:
+    """A command for a node of the cluster that this command was given, as root types it."""
+    return shlex.join(["hpc-mp", "lab", verb, *_named(name), node])
 
 
 def _root(name: str | None, nodes: Sequence[str]) -> LabCluster:

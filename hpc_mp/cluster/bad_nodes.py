@@ -95,7 +95,8 @@ def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> 
     Args:
         run: that is gone on with: it avoids first of all what it has suffered itself.
     """
-    avoided = (replace(finding, certainty="certain") if finding.run == str(run) else finding
+    own = run and run.resolve()  # its path may go through links
+    avoided = (replace(finding, certainty="certain") if own and Path(finding.run).resolve() == own else finding
                for finding in findings(path, now) if finding.certainty != "suspected")
     return {finding.node: finding for finding in sorted(avoided, key=lambda finding: finding.weight)}
 

@@ -72,7 +72,7 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"train.momentum = {t.momentum}", f"has no effect with optimizer = {t.optimizer!r}",
                          'use betas with adamw, or optimizer = "sgd"')
     _check_offload(spec)
-    _check_loss_scale(spec)
+    _check_precision(spec)
     if spec.evaluate.every and not spec.evaluate.files:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")
@@ -136,8 +136,11 @@ def _check_offload(spec: JobSpec) -> None:
                          "leave it out, or set train.momentum")
 
 
-def _check_loss_scale(spec: JobSpec) -> None:
+def _check_precision(spec: JobSpec) -> None:
     scale = spec.train.loss_scale
+    if spec.train.compile and spec.train.precision == "fp64":
+        raise HpcMpError("train.compile = true", 'is not built for train.precision = "fp64", which proofs use',
+                         "leave it out, or use another precision")
     if spec.train.precision != "fp16" and scale != LossScale():
         raise HpcMpError("train.loss_scale", f"has no effect with train.precision = {spec.train.precision!r}",
                          'leave it out, or use precision = "fp16"')

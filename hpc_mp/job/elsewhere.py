@@ -61,6 +61,7 @@ NAMES: dict[str, str] = {
                   "grad_norm_clip",
     "train.dropout": "hidden_dropout attention_dropout dropout_rate dropout_p",
     "train.seed": "random_seed data_seed manual_seed",
+    "train.compile": "torch_compile use_torch_compile jit_compile",
     "train.precision": "dtype torch_dtype mixed_precision training_dtype param_dtype compute_dtype autocast amp",
     "evaluate.files": "validation_file validation_files eval_file eval_files valid_files valid_data eval_dataset validation_data "
                       "test_file eval_data held_out",
@@ -141,7 +142,6 @@ WORDS: dict[str, str] = {
                     'not built: train.lr_schedule "linear" and "cosine" fall to zero; leave it out'),
     **dict.fromkeys(("num_workers", "dataloader_num_workers", "pin_memory"),
                     "tokens are read from one mapped file; leave it out"),
-    **dict.fromkeys(("compile", "torch_compile"), "not built: blocks run as Hugging Face writes them; leave it out"),
     **dict.fromkeys(("flash_attention", "attn_implementation", "use_flash_attn", "flash_attn", "use_flash_attention_2"),
                     "torch's fused attention is taken where it can be; leave it out"),
     **dict.fromkeys(("master_addr", "master_port", "rdzv_endpoint", "rdzv_backend"), "ranks find each other; leave it out"),

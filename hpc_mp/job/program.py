@@ -129,7 +129,7 @@ def meets_through_mpi(spec: ProgramSpec) -> bool:
 # Keys of what a program shares with a training that mean nothing to a program, or are not built for it: (rule, remedy).
 _ENGINE = "is for hpc-mp's own engine, and nobody knows the steps of another program"
 REFUSED: dict[str, tuple[str, str]] = {
-    **dict.fromkeys((f"job.{what}_timeout" for what in ("heartbeat", "meet", "step", "start", "load", "save")),
+    **dict.fromkeys((f"job.{what}_timeout" for what in ("heartbeat", "step", "start", "load", "save")),
                     (_ENGINE, "leave it out; program.silent_limit says how long it may be silent")),
     "slurm.mpi": ("is for tasks that are ranks, and here a task starts those of its node itself", "leave it out"),
     "slurm.python": ("names the interpreter of hpc-mp's own ranks", "name the program's interpreter in program.command"),

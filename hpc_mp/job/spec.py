@@ -67,8 +67,8 @@ class Job(Section):
     Example: `60`."""
     meet_timeout: NonNegative = 90
     """Seconds for which a rank that has come waits for the others as the run begins, and a tenth of a second more for each rank;
-    who has not come is named then. 0 = a day. Too short: the file system from which all ranks load their packages is slow.
-    Example: `600`."""
+    who has not come is named then. Of a program in a Slurm job, without a container: a rank that has not begun, a minute later.
+    0 = a day. Too short: the file system from which all ranks load their packages is slow. Example: `600`."""
     step_timeout: NonNegative = 1800
     """Seconds without a finished step until ranks count as hung; 0 = never. The first step has three times as long, and so has
     each pass of an evaluation, which computes the forwards of a step. Example: `600`."""
@@ -80,6 +80,14 @@ class Job(Section):
     once may give each of them little. Example: `14400`."""
     save_timeout: NonNegative = 7200
     """Seconds that saving a checkpoint may take; 0 = any time. Example: `14400`."""
+
+
+OF_EACH_S = 0.1  # seconds more for each rank: all of them load their packages from one file system
+
+
+def time_to_meet(job: Job) -> float:
+    """``job.meet_timeout`` for all ranks, in seconds; 0 = any time."""
+    return job.meet_timeout and job.meet_timeout + OF_EACH_S * job.nodes * job.ranks_per_node
 
 
 def grace_of(slurm: Slurm, job: Job) -> int:
@@ -260,6 +268,9 @@ class Train(Section):
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     """`"bf16"` and `"fp16"` compute in 16 bits and keep parameters, gradient sums and optimizer state in fp32; fp16 with
     `train.loss_scale`. `"fp64"` for proofs."""
+    compile: bool = False
+    """Blocks and the loss are compiled by torch.compile: on a GPU a step takes a quarter less time, see [GPUs](../user/gpu.md),
+    and the first one half a minute more. It needs a C compiler on every node, and not fp64. Numbers differ in the last bits."""
     loss_scale: LossScale = LossScale()
     """Of fp16, with DeepSpeed's rule and defaults: a factor of the loss's gradient, so that small gradients survive. It doubles
     after `window` steps without an overflow and halves at an overflow, down to `minimum`; `hysteresis` − 1 overflows pass before,

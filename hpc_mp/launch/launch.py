@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import counted
+from hpc_mp.base.text import duration
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_sweep
 from hpc_mp.job.inputs import find_files, find_program
 from hpc_mp.job.sweep import Sweep
+from hpc_mp.job.values import seconds_of
 from hpc_mp.launch import sweep
 from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
 from hpc_mp.launch.depends import NONE, row
@@ -68,7 +69,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script, what it trains on
+    """A launch that was not made: a plan for every run of a sweep, the first run's directory, its script, what it trains on
     (None: it is a program that knows itself), and whether its script would be used, or was asked for."""
 
     plans: tuple[JobPlan, ...]
@@ -269,15 +270,22 @@ def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | N
     else:
         assert isinstance(first, TrainingPlan)
         words = describe(first, title, text or launched_text(plans))
-    limit = first.spec.job.time_limit
-    remark = [table({"limit": f'job.time_limit = {limit} is {counted(int(limit), "minute")}, as Slurm counts; hours are written '
-                              f'"{int(limit):02d}:00:00"'})] if re.fullmatch(r"0*[1-9]\d{0,2}", limit) else []
+    remark = _time_remark(first.spec.job.time_limit)
     swept = [] if plans[0].member is None else [sweep.rows(plans, backend.arrays)]
     return "\n".join((words, *remark, *row(plans[0].depends), *swept))
 
 
+def _time_remark(limit: str) -> list[str]:
+    """A row on a limit of one or two numbers, which Slurm counts in minutes and seconds; people write them for hours."""
+    found, seconds = re.fullmatch(r"(\d{1,3})(:\d\d?)?", limit), seconds_of(limit)
+    if found is None or seconds is None:
+        return []
+    hours = f"{int(found[1]):02d}{found[2] or ':00'}:00"
+    return [table({"limit": f'job.time_limit = {limit} is {duration(seconds)}, as Slurm counts; hours are written "{hours}"'})]
+
+
 def _left(plan: JobPlan, request: LaunchRequest) -> str:
-    """That the newest run of the job has not come to its end, and how to go on with it; empty where there is none."""
+    """A note that the newest run of the job has not come to its end, with the command that goes on; empty where it has."""
     new = next_run(plan.spec)
     run = RunDirectory(new.with_name(f"{int(new.name) - 1:04d}"))
     ended = None if request.resume or plan.member is not None else verdict(run)
@@ -302,7 +310,7 @@ def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], Non
 
 
 def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:
-    """What asks transformers about the models; not about the tokenizer of a run that goes on with it whatever it is."""
+    """Return the check that asks transformers about the models; a run that goes on keeps its tokenizer unasked."""
 
     def check(ask: ModelChecker) -> None:
         for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):

@@ -223,7 +223,7 @@ def _state(job: SlurmJob | None, recorded: str | None, held: bool, asked: bool) 
 
 
 def _stirs(run: RunDirectory) -> bool:
-    """Whether its ranks or its supervisor have written anything lately."""
+    """Return if its ranks or its supervisor have written anything lately."""
     files = (run.status, run.metrics, *(run.log.iterdir() if run.log.is_dir() else ()))
     return any(file.exists() and time.time() - file.stat().st_mtime < STIRS_S for file in files)
 

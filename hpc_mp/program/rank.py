@@ -59,7 +59,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     program = read_program(run.program)
     who = _identity(placement, record, environ, program.mpirun)
     attempt = record.attempt if record else run.attempt()
-    if record is not None and not record.hosts:
+    if record is not None:
         say_host(run, who)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
     own = own_variables(program, run, placement, who.rank, meeting)

@@ -57,7 +57,7 @@ class LauncherBlame:
 
 
 def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
-    """Of what a launcher says of processes that have failed, the first of them; None where it says nothing."""
+    """The first failed process that a launcher names; None where it names none."""
     last = lines[-BY_LAUNCHER:]
     root = next((number for number in reversed(range(len(last))) if ROOT.match(last[number])), 0)
     text = "\n".join(last[root:])

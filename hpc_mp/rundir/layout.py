@@ -168,7 +168,7 @@ class RunDirectory:
     guards = RunFile("log/guards/", "who stays beside a rank that mpirun has started outside of Slurm", "supervisor",
         "the process of each such guard, and the codes with which ranks have ended")
     rank_host = RunFiles("log/host-{rank:05d}", "one rank", "supervisor",
-        "the name of one rank's host, where mpirun has started it outside of Slurm")
+        "the name of one rank's host: of a program, and where mpirun starts ranks outside of Slurm")
     rank_stack = RunFiles("log/stack-{rank:05d}.txt", "a look at ranks that hang, before they are ended",
         "supervisor, launch, you",
         "where the processes of one rank of a program stood, every thread of Python's")

@@ -76,7 +76,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
 
 
 def say_host(run: RunDirectory, who: RankEnv) -> None:
-    """Note on which host a rank runs, for an attempt whose hosts its launcher alone knows."""
+    """Note that a rank has begun, and on which host."""
     with suppress(OSError):  # a full disk must not stop a rank
         run.rank_host(who.rank).write_text(who.node, encoding="utf-8")
 

@@ -193,7 +193,7 @@ def _cut(line: str) -> str:
 
 
 def _order(lines: Sequence[str], begin: int) -> int:
-    """Of the program itself, of a thread or a process of it, or of what was torn down, which ends nothing."""
+    """The precedence of a traceback: of the program itself, of a thread or process of it, of a tear-down, which ends nothing."""
     before = lines[max(0, begin - 2):begin]
     return TORN_DOWN if any(map(IGNORED.match, before)) else BESIDE_IT if any(map(BESIDE.search, before)) else OWN
 

@@ -18,10 +18,12 @@ from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.requeue import known_job
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
+from hpc_mp.job.spec import time_to_meet
 from hpc_mp.job.values import toml_value
 from hpc_mp.program.node import send_signal
 from hpc_mp.rundir import AttemptRecord
 from hpc_mp.rundir.attempt import AttemptReader, tail
+from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
@@ -40,6 +42,7 @@ ENDING = ("KILL", "ABRT")  # signals of ours by which ranks end that have not be
 SENT = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by hand alone (scancel --signal); of SIGTERM slurmstepd tells
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
 MPI_SAYS = 1000  # lines of a node's log in which its MPI tells how it began
+SEEN_S = 60.0  # in which a file of another host is seen: NFS remembers for so long what a directory holds
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 
 
@@ -69,6 +72,8 @@ class ProgramWatch:
                                     on_hang=self._record_stacks, troubled=lambda: logs.troubled)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings, begins=begins) if attempt.allocation is not None else None
+        noted = begins and attempt.allocation is not None and spec.slurm.container is None  # by ranks, as they begin
+        self._meet = time_to_meet(spec.job) if noted else 0.0
         by_srun = attempt.allocation is not None and not spec.by_mpirun
         self._failed = FailedStep(run.srun_log, asked=self.ranks_asked, grace=record.grace,
                                   stop_codes=spec.program.stop_codes, begins=begins) if by_srun else None
@@ -100,7 +105,22 @@ class ProgramWatch:
         unended = self.unended is not None and self.unended.noticed()
         if self.unended is not None and self.unended.begun:  # their silence says nothing then
             return unended
-        return self.silence.noticed()
+        return self.silence.noticed() or self._absent()
+
+    def _absent(self) -> bool:
+        """Whether ranks have not begun in time, and others have: they are written down as failed, and all are ended."""
+        if not self._meet or self.silence.seconds < self._meet + SEEN_S:
+            return False
+        self._meet, run, record = 0.0, self._attempt.run, self._attempt.record
+        begun = {int(run.rank_host.values(path)[0]) for path in run.rank_host.found()} | {*self.silence.speakers}
+        absent = [place for place in self._attempt.placement.ranks if begun and place.rank not in begun]
+        for place in absent:
+            said = f"it has not begun in {self.silence.seconds:.0f} s (job.meet_timeout)"
+            write_failure(run, RankFailure(place.rank, record.hosts[place.node], "silent", said, time.time(), record.attempt))
+        if absent:
+            self._note(OTHERS_ENDED)
+            self._send("KILL")
+        return bool(absent)
 
     def ranks_asked(self) -> bool:
         """Return True if we or Slurm asked the ranks to stop: slurmstepd tells of SIGTERM, and Slurm of the job."""

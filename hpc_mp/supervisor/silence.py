@@ -86,6 +86,16 @@ class SilenceWatch:
             self._on_hang()
         return self.hang is not None
 
+    @property
+    def seconds(self) -> float:
+        """For which the ranks have run, as of the last question."""
+        return self._asked - self._begin
+
+    @property
+    def speakers(self) -> Collection[int]:
+        """Ranks that have printed something."""
+        return self._last.keys()
+
     def _first(self) -> int | None:
         """Return the rank that fell silent before all others; None if some ranks have never printed."""
         if len(self._last) < self._ranks or self._ranks == 1:

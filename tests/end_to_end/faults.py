@@ -1,12 +1,14 @@
 """Faults of one rank: ``rank`` is the entry of emulated ranks and trains as ``hpc-mp train`` does, until the planted fault.
 
-``FAULT``, ``FAULT_RANK`` and ``FAULT_STEP`` (from 1) in the environment say which, in whom and when; ``FAULT_AT`` instead of the
-step: before which function of a rank's entry, once all have met. As a program this is
+``FAULT``, ``FAULT_RANK`` (several: with commas) and ``FAULT_STEP`` (from 1) in the environment say which, in whom and when; a
+``FAULT`` that is none of ``FAULTS`` is an error of every save from then on. ``FAULT_AT`` instead of the
+step: before which function of a rank's entry, "read_job" before it meets the others. As a program this is
 ``hpc-mp`` with such ranks.
 """
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import dataclasses
 import errno
@@ -38,8 +40,9 @@ def plant() -> None:
     step_ = trainer.Trainer._step
 
     def step(self: Any, number: int, *rest: Any) -> Any:
-        if (dist.get_rank(), number + 1) == (int(os.environ["FAULT_RANK"]), int(os.environ["FAULT_STEP"])):
-            FAULTS[os.environ["FAULT"]](self)
+        if str(dist.get_rank()) in os.environ["FAULT_RANK"].split(",") and number + 1 == int(os.environ["FAULT_STEP"]):
+            fault = os.environ["FAULT"]
+            (FAULTS[fault] if fault in FAULTS else unsaved(fault))(self)
         return step_(self, number, *rest)
 
     trainer.Trainer._step = step  # type: ignore[method-assign]
@@ -52,11 +55,11 @@ def plant_at(name: str) -> None:
 
     original = getattr(entry, name)
 
-    def planted(who: Any, *rest: Any) -> Any:
-        if getattr(who, "who", who).rank == int(os.environ["FAULT_RANK"]):
+    def planted(*given: Any) -> Any:
+        if os.environ["SLURM_PROCID"] == os.environ["FAULT_RANK"]:
             time.sleep(2.0)  # until the heartbeat beats
             FAULTS[os.environ["FAULT"]](None)
-        return original(who, *rest)
+        return original(*given)
 
     setattr(entry, name, planted)
 
@@ -99,6 +102,24 @@ def saving(trainer: Any) -> None:
     checkpoint.write_shard = lambda *_: time.sleep(FOREVER)
 
 
+def unsaved(error: str) -> Callable[[Any], None]:
+    """``write_shard`` raises it from now on: the name of an errno, else of a class of exceptions."""
+    def raising(*_: Any) -> None:
+        number = getattr(errno, error, None)
+        raise getattr(builtins, error)("boom") if number is None else OSError(number, os.strerror(number))
+
+    def fault(trainer: Any) -> None:
+        from hpc_mp.train.checkpoint import checkpoint
+
+        checkpoint.write_shard = raising
+
+    return fault
+
+
+def asleep(trainer: Any) -> None:
+    time.sleep(FOREVER)
+
+
 def native(trainer: Any) -> None:
     """In C, with Python's lock: none of its threads runs, but its connections are there."""
     ctypes.PyDLL(None).sleep(FOREVER)
@@ -118,6 +139,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "loader": loader,
     "forward": forward,
     "saving": saving,
+    "asleep": asleep,
     "native": native,
 }
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from slurm_jobs import TWO, close, emulated, logs, losses, steps, submit, until, write_job
+from slurm_jobs import TWO, close, command, emulated, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 from test_program_slurm import here, program, submitted
@@ -124,27 +127,121 @@ def test_a_full_disk_stops_the_run_and_blames_no_node(lab: Cluster, job: Path, e
     assert state(lab, job_id) == "FAILED" and (end["kind"], end["nodes"], end["action"]) == ("space", [], "fail"), end
 
 
-# What befalls the process of rank 1, on n2, while it loads its packages.
+@contextmanager
+def read_only(lab: Cluster, nodes: Sequence[str], directory: Path) -> Iterator[None]:
+    """The directory is mounted read-only on these nodes. What is open there stays writable, as after errors of a file system."""
+    for node in nodes:
+        for options in (["--bind"], ["-o", "remount,bind,ro"]):
+            done = lab.at(node, ["mount", *options, str(directory), str(directory)])
+            assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        for node in nodes:
+            lab.at(node, ["umount", "--lazy", str(directory)])
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("directory", ["run", "checkpoints"])
+def test_a_file_system_that_one_node_has_read_only_is_left_with_the_node(lab: Cluster, job: Path, directory: str) -> None:
+    run, job_id = submit(lab, job, (*PACED, *with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")))
+    until(lambda: steps(run) >= 12, "training")
+    with read_only(lab, ["n2"], run.path if directory == "run" else run.checkpoints):
+        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED", logs(job)
+    first, last = history(run)
+    assert (first["kind"], first["nodes"], first["rank"], first["step"]) == ("unwritable", ["n2"], 1, 10), first
+    assert os.strerror(errno.EROFS) in first["message"] and last["kind"] == "completed"
+    assert "n2" not in read_json(run.attempt_record)["hosts"] and close(losses(run.path), emulated(job, PACED))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("directory", ["run", "checkpoints"])
+def test_a_file_system_that_all_nodes_have_read_only_is_no_nodes_fault(lab: Cluster, job: Path, directory: str) -> None:
+    slow = with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*PACED, *slow, "slurm.retries=0"))
+    until(lambda: steps(run) >= 12, "training")
+    with read_only(lab, lab.nodes, run.path if directory == "run" else run.checkpoints):
+        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "FAILED" and os.strerror(errno.EROFS) in logs(job)
+    if directory == "run":  # not a word of the attempt could be written down, not even its steps: Slurm alone tells of its end
+        assert not run.outcome.exists() and not run.history.exists()
+    else:
+        [end] = history(run)
+        assert (end["kind"], end["nodes"], end["action"], end["step"]) == ("storage", [], "fail", 10), end
+    told = json.loads(command(lab, "status", run.path, "--json").stdout)
+    assert told["state"] == "failed" and os.strerror(errno.EROFS) in told["cause"], told
+
+
+# What befalls the first task of a node, once, before it has loaded its packages.
 ABSENT = """
-import os, signal, sys
-if os.environ.get("SLURM_LOCALID") == "0" and os.environ["SLURMD_NODENAME"] == "n2" and not os.path.exists({once!r}):
-    if "train" in open("/proc/self/cmdline").read():
+import os, signal, sys, time
+if os.environ.get("SLURM_LOCALID") == "0" and os.environ["SLURMD_NODENAME"] == {node!r} and not os.path.exists({once!r}):
+    if {entry!r} in open("/proc/self/cmdline").read():
         open({once!r}, "w").close()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        {deed}
 """
+STOPS, SLEEPS = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(3600)"
 
 
-def test_a_rank_that_is_stopped_before_all_have_met_is_named(lab: Cluster, job: Path) -> None:
-    """Ten minutes, without a key."""
+def absent(job: Path, deed: str, node: str, entry: str) -> str:
+    """The override that plants it."""
     place = job.parent / "fault"
     place.mkdir()
-    (place / "sitecustomize.py").write_text(ABSENT.format(once=str(job.parent / "once")))
-    run, job_id = submit(lab, job, (*PACED, f"environment.set.PYTHONPATH={place}", "job.meet_timeout=15"))
+    (place / "sitecustomize.py").write_text(ABSENT.format(once=str(job.parent / "once"), deed=deed, node=node, entry=entry))
+    return f"environment.set.PYTHONPATH={place}"
+
+
+def freeze(lab: Cluster, node: str) -> None:
+    """Stop all processes of a node, but for its network."""
+    for pid in lab.processes(node):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(("deed", "node"), [
+    (STOPS, "n2"), *(pytest.param(deed, node, marks=pytest.mark.prove)
+                     for deed, node in ((SLEEPS, "n2"), (STOPS, "n1"), (SLEEPS, "n1")))])
+def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, node: str) -> None:
+    """Ten minutes, without a key."""
+    run, job_id = submit(lab, job, (*PACED, absent(job, deed, node, "train"), "job.meet_timeout=15"))
     until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 100)
     [first] = history(run)[:1]
-    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", 1, "n2", "requeue"), first
+    rank = int(node[1:]) - 1
+    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", rank, node, "requeue"), first
     until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+
+
+@pytest.mark.prove
+def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job: Path) -> None:
+    run, job_id = submit(lab, job, (*PACED, absent(job, SLEEPS, "n2", "train"), "job.meet_timeout=15"))
+    until((job.parent / "once").exists, "the rank on n2", 100)
+    freeze(lab, "n2")
+    try:
+        until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 200)
+        [first] = history(run)[:1]
+        assert (first["node"], first["action"]) == ("n2", "requeue") and first["kind"] in ("silent", "lost", "node"), first
+        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    finally:
+        lab.kill("n2")
+    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+
+
+@pytest.mark.prove
+def test_a_suspended_run_has_not_lost_its_nodes(lab: Cluster, job: Path) -> None:
+    """Slurm stops ranks, watches and supervisor for longer than any of them waits for another."""
+    slow = with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*PACED, *slow, "job.heartbeat_timeout=6", "job.step_timeout=12"))
+    until(lambda: steps(run) >= 8, "training")
+    lab.run(["scontrol", "suspend", job_id], check=True)
+    before = steps(run)
+    time.sleep(25)
+    assert steps(run) <= before + 1, "it was not suspended"
+    lab.run(["scontrol", "resume", job_id], check=True)
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED" and [end["kind"] for end in history(run)] == ["completed"], logs(job)
+    assert close(losses(run.path), emulated(job, PACED))
 
 
 def kill_stepd(lab: Cluster, node: str, step: str = "[1-9]") -> None:
@@ -243,6 +340,28 @@ def test_a_program_that_loses_its_slurmstepd_is_started_again_without_the_node(
     until(run.outcome.exists, "the end", 120)
     assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
     assert node not in read_json(run.attempt_record)["hosts"]
+
+
+# A program whose ranks wait for each other.
+WAITS = """
+    open(f"came-{rank}", "w").close()
+    while not all(os.path.exists(f"came-{other}") for other in range(int(os.environ['WORLD_SIZE']))):
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("deed", "node"), [(STOPS, "n2"), (SLEEPS, "n1")])
+def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: str, node: str) -> None:
+    """It was silent for an hour, with all others."""
+    fault = absent(here / "job.toml", deed, node, "hpc_mp.program")
+    run = submitted(lab, here, program(here, WAITS), "--set", fault, "--set", "job.meet_timeout=5")
+    until(lambda: (run.path / "history.jsonl").exists(), "the end of the first start", 150)
+    [first] = history(run)[:1]
+    rank = 2 * int(node[1:]) - 2
+    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", rank, node, "requeue"), first
+    until(run.outcome.exists, "the end", 120)
+    assert read_json(run.outcome)["state"] == "completed", logs_of(run)
 
 
 @pytest.mark.parametrize(("kind", "resumes"), [

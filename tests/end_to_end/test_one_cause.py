@@ -69,6 +69,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "loader": ("hang", "made no progress: "),
     "forward": ("hang", "made no progress: "),
     "saving": ("hang", "made no progress: "),
+    "asleep": ("hang", "made no progress: "),
     "native": ("silent", "gave no sign of life: "),
 }
 # Each way in which a rank can end or stand, and each rank; `make prove` takes the product.
@@ -85,7 +86,7 @@ class Told:
     text: str
 
 
-def environment(fault: str, rank: int) -> dict[str, str]:
+def environment(fault: str, rank: int | str) -> dict[str, str]:
     return {"FAULT": fault, "FAULT_RANK": str(rank), "FAULT_STEP": "2", "OMP_NUM_THREADS": "1"}
 
 
@@ -98,10 +99,11 @@ def write_job(directory: Path, more: str = "") -> Path:
 
 def limits(fault: str) -> tuple[str, ...]:
     """Of a fault after which ranks stand still."""
-    return (f"job.step_timeout={TIMEOUT}", f"job.save_timeout={TIMEOUT}") if KINDS[fault][0] in ("hang", "silent") else ()
+    stands = KINDS.get(fault, ("",))[0] in ("hang", "silent")
+    return (f"job.step_timeout={TIMEOUT}", f"job.save_timeout={TIMEOUT}") if stands else ()
 
 
-def launched(job: Path, fault: str, rank: int, *overrides: str) -> Told:
+def launched(job: Path, fault: str, rank: int | str, *overrides: str) -> Told:
     options = [word for override in (*limits(fault), *overrides) for word in ("--set", override)]
     environ = os.environ | environment(fault, rank) | {"PYTHONPATH": str(FAULTY.parent)}
     done = warm.Program([FAULTY, "launch", job, "--on", "local", "--json", *options], environ).end(200)
@@ -184,6 +186,35 @@ def test_also_between_the_meeting_and_the_first_message(
     cause = launched(write_job(tmp_path), "stopped", rank, limit).document["cause"]
     assert cause["kind"] == kind and f"node{rank // 2}" in cause["message"], cause
     assert kind == "lost" or cause["rank"] == rank
+
+
+@pytest.mark.parametrize(("error", "ranks", "kind"), [
+    ("EACCES", "2,3", "unwritable"), ("EIO", "2", "unwritable"), ("EROFS", "0", "unwritable"), ("EIO", "0,1,2,3", "storage"),
+    ("EACCES", "0,1,2,3", "error"), ("EROFS", "1,3", "storage"), ("ENOSPC", "3", "space"), ("EDQUOT", "0,1,2,3", "space"),
+    ("RuntimeError", "3", "error"), ("ValueError", "0,1,2,3", "error"), ("TypeError", "0,2", "error"),
+    ("MemoryError", "1", "memory")])
+def test_saves_that_fail_are_the_fault_of_a_node_where_others_can_write(
+        tmp_path: Path, error: str, ranks: str, kind: str) -> None:
+    """From step 2 on: the saves after steps 2 and 4 fail, and ``checkpoint.failures`` is 2."""
+    told = launched(write_job(tmp_path), error, ranks)
+    cause = told.document["cause"]
+    assert cause["kind"] == kind and f"2 checkpoints in a row could not be saved: rank {ranks[0]}: " in cause["message"], cause
+    assert cause["node"] == f"node{cause['rank'] // 2}" and told.document["steps"] == 4
+    assert str(cause["rank"]) in ranks.split(",") or kind == "space", "a full file system is met by all"
+    assert set(doors(told.run).values()) == {cause["message"]}
+
+
+@pytest.mark.parametrize(("fault", "rank"), [("asleep", 0), ("asleep", 3), *(
+    pytest.param(fault, rank, marks=pytest.mark.prove)
+    for fault, rank in [("stopped", 0), ("native", 0), ("asleep", 2), ("stopped", 1), ("native", 3)])])
+def test_a_rank_that_never_comes_to_the_meeting_is_named(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, rank: int) -> None:
+    """For rank 0, whose socket the launcher has made, the others waited for ever."""
+    monkeypatch.setenv("FAULT_AT", "read_job")
+    told = launched(write_job(tmp_path), fault, rank, "job.meet_timeout=8")
+    cause = told.document["cause"]
+    assert (cause["kind"], cause["rank"], cause["node"]) == ("silent", rank, f"node{rank // 2}"), cause
+    assert set(doors(told.run).values()) == {cause["message"]}
 
 
 def test_a_verdict_goes_before_all_records(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ from slurm_lab.cluster import wait_until
 from slurm_lab.why_not import why_not
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.lab import SBIN, command, down, forget, up
+from hpc_mp.cli.lab import SBIN, _say, chosen, command, down, forget, up
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger, record
 from hpc_mp.lab import keeper
 from hpc_mp.lab.cluster import LabCluster, first_process
-from hpc_mp.lab.lab import shared_out
+from hpc_mp.lab.lab import Lab, shared_out
 
 reason = why_not()
 needs_slurm = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -347,6 +347,64 @@ def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "only root" in said and "`sudo '/where it is/hpc-mp' lab up --nodes 3`" in said
     with pytest.raises(HpcMpError, match="only root"):
         CliRunner().invoke(down, [], catch_exceptions=False)
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files of three clusters lie that are up: `lab`, `two`, and `new`, which has but begun to start."""
+    for name in ("lab", "two"):
+        etc = tmp_path / f"{keeper.PREFIX}{name}" / "etc"
+        etc.mkdir(parents=True)
+        (etc / "nodes").write_text("n1 n2\n")
+        (etc / "name").write_text("lab30\n")
+        (etc / "slurm.conf").touch()
+    (tmp_path / "site.conf").symlink_to(tmp_path / f"{keeper.PREFIX}two" / "etc" / "slurm.conf")
+    monkeypatch.setattr(keeper, "STATE", tmp_path)
+    monkeypatch.setattr(keeper, "names", lambda: ["lab", "new", "two"])
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("conf", "name", "meant"), [
+    ("{}/hpc-mp-two/etc/slurm.conf", None, "two"), ("{}/hpc-mp-lab/etc/slurm.conf", None, "lab"),
+    ("{}//hpc-mp-lab/../hpc-mp-two/etc/slurm.conf", None, "two"), ("hpc-mp-two/etc/slurm.conf", None, "two"),
+    ("{}/site.conf", None, "two"), ("{}/hpc-mp-two/etc/slurm.conf", "lab", "lab"), (None, "two", "two"),
+    (None, None, None), ("", None, None), ("/etc/slurm/slurm.conf", None, None), ("{}/hpc-mp-old/etc/slurm.conf", None, None)])
+def test_of_several_clusters_that_of_slurm_conf_is_meant(
+    several: Path, monkeypatch: pytest.MonkeyPatch, conf: str | None, name: str | None, meant: str | None,
+) -> None:
+    if conf is not None:
+        monkeypatch.setenv("SLURM_CONF", conf.format(several))
+    if meant is not None:
+        assert chosen(name).directory == several / f"hpc-mp-{meant}"
+    else:
+        with pytest.raises(HpcMpError, match=r"3 clusters are up: lab, new, two\. Say which with --name"):
+            chosen(name)
+
+
+@pytest.mark.parametrize(("name", "words"), [("two", "lab down --name two"), ("lab", "lab down")])
+def test_the_end_of_a_cluster_that_is_up_is_said_with_its_name(
+    several: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str,
+) -> None:
+    """At its start, and where it is up already."""
+    monkeypatch.setattr(sys, "argv", ["/bin/hpc-mp"])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _say(Lab(several / f"hpc-mp-{name}", (("n1",),)), name, 1.0, False)
+    assert f"It runs until `sudo /bin/hpc-mp {words}`." in capsys.readouterr().out
+    monkeypatch.setattr("hpc_mp.cli.lab._refuse", lambda accounting: None)
+    monkeypatch.setattr(keeper, "start", lambda lab, say: False)
+    assert f"or end it with `sudo /bin/hpc-mp {words}`" in refused("--name", name)
+
+
+@pytest.mark.parametrize(("verb", "runs", "said"), [("kill", False, "boot"), ("boot", True, "kill"), ("at", False, "boot")])
+def test_a_hint_for_a_node_names_its_cluster(several: Path, monkeypatch: pytest.MonkeyPatch, verb: str, runs: bool, said: str,
+                                             ) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(LabCluster, "runs", lambda *_: runs)
+    for name, option in (("two", " --name two"), ("lab", "")):
+        with pytest.raises(HpcMpError, match=f"`hpc-mp lab {said}{option} n1`"):
+            CliRunner().invoke(command, [verb, "--name", name, "n1", *(["true"] if verb == "at" else [])], catch_exceptions=False)
 
 
 def test_not_linux(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
-from hpc_mp.job import resolve
+from hpc_mp.job import dump_job, load_any, resolve
 from hpc_mp.job.resolution import resolved
 from hpc_mp.launch.backends.slurm import rehearse
 from hpc_mp.launch.choices import avoid
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.launch import LaunchRequest, plan_job
 from hpc_mp.launch.run_files import script
+from hpc_mp.rundir import create_run
 
 __all__ = ["mark"]  # a fixture
 
@@ -117,6 +118,29 @@ def test_a_job_that_could_not_start_on_the_others_gets_them(
         assert tuple(each.node for each in plan.avoided) == kept_off
         assert ("--exclude=n1" in script(plan, tmp_path).text) == bool(kept_off) == ("exclude" in plan.spec.slurm.extra)
     assert (f"nodes     after all {AFTER_ALL}\n" in said) == (sbatch == REFUSES)
+
+
+@pytest.mark.parametrize("program", [False, True], ids=["training", "program"])
+@pytest.mark.parametrize(("sufferer", "resume", "kept_off"), [
+    ("runs/t/0001", True, "n3"), ("link/t/0001", True, "n3"), ("runs/t/0001", False, "n2"), ("runs/t/0002", True, "n2"),
+    ("runs/t", True, "n2")])
+def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(
+    tmp_path: Path, job: Path, program: bool, sufferer: str, resume: bool, kept_off: str,
+) -> None:
+    """Of four nodes three are needed, and others remember newer faults of n1 and n2. Run 1 is the one to go on with."""
+    if program:
+        job.write_text('[job]\nname = "t"\nnodes = 3\n[program]\ncommand = ["true"]\nresumes = true\n')
+    play(Cluster(tmp_path), "alike", "echo 4242")
+    run = create_run(tmp_path / "runs", "t")
+    overrides = () if program else ("job.nodes=3", "job.ranks_per_node=1", "train.global_batch=6")
+    run.job.write_text(dump_job(load_any(job, overrides)))
+    run.placement.write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    now, by = time.time(), str(tmp_path / sufferer)
+    record(ledger("lab"), [BadNode("n3", "unwritable", "n3 could not write", by, now - 9, now + 3600),
+                           BadNode("n2", "lost", "n2 vanished", "run", now + 1, now + 3600)])
+    [plan] = plan_job(LaunchRequest(run.job, "slurm", resume=resume))
+    assert [bad.node for bad in plan.avoided] == [kept_off] and plan.spec.slurm.extra["exclude"] == kept_off
 
 
 def test_what_slurm_refuses_on_all_nodes_is_refused(tmp_path: Path, job: Path) -> None:

@@ -18,11 +18,14 @@ from typing import IO, Any
 import psutil
 import pytest
 import warm
-from launching import answers, environment, mark, marked, silent, the_run, until, write_job
+from launching import answers, environment, mark, marked, record, silent, the_run, until, write_job
 
+import hpc_mp.launch.launch
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.launch import _curve_words, command
-from hpc_mp.job import dump_job, load_job
+from hpc_mp.job import dump_job, load_any, load_job
+from hpc_mp.launch.launch import LaunchRequest, preview
+from hpc_mp.launch.listener import Teller
 from hpc_mp.launch.plan import newest_run
 from hpc_mp.launch.resume import resuming
 from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_manifest
@@ -206,6 +209,73 @@ def test_a_dry_run_prints_what_is_used_and_writes_nothing(job: Path, mark: str) 
     assert document["state"] == "planned" and document["script"].startswith("#!/bin/bash\n")
     assert "/runs/t/0001" in document["script"] and "supervise --after" in document["script"]
     assert not (job.parent / "runs").exists()
+
+
+# --- what a plan remarks on ---------------------------------------------------------------------------------
+
+
+def previewed(job: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, resume: bool = False) -> str:
+    """Everything that a dry run says."""
+    monkeypatch.setattr(hpc_mp.launch.launch, "check_model", lambda *_, **__: [])
+    said: list[str] = []
+    preview(LaunchRequest(job, "local", overrides, resume=resume), Teller(said.append))
+    return "\n".join(said)
+
+
+@pytest.mark.parametrize(("limit", "words"), [
+    ("24", 'is 24 min, as Slurm counts; hours are written "24:00:00"'), ("1", 'is 1 min, .*"01:00:00"'),
+    ("90", 'is 1 h 30 min, as Slurm counts; hours are written "90:00:00"'), ("024", 'is 24 min, .*"24:00:00"'),
+    ("12:00", 'is 12 min, as Slurm counts; hours are written "12:00:00"'), ("1:30", 'is 1 min 30 s, .*"01:30:00"'),
+    ("24:00:00", ""), ("00:24:00", ""), ("1-12", ""), ("1-00:00", ""), ("1440", ""), ("0", "")])
+def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(
+    job: Path, monkeypatch: pytest.MonkeyPatch, limit: str, words: str,
+) -> None:
+    said = previewed(job, monkeypatch, f"job.time_limit='{limit}'")
+    assert re.search(f"\nlimit     job.time_limit = {limit} {words}", said) if words else "\nlimit " not in said
+
+
+STOP = {"attempt": 1, "state": "stopped", "cause": None}
+
+
+@pytest.mark.parametrize(("verdicts", "saved", "words"), [
+    ([STOP], 3, "0001 of this job stopped at step 4/5"), ([STOP | {"state": "failed"}], 3, "0001 of this job failed at step 4/5"),
+    ([STOP | {"state": "completed"}, STOP], 3, "0002 of this job stopped at step 4/5"), ([STOP], 0, ""),
+    ([STOP | {"state": "completed"}], 3, ""), ([STOP, STOP | {"state": "completed"}], 3, ""), ([{}], 3, ""), ([], 0, "")])
+def test_a_forgotten_resume_is_noted(
+    job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[dict[str, Any]], saved: int, words: str,
+) -> None:
+    for verdict in verdicts:
+        run = begun(job, saved)
+        if verdict:  # else it goes on still
+            run.outcome.write_text(json.dumps(verdict))
+    said = previewed(job, monkeypatch, "train.eps=1e-8")
+    how = f"to go on with that one: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
+    assert f"note: run {words}, and this is a new one from the beginning; {how}" in said if words else "note:" not in said
+    if words:
+        assert "note:" not in previewed(job, monkeypatch, resume=True)
+        assert "note:" not in previewed(job, monkeypatch, 'sweep.grid={"train.seed" = [1, 2]}'), "runs of a sweep are others"
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_of_a_program_that_cannot_go_on_no_resume_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool,
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(f'[job]\nname = "t"\n[program]\ncommand = ["true"]\nresumes = {str(resumes).lower()}\n')
+    begun(job, 0).outcome.write_text(json.dumps(STOP))
+    assert ("note: run 0001 of this job stopped, and this is a new one" in previewed(job, monkeypatch)) == resumes
+
+
+def begun(job: Path, saved: int) -> RunDirectory:
+    """The next run of the job, which has trained four steps and saved one of them, if any."""
+    run = create_run(job.parent / "runs", "t")
+    run.job.write_text(dump_job(load_any(job)))
+    run.placement.write_text("{}")
+    if saved:
+        run.metrics.write_text("".join(record(step) + "\n" for step in range(1, 5)))
+        (run.checkpoints / f"step-{saved:08d}").mkdir()
+        write_manifest(run.checkpoints / f"step-{saved:08d}", Manifest(saved, {}))
+    return run
 
 
 # --- going on -----------------------------------------------------------------------------------------------

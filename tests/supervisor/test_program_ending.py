@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, create_run, cut_metrics, read_json
-from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.failures import RankFailure, read_failures, write_failure
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import program
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.ending import lacking as lacking_of
 from hpc_mp.supervisor.ending import stalled_ends
+from hpc_mp.supervisor.evidence import gather
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
 from hpc_mp.supervisor.signals import TAKEN, Signals
@@ -226,6 +228,36 @@ def watched(begun: AttemptContext) -> ProgramWatch:
     begun.run.srun_log.write_text("srun: launching StepId=7.0 on host n1\nsrun: launching StepId=7.1 on host n1, 2 tasks: [0-1]")
     assert isinstance(begun.spec, ProgramSpec)
     return ProgramWatch(begun, begun.spec)
+
+
+@pytest.mark.parametrize(("here", "printed", "container", "absent"), [
+    ([0, 1, 2], [], False, {3: "n2"}), ([0], [], False, {1: "n1", 2: "n2", 3: "n2"}), ([1, 2, 3], [], False, {0: "n1"}),
+    ([0, 1], [2], False, {3: "n2"}), ([0, 1, 2, 3], [], False, {}), ([0, 1, 2], [3], False, {}), ([], [], False, {}),
+    ([], [0, 1], True, {})])
+def test_ranks_that_have_not_begun_when_others_have_are_named(
+        tmp_path: Path, sent: list[tuple[str, str]], here: list[int], printed: list[int], container: bool, absent: dict[int, str],
+) -> None:
+    """Nothing happened for ``program.silent_limit``, an hour. ``here``: those that have said that they begin."""
+    begun, now = attempt(tmp_path, left=None), [time.monotonic()]
+    if container:  # where nothing of ours starts them
+        begun = replace(begun, spec=begun.spec.model_copy(update={
+            "slurm": begun.spec.slurm.model_copy(update={"container": "image.sqsh"})}))
+    watch = watched(begun)
+    watch.silence._clock = lambda: now[0]
+    for rank in here:
+        begun.run.rank_host(rank).write_text("n1")
+    begun.run.node_log("n2").write_text("".join(f"{rank}: a line\n" for rank in printed))
+    noticed = []
+    for second in range(0, 200, 2):
+        noticed += [second] if watch.poll() else []
+        now[0] += 2.0
+    failures = read_failures(begun.run, 1)
+    assert {failure.rank: failure.node for failure in failures} == absent and sent == ([("7.1", "KILL")] if absent else [])
+    assert (noticed == [152]) == bool(absent), "90 s, a tenth of a second for each rank, and a minute"
+    if absent:
+        cause = classify(gather(begun, 137)).cause
+        assert (cause.kind, cause.rank, cause.node) == ("silent", *next(iter(absent.items())))
+        assert "gave no sign of life: it has not begun in 152 s (job.meet_timeout)" in cause.message
 
 
 @pytest.mark.parametrize(("number", "line", "expected"), [

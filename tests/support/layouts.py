@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -69,11 +70,12 @@ VARIANTS: dict[str, str] = {
     "gpt2 with relu": MODELS["gpt2"] + ', activation_function = "relu"',
 }
 
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # where the engine computes; plain transformers always does on the CPU
 JOB = """
 [job]
 name = "exact"
 directory = "runs"
-device = "cpu"
+device = "{device}"
 [model]
 config = {{ {model} }}
 [data]
@@ -89,7 +91,7 @@ learning_rate = 1e-2
 weight_decay = 0.1
 clip = 0.5
 seed = 7
-"""
+""".replace("{device}", DEVICE)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def test_a_failed_last_save_fails_the_run(place_: Path) -> None:
 
         def full(run: RunDirectory, counters: Counters, *rest: Any) -> Path:
             if counters.step == 3:
-                raise checkpoint.SaveFailed("rank 0: OSError: no space left on device")
+                raise checkpoint.SaveFailed("rank 0: OSError: no space left on device", (0,), True)
             return save(run, counters, *rest)
 
         checkpoint.save = full

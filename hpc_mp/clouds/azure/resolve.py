@@ -121,7 +121,7 @@ class ResolvedNode:
 
     @property
     def is_hpc(self) -> bool:
-        """Whether its machines are put into one placement group: slurm.hpc is true unless it says otherwise."""
+        """Return if its machines are put into one placement group: slurm.hpc is true unless it says otherwise."""
         found = self.configured("slurm.hpc")
         return found is None or found.is_true
 

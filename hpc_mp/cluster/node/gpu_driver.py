@@ -123,7 +123,7 @@ def has_gpus(source: NodeSource) -> bool:
 
 
 def _list(source: NodeSource) -> tuple[int | None, str]:
-    """How many GPUs nvidia-smi lists, and what else it says: of a GPU that it cannot reach, or why it lists none."""
+    """The number of GPUs that nvidia-smi lists, and its other words: on a GPU out of its reach, or why it lists none."""
     try:
         lines = source.answer(LIST).splitlines()
     except Unavailable as unseen:

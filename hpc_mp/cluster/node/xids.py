@@ -130,7 +130,7 @@ _UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
 
 
 def xid(line: str) -> XidLine | None:
-    """What a line of the kernel's log says; None for a line that tells of no error of a GPU."""
+    """The error of a GPU in a line of the kernel's log; None for a line without one."""
     if (found := _XID.search(line)) is None:
         return next((XidLine(_address(words[1]), number, entry.meaning, entry.action)
                      for pattern, number, entry in _UNNUMBERED if (words := pattern.search(line))), None)

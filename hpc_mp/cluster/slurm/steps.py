@@ -81,7 +81,7 @@ def script_command(script: Path) -> list[str]:
 
 
 def has_numbered_steps(job_id: str) -> bool:
-    """Whether steps of a job run besides that of its script. Raises CommandFailed."""
+    """Return if steps of a job run besides that of its script. Raises CommandFailed."""
     steps = ask(("squeue", "--noheader", "--steps", "--format=%i", "--jobs", job_id))
     return re.search(r"\.\d+$", steps, re.MULTILINE) is not None
 

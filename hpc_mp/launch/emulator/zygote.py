@@ -59,6 +59,8 @@ def main(modules: Sequence[str]) -> int:
             traceback.print_exc()
         channel.send({"event": "broken", "why": f"{type(error).__name__}: {error}"})
         return 1
+    # The only threads are those of an idle OpenBLAS pool, which rebuilds itself in a child.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     try:
         messages: list[dict[str, Any]] = []
         while not messages:
@@ -69,8 +71,6 @@ def main(modules: Sequence[str]) -> int:
         return 0  # the launcher refused the job, or gave up
     gc.freeze()  # a collection in a rank would else touch, and so copy, all that is shared: 90 MB per rank
     gc.enable()
-    # The only threads are those of an idle OpenBLAS pool, which rebuilds itself in a child.
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     order, *commands = messages
     listener = next(iter(channel.files[1:]), None)
     ranks = Ranks(channel, [fork_rank(rank, order, listener) for rank in range(len(order["ranks"]))], order)

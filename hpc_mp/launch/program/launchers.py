@@ -89,7 +89,7 @@ def _on_all_nodes(spec: ProgramSpec) -> str | None:
 
 
 def _shell_lines(command: Sequence[str], directory: Path) -> Iterator[str]:
-    """What a shell reads of a command: lines that are words of it, and scripts."""
+    """The texts of a command that a shell reads: lines that are words of it, and scripts."""
     shell = any(PurePath(word).name in SHELLS for word in command)
     for word in command:
         text = word if shell and " " in word else ""

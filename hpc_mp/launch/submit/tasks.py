@@ -83,7 +83,7 @@ class _Executor(submitit.SlurmExecutor):
 
 
 def _executor(request: CallRequest) -> _Executor:
-    """What hands a call in. Raises HpcMpError: a name in its options is none of submitit's."""
+    """Return the executor that hands a call in. Raises HpcMpError: a name in its options is none of submitit's."""
     folder, options = request.folder, request.options
     executor = _Executor(folder, python=PYTHON)
     path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can

@@ -236,7 +236,7 @@ def inner_script(words: tuple[Word, ...]) -> Word | None:
 
 
 def _unescaped(text: str) -> str:
-    """What double quotes leave of a text."""
+    """Return the text without the backslashes that double quotes take away."""
     return re.sub(r'\\([\\"$`])', r"\1", text)
 
 

@@ -72,7 +72,7 @@ class ConfFiles:
 
     @property
     def facts(self) -> SlurmFacts:
-        """What ``scontrol`` would tell of such a cluster, as far as the files say it."""
+        """The settings that ``scontrol`` would show of such a cluster, as far as the files say them."""
         nodes = tuple({**fields, **({"CPUTot": str(processors(fields)[1])} if {"CPUs", "Sockets"} & fields.keys() else {}),
                        "NodeName": node} for _, names, fields in self.node_lines for node in names)
         return SlurmFacts(self.settings, None if self.cgroup is None else first_pairs(self.cgroup),

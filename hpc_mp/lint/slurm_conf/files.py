@@ -21,8 +21,8 @@ _SWITCHES = "Name each node under one switch, and each switch in a line of its o
 
 
 def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> list[Finding]:
-    """What Slurm refuses, and what ``cluster describe`` finds wrong, as far as the files say it: what they leave out is not held
-    against them."""
+    """Findings on values that Slurm refuses or ``cluster describe`` finds wrong, as far as the files say it: what they
+    leave out is not held against them."""
     gres, cgroup = (read_beside(path.parent / name) for name in ("gres.conf", "cgroup.conf"))
     files = ConfFiles(path, read_conf(text, path), gres, cgroup, release)
     facts = files.facts
@@ -31,7 +31,8 @@ def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> li
 
 
 def lint_topology(text: str, path: Path) -> list[Finding]:
-    """What Slurm refuses or takes otherwise than it is written, and fabrics that are apart; or where its reader stops."""
+    """Findings on keys that Slurm refuses or takes otherwise than they are written, on fabrics that are apart, and on the line at
+    which its reader stops."""
     refused = [Finding("topology-amiss", severity, "", f"{words}.", _SWITCHES, str(line.file), line.number)
                for severity, words, line in rules_files.topology_hits(read_conf(text, path))]
     try:

@@ -121,13 +121,13 @@ def _devices(record: Words) -> tuple[str, ...]:
 
 
 def _count(record: Words) -> int | None:
-    """How many a line of gres.conf makes; None where it says so in letters."""
+    """The number of devices that a line of gres.conf makes; None where its count has letters."""
     count = record.get("count", str(1 if "multiplefiles" in record else len(_devices(record)) or 1))
     return int(count) if count.isdecimal() else None
 
 
 def _wrong(records: Sequence[Words], asked: int) -> str:
-    """What is wrong with lines of gres.conf for a node, of which slurm.conf says that it has ``asked`` such devices.
+    """Faults in the lines of gres.conf for a node, of which slurm.conf says that it has ``asked`` such devices.
 
     Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and what slurmd 22.05.8 says with -G.
     """

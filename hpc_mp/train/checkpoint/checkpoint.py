@@ -32,11 +32,16 @@ PROBE = 1 << 16  # bytes by which a rank finds out that it can write
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written; the earlier ones are unharmed. ``ranks``: those that could not write."""
+    """A checkpoint could not be written; the earlier ones are unharmed.
 
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+    Attributes:
+        ranks: those that failed.
+        refused: whether the operating system refused each of them; else something is wrong with the program.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...], refused: bool = False) -> None:
         super().__init__(message)
-        self.ranks = ranks
+        self.ranks, self.refused = ranks, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +201,7 @@ def _of_stage(written: CheckpointIndex, groups: Groups) -> CheckpointIndex:
 
 def _together(action: Callable[[], None], host: Tree) -> None:
     """Do something on every rank; if it fails anywhere, it fails everywhere with the reasons."""
-    reason = None
+    reason, refused = None, False
     try:
         action()
     except FencedOut:
@@ -204,6 +209,8 @@ def _together(action: Callable[[], None], host: Tree) -> None:
     except Exception as error:  # whatever it is, the other ranks must learn of it
         reason = f"rank {dist.get_rank()}: {error}" if isinstance(error, Damaged) else (
             f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
+        refused = isinstance(error, OSError)
     if facts.largest(reason is not None, host):
-        reasons = {rank: each for rank, each in enumerate(facts.gather(reason, host)) if each}
-        raise SaveFailed("; ".join(dict.fromkeys(reasons.values())), tuple(reasons))
+        reasons = {rank: given for rank, given in enumerate(facts.gather((reason, refused), host)) if given[0]}
+        raise SaveFailed("; ".join(dict.fromkeys(words for words, _ in reasons.values())), tuple(reasons),
+                         all(system for _, system in reasons.values()))

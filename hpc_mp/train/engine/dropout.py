@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from hpc_mp.train.engine.readback import to_device
+
 ATTENTION = "hpc_mp_eager"  # our attention function's name in transformers' table
 
 
@@ -44,7 +46,7 @@ class DropoutClock:
         if site not in self.keys:
             pairs = [struct.unpack("<2i", hashlib.blake2b(struct.pack("<4q", self.seed, self.moment.step, site, sample),
                                                           digest_size=8).digest()) for sample in self.moment.samples]
-            self.keys[site] = torch.tensor(pairs, dtype=torch.int32).t().contiguous().to(device)
+            self.keys[site] = to_device(torch.tensor(pairs, dtype=torch.int32).t().contiguous(), device)
         return self.keys[site]
 
 

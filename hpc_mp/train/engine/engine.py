@@ -64,6 +64,7 @@ class EngineSettings:
         recompute: see ``recompute``.
         router_balance, router_z: what the balance loss of a sample and the z loss of a token count, see ``router_loss``.
         expert_capacity: the factor of what experts take of a sample, see ``capacity``; None: all.
+        compile: blocks and the loss are compiled, see ``compilation``.
         offload_horizon: activations leave for host memory, and come back so many computations before they are needed; None: they
             stay. See ``hpc_mp.layout.schedule.residency``.
     """
@@ -87,6 +88,7 @@ class EngineSettings:
     router_balance: float = 0.0
     router_z: float = 0.0
     expert_capacity: float | None = None
+    compile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,8 @@ class Engine:
         most = expert_capacity(settings.expert_capacity, settings.sequence, model.shape)
         self.capacity = Capacity(most, settings.samples, device)
         sections = {stage: StageSection(model, whole, span, tensor, context, precision, clock, settings.recompute, experts,
-                                        self.router_loss, self.capacity) for stage, span in mine.items()}
+                                        self.router_loss, self.capacity, settings.compile)
+                    for stage, span in mine.items()}
         for stage, section in sections.items():
             section.adopt({name: self.data.units[name] for name in names[stage]})
         tokens = len(tensor.share(context.positions, 0))

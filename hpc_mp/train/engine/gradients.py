@@ -148,14 +148,18 @@ class Sink:
     unit: UnitGradient
     slot: ParameterSlot
 
-    def add(self, gradient: Tensor) -> None:
+    def add(self, gradient: Tensor, more: bool = False) -> None:
+        """``more``: as for ``add_product``."""
         self.unit.view(self.slot).add_(gradient)
-        self.unit.came()
+        if not more:
+            self.unit.came()
 
-    def add_product(self, left: Tensor, right: Tensor) -> None:
-        """Add ``left @ right``; both are matrices, and their product has as many elements as the slot."""
+    def add_product(self, left: Tensor, right: Tensor, more: bool = False) -> None:
+        """Add ``left @ right``; both are matrices, and their product has as many elements as the slot. ``more``: it is a part of
+        this backward's gradient, and others follow."""
         _add_product(self.unit.view(self.slot), left, right)
-        self.unit.came()
+        if not more:
+            self.unit.came()
 
     def add_products(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Add to each row of the slot's first dimension the product of a pair of matrices."""
@@ -165,14 +169,25 @@ class Sink:
         self.unit.came()
 
     def add_rows(self, index: Tensor, rows: Tensor) -> None:
-        """Add each of ``rows``, (n, width), to the row that ``index``, (n,), names."""
+        """Add each of ``rows``, (n, width), to the row that ``index``, (n,), names: on a GPU sorted by row, because its
+        ``index_add_`` adds in an order that changes from run to run."""
         target = self.unit.view(self.slot)
-        target.index_add_(0, index, rows.to(target.dtype))
+        rows = rows.to(target.dtype)
+        if rows.is_cuda:
+            target.index_put_((index,), rows, accumulate=True)
+        else:
+            target.index_add_(0, index, rows)
         self.unit.came()
 
 
 def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """A GPU adds a product of half precision in the masters' format: it is rounded once, and read and written once."""
+    if left.shape[1] == 0:  # an expert without a row
+        return
+    whole = target.view(left.shape[0], right.shape[1])
     if left.dtype == target.dtype:
-        target.view(left.shape[0], right.shape[1]).addmm_(left, right)
+        whole.addmm_(left, right)
+    elif left.is_cuda:
+        torch.ops.aten.addmm.dtype_out(whole, left, right, target.dtype, out=whole)
     else:
         target.add_((left @ right).view(target.shape))

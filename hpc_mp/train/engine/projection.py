@@ -213,13 +213,13 @@ class Projection(nn.Module):
     def input_gradient(self, gradient: Tensor) -> Tensor:
         return gradient @ (self.weight.flatten(1).t() if self.transposed else self.weight)
 
-    def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None:
-        """x: (…, in), gradient: (…, out)."""
+    def add_weight_gradient(self, x: Tensor, gradient: Tensor, more: bool = False) -> None:
+        """x: (…, in), gradient: (…, out). ``more``: other rows of the same backward follow."""
         x, gradient = x.flatten(0, -2), gradient.flatten(0, -2)
         sink, bias = self.sinks
-        sink.add_product(*((x.t(), gradient) if self.transposed else (gradient.t(), x)))
+        sink.add_product(*((x.t(), gradient) if self.transposed else (gradient.t(), x)), more)
         if bias is not None and not self.row:
-            bias.add(gradient.sum(0, dtype=bias.unit.slabs.dtype).view(bias.slot.shape))
+            bias.add(gradient.sum(0, dtype=bias.unit.slabs.dtype).view(bias.slot.shape), more)
 
 
 class _Project(torch.autograd.Function):

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together
 from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.train.engine.capacity import Capacity, Intake
+from hpc_mp.train.engine.compilation import as_it_is, compile_block, compiled
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.dropout import DropoutClock, HashDropout
@@ -120,6 +121,7 @@ class StageSection(nn.Module):
         experts: the ranks that share out the experts of a block.
         router_loss: what routers add to the loss.
         capacity: of experts.
+        compile: whether blocks and the loss are compiled, see ``compilation``.
 
     Attributes:
         padding: embedding name -> its row that stays zero, where the model has one.
@@ -128,7 +130,7 @@ class StageSection(nn.Module):
     def __init__(
         self, model: CausalModel, whole: nn.Module, span: StageSpan, tensor: TensorAxis, context: ContextAxis,
         precision: Precision, clock: DropoutClock, recompute: str, experts: ExpertAxis, router_loss: RouterLoss,
-        capacity: Capacity,
+        capacity: Capacity, compile: bool = False,
     ) -> None:
         super().__init__()
         self.recompute, self.experts, self.router_loss, self.capacity = recompute, experts, router_loss, capacity
@@ -152,8 +154,11 @@ class StageSection(nn.Module):
             self._cut(block, path)
             self._graft(path, block)
         if span.last:
-            self._build_head(whole)
+            self._build_head(whole, compiled if compile else as_it_is)
         self._replace_dropout(clock)
+        if compile:
+            for layer in span.layers:
+                compile_block(self.get_submodule(f"{self.family.blocks}.{layer}"))
         _check_buffers(self)
         self._context: dict[str, Any] | None = None  # of blocks, where it is the same for all samples
         self.units: dict[str, Unit] = {}
@@ -275,13 +280,13 @@ class StageSection(nn.Module):
             if path is not None:
                 self._graft(path, whole.get_submodule(path))
 
-    def _build_head(self, whole: nn.Module) -> None:
+    def _build_head(self, whole: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         family = self.family
         self._graft(family.norm, whole.get_submodule(family.norm))
         name = family.embedding if self.shape.tied else family.head
         bias = next((weight.name for weight in family.head_weights(self.shape) if weight.name == f"{family.head}.bias"), None)
         head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=self._tensor_of(name))
-        self.objective = NextToken(head, self.shape.vocabulary, self.tensor)
+        self.objective = NextToken(head, self.shape.vocabulary, self.tensor, wrap)
 
     def _cut(self, block: nn.Module, path: str) -> None:
         """Replace a block's projections and experts by cut ones, and let the gradient of shared inputs be summed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 
 from hpc_mp.train.engine.collectives import all_reduce
 from hpc_mp.train.engine.gradients import Sink
-from hpc_mp.train.engine.groups import Axis
 from hpc_mp.train.engine.projection import Projection, TensorAxis
 
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
+CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
+
+Function = Callable[..., Any]
 
 
 class VocabularyEmbedding(nn.Module):
@@ -81,56 +84,108 @@ class NextToken(nn.Module):
     Args:
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
         outer: the tensor axis, whose hidden states come in.
+        wrap: what becomes of the functions of a chunk's logits: see ``compilation``.
     """
 
-    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis) -> None:
+    def __init__(
+        self, head: Projection, vocabulary: int, outer: TensorAxis, wrap: Callable[[Function], Function],
+    ) -> None:
         super().__init__()
         self.head, self.outer, self.tensor = head, outer, head.tensor
-        self.start = self.tensor.part(vocabulary)[0]
+        self.start, width = self.tensor.part(vocabulary)
+        self.rows = max(1, CHUNK // max(1, width))
+        self.scores, self.slopes = wrap(_scores), wrap(_slopes)
 
     def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """hidden: (batch, sequence, hidden); labels: (batch, sequence), shifted already, ``IGNORED`` where none counts."""
         count = (labels != IGNORED).sum()
         if self.tensor.size == 1:
             labels = self.outer.share(labels, 1)
-        logits = self.head(self.tensor.enter(hidden)).flatten(0, 1)
-        logits, labels = logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.flatten()
-        if self.tensor.size == 1:
-            loss = self.outer.total(F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
-        else:
-            loss = _VocabularyCrossEntropy.apply(logits, labels, self.start, self.tensor.axis)
-        return loss, count
+        rows = self.tensor.enter(hidden).flatten(0, 1)
+        loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight)
+        return self.outer.total(loss) if self.tensor.size == 1 else loss, count
 
 
-class _VocabularyCrossEntropy(torch.autograd.Function):
-    """Sum over tokens of the cross entropy of logits whose vocabulary is cut over an axis."""
+class _CrossEntropy(torch.autograd.Function):
+    """Sum over tokens of the cross entropy of a head's logits, whose vocabulary may be cut over an axis.
+
+    A chunk of tokens at a time: the logits of all of them would be the largest array of a step (8,192 tokens of 128,256 words in
+    fp32: 4.2 GB, and as much for their gradient). One chunk's are kept for the backward, those of several are computed again. The
+    weight is an argument so that autograd knows that a gradient is wanted; it gets none here.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, axis: Axis) -> Tensor:
-        width = logits.shape[-1]
-        if width == 0:  # a column that no token can be
-            logits = logits.new_full((len(logits), 1), float("-inf"))
-        counted = labels != IGNORED
-        local = labels - start
-        mine = counted & (local >= 0) & (local < width)
-        index = local.clamp(0, max(width, 1) - 1)
-
-        highest = logits.amax(dim=-1)
-        all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
-        shifted = logits - highest.unsqueeze(-1)
-        target = shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
-        exponentials = shifted.exp_()
-        parts = torch.stack((exponentials.sum(dim=-1), target))
-        all_reduce(parts, axis).wait()
-        total, target = parts.unbind()
-
-        ctx.width = width
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, mine, counted)
-        return (total.log() - target).masked_fill(~counted, 0.0).sum()
+    def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
+        axis, counted, local = objective.tensor.axis, labels != IGNORED, labels - objective.start
+        parts, kept = [], []
+        for rows, places in zip(hidden.split(objective.rows), local.split(objective.rows), strict=True):
+            logits = objective.head.product(rows)
+            parts.append(objective.scores(logits, places))
+            kept = [logits] if len(rows) == len(hidden) else []
+        total, target = (torch.cat(each) for each in zip(*parts, strict=True))
+        here = total
+        if axis.size > 1:
+            highest = total.clone()
+            all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
+            sums = torch.stack(((total - highest).exp(), target))
+            all_reduce(sums, axis).wait()
+            total, target = highest + sums[0].log(), sums[1]
+        ctx.objective = objective
+        ctx.save_for_backward(hidden, local, (here - total).exp(), counted, *kept)
+        return (total - target).masked_fill(~counted, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        probabilities, index, mine, counted = ctx.saved_tensors
-        found = probabilities * counted.unsqueeze(-1)
-        found.scatter_add_(-1, index.unsqueeze(-1), -mine.to(found.dtype).unsqueeze(-1))
-        return found[:, :ctx.width] * gradient, None, None, None
+        hidden, local, part, counted, *kept = ctx.saved_tensors
+        objective: NextToken = ctx.objective
+        head, waiting, size = objective.head, objective.tensor.weights, objective.rows
+        weights, found = counted * gradient, []
+        for rows, *given in zip(hidden.split(size), local.split(size), part.split(size), weights.split(size), strict=True):
+            slopes = objective.slopes(kept[0] if kept else head.product(rows), *given)
+            found.append(head.input_gradient(slopes))
+            more = sum(map(len, found)) < len(hidden)
+            waiting.put_off(_Part(head) if more else head, rows, slopes)
+            if more or objective.tensor.size == 1:
+                waiting.meanwhile()
+        return torch.cat(found), None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The weight gradient of a chunk of tokens that is not the last one."""
+
+    head: Projection
+
+    def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None:
+        self.head.add_weight_gradient(x, gradient, more=True)
+
+
+def _scores(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits, (tokens, words): the logarithm of the sum of their exponentials, and the logit of each token's own word, 0 where
+    this rank does not have it. ``places``: where the word is, (tokens,)."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if logits.shape[1] == 0:  # a rank that has no word
+        return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
+    mine, index = _own(places, logits.shape[1])
+    word, log_share = (given.gather(1, index).squeeze(1).to(wide) for given in (logits, logits.log_softmax(1, dtype=wide)))
+    return word - log_share, word.masked_fill(~mine, 0.0)
+
+
+def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of the logits, in their format.
+
+    Args:
+        part: the share of the exponentials of all words that these are, (tokens,).
+        weights: of each token's loss.
+    """
+    if logits.shape[1] == 0:
+        return logits
+    mine, index = _own(places, logits.shape[1])
+    slopes = logits.softmax(1, dtype=part.dtype) * (part * weights).unsqueeze(1)
+    own = slopes.gather(1, index) - (mine * weights).unsqueeze(1)
+    return slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
+
+
+def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:
+    """Whether a token's word is among these, (tokens,), and where, (tokens, 1)."""
+    return (places >= 0) & (places < words), places.clamp(0, words - 1).unsqueeze(1)

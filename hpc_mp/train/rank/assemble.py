@@ -129,7 +129,7 @@ def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> E
         recompute=spec.parallel.recompute, offload_horizon=spec.offload_horizon,
         router_balance=spec.train.router_balance / spec.train.global_batch,
         router_z=spec.train.router_z / (spec.train.global_batch * spec.data.sequence_length),
-        expert_capacity=spec.train.expert_capacity)
+        expert_capacity=spec.train.expert_capacity, compile=spec.train.compile)
 
 
 def _home(spec: JobSpec) -> HomeMaker:

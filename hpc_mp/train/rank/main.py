@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.spec import time_to_meet
 from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
@@ -49,7 +50,7 @@ from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rendezvous import connect, meet, time_to_meet
+from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT, connect, meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
@@ -95,9 +96,9 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         record_failure(begun.context(begun.run, begun.placement), error)
         return 2
     try:
-        with ending_in(MEETING_S):
+        with ending_in(MEETING_S), Watchdog(limits(spec.job), partial(_unmet, begun), "come"):
             store, keys = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
-                who, begun.where, time_to_meet(spec.job.meet_timeout, who.world)))
+                who, begun.where, timedelta(seconds=time_to_meet(spec.job)) or FILES_TIMEOUT))
     except (RuntimeError, OSError, HpcMpError) as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
@@ -128,6 +129,14 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
             return 2 if kind == "user" else 1
     context.log.flush()
     return EXIT_STOPPED if ended.stopped else 0
+
+
+def _unmet(begun: Bootstrap, hung: Exception) -> None:
+    """Called by the watchdog of a rank that has come to the meeting: the kernel may accept it where a rank 0 hangs."""
+    if begun.run is None or begun.placement is None:
+        print(f"hpc-mp: {hung}", file=sys.stderr, flush=True)
+        os._exit(1)
+    die(begun.context(begun.run, begun.placement), hung)
 
 
 def leave(host: Tree, backend: str) -> None:

@@ -17,7 +17,6 @@ from hpc_mp.train.engine.groups import Tree, everyone
 from hpc_mp.train.rank.proof import SignedKeys, digest
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet, where no job says how long it may take
-OF_EACH_S = 0.1  # seconds more for each rank: all of them load their packages from one file system
 LATER = timedelta(seconds=10)  # rank 0, which knows who is missing, shall speak first
 DEFAULT = {"gloo": gloo.SILENT, "cpu:gloo,cuda:nccl": "cuda:nccl"}  # back end of the ranks' messages -> of the default group
 NAMED = 8  # missing ranks, in words
@@ -56,11 +55,6 @@ def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.env
     listening = environ.get("HPC_MP_LISTEN_FD")
     return Rendezvous(environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", "0")), secret,
                       int(listening) if listening else None, environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-
-
-def time_to_meet(seconds: float, world: int) -> timedelta:
-    """``job.meet_timeout``, for so many ranks; 0 = a day."""
-    return timedelta(seconds=seconds + OF_EACH_S * world) if seconds else FILES_TIMEOUT
 
 
 def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) -> tuple[dist.Store, SignedKeys]:

@@ -248,17 +248,18 @@ class Trainer:
     def _give_up(self, failed: checkpoint.SaveFailed, said: str) -> NoReturn:
         """End the run for want of checkpoints. A node to blame cannot write that down: a rank of another one names it."""
         rank, ranks = dist.get_rank(), range(dist.get_world_size())
+        space = kind_of(str(failed)) == "space"  # that of the file system, whoever has met it
         blamed = {self.node_of(each) for each in failed.ranks}
-        well = [each for each in ranks if self.node_of(each) not in blamed]
-        if not well or not blamed or kind_of(str(failed)) == "space":  # that of the file system, whoever has met it
-            raise checkpoint.SaveFailed(said)
+        well = [each for each in ranks if self.node_of(each) not in blamed] if failed.refused else []
+        if space or (not well and rank in failed.ranks):
+            raise checkpoint.SaveFailed(said, failed.ranks)
+        if not well:
+            raise PeerGone(said)
         if rank == well[0]:
             for each in failed.ranks:
                 write_failure(self.run, RankFailure(each, self.node_of(each), "unwritable", said, time.time(), self.attempt))
         facts.barrier(self.groups.host)
-        if self.node_of(rank) in blamed:
-            raise Unwritable(said)
-        raise PeerGone(said)
+        raise Unwritable(said) if rank in failed.ranks else PeerGone(said)
 
     def _save(self, counters: Counters) -> checkpoint.SaveFailed | None:
         """Save, and say how it went; the failure is returned, for training goes on."""

@@ -11,19 +11,20 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal
 
-from hpc_mp.job.spec import Job
+from hpc_mp.job.spec import Job, time_to_meet
 from hpc_mp.train.rank.failures import Hung
-from hpc_mp.train.rank.rendezvous import time_to_meet
+from hpc_mp.train.rank.rendezvous import LATER
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 from hpc_mp.train.rank.waits import place, stack
 
-Phase = Literal["meet", "start", "load", "first step", "step", "evaluation", "save"]
+Phase = Literal["come", "meet", "start", "load", "first step", "step", "evaluation", "save"]
 
 FIRST = 3  # times as long may the first step take, which allocates, connects and compiles; a pass of an evaluation may be first
 TICKS = 20  # polls within a limit
 POLL_S = 5.0  # at most, between two polls: a phase may follow that has a shorter limit
 
 LATE: Mapping[Phase, str] = {
+    "come": "rank 0 did not answer where all ranks meet",
     "meet": "the ranks, who had met, were not connected",
     "start": "tokens, process groups and model were not ready",
     "load": "first values or a checkpoint's state were not read",
@@ -36,9 +37,11 @@ LATE: Mapping[Phase, str] = {
 
 def limits(job: Job) -> dict[Phase, float]:
     """Seconds that each phase may take; 0 = any time."""
-    meet = time_to_meet(job.meet_timeout, job.nodes * job.ranks_per_node).total_seconds()
-    return {"meet": meet, "start": job.start_timeout, "load": job.load_timeout, "first step": FIRST * job.step_timeout,
-            "step": job.step_timeout, "evaluation": FIRST * job.step_timeout, "save": job.save_timeout}
+    meet = time_to_meet(job)
+    come = meet and meet + 2 * LATER.total_seconds()  # the store's own limits, which know who is missing, come first
+    return {"come": come, "meet": meet, "start": job.start_timeout, "load": job.load_timeout,
+            "first step": FIRST * job.step_timeout, "step": job.step_timeout, "evaluation": FIRST * job.step_timeout,
+            "save": job.save_timeout}
 
 
 class Watchdog:
@@ -47,12 +50,13 @@ class Watchdog:
     Args:
         limits: seconds of every phase; 0 = never.
         on_hang: called with where the main thread stands, in a thread of its own.
+        phase: that it begins with.
     """
 
-    def __init__(self, limits: Mapping[Phase, float], on_hang: Callable[[Hung], None]) -> None:
+    def __init__(self, limits: Mapping[Phase, float], on_hang: Callable[[Hung], None], phase: Phase = "meet") -> None:
         self._limits = limits
         self._on_hang = on_hang
-        self._phase: Phase = "meet"
+        self._phase = phase
         self._changed = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

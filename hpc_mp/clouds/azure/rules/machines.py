@@ -62,7 +62,7 @@ def _beyond_scale_set(case: Case) -> Iterable[Hit]:
 
 
 def _machines_of(most: ResolvedSetting, node: ResolvedNode) -> int | None:
-    """How many machines MaxCount or MaxCoreCount allow; None where that is not known."""
+    """The number of machines that MaxCount or MaxCoreCount allow; None where it is not known."""
     if most.number is None or most.name.casefold() == "maxcount":
         return most.number
     return most.number // node.sizes[0].vcpus if node.sizes else None

@@ -1,0 +1,82 @@
+"""``make prove`` remembers what has passed on which files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dependencies
+import pytest
+from dependencies import ROOT, files_of, imported
+
+TWO = "tests/layout/test_stages.py"  # proofs that take a moment
+
+
+def reached(test: str) -> set[str]:
+    return {str(file.relative_to(ROOT)) for file in files_of(ROOT / test)}
+
+
+@pytest.mark.parametrize(("test", "depends", "independent"), [
+    ("tests/lint/test_lint.py", {"tests/conftest.py", "hpc_mp/lint/__init__.py", "slurm/sbatch-options.toml"},
+     {"hpc_mp/train/engine/engine.py", "tests/train/exact.py"}),
+    ("tests/planner/test_links.py", {"hpc_mp/planner/links.py"}, {"hpc_mp/lint/__init__.py", "hpc_mp/cli/lint.py"}),
+    ("tests/train/test_exact_zero.py", {"tests/train/exact.py", "tests/train/conftest.py", "tests/support/layouts.py",
+                                        "hpc_mp/train/engine/data_axis.py", "hpc_mp/layout/flat.py"},
+     {"hpc_mp/lint/__init__.py", "hpc_mp/supervisor/__main__.py"}),
+    ("tests/end_to_end/test_deaths_slurm.py", {"hpc_mp/supervisor/__main__.py", "slurm/job.sbatch.j2", "hpc_mp/cli/launch.py",
+                                               "hpc_mp/train/rank/main.py"}, {"hpc_mp/cli/adopt.py"}),
+])
+def test_what_a_proof_depends_on(test: str, depends: set[str], independent: set[str]) -> None:
+    files = reached(test)
+    assert depends <= files, depends - files
+    assert not independent & files
+
+
+def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tests").mkdir()
+    test, module = tmp_path / "tests/test_it.py", tmp_path / "tests/beside.py"
+    test.write_text("import beside\n")
+    module.write_text("number = 1\n")
+    monkeypatch.setattr(dependencies, "ROOT", tmp_path)
+
+    def state() -> str:
+        for cached in (dependencies.digest_of, dependencies.state_of, dependencies.data_of):
+            cached.cache_clear()
+        return dependencies.state_of(test)
+
+    first = state()
+    assert state() == first
+    module.write_text("number = 2\n")
+    assert state() != first
+    for cached in (dependencies.digest_of, dependencies.state_of, dependencies.data_of):
+        cached.cache_clear()
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    assert imported("import a.b\ndef f():\n    from c import d, e as g\n") == {"a.b", "c", "c.d", "c.e"}
+
+
+def prove(memory: Path, *words: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "tests/support/proofs.py", *words, TWO, "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, env=environment | {"HPC_MP_PROVED": str(memory)}, capture_output=True, text=True,
+                          timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
+    memory = tmp_path / "proved.jsonl"
+    assert f"2 proofs have not passed on this tree:\n        2  {TWO}" in prove(memory, "--minutes", "0")
+    first = prove(memory)
+    assert "0 of 2 proofs have passed" in first and "2 passed" in first and first.endswith("all proved on this tree\n")
+    again = prove(memory)
+    assert again == "2 of 2 proofs have passed on this tree\nall proved on this tree\n"
+
+    one, two = memory.read_text().splitlines()
+    memory.write_text(f"{one}\n{two[:40]}")  # killed while it was written
+    assert "1 proofs have not passed" in prove(memory, "--minutes", "0")
+    assert {json.loads(line)["proof"].partition("::")[0] for line in (one, two)} == {TWO}

@@ -1,0 +1,124 @@
+"""The files that a file of tests depends on, and a digest of what stands in them.
+
+A test depends on its own file, on the helpers and the modules of the package that these import, on all that those import, and on
+the data of their rooms. What it starts as a process is known by the verbs that it names: ``"launch"`` stands for
+``hpc_mp.cli.launch`` and for the rooms that a job then runs in.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_ALL = ROOT / "tests/conftest.py"
+STARTING = ("launch", "run", "train")  # verbs whose processes start others
+OF_A_JOB = ("launch", "program", "rundir", "supervisor", "train")
+# Folders of data beside the package -> the rooms that read them.
+DATA = {"env": ("doctor", "environment", "program"), "slurm": ("launch", "lint", "supervisor", "lab"),
+        "cyclecloud": ("clouds", "lint"), "examples": ("adopt", "program", "lint")}
+
+
+@cache
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("hpc_mp", cache_dir=None)
+
+
+@cache
+def verbs() -> dict[str, str]:
+    """Verb -> the module of the package that has it."""
+    sys.path.insert(0, str(ROOT))
+    from hpc_mp.cli.main import VERBS
+
+    return {verb: f"hpc_mp.cli.{row[0]}" for verb, row in VERBS.items()}
+
+
+@cache
+def imported(text: str) -> set[str]:
+    """The names of modules, and of what is taken from them, that a source text imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def helper(name: str, folder: Path) -> Path | None:
+    """The file of a module that is no part of the package, looked for where pytest does; None for one from elsewhere."""
+    for place in (folder, ROOT / "tests/support", ROOT / "tests", ROOT):
+        for file in (place / f"{name.replace('.', '/')}.py", place / name.replace(".", "/") / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def helpers_of(test: Path) -> set[Path]:
+    """The test's file, its ``conftest.py`` files, and the helpers that these import, but for those of all tests: a test that uses
+    the lab imports it by itself."""
+    beside = {folder / "conftest.py" for folder in test.parents if folder.is_relative_to(ROOT / "tests")}
+    waiting, reached = [test, *(file for file in beside if file.is_file())], set[Path]()
+    while waiting:
+        file = waiting.pop()
+        if file not in reached:
+            reached.add(file)
+            names = set() if file == OF_ALL else imported(file.read_text(encoding="utf-8"))
+            waiting += filter(None, (helper(name, test.parent) for name in names if not name.startswith("hpc_mp")))
+    return reached
+
+
+@cache
+def upstream(module: str) -> frozenset[str]:
+    """All that a module of the package imports, and what those import."""
+    return frozenset(graph().find_upstream_modules(module))
+
+
+def modules_of(helpers: Iterable[Path]) -> set[str]:
+    """The modules of the package that these files reach."""
+    texts = [file.read_text(encoding="utf-8") for file in helpers if file != OF_ALL]
+    named = {name for text in texts for name in imported(text)} & graph().modules
+    starts = any(word in text for text in texts for word in ('"hpc_mp"', "hpc-mp", "hpc_mp.cli"))
+    started = {verb for verb in verbs() if starts and any(f'"{verb}"' in text for text in texts)}
+    named |= {verbs()[verb] for verb in started} & graph().modules
+    if started & set(STARTING):
+        named |= {module for module in graph().modules if module.split(".")[1:2] and module.split(".")[1] in OF_A_JOB}
+    reached = named.union(*map(upstream, named))
+    return reached | {module[:end] for module in reached for end in range(len(module)) if module[end] == "."}
+
+
+@cache
+def digest_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@cache
+def data_of(room: str) -> tuple[Path, ...]:
+    """The files of a room that are no modules, and those beside the package that it reads."""
+    folders = [ROOT / "hpc_mp" / room, *(ROOT / folder for folder, rooms in DATA.items() if room in rooms)]
+    files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
+    return tuple(sorted(file for file in files if file.suffix not in (".py", ".pyc")))
+
+
+def files_of(test: Path) -> list[Path]:
+    helpers = helpers_of(test)
+    modules = modules_of(helpers)
+    rooms = {module.split(".")[1] for module in modules if "." in module}
+    paths = {ROOT / f"{module.replace('.', '/')}.py" for module in modules}
+    packages = {ROOT / module.replace(".", "/") / "__init__.py" for module in modules}
+    golden = (ROOT / "tests/golden").rglob("*") if any("golden" in file.read_text(encoding="utf-8") for file in helpers) else ()
+    data = {file for room in rooms for file in data_of(room)}
+    return sorted(file for file in helpers | paths | packages | data | {*golden} if file.is_file())
+
+
+@cache
+def state_of(test: Path) -> str:
+    """A digest of all files that a file of tests depends on."""
+    lines = (f"{file.relative_to(ROOT)} {digest_of(file)}" for file in files_of(test))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

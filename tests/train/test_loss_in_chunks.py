@@ -1,0 +1,122 @@
+"""The loss of a few tokens at a time, and blocks compiled: the same training."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from exact import EXACT, LAYOUTS, WRONG, Engine, Reference
+from layouts import MODELS, job, layout, run_engine, start
+from ranks import run_ranks, train
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.rundir import read_lines
+from hpc_mp.train.engine import vocabulary
+
+
+def eleven_rows() -> None:
+    """Of 307 words; ranks that share the words take twice as many."""
+    vocabulary.CHUNK = 307 * 11
+
+
+def forgotten_chunk() -> None:
+    """The negative control: of a chunk that is not the last one the weight gets no gradient."""
+    eleven_rows()
+    vocabulary._Part.add_weight_gradient = lambda self, x, gradient: None  # type: ignore[method-assign]
+
+
+CASES = [("llama", layout()), ("gptj", LAYOUTS["dp2 zero3"]), ("llama-tied", LAYOUTS["tp2 pp2 dp2 zero1"]),
+         ("gpt2", LAYOUTS["sp2 pp2 zero_bubble"]), ("llama-tied", LAYOUTS["pp2 dp2 zero3 zero_bubble_v"])]
+
+
+@pytest.mark.parametrize(("model", "overrides"), CASES, ids=lambda each: each if isinstance(each, str) else "")
+def test_chunks_change_nothing(place: Path, reference: Reference, model: str, overrides: list[str]) -> None:
+    assert run_engine(job(place, model, overrides), before=eleven_rows).distance(reference(model)) < EXACT
+
+
+def test_a_forgotten_chunk_is_seen(place: Path, reference: Reference) -> None:
+    assert run_engine(job(place, "llama"), before=forgotten_chunk).distance(reference("llama")) > WRONG
+
+
+def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    for name in ("_scores", "_slopes"):
+        def noted(logits: torch.Tensor, *given: torch.Tensor, real: object = getattr(vocabulary, name)) -> object:
+            rows.append(len(logits))
+            return real(logits, *given)  # type: ignore[operator]
+
+        monkeypatch.setattr(vocabulary, name, noted)
+    monkeypatch.setattr(vocabulary, "CHUNK", 50 * 8)
+
+    class Head:
+        """A projection of 8 numbers to 50 words, which is alone."""
+
+        weight = torch.randn(50, 8, dtype=torch.float64)
+        gradient = torch.zeros_like(weight)
+
+        class tensor:
+            size, axis = 1, type("axis", (), {"size": 1})
+            weights = type("queue", (), {"put_off": lambda self, head, x, g: head.add_weight_gradient(x, g),
+                                         "meanwhile": lambda self: None})()
+            part = staticmethod(lambda words: (0, words))
+            enter = share = staticmethod(lambda x, *_: x)
+            total = staticmethod(lambda loss: loss)
+
+        def product(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight.t()
+
+        def input_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient @ self.weight
+
+        def add_weight_gradient(self, x: torch.Tensor, gradient: torch.Tensor, more: bool = False) -> None:
+            self.gradient += gradient.t() @ x
+
+    head = Head()
+    objective = vocabulary.NextToken(head, 50, head.tensor, lambda given: given)  # type: ignore[arg-type]
+    hidden = torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 50, (3, 10))
+    labels[0, :4] = vocabulary.IGNORED
+    loss, count = objective(hidden, labels)
+    loss.backward(torch.tensor(0.25, dtype=torch.float64))
+    assert rows == [8, 8, 8, 6] * 2 and int(count) == 26
+
+    plain, weight = hidden.detach().clone().requires_grad_(), Head.weight.clone().requires_grad_()
+    whole = torch.nn.functional.cross_entropy((plain @ weight.t()).flatten(0, 1), labels.flatten(), reduction="sum")
+    (whole * 0.25).backward()
+    assert torch.allclose(whole, loss, atol=EXACT) and torch.allclose(plain.grad, hidden.grad, atol=EXACT)  # type: ignore[arg-type]
+    assert torch.allclose(weight.grad, head.gradient, atol=EXACT)  # type: ignore[arg-type]
+
+
+COMPILED = {"microbatches": layout(microbatches=2), "tp2": layout(2), "recompute": layout(microbatches=2, recompute='"full"')}
+QUICK = {("llama", "tp2"), ("mixtral", "microbatches"), ("gpt2", "recompute")}
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    pytest.param(model, name, marks=() if (model, name) in QUICK else pytest.mark.prove)
+    for model, name in product(MODELS, COMPILED)])
+def test_compiled_blocks_train_alike(place: Path, engine: Engine, model: str, name: str) -> None:
+    overrides = ['train.precision="fp32"', *COMPILED[name]]
+    eager, _ = engine(model, *overrides)
+    spec = job(place, model, [*overrides, "train.compile=true"])
+    run = start(spec)
+
+    def rank() -> tuple[int, int]:
+        from torch._dynamo.utils import counters
+
+        compile_ = torch.compile
+        torch.compile = lambda given, **how: compile_(given, backend="aot_eager", **how)  # type: ignore[assignment]
+        code = train(run.job)
+        return code, counters["stats"]["unique_graphs"]
+
+    found = run_ranks(spec.ranks, rank, timeout=250.0)
+    assert all(code == 0 and 3 <= graphs <= 40 for code, graphs in found), (found, run.main_log.read_text())
+    lines = read_lines(run.metrics)
+    assert max(abs(line["loss"] - loss) for line, loss in zip(lines, eager.losses, strict=True)) < 1e-5
+    assert max(abs(line["grad_norm"] / norm - 1) for line, norm in zip(lines, eager.norms, strict=True)) < 1e-4
+
+
+def test_double_precision_is_not_compiled(place: Path) -> None:
+    with pytest.raises(HpcMpError, match=r"train\.compile = true: is not built for train\.precision"):
+        job(place, "llama", ["train.compile=true"])
