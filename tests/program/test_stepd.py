@@ -55,7 +55,8 @@ def test_a_slurmstepd_that_is_hidden_has_not_been_killed(monkeypatch: pytest.Mon
 ])
 def test_the_end_of_slurmstepd(tmp_path: Path, run: RunDirectory, parent: str, task_pid: str, local: str, token: str,
                                orphaned: str | None) -> None:
-    start = f'sh -c \'echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; SLURM_TASK_PID={task_pid} exec "$@"\' task "$@" &'
+    number = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid"
+    start = f'sh -c \'{number}; SLURM_TASK_PID={task_pid} exec "$@"\' task "$@" &'
     ends = "wait" if parent == "slurmstepd" else "exit"
     starter = executable(tmp_path / "slurmstepd", f"#!/bin/sh\n{start}\n{ends}\n")
     environ = {**os.environ, "SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "1", "SLURM_LOCALID": local,
