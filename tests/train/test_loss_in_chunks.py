@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ranks import run_ranks, train
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import read_lines
 from hpc_mp.train.engine import vocabulary
+from hpc_mp.train.rank.assemble import check_compiler
 
 
 def eleven_rows() -> None:
@@ -115,6 +117,17 @@ def test_compiled_blocks_train_alike(place: Path, engine: Engine, model: str, na
     lines = read_lines(run.metrics)
     assert max(abs(line["loss"] - loss) for line, loss in zip(lines, eager.losses, strict=True)) < 1e-5
     assert max(abs(line["grad_norm"] / norm - 1) for line, norm in zip(lines, eager.norms, strict=True)) < 1e-4
+
+
+@pytest.mark.parametrize(("device", "program"), [("cuda", "gcc"), ("cpu", "g++")])
+def test_a_node_without_a_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, program: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(HpcMpError, match=rf"train\.compile = true: needs one of {re.escape(program)}, .* has none"):
+        check_compiler(torch.device(device))
+    (tmp_path / program).touch(mode=0o755)
+    check_compiler(torch.device(device))
 
 
 def test_double_precision_is_not_compiled(place: Path) -> None:

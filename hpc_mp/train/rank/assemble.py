@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from shutil import which
 
 import torch
 
@@ -108,7 +111,21 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
 
 def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
     """This rank's engine; parameters have no values yet."""
+    if spec.train.compile:
+        check_compiler(device)
     return Engine(model_of(spec, shape), settings_of(spec, schedule, stage_layers(spec, shape)), groups, device)
+
+
+def check_compiler(device: torch.device) -> None:
+    """torch.compile has a compiler: of C for Triton's launchers on a GPU, else of C++ for its kernels.
+
+    Raises:
+        HpcMpError: this node has none.
+    """
+    variable, programs = ("CC", ("gcc", "clang", "cc")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
+    if not any(map(which, filter(None, (os.environ.get(variable), *programs)))):
+        raise HpcMpError("train.compile = true", f"needs one of {', '.join(programs)} on PATH, and {platform.node()} has none",
+                         f'load one with slurm.setup = ["module load gcc"], name it with {variable}, or leave train.compile out')
 
 
 def model_of(spec: JobSpec, shape: ModelShape) -> CausalModel:
