@@ -60,8 +60,10 @@ POLLUTION = {
 
 def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = None, environ: dict[str, str] | None = None,
         **sections: Any) -> tuple[list[str], list[str]]:
-    """Submit the script of a job and wait for it: the lines of its logs, and what Slurm's own log says."""
+    """Submit the script of a job to an idle lab and wait for it: the lines of its logs, and what Slurm's own log says."""
+    lab.wait_idle()  # the first nodes are free, of which tests know the names
     here = lab.share / name
+    shutil.rmtree(here, ignore_errors=True)  # of a test that is run again
     here.mkdir()
     here.chmod(0o777)
     host, rank = executable(here / "host", HOST), executable(here / "rank", RANK)
