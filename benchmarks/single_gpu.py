@@ -141,6 +141,13 @@ def _profile(step: Step, device: Any) -> None:
     print(events.table(sort_by="self_device_time_total", row_limit=40, max_name_column_width=90), file=sys.stderr)
 
 
+def optimizer_settings() -> Any:
+    """A job's ``[train]`` table: fused AdamW with clipping, the same for all ways."""
+    from hpc_mp.job.spec import Train
+
+    return Train(steps=1000, global_batch=1, learning_rate=1e-4)
+
+
 def tokens_of(case: Case, device: Any) -> Callable[[int, int], Any]:
     """(step, microbatch) -> tokens, (samples, sequence + 1), on the device."""
     import torch
@@ -170,7 +177,7 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     schedule = build_schedule("1f1b", pipeline=1, microbatches=case.microbatches)
     groups = build(place(Degrees(), "DPT", 1), 1, device, "cpu:gloo,cuda:nccl", schedule, None, everyone())
     settings = EngineSettings(layers=(shape.layers,), schedule=schedule, samples=case.samples, sequence=case.sequence, zero=1,
-                              precision="bf16", seed=0, optimizer=AdamW(), recompute=case.recompute,
+                              precision="bf16", seed=0, optimizer=optimizer_settings(), recompute=case.recompute,
                               compile=compiled)
     model = CausalModel(hugging_face_config(case.config, family, None, case.recompute), family, shape)
     engine = Engine(model, settings, groups, device)
@@ -192,23 +199,6 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
         return engine.step(number, Microbatches(batch, lambda microbatch: Moment(number, tuple(samples)), labels))
 
     return step
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """What the engine asks of an optimizer's settings."""
-
-    steps: int = 1000
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = 1e-4
-    lr_schedule: str = "constant"
-    warmup_steps: int = 0
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    no_decay: tuple[str, ...] = ()
-    momentum: float = 0.0
-    clip: float = 1.0
 
 
 def theirs(case: Case, device: Any, way: Way) -> Step:
@@ -236,7 +226,7 @@ def theirs(case: Case, device: Any, way: Way) -> Step:
         for layer in layers:
             fully_shard(layer, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
-    settings = AdamW()
+    settings = optimizer_settings()
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=settings.betas, eps=settings.eps,
                                   weight_decay=settings.weight_decay, fused=True)
     tokens = tokens_of(case, device)

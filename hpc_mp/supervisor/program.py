@@ -108,7 +108,7 @@ class ProgramWatch:
         return self.silence.noticed() or self._absent()
 
     def _absent(self) -> bool:
-        """Whether ranks have not begun in time, and others have: they are written down as failed, and all are ended."""
+        """Return True if some ranks have not begun in time though others have; they are recorded as failed, and all are ended."""
         if not self._meet or self.silence.seconds < self._meet + SEEN_S:
             return False
         self._meet, run, record = 0.0, self._attempt.run, self._attempt.record

@@ -84,7 +84,7 @@ class NextToken(nn.Module):
     Args:
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
         outer: the tensor axis, whose hidden states come in.
-        wrap: what becomes of the functions of a chunk's logits: see ``compilation``.
+        wrap: applied to the two functions of a chunk's logits, see ``compilation``.
     """
 
     def __init__(
@@ -161,8 +161,13 @@ class _Part:
 
 
 def _scores(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Of logits, (tokens, words): the logarithm of the sum of their exponentials, and the logit of each token's own word, 0 where
-    this rank does not have it. ``places``: where the word is, (tokens,)."""
+    """Return the logarithm of the sum of the exponentials of each token's logits, and the logit of its own word, 0 if this rank
+    does not have it; both (tokens,).
+
+    Args:
+        logits: (tokens, words of this rank).
+        places: of each token's word among these, (tokens,); outside of them if another rank has it.
+    """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] == 0:  # a rank that has no word
         return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
@@ -187,5 +192,5 @@ def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor) -> Te
 
 
 def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:
-    """Whether a token's word is among these, (tokens,), and where, (tokens, 1)."""
+    """Return a mask of the tokens whose word is among these, (tokens,), and the word's place, (tokens, 1)."""
     return (places >= 0) & (places < words), places.clamp(0, words - 1).unsqueeze(1)
