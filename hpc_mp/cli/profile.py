@@ -15,7 +15,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.layout.models import ModelProfile, ModelShape, check_layout, read_shape, stage_cut, write_profile
+from hpc_mp.layout.models import ModelProfile, ModelShape, check_layout, read_shape, write_profile
+from hpc_mp.planner.measured_cut import measured_cut
 
 REPETITIONS = 10
 
@@ -54,7 +55,7 @@ def _print(found: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
                       memory_size(unit.parameters))
     console.print()
     console.print(table)
-    cut = stage_cut(_measured(spec), shape)
+    cut = measured_cut(_measured(spec), shape)
     console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" makes {list(cut.layers)}: {cut.why}", markup=False)
 
 

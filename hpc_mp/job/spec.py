@@ -199,8 +199,8 @@ class Parallel(Section):
     """With `partition = "profile"`: the file of `hpc-mp train JOB.toml --profile`. Left out: where that writes it, in
     `DIRECTORY/.cache`. Example: `"../h100.json"`."""
     memory_weight: Weighting | None = None
-    """With `partition = "profile"`: how much balanced memory counts, from 0 to 1; the rest is balanced time. Left out: 0, time
-    alone; more of it where the fullest stage does not fit. Example: `0.2`."""
+    """With `partition = "profile"`: how much balanced memory counts, from 0 to 1; the rest is balanced time. Left out: 0, or
+    the least, in tenths, with which the fullest rank fits into the measured device. Example: `0.2`."""
     recompute: Recompute = "none"
     """What a backward computes once more instead of having kept it, see [memory](../user/memory.md): `"selective"` the attention
     core, `"full"` every block from its input, `"every-2"` groups of two blocks (any number) from the group's input. Less memory

@@ -32,6 +32,7 @@ from hpc_mp.layout.placement import Placement, place
 from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.device import Device, check_memory, check_offload
 from hpc_mp.planner.hosts import expected_slow_links
+from hpc_mp.planner.measured_cut import measured_cut
 from hpc_mp.planner.memory import cut_of, state_bytes
 from hpc_mp.planner.order import RankOrder, choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, reduce_choice, traffic_of
@@ -225,7 +226,7 @@ def _layers(given: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> Resol
     auto, wanted = given.parallel.partition == "auto", (given.stages, shape.layers)
     if auto and earlier is not None and (len(earlier.layers), sum(earlier.layers)) == wanted:
         return ResolvedKey("parallel.partition", earlier.layers, "as in the run that is resumed")
-    found = stage_cut(given, shape)
+    found = measured_cut(given, shape) if given.parallel.partition == "profile" else stage_cut(given, shape)
     return ResolvedKey("parallel.partition", found.layers, found.why)
 
 

@@ -47,6 +47,7 @@ class ModelProfile:
         device: its model, or "cpu".
         repetitions: of which the seconds are medians.
         measured: what they depend on, by name.
+        memory: bytes that the device has for a rank; None where they are not known (a file of an earlier release).
     """
 
     device: str
@@ -55,6 +56,7 @@ class ModelProfile:
     embedding: UnitProfile
     block: UnitProfile
     head: UnitProfile
+    memory: int | None = None
 
 
 def conditions(spec: JobSpec, shape: ModelShape) -> dict[str, Any]:
@@ -88,7 +90,9 @@ def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
         raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
     try:
         embedding, block, head = (_unit(tree[name]) for name in ("embedding", "block", "head"))
-        found = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head)
+        memory = None if tree.get("memory") is None else int(tree["memory"])
+        found = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head,
+                             memory)
     except (KeyError, TypeError, ValueError) as error:
         raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
     now = conditions(spec, shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from hpc_mp.base.errors import HpcMpError
@@ -34,6 +35,13 @@ def choose_device(asked: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.
 def device_name(device: torch.device) -> str:
     """The GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def device_memory(device: torch.device, ranks_per_node: int) -> int:
+    """The bytes that a rank may fill: of its GPU, or its share of the node's memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total // ranks_per_node
 
 
 def check_devices(found: Sequence[tuple[str, str]]) -> None:

@@ -29,7 +29,7 @@ from hpc_mp.train.engine.optimizer_state import OnDevice
 from hpc_mp.train.engine.pipeline import Span
 from hpc_mp.train.engine.section import Batch, CausalModel
 from hpc_mp.train.rank.assemble import model_of, settings_of
-from hpc_mp.train.rank.devices import choose_device, device_name
+from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
 
 STAGES = (0, 1, 0)  # layers: the embedding alone, a block, the head alone
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
@@ -52,7 +52,8 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
                  for stage in range(len(STAGES))]
     embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
                               for took, activations, parameters in zip(seconds, kept, sizes, strict=True))
-    return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head)
+    return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head,
+                        device_memory(device, spec.job.ranks_per_node))
 
 
 def _engine(spec: JobSpec, shape: ModelShape, schedule: Schedule, alone: groups.Groups, device: torch.device) -> Engine:

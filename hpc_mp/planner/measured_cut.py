@@ -1,0 +1,62 @@
+"""The cut of a measured model into stages: even in time; even in time and memory where the fullest rank would not fit.
+
+The step waits for the stage that computes longest, so that time alone counts as long as every rank fits into the memory of the
+device that was measured. A rank holds its state (``memory``) and, for as many chunks as its schedule keeps at once, the measured
+activations of the fullest of its stages. Tensor and context ranks have equal shares of activations, which are measured whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hpc_mp.base.text import memory_size
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.flat import stage_spans
+from hpc_mp.layout.models import ModelProfile, ModelShape, StageCut, read_profile, stage_cut
+from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.planner.activations import chunk_counts
+from hpc_mp.planner.memory import state_bytes
+
+WEIGHTS = tuple(tenths / 10 for tenths in range(11))  # of memory, the rest is time's
+
+
+def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
+    """The stages of a job with ``partition = "profile"``.
+
+    ``memory_weight`` counts as the job says it. Left out, the smallest one is taken with which every rank fits; if none does, the
+    one whose fullest rank holds least.
+
+    Raises:
+        HpcMpError: the profile is missing, or is one of something else.
+    """
+    profile = read_profile(spec, shape)
+    if spec.parallel.memory_weight is not None or profile.memory is None:
+        return stage_cut(spec, shape)
+    cuts = [stage_cut(_weighed(spec, weight), shape) for weight in WEIGHTS]
+    needs = [fullest(cut.layers, profile, spec, shape) for cut in cuts]
+    fits = next((number for number, need in enumerate(needs) if need <= profile.memory), None)
+    if fits == 0:
+        return cuts[0]
+    chosen = needs.index(min(needs)) if fits is None else fits
+    room = f"the {memory_size(profile.memory)} of a measured {profile.device}"
+    beyond = f"; with time alone a rank would need {memory_size(needs[0])} of {room}"
+    still = f", and it needs {memory_size(needs[chosen])} so" if fits is None else ""
+    return replace(cuts[chosen], why=f"{cuts[chosen].why}; memory_weight {WEIGHTS[chosen]}{beyond}{still}")
+
+
+def _weighed(spec: JobSpec, weight: float) -> JobSpec:
+    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"memory_weight": weight})})
+
+
+def fullest(layers: tuple[int, ...], profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> int:
+    """Bytes of the rank that holds most: state and activations."""
+    kept = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
+            + profile.head.activations * span.last for span in stage_spans(layers)]
+    shares = spec.parallel.tensor * spec.parallel.context
+    state, placement = state_bytes(shape, spec, layers), schedule_of(spec).placement
+    needs = []
+    for rank, chunks in enumerate(chunk_counts(spec)):
+        largest = max(size for size, holder in zip(kept, placement, strict=True) if holder == rank)
+        held = max(state[rank, tensor].total for tensor in range(spec.parallel.tensor))
+        needs.append(held + chunks.here * largest // shares)
+    return max(needs)
