@@ -158,7 +158,7 @@ WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
         "LustreError: 911:0:(osc_cache.c:941:osc_extent_wait()) LBUG", "ceph: mds0 hung",
         "ceph: [0f1e2d3c-3d4e-11ee-9d5a-0050569e1c1c 4123]: mds0 hung",  # Linux 6.8
         "ceph: [0f1e2d3c-3d4e-11ee-9d5a-0050569e1c1c 4123]: mds1 caps stale",
-        "Lustre: 9:0:(client.c:2289:ptlrpc_expire_one_request()) @@@ Request sent has failed due to network error: [sent 1/real 1]",
+        "Lustre: 9:0:(client.c:2289:ptlrpc_expire_one_request()) @@@ Request sent has failed due to network error: [sent 1]",
         "LNetError: 9:0:(o2iblnd_cb.c:3338:kiblnd_check_txs_locked()) Timed out tx: active_txs, 1 seconds",
         "LNet: 9:0:(o2iblnd_cb.c:3413:kiblnd_check_conns()) Timed out RDMA with 10.0.0.7@o2ib (63): c: 8, oc: 0, rc: 8",
         "GPFS Deadman Switch timer [0] has expired; IOs in progress: 1",
