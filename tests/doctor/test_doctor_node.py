@@ -138,7 +138,13 @@ def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> N
         ("accept", "tcp dport 111 drop"), ("accept", "ct state invalid drop"),
         ("accept", "ip saddr 10.0.0.0/8 accept\n\t\treject"),
         ("drop", 'iifname "ib0" counter packets 1 bytes 2 accept'), ("drop", "ip saddr { 10.0.0.0/8, 10.9.0.1 } accept"),
-        ("accept", "counter jump other\n\t}\n\tchain other {\n\t\tjump other"))),
+        ("accept", "counter jump other\n\t}\n\tchain other {\n\t\tjump other"),
+        ("drop", 'iif "ib0" accept'), ("drop", 'iifname { "lo", "ib0", "eth1" } accept'),
+        ("accept", "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\taccept"),  # firewalld: all is trusted, a network, a port
+        ("accept", "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\tip saddr 10.0.0.0/16 goto trusted\n\t\tgoto public\n\t}\n"
+         "\tchain trusted {\n\t\taccept\n\t}\n\tchain public {\n\t\ttcp dport 22 accept"),
+        ("drop", 'iifname "ib0" goto trusted\n\t}\n\tchain trusted {\n\t\taccept'),
+        ("accept", 'iifname "cali*" counter packets 0 bytes 0 goto wl\n\t}\n\tchain wl {\n\t\tcounter packets 0 bytes 0 drop'))),
     ("limit-memlock", "ndv5", resource_limit("locked memory", 9223372036854775807, 9223372036854775807)),
     ("disk-raid", "ndv5",
           {"/proc/mdstat": "md126 : active raid1 nvme1n1[1] nvme0n1[0]\n      1 blocks super external:/md127/0 [2/2] [UU]\n\n"

@@ -54,7 +54,7 @@ _DISK = (
     r"(I/O|critical (medium|nexus|space allocation)|recoverable transport|protection|timeout|device offline) error(,| on) "
     + _DEVICE, "lost async page write", r"rejecting I/O to (offline|dead) device", r"Device offlined - not ready after error",
     r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* error: \{ UNC", r"[Uu]nrecovered [Rr]ead [Ee]rror",
-    r"nvme.*(timeout, |controller is down|Device not ready|after (reset|probe) failure|persistent internal error)",
+    r"nvme.*(timeout, |controller is down|Device not ready|after (reset|probe) failure|persistent internal error|no available path)",
     r"md/raid.*Disk failure on", r"megaraid_sas .*(is now (DEGRADED|OFFLINE)|FW in FAULT)", r"mpt3sas_cm\d+: fault_state",
     r"EXT[234]-fs (error|\(.*(I/O error|[Dd]ata (will be lost|loss)))", r"EXT4-fs warning.*I/O error",
     r"Remounting filesystem read-only", r"JBD2?: .*(IO errors|I/O error|Error -\d+)", "Aborting journal on",
@@ -67,7 +67,7 @@ _NETWORK = (
     r"NETDEV WATCHDOG.*timed out", r"TX timeout (detected|on queue)", r"Detected (Tx|Hardware) Unit Hang",
     r"mlx5_core.*(health compromised|device's health|poll_health|Fatal error \d+ detected|firmware internal error)",
     r"mlx5_core.*(cmd .*timeout|wait_func.*(timeout|No done completion)|timeout\. Will cause a leak)",
-    r"mlx5_core.*(module event\[error\]|Cable error|[Hh]igh temperature)", r"efa .*(reset|timeout)",
+    r"mlx5_.*(module event\[error\]|Cable error|[Hh]igh temperature)", r"efa .*(reset|timeout)",
     r"mlx5_core.*(issue observed, .*severity\([0-3]\)|synd 0x[1-9a-f]\w*: |recovery flow aborted|initializing state, aborting)",
     r"bnxt_(en|re) .*(Error \(timeout: |[Tt]imed ?out|Firmware (not responding|fatal error))", r"mana .*HWC: Request timed out",
     r"ena .*watchdog timeout", r"ib\w+: transmit timeout", r"[Nn]eighbou?r.*table overflow", r"conntrack: table full",
