@@ -54,7 +54,7 @@ _DISK = (
     r"(I/O|critical (medium|nexus|space allocation)|recoverable transport|protection|timeout|device offline) error(,| on) "
     + _DEVICE, "lost async page write", r"rejecting I/O to (offline|dead) device", r"Device offlined - not ready after error",
     r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* error: \{ UNC", r"[Uu]nrecovered [Rr]ead [Ee]rror",
-    r"nvme.*(timeout, |controller is down|Device not ready|after (reset|probe) failure|persistent internal error|no available path)",
+    r"nvme.*(timeout, |controller is down|Device not ready|(reset|probe) failure|persistent internal error|no available path)",
     r"md/raid.*Disk failure on", r"megaraid_sas .*(is now (DEGRADED|OFFLINE)|FW in FAULT)", r"mpt3sas_cm\d+: fault_state",
     r"EXT[234]-fs (error|\(.*(I/O error|[Dd]ata (will be lost|loss)))", r"EXT4-fs warning.*I/O error",
     r"Remounting filesystem read-only", r"JBD2?: .*(IO errors|I/O error|Error -\d+)", "Aborting journal on",
