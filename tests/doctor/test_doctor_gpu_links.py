@@ -130,10 +130,22 @@ def test_counters_of_healthy_traffic_are_no_errors() -> None:
     assert not list(link_counters(tree("ethernet")))
 
 
-def test_cards_without_a_bridge_are_well() -> None:
-    cards = {STATUS: "GPU 0: NVIDIA H100 PCIe (UUID: GPU-1)\n\t Link 0: <inactive>\n\t Link 1: <inactive>\n"}
+@pytest.mark.parametrize("model", ["H100 PCIe", "H100 NVL", "H200 NVL", "RTX A6000"])
+def test_cards_without_a_bridge_are_well(model: str) -> None:
+    cards = {STATUS: "".join(f"GPU {gpu}: NVIDIA {model} (UUID: GPU-{gpu})\n\t Link 0: <inactive>\n\t Link 1: <inactive>\n"
+                             for gpu in (0, 1))}
     found = findings(broken("ndv5", cards))
     assert of(found, "gpu-nvlink-down") == [] == of(found, "gpu-nvlink-rate")
+
+
+@pytest.mark.parametrize(("model", "rate"), [("RTX A6000", "14.062"), ("A100 80GB PCIe", "25"), ("H100 NVL", "26.562")])
+def test_a_card_beside_two_on_a_bridge_is_no_error(model: str, rate: str) -> None:
+    ways = f"{rate} GB/s", f"{rate} GB/s", "<inactive>"
+    cards = "".join(f"GPU {gpu}: NVIDIA {model} (UUID: GPU-{gpu})\n" + "".join(f"\t Link {link}: {way}\n" for link in range(4))
+                    for gpu, way in enumerate(ways))
+    found = findings(broken("ndv5", {STATUS: cards}))
+    assert [each.severity for each in of(found, "gpu-nvlink-down")] == ["warning"]
+    assert all(each.severity == "ok" for each in of(found, "gpu-nvlink-rate"))
 
 
 # Boards without a switch: p3.8xlarge and p3.16xlarge (V100), a DGX-1 of P100s, three A6000s with one bridge

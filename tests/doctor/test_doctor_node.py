@@ -146,6 +146,8 @@ def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> N
         ("drop", 'iifname "ib0" goto trusted\n\t}\n\tchain trusted {\n\t\taccept'),
         ("accept", 'iifname "cali*" counter packets 0 bytes 0 goto wl\n\t}\n\tchain wl {\n\t\tcounter packets 0 bytes 0 drop'))),
     ("limit-memlock", "ndv5", resource_limit("locked memory", 9223372036854775807, 9223372036854775807)),
+    *(("mount-missing", "ndv5", {"/etc/fstab": f"10.0.0.4:/shared {where} nfs4 defaults 0 0\n"}) for where in (
+        "/shared/", "/shared//", "/shared/.")),
     ("disk-raid", "ndv5",
           {"/proc/mdstat": "md126 : active raid1 nvme1n1[1] nvme0n1[0]\n      1 blocks super external:/md127/0 [2/2] [UU]\n\n"
                                            "md127 : inactive nvme1n1[1](S) nvme0[0](S)\n  7932 blocks super external:imsm\n"}),

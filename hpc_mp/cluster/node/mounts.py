@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def _promised(source: NodeSource) -> dict[str, str]:
     for line in (maybe(source.text, "/etc/fstab") or "").splitlines():
         words = line.split("#")[0].split()
         if len(words) >= 4 and words[1].startswith("/") and not {"noauto", "nofail"} & set(words[3].split(",")):
-            found[_plain(words[1])] = words[2]
+            found[os.path.normpath(_plain(words[1]))] = words[2]
     return found
 
 

@@ -35,8 +35,9 @@ def inactive(links: NvLinks) -> Iterator[Finding]:
     if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
         return  # a PCIe card without a bridge
     for gpu, dark in down.items():
-        if dark:
-            yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
+        if dark:  # a card without a bridge may stand beside two with one
+            grave: Severity = "error" if len(dark) < len(here[gpu]) or _expected(links, gpu) else "warning"
+            yield Finding("gpu-nvlink-down", grave, f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
     if here and not any(down.values()) and not links.errors:
         yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(here), 'GPU')} are active")
 
@@ -215,7 +216,8 @@ def _list(numbers: list[int]) -> str:
 _RESET = "drain the node and reset all its GPUs together, or reboot; if it comes back, have GPU or board replaced"
 
 CHECKS = (
-    Check("gpu-nvlink-down", read_links, inactive, "nvidia-smi nvlink -s", "error unless: none inactive", _RESET),
+    Check("gpu-nvlink-down", read_links, inactive, "nvidia-smi nvlink -s",
+          "error unless: none inactive; warning: all of a card, which may have no bridge", _RESET),
     Check("gpu-nvlink-rate", read_links, rates, "nvidia-smi nvlink -s",
           "error unless: number and speed that the model, or most, have", _RESET),
     Check("gpu-nvlink-errors", read_changes, errors, "nvidia-smi nvlink -e",
