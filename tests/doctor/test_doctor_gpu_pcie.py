@@ -11,7 +11,7 @@ from gpu_machines import Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.cluster.node.xids import XIDS, blamed, sxid, xid
 from hpc_mp.doctor.checks.gpu_log import xids
 from tests.machines.tree import broken, tree
@@ -113,6 +113,16 @@ def test_the_log_is_read_from_wherever_it_may_be() -> None:
     told = read_kernel_log(broken("ndv5", {"/dev/kmsg": None, "dmesg": 1,
                                            "/var/log/kern.log": f"Nov 20 10:00:00 node1 kernel: {line}\n"}))
     assert [(each.age, each.text) for each in told] == [(None, f"Nov 20 10:00:00 node1 kernel: {line}")]
+
+
+@pytest.mark.parametrize("words", ["-- No entries --\n", "-- Logs begin at Mon 2026-01-05 10:00:00 UTC. --\n-- No entries --\n",
+                                   "-- Journal begins at Mon 2026-01-05 10:00:00 UTC, ends at now. --\n", ""])
+def test_a_log_of_which_a_user_sees_nothing_is_not_well(words: str) -> None:
+    journal, hidden = "journalctl -k -b --no-pager -o short-monotonic", {"/dev/kmsg": None, "dmesg": 1}
+    with pytest.raises(Unavailable, match="journalctl: shows this user none of it"):
+        read_kernel_log(broken("ndv5", hidden | {journal: words}))
+    told = read_kernel_log(broken("ndv5", hidden | {journal: f"{words}[863940.000000] node1 kernel: one\n"}))
+    assert [each.text for each in told] == ["one"]
 
 
 def test_a_log_that_never_ends_is_not_waited_for(tmp_path: Path) -> None:

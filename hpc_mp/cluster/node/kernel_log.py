@@ -34,7 +34,9 @@ def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
         tried.append(str(unseen))
     for argv in _ANSWERS:
         try:
-            return tuple(_stamped(source.answer(argv), up))
+            if found := tuple(_stamped(source.answer(argv), up)):
+                return found
+            tried.append(f"{argv[0]}: shows this user none of it")
         except Unavailable as unseen:
             tried.append(f"{argv[0]}: {unseen}")
     for name in _FILES:
@@ -82,6 +84,8 @@ def _records(text: str, up: float | None) -> list[KernelMessage]:
 def _stamped(text: str, up: float | None) -> list[KernelMessage]:
     lines = []
     for line in text.splitlines():
+        if line.startswith("-- "):  # journalctl's own words: where the journal begins, or that it has no entries
+            continue
         found = _STAMPED.match(line)
         age = up - float(found[1]) if found and up is not None else None
         lines.append(KernelMessage(age, found[2] if found else line))
