@@ -142,7 +142,8 @@ WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
         "pcieport 0000:15:01.0: DPC: containment event, status:0x3f01: unmasked uncorrectable error detected",
         "pcieport 0000:15:01.0: DPC: containment event, status:0x3f03, ERR_NONFATAL received from 0000:16:00.0",
         "pcieport 0000:15:01.0: DPC: containment event, status:0x3f0f: RP PIO error detected",
-        "[Hardware Error]: Deferred error, no action required."),
+        "[Hardware Error]: Deferred error, no action required.",
+        "[Hardware Error]: event severity: fatal", "[Hardware Error]: event severity: recoverable"),  # BERT: of the boot before
     ("kernel-lockup", "warning"): (
         "rcu: INFO: rcu_sched self-detected stall on CPU", "INFO: rcu_sched_state detected stall on CPU 3 (t=60000 jiffies)",
         "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 3-.... }",

@@ -96,7 +96,8 @@ def test_old_complaints_of_the_kernel_are_over() -> None:
 
 @pytest.mark.parametrize("line", [
     "mce: [Hardware Error]: Machine check events logged", "{1}[Hardware Error]: event severity: corrected",
-    "[Hardware Error]: Corrected error, no action required.", "blk_update_request: I/O error, dev fd0, sector 0",
+    "[Hardware Error]:    Uncorrected: true", "[Hardware Error]: Corrected error, no action required.",
+    "blk_update_request: I/O error, dev fd0, sector 0",
     "mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 6: cc59dec000041152",
     "mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 7: 9c00004001010092",
     "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 128: 0000000088010a82",

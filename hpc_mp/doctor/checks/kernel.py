@@ -31,15 +31,17 @@ def _complaint(code: str, **patterns: tuple[str, ...]) -> Callable[[tuple[Kernel
 
 # Wordings of Linux 3.10 (RHEL 7) to 6.17, as the kernel's sources have them. Corrected errors are counted by memory-errors.
 _HARDWARE = (
-    r"\[Hardware Error\].*(severity: (fatal|recoverable)|[Uu]ncorrected)", "mce: Uncorrected", "Processor context corrupt",
+    r"\{\d+\}\[Hardware Error\].*severity: (fatal|recoverable|panic)", r"\[Hardware Error\].*([Uu]ncorrected(?!:)|Fatal error)",
+    "mce: Uncorrected", "Processor context corrupt",
     r"Machine Check(?: Exception)?: *[0-9a-f]+ Bank (?!128:)\d+: [2367abef][0-9a-f]{15}",  # bit 61: not corrected; bank 128: heat
     r"MC\d+_STATUS\[[^|]*\|UE\|", r"EDAC .*\bUE ", r"Memory failure: 0x", r"not syncing: .*[Mm]achine check",
-    r"NMI: (PCI system error|IOCK error|memory parity error)", r"\[Hardware Error\].*(severity: panic|System Fatal error)",
+    r"NMI: (PCI system error|IOCK error|memory parity error)",
     r"SError Interrupt on CPU", r"[Ss]ynchronous (external abort|parity or ECC error)", r"EEH: Frozen P(E|HB)#",  # Arm, POWER
 )
 _FATAL_PCI = (r"Uncorrect(ed|able) \(Fatal\)", r"AER: device recovery failed", r"DPC: .*ERR_FATAL (detected|received)",
               r"\b(mlx5_core|bnxt_en|ice|nvme) \S+: .*(config space|device) inaccessible")
 _NOT_FATAL = (r"Uncorrect(ed|able) \(Non-Fatal\)", r"\[Hardware Error\]: Deferred error",
+              r"(?<!\})\[Hardware Error\].*severity: (fatal|recoverable|panic)",  # of BERT, which tells of the boot before
               r"DPC: .*(unmasked uncorrectable error|RP PIO error|ERR_NONFATAL) (detected|received)")
 _LOCKUP = (
     "soft lockup", "hard LOCKUP", r"workqueue lockup", r"rcu.*(detected .*stalls?\b|kthread starved)",
@@ -87,7 +89,7 @@ def scars(taint: int) -> Iterator[Finding]:
 CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
     Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
           "the kernel's log: machine checks, EDAC, `[Hardware Error]`, AER and DPC of PCI devices",
-          "error: one that could not be corrected, in the last day; warning: one of a PCI device that was not fatal",
+          "error: one that could not be corrected, in the last day; warning: one that was not fatal, or of the boot before",
           "read the whole message (ras-mc-ctl --errors); drain the node if memory, a processor, a GPU or an adapter is named"),
     Check("kernel-lockup", read_kernel_log, _complaint("kernel-lockup", warning=_LOCKUP),
           "the kernel's log: soft lockup, stalls, `blocked for more than`, a silent file server (NFS, Lustre, Ceph, SMB)",
