@@ -214,6 +214,7 @@ WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
         "mlx5_core 0000:4b:00.0: print_health_info:394:(pid 0): synd 0x8: unrecoverable hardware error",
         "mlx5_core 0000:4b:00.0: health_recover_work:310:(pid 8): health recovery flow aborted, PCI reads still not working",
         "mlx5_core 0000:4b:00.0: wait_fw_init:199:(pid 8): firmware over 120000 MS in pre-initializing state, aborting",
+        "mlx5_core 0000:4b:00.0: mlx5_health_try_recover:340:(pid 3): handling bad device here",
         "bnxt_en 0000:19:00.0 ens1f0: Error (timeout: 5000015) msg {0x20 0x4c2a} len:0",
         "bnxt_en 0000:19:00.0 ens1f0: Firmware not responding, status: 0x40d06",
         "bnxt_re 0000:19:00.0: cmdq[0x5a]=0x3 timedout (20000)msec", "mana 7870:00:00.0: HWC: Request timed out!",

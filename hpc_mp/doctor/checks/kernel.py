@@ -70,7 +70,7 @@ _NETWORK = (
     r"mlx5_core.*(health compromised|device's health|poll_health|Fatal error \d+ detected|firmware internal error)",
     r"mlx5_core.*(cmd .*timeout|wait_func.*(timeout|No done completion)|timeout\. Will cause a leak)",
     r"mlx5_.*(module event\[error\]|Cable error|[Hh]igh temperature)", r"efa .*(reset|timeout)",
-    r"mlx5_core.*(issue observed, .*severity\([0-3]\)|synd 0x[1-9a-f]\w*: |recovery flow aborted|initializing state, aborting)",
+    r"mlx5_core.*(issue observed, .*severity\([0-3]\)|synd 0x[1-9a-f]\w*: |recovery flow aborted|handling bad device|state, aborting)",
     r"bnxt_(en|re) .*(Error \(timeout: |[Tt]imed ?out|Firmware (not responding|fatal error))", r"mana .*HWC: Request timed out",
     r"ena .*watchdog timeout", r"ib\w+: transmit timeout", r"[Nn]eighbou?r.*table overflow", r"conntrack: table full",
     r"TCP: out of memory",
