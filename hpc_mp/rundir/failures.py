@@ -145,7 +145,7 @@ TEXTS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile(
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")
 # Of echoes those of ranks that have waited for one that was there.
-TIMED_OUT = re.compile(r"[Tt]imed? ?out|failed to pass monitoredBarrier")
+TIMED_OUT = re.compile(r"[Tt]imed? ?out|failed to pass monitoredBarrier|(missing|sending) heartbeats")
 
 
 @dataclass(frozen=True, slots=True)

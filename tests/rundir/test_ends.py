@@ -21,7 +21,7 @@ DURING = ["", "During handling of the above exception, another exception occurre
 GLIBC = "free(): double free detected in tcache 2"
 JAX = ["E0926 17:26:32.075402  157988 coordination_service_agent.cc:332] Polled an error from coordination service",
        "F0926 17:26:32.075587  157988 client.h:77] Terminating process because the JAX distributed service detected fatal "
-       "errors. This most likely indicates that another task died; see the other logs. absl::Status: UNAVAILABLE: unhealthy:",
+       "errors. This most likely indicates that another task died; see other logs. UNAVAILABLE: (stopped sending heartbeats):",
        "/job:jax_worker/replica:0/task:3", "The tasks have crashed. Check the task logs for an earlier error.", "",
        "RPC: /tensorflow.CoordinationService/PollForError [type.googleapis.com/tensorflow.CoordinationServiceError='']"]
 MISSING = ["2026-11-26 10:00:00.100: F external/xla/pjrt/distributed/client.h:75] Terminating process because the coordinator "
@@ -388,12 +388,14 @@ def test_what_a_rank_has_failed_of_that_lives_on(lines: list[str], kind: str | N
 
 UNIQUE = ("torch.distributed.DistBackendError: [{}] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via "
           "c10d key-value store by key '0', but store->get('0') got error: Socket Timeout")
+SILENT = "RuntimeError: another task died. UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):"
 WAITED = "RuntimeError: Timed out waiting 6000ms for recv operation to complete"
 
 
 @pytest.mark.parametrize(("complaints", "rank"), [
     ({0: WAITED, 1: WAITED, 3: WAITED}, 2), ({0: GONE, 1: WAITED, 3: GONE}, 2), ({0: GONE, 1: GONE, 3: GONE}, None),
     ({0: "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms", 1: GONE, 3: GONE}, 2),
+    ({0: SILENT, 1: SILENT, 3: SILENT}, 2), ({0: SILENT, 1: SILENT}, None),
     ({0: WAITED, 1: WAITED}, None), ({1: UNIQUE.format(1), 3: UNIQUE.format(3)}, 0), ({1: UNIQUE.format(0)}, None),
     ({0: "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms, a timeout"}, 2),
     (dict.fromkeys(range(4), WAITED), None), ({}, None),
