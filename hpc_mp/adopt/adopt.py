@@ -14,7 +14,7 @@ from hpc_mp.adopt.around import afterwards, around, before_it, called_by, is_sim
 from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
 from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, slurm_numbers, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
-from hpc_mp.adopt.expand import FixedValues, WordPiece
+from hpc_mp.adopt.expand import FixedValues, WordPiece, pieces
 from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import KnownShell, moves, sourced, what_is_known
@@ -185,8 +185,10 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
     inside = {**request.container.keys, **container.keys}
-    if enters := container.enters or request.container.enters:
-        start = replace(start, words=tuple(WordPiece("literal", text) for text in ("env", "-C", enters)) + start.words)
+    inner, outer = container.enters or request.container.enters, launch.value("chdir") if launch.srun and not inside else None
+    if inner or outer:
+        enters = [WordPiece("literal", inner)] if inner else pieces(f'"{outer}"', fixed)
+        start = replace(start, words=(WordPiece("literal", "env"), WordPiece("literal", "-C"), *enters, *start.words))
     stands = read_statements(before_it(line, launch)).statements if simple else source.statements[launch.statement:at + 1]
     moved = (known.directories[at] is None or there is None or any(
         call.command.name in known.movers for each in stands for call in each.calls)) and not inside

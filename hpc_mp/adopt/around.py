@@ -73,8 +73,9 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
 def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What of a line behind the program's words is not carried over, and what only goes elsewhere now."""
     found = streams(launch, statement, FixedValues())
-    lost = tuple(f"srun has no option --{each.name} by itself: what the site's plug-in does with it has to be set by hand"
-                 for each in launch.options if not each.known and "container" not in each.name)
+    lost = tuple(_ODD.get(each.name, f"srun has no option --{each.name} by itself: what the site's plug-in does with it has to "
+                          "be set by hand") for each in launch.options
+                 if each.name in _ODD or (not each.known and "container" not in each.name))
     if found.asks and not start.reads:
         lost += ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
     rest = " ".join(found.rest.split())
@@ -86,6 +87,8 @@ def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> t
     return lost, (f"{shown} is left out: output lies in the run's logs, and nothing runs behind the program",)
 
 
+_ODD = {"multi-prog": "srun's --multi-prog: each rank's own program; write one that chooses by RANK",
+        "task-prolog": "srun's --task-prolog: what it exports for each task; write it in front of the program"}
 _SAID = frozenset({"nodes", "ntasks", "ntasks-per-node"})
 _OF_THE_JOB = frozenset({"gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
 
@@ -99,10 +102,13 @@ def _step_options(launch: LaunchCall) -> str:
     exported = [name for name, _ in exported_by_srun(launch)]
     if exported:
         others.remove("--export")
+    enters = "--chdir" in others and not any("container" in option.name for option in launch.options)  # which has its own
+    others = [name for name in others if name.removeprefix("--") not in (*_ODD, *(["chdir"] if enters else []))]
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
                       *([f"srun's {', '.join(dict.fromkeys(of_job))}: as the job has them on a node"] if of_job else []),
                       *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
                         if others else []),
+                      *(["srun's --chdir: the program enters it"] if enters else []),
                       *([f"srun's --export: the program gets {', '.join(exported)}"] if exported else [])))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_adopt_forms import checked
 
+from hpc_mp.adopt.account import Fate
 from hpc_mp.base.errors import HpcMpError
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\n#SBATCH --time=5\n"
@@ -94,6 +95,25 @@ def test_a_program_runs_where_its_own_line_leads(tmp_path: Path) -> None:
         job = checked(f"{HEAD}{line}\n", tmp_path)
         assert 'export ADOPTED_DIRECTORY="$PWD"' in "\n".join(job.spec.slurm.setup)
         assert 'cd "$ADOPTED_DIRECTORY"' in job.spec.program.command[2]
+
+
+@pytest.mark.parametrize("body", [
+    "srun --chdir=THERE/sub pwd -P", "srun -D THERE/sub --label --export=ALL pwd -P", "cd THERE\nsrun --chdir sub pwd -P",
+    'W="THERE/su"\nsrun --chdir="${W}b" pwd -P', "W=$(echo THERE)\nsrun -D $W/sub bash -c 'pwd -P'",
+    "if true; then\n  W=THERE\n  srun --chdir=$W/sub pwd -P\nfi"])
+def test_a_program_runs_where_srun_is_told_to(body: str, tmp_path: Path) -> None:
+    (tmp_path / "there" / "sub").mkdir(parents=True)
+    job = checked(HEAD + body.replace("THERE", f"{tmp_path}/there"), tmp_path)
+    script = f"{chr(10).join(job.spec.slurm.setup)}\ncd {job.spec.program.directory}\n\"$@\""
+    done = subprocess.run(["bash", "-c", script, "_", *job.spec.program.command], env={**os.environ, "HPC_MP_RUN": "/"},
+                          capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"{tmp_path}/there/sub"
+
+
+@pytest.mark.parametrize("option", ["--multi-prog", "--task-prolog=./p.sh"])
+def test_what_srun_makes_of_each_task_is_named_as_lost(option: str, tmp_path: Path) -> None:
+    lost = [each.why for each in checked(f"{HEAD}srun {option} ./conf\n", tmp_path).account if each.fate is Fate.LOST]
+    assert len(lost) == 1 and f"srun's {option.partition('=')[0]}: " in lost[0] and "left out" not in lost[0]
 
 
 @pytest.mark.parametrize("body", [

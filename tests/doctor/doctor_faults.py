@@ -235,7 +235,8 @@ FAULTS: tuple[Fault, ...] = (
             "ip filter INPUT: turns away arriving packets") for rule in (
         "counter packets 0 bytes 0 reject with icmp type host-prohibited", "reject with icmpx admin-prohibited", "counter drop",
         'log prefix "IN " level info drop', 'counter packets 0 bytes 0 xt target "REJECT"', 'drop comment "the rest"',
-        "counter packets 9 bytes 9 jump RH-INPUT\n\t}\n\tchain RH-INPUT {\n\t\ttcp dport 22 accept\n\t\treject")),
+        "counter packets 9 bytes 9 jump RH-INPUT\n\t}\n\tchain RH-INPUT {\n\t\ttcp dport 22 accept\n\t\treject",
+        "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\tgoto public\n\t}\n\tchain public {\n\t\ttcp dport 22 accept")),
     Fault("firewall", "ndv5", {"nft list ruleset": 1}, "unknown", "nft exited with 1"),
     Fault("ethernet-link", "ethernet", {f"{NET}/eno2/operstate": "down"}, "warning", "eno2: down, 25 Gb/s; it had a link"),
     Fault("ethernet-link", "ethernet", {f"{NET}/eno2/duplex": "half"}, "warning", "half duplex"),

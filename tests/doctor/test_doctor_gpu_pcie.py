@@ -168,6 +168,11 @@ LINES = (
     ("NVRM: rm_init_adapter(0) failed", "", None, "reboot"),
     ("nvidia 0000:18:00.0: Unable to change power state from D3cold to D0, device inaccessible", "0000:18:00", None, "reboot"),
     ("nvidia 0000:18:00.0: can't change power state from D3cold to D0 (config space inaccessible)", "0000:18:00", None, "reboot"),
+    ("NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ "
+     "kernel_channel.c:2827", "", None, "reset"),
+    ("NVRM: nvCheckOkFailedNoLog: Check failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062)", "", None, "reset"),
+    ("NVRM: GPU 0000:18:00.0: GspRmAlloc failed: Reset required [NV_ERR_RESET_REQUIRED]", "0000:18:00", None, "reset"),
+    ("NVRM: GPU5 nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F)", "", 79, "reboot"),
 )
 
 

@@ -106,7 +106,11 @@ def test_old_complaints_of_the_kernel_are_over() -> None:
     "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Channel#1", "NMI watchdog: Shutting down hard lockup detector on all cpus",
     "pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
     "pcieport 0000:00:1c.0: AER: Correctable error message received from 0000:02:00.0",
-    "pcieport 0000:15:01.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+",
+    "pcieport 0000:15:01.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+ RP PIO Log 4",
+    "mlx5_core 0000:4b:00.0: print_health_info:488:(pid 0): Health issue observed, unrecognized error, severity(6) INFO:",
+    "mlx5_core 0000:4b:00.0: mlx5_pcie_event:301:(pid 1): Detected insufficient power on the PCIe slot (27W).",
+    "bnxt_en 0000:01:00.1 s1p2: hwrm req_type 0xe0 seq id 0xcdf error 0x3", "nvme nvme0: Shutdown timeout set to 8 seconds",
+    "I/O error, dev loop3, sector 0 op 0x0:(READ)", "SQUASHFS error: Unable to read data cache entry [4a1b2c]",  # an image
     "Memory cgroup out of memory: Kill process 456 (python) score 50 or sacrifice child",
     "Memory cgroup out of memory: Killed process 456 (python) total-vm:1kB",
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
@@ -134,7 +138,13 @@ def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> N
         ("accept", "tcp dport 111 drop"), ("accept", "ct state invalid drop"),
         ("accept", "ip saddr 10.0.0.0/8 accept\n\t\treject"),
         ("drop", 'iifname "ib0" counter packets 1 bytes 2 accept'), ("drop", "ip saddr { 10.0.0.0/8, 10.9.0.1 } accept"),
-        ("accept", "counter jump other\n\t}\n\tchain other {\n\t\tjump other"))),
+        ("accept", "counter jump other\n\t}\n\tchain other {\n\t\tjump other"),
+        ("drop", 'iif "ib0" accept'), ("drop", 'iifname { "lo", "ib0", "eth1" } accept'),
+        ("accept", "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\taccept"),  # firewalld: all is trusted, a network, a port
+        ("accept", "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\tip saddr 10.0.0.0/16 goto trusted\n\t\tgoto public\n\t}\n"
+         "\tchain trusted {\n\t\taccept\n\t}\n\tchain public {\n\t\ttcp dport 22 accept"),
+        ("drop", 'iifname "ib0" goto trusted\n\t}\n\tchain trusted {\n\t\taccept'),
+        ("accept", 'iifname "cali*" counter packets 0 bytes 0 goto wl\n\t}\n\tchain wl {\n\t\tcounter packets 0 bytes 0 drop'))),
     ("limit-memlock", "ndv5", resource_limit("locked memory", 9223372036854775807, 9223372036854775807)),
     ("disk-raid", "ndv5",
           {"/proc/mdstat": "md126 : active raid1 nvme1n1[1] nvme0n1[0]\n      1 blocks super external:/md127/0 [2/2] [UU]\n\n"

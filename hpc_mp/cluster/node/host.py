@@ -87,8 +87,8 @@ def read_firewall(source: NodeSource) -> Firewall:
 
 _COUNTED = r"(?:counter packets \d+ bytes \d+ |counter |log (?:prefix \"[^\"]*\" ?)?(?:level \w+ )?)*"
 _REFUSES = re.compile(rf"{_COUNTED}(?:drop|reject\b.*|xt target \"(?:REJECT|DROP)\".*)")  # whatever comes
-_FOLLOWS = re.compile(rf"{_COUNTED}(?:jump|goto) (\S+)")
-_SENDERS = r"(?:ip6? saddr (?:\S+|\{[^}]*\}) |iifname (?!\"lo\")\S+ )?"  # all, a network or an interface
+_SENDERS = r"(?P<few>ip6? saddr (?:\{[^}]*\}|\S+) |iif(?:name)? (?:\{[^}]*\}|(?!\"?lo\b)\S+) )?"  # all, a network or an interface
+_FOLLOWS = re.compile(rf"{_SENDERS}{_COUNTED}(?:jump|goto) (\S+)")
 _LETS_IN = re.compile(rf"{_SENDERS}{_COUNTED}accept")
 
 
@@ -105,15 +105,18 @@ def _chains(ruleset: str) -> list[tuple[str, str]]:
         else:
             rules.setdefault((table, chain), []).append(re.sub(r" comment \".*\"$", "", line))
 
-    def refuses(place: tuple[str, str], depth: int = 8) -> bool:
+    def lets_in(place: tuple[str, str], depth: int = 8) -> bool | None:
+        """Return True if a whole network may pass, False if the rest is turned away, None if the chain leaves that open."""
         for rule in rules.get(place, ()) if depth else ():
-            if _LETS_IN.fullmatch(rule):
-                return False
-            if _REFUSES.fullmatch(rule) or ((onward := _FOLLOWS.fullmatch(rule)) and refuses((place[0], onward[1]), depth - 1)):
-                return True
-        return any(re.search(r"hook input .*policy drop", rule) for rule in rules.get(place, ()))
+            if _LETS_IN.fullmatch(rule) or _REFUSES.fullmatch(rule):
+                return bool(_LETS_IN.fullmatch(rule))
+            onward = _FOLLOWS.fullmatch(rule)
+            inner = lets_in((place[0], onward[2]), depth - 1) if onward else None
+            if onward and (inner or (inner is False and not onward["few"])):
+                return inner
+        return False if any(re.search(r"hook input .*policy drop", rule) for rule in rules.get(place, ())) else None
 
-    return [place for place, lines in rules.items() if any("hook input " in line for line in lines) and refuses(place)]
+    return [place for place, lines in rules.items() if any("hook input " in line for line in lines) and lets_in(place) is False]
 
 
 def _lookup(source: NodeSource, argv: tuple[str, ...], first: int = 0) -> tuple[str, ...]:

@@ -126,6 +126,8 @@ _UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
      Xid("the driver could not initialise it (RmInitAdapter)", "reboot")),
     (re.compile(rf"nvidia {_BUS}: .*(?:config space|device) inaccessible"), None,
      Xid("it does not answer on the PCI bus", "reboot")),
+    (re.compile(rf"NVRM: (?:GPU {_BUS}: )?.*\[NV_ERR_RESET_REQUIRED\]"), None, Xid("the driver wants it reset", "reset")),
+    (re.compile(rf"NVRM: (?:GPU {_BUS}: )?.*\[NV_ERR_GPU_IS_LOST\]"), 79, XIDS[79]),
 )
 
 

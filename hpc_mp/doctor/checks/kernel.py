@@ -34,33 +34,42 @@ _HARDWARE = (
     r"\[Hardware Error\].*(severity: (fatal|recoverable)|[Uu]ncorrected)", "mce: Uncorrected", "Processor context corrupt",
     r"Machine Check(?: Exception)?: *[0-9a-f]+ Bank (?!128:)\d+: [2367abef][0-9a-f]{15}",  # bit 61: not corrected; bank 128: heat
     r"MC\d+_STATUS\[[^|]*\|UE\|", r"EDAC .*\bUE ", r"Memory failure: 0x", r"not syncing: .*[Mm]achine check",
-    r"NMI: (PCI system error|IOCK error|memory parity error)",
+    r"NMI: (PCI system error|IOCK error|memory parity error)", r"\[Hardware Error\].*(severity: panic|System Fatal error)",
+    r"SError Interrupt on CPU", r"[Ss]ynchronous (external abort|parity or ECC error)", r"EEH: Frozen P(E|HB)#",  # Arm, POWER
 )
-_FATAL_PCI = (r"Uncorrect(ed|able) \(Fatal\)", r"AER: device recovery failed", r"DPC: ERR_FATAL detected")
-_PCI = (r"Uncorrect(ed|able) \(Non-Fatal\)", r"DPC: (unmasked uncorrectable error|ERR_NONFATAL) detected")
+_FATAL_PCI = (r"Uncorrect(ed|able) \(Fatal\)", r"AER: device recovery failed", r"DPC: .*ERR_FATAL (detected|received)",
+              r"\b(mlx5_core|bnxt_en|ice|nvme) \S+: .*(config space|device) inaccessible")
+_NOT_FATAL = (r"Uncorrect(ed|able) \(Non-Fatal\)", r"\[Hardware Error\]: Deferred error",
+              r"DPC: .*(unmasked uncorrectable error|RP PIO error|ERR_NONFATAL) (detected|received)")
 _LOCKUP = (
     "soft lockup", "hard LOCKUP", r"workqueue lockup", r"rcu.*(detected .*stalls?\b|kthread starved)",
     r"blocked (in I/O wait )?for more than \d+ seconds", "possible memory allocation deadlock",
-    r"not responding, (still trying|timed out)", r"has not responded in \d+ seconds", r"ceph: mds\d+ (hung|caps stale)",
-    r"libceph: (mon|osd|mds)\d+ .*session lost", r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has timed out for s)",
-    r"NFS: state manager: .*failed",
+    r"not responding, (still trying|timed out)", r"has not responded in \d+ seconds",
+    r"ceph: (\[[^]]*\]: )?mds\d+ (hung|caps stale)", r"libceph: (mon|osd|mds)\d+ .*session lost",
+    r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has (timed out for s|failed due to net))", r"LNet.*Timed out (tx|RDMA)",
+    r"NFS: state manager: .*failed", r"GPFS Deadman Switch timer.*expired",
 )
 _DEVICE = r"dev(ice)? (sd|vd|xvd|nvme|md|dm|pmem|mmcblk)"
 _DISK = (
-    rf"(I/O|critical (medium|nexus)|recoverable transport|protection) error(,| on) {_DEVICE}", "lost async page write",
+    r"(I/O|critical (medium|nexus|space allocation)|recoverable transport|protection|timeout|device offline) error(,| on) "
+    + _DEVICE, "lost async page write", r"rejecting I/O to (offline|dead) device", r"Device offlined - not ready after error",
     r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* error: \{ UNC", r"[Uu]nrecovered [Rr]ead [Ee]rror",
-    r"nvme.*(timeout, |controller is down|Device not ready|after (reset|probe) failure)", r"md/raid.*Disk failure on",
-    r"EXT[234]-fs (error|\(.*(I/O error|potential data loss))", r"EXT4-fs warning.*I/O error", r"Remounting filesystem read-only",
-    r"JBD2?: .*(IO errors|I/O error|Error -\d+)", "Aborting journal on",
-    r"XFS.*([Cc]orruption|[Ss]hutting down|shut down|I/O [Ee]rror|[Ii]nternal error|force_shutdown)",
-    r"BTRFS:? (error|critical)", r"Pool .* uncorrectable I/O failure",
+    r"nvme.*(timeout, |controller is down|Device not ready|(reset|probe) failure|persistent internal error|no available path)",
+    r"md/raid.*Disk failure on", r"megaraid_sas .*(is now (DEGRADED|OFFLINE)|FW in FAULT)", r"mpt3sas_cm\d+: fault_state",
+    r"EXT[234]-fs (error|\(.*(I/O error|[Dd]ata (will be lost|loss)))", r"EXT4-fs warning.*I/O error",
+    r"Remounting filesystem read-only", r"JBD2?: .*(IO errors|I/O error|Error -\d+)", "Aborting journal on",
+    r"XFS.*([Cc]orruption|[Ss]hutting down|shut down|I/O [Ee]rror|[Ii]nternal error|force_shutdown|recovery failed)",
+    r"XFS .*[Ff]ailing async write", r"writeback error on inode", r"BTRFS:? (error|critical|warning .*csum failed)",
+    r"Pool .* uncorrectable I/O failure", r"zio pool=\S+ vdev=\S+ error=5 type=[12]",
 )
 _MEMORY = (r"Out of memory.*: Kill(ed)? process", r"not syncing: .*[Oo]ut of memory", r"oom-kill:constraint=CONSTRAINT_NONE")
 _NETWORK = (
     r"NETDEV WATCHDOG.*timed out", r"TX timeout (detected|on queue)", r"Detected (Tx|Hardware) Unit Hang",
     r"mlx5_core.*(health compromised|device's health|poll_health|Fatal error \d+ detected|firmware internal error)",
     r"mlx5_core.*(cmd .*timeout|wait_func.*(timeout|No done completion)|timeout\. Will cause a leak)",
-    r"mlx5_core.*(module event\[error\]|Cable error|[Hh]igh temperature)", r"efa .*(reset|timeout)",
+    r"mlx5_.*(module event\[error\]|Cable error|[Hh]igh temperature)", r"efa .*(reset|timeout)",
+    r"mlx5_core.*(issue observed, .*severity\([0-3]\)|synd 0x[1-9a-f]\w*: |recovery flow aborted|initializing state, aborting)",
+    r"bnxt_(en|re) .*(Error \(timeout: |[Tt]imed ?out|Firmware (not responding|fatal error))", r"mana .*HWC: Request timed out",
     r"ena .*watchdog timeout", r"ib\w+: transmit timeout", r"[Nn]eighbou?r.*table overflow", r"conntrack: table full",
     r"TCP: out of memory",
 )
@@ -76,7 +85,7 @@ def scars(taint: int) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
-    Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", error=_HARDWARE + _FATAL_PCI, warning=_PCI),
+    Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
           "the kernel's log: machine checks, EDAC, `[Hardware Error]`, AER and DPC of PCI devices",
           "error: one that could not be corrected, in the last day; warning: one of a PCI device that was not fatal",
           "read the whole message (ras-mc-ctl --errors); drain the node if memory, a processor, a GPU or an adapter is named"),
