@@ -6,13 +6,14 @@ import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from hpc_mp.base.exit_codes import NAMES, ending
 from hpc_mp.rundir.attempt import AttemptReader, last_words
 from hpc_mp.rundir.failures import KINDS, TIMED_OUT, RankFailure, kind_of, kind_of_end
 from hpc_mp.rundir.stacks import before_abort, before_dump, crash_place, numbers
 from hpc_mp.rundir.tracebacks import ROOT, PythonError, last_error
-from hpc_mp.rundir.watchdogs import thrown
+from hpc_mp.rundir.watchdogs import given_reason, thrown
 
 SHELL = 128  # a shell ends with this and the signal of what it has started
 NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends before which a process says nothing of them
@@ -108,7 +109,8 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
         how, kind = f"{ending(code)}: what it had started {ending(inner)}", kind_of_end(inner, program)
     else:
         how, kind, inner = ending(code), kind_of_end(code, program), code
-    what = thrown(said) if inner == -signal.SIGABRT and program else ""
+    what = "" if not program else (
+        thrown(said) if inner == -signal.SIGABRT else given_reason(said[-BY_LAUNCHER:]) if code == 1 else "")
     words = "" if what else last_words(said)
     place = crash_place(lines) if program and inner < 0 and not what else ""
     exact = kind_of(what or words) if program and kind in ("exit", "crash") else None
@@ -171,7 +173,8 @@ def _error(said: Sequence[str], code: int, program: bool, of_node: bool) -> Pyth
     """The exception of which it has ended. Python ends with 1 after one; behind it, code that is torn down may crash."""
     if code > 0 and not (program and code > SHELL and code - SHELL in NAMES):
         return last_error(said, 1 if of_node else code)
-    error = last_error(said, code) if program and code in CRASHES else None
+    before = list(takewhile(lambda line: not given_reason([line]), said))  # at its exit a library may wait for others in vain
+    error = last_error(before, code) if program and code in CRASHES else None
     return error if error is not None and error.behind <= AT_ITS_EXIT else None
 
 

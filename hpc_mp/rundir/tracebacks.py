@@ -29,7 +29,8 @@ BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # by torchrun, in 
 ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
                      r"The above exception was the direct cause of the following exception):$")
-BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was never retrieved")  # before one that ends no program
+BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was never retrieved|"
+                    r"Error waiting on exit barrier")  # before one that ends no program
 IGNORED = re.compile(r"Exception ignored |Error in |--- Logging error ---|Exception in atexit")
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen ")
 OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # what its error was stands in the lines behind

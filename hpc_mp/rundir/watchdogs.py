@@ -16,6 +16,9 @@ from hpc_mp.rundir.stacks import numbers
 LINE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)")
 THROWN = re.compile(r"terminate called (?:after throwing|recursively)")
 WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
+# Why native code ends a process, where no exception says it: the line "F" is the last of glog, Abseil, TensorFlow and torch.
+REASONS = (LINE, re.compile(r"watchdog thread terminated with exception: .+"),
+           re.compile(r"^(?:\[rank\d+\]: ?\[)?(?:[-\d]+ [\d:.]+: )?F\d* (?:[\d:.]+ +)?(?:\d+ +)?\S+:\d+\] +\S.*"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,13 @@ def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> Collec
 
 
 def thrown(lines: Sequence[str]) -> str:
-    """Why native code has aborted: what the C++ exception says, or the watchdog; empty where nothing is known."""
+    """Why native code has aborted: what the C++ exception says, or the library; empty where nothing is known."""
     begin = next((number for number in reversed(range(len(lines))) if THROWN.search(lines[number])), None)
     if begin is None:
-        return next((found[0] for found in map(LINE.search, reversed(lines)) if found), "")
+        return given_reason(lines)
     return next((match[1] for match in map(WHAT.match, lines[begin + 1:begin + 6]) if match), "")
+
+
+def given_reason(lines: Sequence[str]) -> str:
+    """The reason for which a native library says that it ends the process; empty where none does."""
+    return next((found[0] for words in REASONS for found in map(words.search, reversed(lines)) if found), "")

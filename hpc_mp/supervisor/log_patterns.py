@@ -19,7 +19,8 @@ KILLED_USER = re.compile(r"\boom-kill:.*\buid=(\d+)|\bUID:(\d+)\b")
 NOT_INSTALLED = re.compile(r"(ModuleNotFoundError|\S*python\S*): No module named \S+$")
 PYTHON_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)(: .*)?$|Fatal Python error: ")
 NO_DEVICE = re.compile(r"no (CUDA|ROCm)-capable device is detected|No (CUDA|HIP) GPUs are available|Found no NVIDIA driver")
-NO_USE = re.compile(NO_DEVICE.pattern + "|busy or unavailable|system not yet initialized|unsupported display driver")
+NO_USE = re.compile(NO_DEVICE.pattern + "|busy or unavailable|system not yet initialized|unsupported display driver|"
+                    r"forward compatibility was attempted|OS call failed")
 CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no program, or is not there
 
 # slurmstepd's reason why a whole job was ended.

@@ -360,6 +360,29 @@ def test_a_job_that_slurm_has_not_looked_at(here: Path) -> None:
     assert set(said) == {"pending not looked at yet"}
 
 
+@pytest.mark.parametrize(("reason", "answer", "calls", "words"), [
+    ("launch failed requeued held", "exit 0", 3, "job 7 is released (3 of 3 times)"),
+    ("launch_failed_requeued_held", "echo 'Access/permission denied' >&2; exit 1", 3, "cannot be released: Access/permission"),
+    ("JobHeldUser", "exit 0", 0, "")])
+def test_a_job_that_no_node_started_is_released(here: Path, reason: str, answer: str, calls: int, words: str) -> None:
+    """Slurm holds it for ever, although its controller may only have been killed; a hold of the user's own is left alone."""
+    class Ear(Listener):
+        interval = 0.01
+
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    notes: list[str] = []
+    executable(here / "bin", "scontrol", f'echo "$@" >> {here}/asked; {answer}')
+    run = made(here, "7")
+    watcher = _QueueWatcher([AttemptReader(run, 1)], load_job(run.job), Ear())
+    for _ in range(5):
+        watcher({"7": explained(SlurmJob("7", "PENDING", reason)), "8": explained(SlurmJob("8", "PENDING", "Resources"))}, 0.02)
+    asked = (here / "asked").read_text().splitlines() if (here / "asked").exists() else []
+    assert [line for line in asked if "release" in line] == ["release 7"] * calls
+    assert words in notes[-1] if words else not any("release" in note.partition("waits")[0] for note in notes)
+
+
 # --- logs -------------------------------------------------------------------------------------------------------------
 
 

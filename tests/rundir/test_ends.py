@@ -19,6 +19,23 @@ GONE = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by pee
 DIRECT = ["", "The above exception was the direct cause of the following exception:", ""]
 DURING = ["", "During handling of the above exception, another exception occurred:", ""]
 GLIBC = "free(): double free detected in tcache 2"
+JAX = ["E0926 17:26:32.075402  157988 coordination_service_agent.cc:332] Polled an error from coordination service",
+       "F0926 17:26:32.075587  157988 client.h:77] Terminating process because the JAX distributed service detected fatal "
+       "errors. This most likely indicates that another task died; see other logs. UNAVAILABLE: (stopped sending heartbeats):",
+       "/job:jax_worker/replica:0/task:3", "The tasks have crashed. Check the task logs for an earlier error.", "",
+       "RPC: /tensorflow.CoordinationService/PollForError [type.googleapis.com/tensorflow.CoordinationServiceError='']"]
+MISSING = ["2026-11-26 10:00:00.100: F external/xla/pjrt/distributed/client.h:75] Terminating process because the coordinator "
+           "detected missing heartbeats. This most likely indicates that another task died. Status: INTERNAL:",
+           ':{"created":"@1","description":"Error received from peer ipv4:10.0.0.1:1","grpc_status":13}']
+STUCK = ["[rank0]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 0] Heartbeat monitor timed out! Process will be terminated",
+         "[rank0]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 seconds"]
+DUMPED = ("[rank1]:[F1224 16:32:36.69 ProcessGroupNCCL.cpp:1557] [PG ID 0 Rank 1] Terminating the process after attempting to "
+          "dump debug info, due to collective timeout or exception.")
+WATCHDOG = ("[rank1]:[E1224 ProcessGroupNCCL.cpp:1896] [Rank 1] Process group watchdog thread terminated with exception: CUDA "
+            "error: ")
+BARRIER = ["ERROR:torch.distributed.elastic.agent.server.api:Error waiting on exit barrier. Elapsed: 300.1 seconds", HEAD,
+           '  File "/opt/lib/python3.11/site-packages/torch/distributed/elastic/utils/store.py", line 78, in barrier',
+           "torch.distributed.DistStoreError: Socket Timeout"]
 DUMP = ["Fatal Python error: Segmentation fault", "", "Current thread 0x00007f (most recent call first):",
         '  File "/home/ann/train.py", line 9 in kernel', '  File "/home/ann/train.py", line 7 in <module>', "",
         "Extension modules: numpy.core._multiarray_umath (total: 1)"]
@@ -74,6 +91,11 @@ ENDS = {
         "ValueError: boom (tr"),
     "NCCL's, of memory": ([*BOOM[:3], NCCL, "ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:",
                            "Cuda failure 2 'out of memory'"], 1, "memory", "2.27.5: Cuda failure 2 'out of memory' (train.py:7)"),
+    "NCCL's, of memory, in its own words": ([*BOOM[:3], NCCL, "ncclUnhandledCudaError: Call to CUDA function failed.",
+                                             "Last error:", "Failed to CUDA calloc async 608 bytes"], 1, "memory", "CUDA calloc"),
+    "NCCL's, of NVSwitch": ([*BOOM[:3], NCCL, "ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:",
+                             "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401"],
+                            1, "hardware", "NVLS"),
     "of others' words behind it": ([*BOOM, GONE, "CUDA out of memory"], 1, "error", "ValueError: boom (train.py:7)"),
     "a loader that was killed": ([*BOOM[:3], "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "], 1,
         "signal",
@@ -96,6 +118,23 @@ ENDS = {
     "an echo that was logged": ([f"ERROR:root:step failed: {GONE}", "bye"], 1, "peer", "exit code 1; its last words: ERROR:root"),
     "an echo, and a crash": ([f"ERROR:root:step failed: {GONE}", "terminate called without an active exception"], -6, "peer",
         "step"),
+    "JAX, another's end": (JAX, -6, "peer", "gave up): F0926 17:26:32.075587  157988 client.h:77] Terminating process"),
+    "JAX, another's end, quietly": (JAX, 1, "peer", "ended with exit code 1: F0926"),
+    "JAX, missing heartbeats": (MISSING, -6, "peer", "missing heartbeats"),
+    "JAX, missing heartbeats, quietly": (MISSING, 1, "peer", "missing heartbeats"),
+    "JAX, its own exception": ([*BOOM, *JAX, "*** Check failure stack trace: ***", "    @     0x7f57 absl::Die()"], -6, "error",
+                               "ValueError: boom (train.py:7)"),
+    "NCCL's watchdog is stuck": (STUCK, -6, "peer", "watchdog got stuck"),
+    "NCCL's monitor, of another rank": (["[rank3]:[F1 ProcessGroupNCCL.cpp:1224] [PG 0 Rank 3] ProcessGroupNCCL's watchdog "
+                                         "detected a collective timeout from another rank 1 and notified the current rank."],
+                                        -6, "peer", "from another rank 1"),
+    "NCCL's monitor, after a dump": ([DUMPED], -6, "peer", "due to collective timeout"),
+    "NCCL's monitor, of a broken GPU": ([f"{WATCHDOG}uncorrectable ECC error encountered", DUMPED], -6, "hardware", "able ECC"),
+    "NCCL's monitor, of an access": ([f"{WATCHDOG}an illegal memory access was encountered", DUMPED], -6, "crash", "illegal mem"),
+    "TensorFlow's check": (["2026-11-26 10:00:00.1: F tensorflow/core/x.cc:51] Check failed: NDIMS == dims() (2 vs. 1)"], -6,
+                           "crash", "Check failed: NDIMS"),
+    "a name, of lack of memory": ([HEAD, AT, "torch.OutOfMemoryError: CUDA out of memory. Tried", *DURING, HEAD, AT,
+                                   "AttributeError: module 'torch' has no attribute 'OutOfMemoryError'"], 1, "memory", "CUDA o"),
     "a shell whose child crashed": (["begins"], 139, "crash", "exit code 139: what it had started was killed by SIGSEGV"),
     "a shell whose child was killed": (["run.sh: line 1: 21435 Killed  python train.py"], 137, "signal", "killed by SIGKILL"),
     "a shell whose python failed": ([*BOOM, "cleaning up"], 3, "error", "ValueError: boom (train.py:7)"),
@@ -128,6 +167,11 @@ TEXTS = {
         OSError: [Errno 117] Structure needs cleaning
         OSError: [Errno 37] No locks available
         OSError: [Errno 521] Unknown error 521: '/nfs/x'
+        OSError: [Errno 19] No such device: '/mnt/auto/x'
+        OSError: [Errno 61] No data available: '/nfs/x'
+        OSError: [Errno 62] Timer expired: '/ceph/x'
+        sqlite3.OperationalError: disk I/O error
+        RuntimeError: basic_ios::clear: iostream error
         OSError: [Errno 112] Host is down: '/mnt/smb/x'
         TimeoutError: [Errno 110] Connection timed out: '/lustre/data.bin'
         safetensors_rust.SafetensorError: Error while deserializing header: I/O error: stale (os error 116)
@@ -136,10 +180,25 @@ TEXTS = {
     "space": """
         OSError: [Errno 28] No space left on device
         OSError: [Errno 122] Disk quota exceeded: '/home/x'
+        sqlite3.OperationalError: database or disk is full
+        ray.exceptions.OutOfDiskError: Local disk is full. The object cannot be created
+        OSError: Not enough disk space. Needed: Unknown size (download: 10 MiB)
+        RuntimeError: unable to allocate shared memory(shm) for file </torch_2_3>: Success (0)
+        OSError: 12582912 requested and 0 written
         safetensors_rust.SafetensorError: Error while serializing: I/O error: full (os error 28)""",
     "hardware": """
         RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run a function? Error 802: system not yet initialized
         RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver
+        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted on non HW
+        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 304: OS call failed or operation not supported on this OS
+        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 805: MPS client failed to connect to the MPS
+        RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run cuda before? Error 999: unknown error
+        RuntimeError: CUDA driver error: unknown error
+        RuntimeError: CUDA failure 999: unknown error ; GPU=0 ; hostname=n1
+        jaxlib.xla_extension.XlaRuntimeError: INTERNAL: CUDA error: Failed to end stream capture: CUDA_ERROR_ECC_UNCORRECTABLE
+        RuntimeError: x.cu:12 code=214(cudaErrorECCUncorrectable)
+        pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.
+        RuntimeError: Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error
         RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable
         torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable
         RuntimeError: HIP error: uncorrectable ECC error encountered
@@ -158,12 +217,42 @@ TEXTS = {
         RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED
         jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.
         pyarrow.lib.ArrowMemoryError: malloc of size 1 failed
+        RuntimeError: Resource exhausted: Out of memory while trying to allocate 5520758552 bytes.
+        jaxlib.xla_extension.XlaRuntimeError: INTERNAL: Failed to allocate 4294967296 bytes for new constant
+        jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm.
+        jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Error loading program 'jit_step': Attempting to reserve 12.31G
+        tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node x}} failed to allocate memory [Op:AddV2]
+        ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`
+        ValueError: Free memory on device (3.16/79.11 GiB) on startup is less than desired GPU memory utilization
+        RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+        RuntimeError: cuFFT error: CUFFT_ALLOC_FAILED
+        RuntimeError: MIOpen Error: miopenStatusAllocFailed
+        RuntimeError: parallel_for failed: out of memory
+        RuntimeError: GPUassert: out of memory main.cu 123
+        juliacall.JuliaError: Out of GPU memory trying to allocate 1.000 GiB
         OSError: [Errno 12] Nicht genügend Hauptspeicher verfügbar""",
     "network": """
         OSError: [Errno 113] No route to host
         OSError: [Errno 101] Network is unreachable
         TimeoutError: [Errno 110] Connection timed out
         socket.gaierror: [Errno -2] Name or service not known
+        httpx.ReadTimeout: The read operation timed out
+        httpx.ConnectTimeout: timed out
+        httpx.RemoteProtocolError: Server disconnected without sending a response.
+        huggingface_hub.errors.HfHubHTTPError: Server error '503 Service Unavailable' for url 'https://huggingface.co/x'
+        huggingface_hub.errors.HfHubHTTPError: Client error '429 Too Many Requests' for url 'https://huggingface.co/x'
+        huggingface_hub.utils.LocalEntryNotFoundError: Connection error. Please make sure your Internet connection is on.
+        requests.exceptions.ChunkedEncodingError: ('Connection broken: IncompleteRead(1 bytes read, 4 more expected)')
+        aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected
+        aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host x:443 [Connection reset by peer]
+        botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "https://s3.amazonaws.com/x"
+        botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation
+        google.api_core.exceptions.ServiceUnavailable: 503 GET https://storage.googleapis.com/x: Service Unavailable
+        urllib.error.HTTPError: HTTP Error 503: Service Unavailable
+        ConnectionError: Couldn't reach 'allenai/c4' on the Hub (LocalEntryNotFoundError)
+        TimeoutError: The read operation timed out
+        ssl.SSLEOFError: EOF occurred in violation of protocol (_ssl.c:1129)
+        wandb.errors.CommError: Run initialization has timed out after 90.0 sec.
         OSError: We couldn't connect to 'https://huggingface.co' to load the files
         requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://x
         torch.distributed.DistNetworkError: The client socket cannot be initialized to connect to [n1]:29500 (errno: 97)
@@ -172,6 +261,8 @@ TEXTS = {
         torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError
         torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.
         torch.distributed.DistStoreError: Socket Timeout
+        RuntimeError: connect() timed out. Original timeout was 60000 ms.
+        jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: Task 1 heartbeat timeout. This indicates that the remote task failed
         RuntimeError: Socket Timeout
         RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0], error: Timeout waiting for key: x
         RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1
@@ -186,6 +277,20 @@ TEXTS = {
     "error": """
         ValueError: Read error in config
         ValueError: out of memory budget option
+        AttributeError: module 'torch' has no attribute 'OutOfMemoryError'
+        AttributeError: module 'torch.distributed' has no attribute 'DistNetworkError'
+        AttributeError: module 'httpx' has no attribute 'ConnectTimeout'
+        ImportError: cannot import name 'DistStoreError' from 'torch.distributed' (/opt/torch/__init__.py)
+        NameError: name 'OutOfMemoryError' is not defined
+        KeyError: 'MemoryError'
+        httpx.LocalProtocolError: Illegal header value b'Bearer '
+        requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://huggingface.co/x
+        urllib.error.HTTPError: HTTP Error 404: Not Found
+        RuntimeError: CUDA error: device-side assert triggered
+        RuntimeError: CUDA error: unspecified launch failure
+        RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`
+        triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376.
+        OSError: [Errno 24] Too many open files
         FileNotFoundError: [Errno 2] No such file or directory: '/data/5/108'
         RuntimeError: CUDA error: an illegal memory access was encountered
         KeyError: 'Network'""",
@@ -223,6 +328,7 @@ LAUNCHED = {
     "torchrun, a kill and its echo": ([*PEER, *(line.format(code=-9) for line in TABLE)], 1, "signal", "lost its rank 3, which"),
     "torchrun's log": (["E1126 api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 7302) of binary: /opt/bin/python"], 1,
                        "signal", "lost its local rank 1, which was killed by SIGKILL"),
+    "torchrun's exit barrier": ([*BOOM, *BARRIER, *(line.format(code=1) for line in TABLE)], 1, "error", "ValueError"),
     "torchrun --tee": ([f"[default1]:[rank1]: {line}" for line in BOOM], 1, "error", "ValueError: boom (train.py:7)"),
     "DeepSpeed": ([*BOOM, "[2026-11-26] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 7301",
                    "[2026-11-26] [ERROR] [launch.py:325:sigkill_handler] ['x.py', '--local_rank=1'] exits with return code = 1"],
@@ -282,12 +388,14 @@ def test_what_a_rank_has_failed_of_that_lives_on(lines: list[str], kind: str | N
 
 UNIQUE = ("torch.distributed.DistBackendError: [{}] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via "
           "c10d key-value store by key '0', but store->get('0') got error: Socket Timeout")
+SILENT = "RuntimeError: another task died. UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):"
 WAITED = "RuntimeError: Timed out waiting 6000ms for recv operation to complete"
 
 
 @pytest.mark.parametrize(("complaints", "rank"), [
     ({0: WAITED, 1: WAITED, 3: WAITED}, 2), ({0: GONE, 1: WAITED, 3: GONE}, 2), ({0: GONE, 1: GONE, 3: GONE}, None),
     ({0: "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms", 1: GONE, 3: GONE}, 2),
+    ({0: SILENT, 1: SILENT, 3: SILENT}, 2), ({0: SILENT, 1: SILENT}, None),
     ({0: WAITED, 1: WAITED}, None), ({1: UNIQUE.format(1), 3: UNIQUE.format(3)}, 0), ({1: UNIQUE.format(0)}, None),
     ({0: "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms, a timeout"}, 2),
     (dict.fromkeys(range(4), WAITED), None), ({}, None),

@@ -366,6 +366,15 @@ SHARED = [
         **{host: (f"{2 * i}: RuntimeError: Error 803: system has unsupported display driver",) for i, host in enumerate(HOSTS)},
         "n3": (*BOOM[:-2], "5: RuntimeError: Error 803: system has unsupported display driver / cuda driver combination")}),
      "error", (), "Error 803"),
+    ("GPUs that no host's driver supports", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
+        **{host: (f"{2 * i}: RuntimeError: Error 804: forward compatibility was attempted",) for i, host in enumerate(HOSTS)},
+        "n3": (*BOOM[:-2], "5: RuntimeError: CUDA: Error 804: forward compatibility was attempted on non supported HW")}),
+     "error", (), "Error 804"),
+    ("JAX's ranks that miss one", replace(JOB, program=True, srun=tuple(
+        f"srun: error: n{host}: tasks {2 * host - 2}-{2 * host - 1}: Aborted" for host in (1, 2, 4)), logs={
+        host: tuple(f"{task}: F0926 17:26:32.07 77 client.h:77] Terminating process because the coordinator detected missing "
+                    "heartbeats. This most likely indicates that another task died" for task in (2 * i, 2 * i + 1))
+        for i, host in enumerate(HOSTS) if host != "n3"}, hang=Hang(60.0, 5)), "hang", (), "rank 5"),
     ("GPUs that one host cannot use", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
         "n3": (*BOOM[:-2], "5: RuntimeError: Error 802: system not yet initialized")}), "hardware", ("n3",), "Error 802"),
     ("a watchdog before the stacks of all threads", replace(JOB, program=True, srun=("srun: error: n1: task 0: Aborted",), logs={

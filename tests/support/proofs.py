@@ -3,7 +3,8 @@
     python tests/support/proofs.py [--minutes 90] [WORDS OF PYTEST …]
 
 A proof that passes is written down at once, with a digest of the files that it depends on (``dependencies``), in the user's
-cache: what is killed loses nothing, and every checkout with the same files knows it. This file is a plugin of pytest too.
+cache: what is killed loses nothing, and every checkout with the same files knows it. One that this machine cannot run is written
+down with the reason and is tried again each time. This file is a plugin of pytest too.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ END = "HPC_MP_PROVE_UNTIL"  # unix seconds, for the plugin
 
 
 def memory() -> Path:
-    """The file with a line for each proof that passed."""
+    """The file with a line for each proof that passed, or that could not run."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("HPC_MP_PROVED", cache / "hpc-mp" / "proved.jsonl"))
 
 
-def passed() -> set[str]:
+def noted() -> dict[str, str]:
+    """By key, why a proof could not run; empty for one that passed."""
     file = memory()
     if not file.exists():
-        return set()
+        return {}
     lines = file.read_text(encoding="utf-8").splitlines()
-    return {json.loads(line)["key"] for line in lines if line.endswith("}")}  # the last one may have been cut off
+    notes = [json.loads(line) for line in lines if line.endswith("}")]  # the last one may have been cut off
+    unrun = {note["key"]: note["skipped"] for note in notes if "skipped" in note}
+    return unrun | {note["key"]: "" for note in notes if "skipped" not in note}
 
 
 def key_of(nodeid: str) -> str:
@@ -47,17 +51,17 @@ def key_of(nodeid: str) -> str:
     return hashlib.sha256(f"{nodeid}\n{sys.version_info[:2]}\n{state}".encode()).hexdigest()
 
 
-def remember(nodeid: str, seconds: float) -> None:
+def remember(nodeid: str, **facts: object) -> None:
     file = memory()
     file.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"key": key_of(nodeid), "proof": nodeid, "seconds": round(seconds, 1), "at": int(time.time())})
+    line = json.dumps({"key": key_of(nodeid), "proof": nodeid, **facts, "at": int(time.time())})
     with open(file, "a", encoding="utf-8") as lines:
         lines.write(line + "\n")
 
 
 def due(proofs: Iterable[str]) -> list[str]:
-    known = passed()
-    return [proof for proof in proofs if key_of(proof) not in known]
+    notes = noted()
+    return [proof for proof in proofs if notes.get(key_of(proof)) != ""]
 
 
 def collected(words: Sequence[str]) -> list[str]:
@@ -90,7 +94,9 @@ class Noting:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
-            remember(report.nodeid, report.duration)
+            remember(report.nodeid, seconds=round(report.duration, 1))
+        elif report.skipped:
+            remember(report.nodeid, skipped=str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr))
         if time.time() > float(os.environ[END]):
             workers = self.session.config.pluginmanager.get_plugin("dsession")  # pytest-xdist's loop looks at its own word
             (workers or self.session).shouldstop = "the time is over"
@@ -105,12 +111,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def show(proofs: Sequence[str]) -> None:
-    if not proofs:
-        print("all proved on this tree")
-        return
-    print(f"{len(proofs)} proofs have not passed on this tree:")
-    for file, count in sorted(Counter(proof.partition("::")[0] for proof in proofs).items()):
+    notes = noted()
+    reasons = {proof: notes.get(key_of(proof), "") for proof in proofs}
+    wanting = Counter(proof.partition("::")[0] for proof in proofs if not reasons[proof])
+    unrun = Counter((proof.partition("::")[0], reason) for proof, reason in reasons.items() if reason)
+    if wanting:
+        print(f"{wanting.total()} proofs have not passed on this tree:")
+    for file, count in sorted(wanting.items()):
         print(f"    {count:5}  {file}")
+    if unrun:
+        print(f"{unrun.total()} proofs cannot run on this machine:")
+    for (file, reason), count in sorted(unrun.items()):
+        print(f"    {count:5}  {file}: {reason.removeprefix('Skipped: ')}")
+    if not wanting:
+        print("all proved on this tree" + (", but for what cannot run here" if unrun else ""))
 
 
 def main() -> int:

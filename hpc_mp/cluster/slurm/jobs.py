@@ -88,6 +88,11 @@ def script_of(job_id: str, ask: Runner = patient) -> Path | None:
     return Path(found[1]) if found else None
 
 
+def release(job_id: str, ask: Runner = patient) -> None:
+    """Let a job that Slurm holds in the queue start again. Raises CommandFailed."""
+    ask(("scontrol", "release", job_id))
+
+
 def largest_task(step_id: str, ask: Runner = ask) -> int | None:
     """The task of a step (``7.0``) that used the most memory, by Slurm's accounting; None where it keeps none."""
     try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
-from hpc_mp.cluster.slurm.jobs import wait
+from hpc_mp.cluster.slurm.jobs import release, wait
 from hpc_mp.cluster.slurm.query import NO_CONTROLLER
 from hpc_mp.cluster.slurm.rehearsal import one_line
 from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
@@ -39,6 +41,8 @@ from hpc_mp.supervisor.exclusions import end_watch, watch_waiting
 
 POLL_S = 1.0  # between two polls of a run directory
 LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
+UNSTARTED = "launch_failed_requeued_held"  # the reason of a job that no node started: a slurmctld that was killed ends so too
+RELEASES = 3  # of such a job while somebody waits for it
 
 TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True, fits=check_fit)
 
@@ -222,6 +226,7 @@ class _QueueWatcher:
     def __init__(self, attempts: Sequence[AttemptReader], spec: AnySpec, listener: Listener) -> None:
         self._attempts, self._spec, self._listener = attempts, spec, listener
         self._said = ("", "")
+        self._releases: Counter[str] = Counter()  # by job
 
     def __call__(self, jobs: Mapping[str, SlurmJob], seconds: float) -> None:
         job = next((job for job in jobs.values() if not job.ended), next(iter(jobs.values())))
@@ -230,6 +235,9 @@ class _QueueWatcher:
         if plain is not None:
             self._said = (job.id, job.reason)
             self._listener.note(". ".join(filter(None, (f"job {job.id} waits: {job.reason}", plain.meaning, plain.remedy))))
+        for unstarted in jobs.values():
+            if unstarted.waits and unstarted.reason.replace(" ", "_") == UNSTARTED and self._releases[unstarted.id] < RELEASES:
+                self._release(unstarted.id)
         waiting = RankStatus(0, job.state.lower(), job.reason if looked_at else "not looked at yet" if job.waits else "")
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -240,6 +248,16 @@ class _QueueWatcher:
                 time.sleep(min(left, LAST_S))
                 break
             time.sleep(min(left, self._listener.interval or POLL_S))
+
+
+    def _release(self, job_id: str) -> None:
+        self._releases[job_id] += 1
+        try:
+            release(job_id)
+        except CommandFailed as error:
+            self._listener.note(f"job {job_id} cannot be released: {one_line(str(error))}")
+        else:
+            self._listener.note(f"job {job_id} is released ({self._releases[job_id]} of {RELEASES} times)")
 
 
 def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
