@@ -249,7 +249,6 @@ class _QueueWatcher:
                 break
             time.sleep(min(left, self._listener.interval or POLL_S))
 
-
     def _release(self, job_id: str) -> None:
         self._releases[job_id] += 1
         try:
