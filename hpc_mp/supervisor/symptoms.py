@@ -104,6 +104,8 @@ def _records(evidence: Evidence) -> Iterator[Symptom]:
     for failure in evidence.failures:
         found = sign(failure.message) if failure.kind == "error" else None
         kind = found if found in MORE_EXACT else failure.kind
+        if evidence.by_mpirun and failure.kind == "exit" and failure.message.startswith(ending(LOST_PMIX)):
+            kind = "peer"  # it may end some milliseconds before the rank whose end it has noticed
         yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes)
 
 

@@ -563,3 +563,17 @@ def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_no
     assert (cause.kind, cause.rank, cause.node) == ("launcher", None, "n1")
     assert cause.message.endswith("exit code 213, which is mpirun's; its last words: mpirun: there are not enough slots"), cause
     assert classify(replace(silent, by_mpirun=False)).cause.rank == 0, "of srun's own ranks a task is one"
+
+
+@pytest.mark.parametrize(("end", "words"), [
+    ("crash", "was killed by SIGSEGV"), ("exit", "ended with exit code 3"), ("signal", "was killed by SIGKILL"),
+    ("exit", "ended with exit code 1; its last words: boom")])
+def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words: str) -> None:
+    """Open MPI ends it with 14, some milliseconds before or after the rank that it has lost."""
+    lost = [said(rank, node, "exit", f"ended with exit code 14{more}", 39.99) for rank, node, more in (
+        (0, "n1", ""), (3, "n2", "; its last words: and MPI will try to terminate your MPI job as well)"))]
+    ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True, failures=(*lost, said(2, "n2", end, words, 40.0)))
+    found = classify(ended).cause
+    assert (found.kind, found.rank, found.node) == (end, 2, "n2"), found
+    alone = classify(replace(ended, failures=(said(0, "n1", "exit", "ended with exit code 15", 39.0), *ended.failures))).cause
+    assert alone.rank == 0, "any other code is an end of its own"
