@@ -61,7 +61,7 @@ POLLUTION = {
 def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = None, environ: dict[str, str] | None = None,
         **sections: Any) -> tuple[list[str], list[str]]:
     """Submit the script of a job to an idle lab and wait for it: the lines of its logs, and what Slurm's own log says."""
-    lab.wait_idle()  # the first nodes are free, of which tests know the names
+    lab.wait_idle()
     here = lab.share / name
     shutil.rmtree(here, ignore_errors=True)  # of a test that is run again
     here.mkdir()
@@ -79,7 +79,8 @@ def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = No
     assert facts.version == (22, 5) and facts.cpus == 4
     shutil.copy(asset("slurm/clean-environment.sh"), folders[0])
     (here / "job.sbatch").write_text(render(spec, folders, facts, python=str(host)).text)
-    job_id = lab.sbatch(*options, str(here / "job.sbatch"), user=user, environ=environ)
+    named = ["--nodelist=n[1-2]"] if spec.job.nodes == 2 else []  # of which tests know the names
+    job_id = lab.sbatch(*named, *options, str(here / "job.sbatch"), user=user, environ=environ)
 
     def states() -> set[str]:
         """Of all elements and components; sbatch's own --wait looks after 2, 6 and 12 s."""
