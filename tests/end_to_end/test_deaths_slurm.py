@@ -173,22 +173,24 @@ def test_a_file_system_that_all_nodes_have_read_only_is_no_nodes_fault(lab: Clus
     assert told["state"] == "failed" and os.strerror(errno.EROFS) in told["cause"], told
 
 
-# What befalls the first task of a node, once, before it has loaded its packages.
+# What befalls the first task of a job's node, once, before it has loaded its packages; the file gets the node's name.
 ABSENT = """
 import os, signal, sys, time
-if os.environ.get("SLURM_LOCALID") == "0" and os.environ["SLURMD_NODENAME"] == {node!r} and not os.path.exists({once!r}):
+if os.environ.get("SLURM_LOCALID") == "0" and os.environ["SLURM_NODEID"] == "{number}" and not os.path.exists({once!r}):
     if {entry!r} in open("/proc/self/cmdline").read():
-        open({once!r}, "w").close()
+        with open({once!r} + " begun", "w") as file:
+            file.write(os.environ["SLURMD_NODENAME"])
+        os.rename({once!r} + " begun", {once!r})
         {deed}
 """
 STOPS, SLEEPS = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(3600)"
 
 
-def absent(job: Path, deed: str, node: str, entry: str) -> str:
-    """The override that plants it."""
+def absent(job: Path, deed: str, number: int, entry: str) -> str:
+    """The override that plants it on a node of the job, by its number there."""
     place = job.parent / "fault"
     place.mkdir()
-    (place / "sitecustomize.py").write_text(ABSENT.format(once=str(job.parent / "once"), deed=deed, node=node, entry=entry))
+    (place / "sitecustomize.py").write_text(ABSENT.format(once=str(job.parent / "once"), deed=deed, number=number, entry=entry))
     return f"environment.set.PYTHONPATH={place}"
 
 
@@ -199,15 +201,14 @@ def freeze(lab: Cluster, node: str) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize(("deed", "node"), [
-    (STOPS, "n2"), *(pytest.param(deed, node, marks=pytest.mark.prove)
-                     for deed, node in ((SLEEPS, "n2"), (STOPS, "n1"), (SLEEPS, "n1")))])
-def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, node: str) -> None:
+@pytest.mark.parametrize(("deed", "rank"), [
+    (STOPS, 1), *(pytest.param(deed, rank, marks=pytest.mark.prove) for deed, rank in ((SLEEPS, 1), (STOPS, 0), (SLEEPS, 0)))])
+def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, rank: int) -> None:
     """Ten minutes, without a key."""
-    run, job_id = submit(lab, job, (*PACED, absent(job, deed, node, "train"), "job.meet_timeout=15"))
+    run, job_id = submit(lab, job, (*PACED, absent(job, deed, rank, "train"), "job.meet_timeout=15"))
     until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 100)
     [first] = history(run)[:1]
-    rank = int(node[1:]) - 1
+    node = (job.parent / "once").read_text()
     assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", rank, node, "requeue"), first
     until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
@@ -215,16 +216,17 @@ def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Pa
 
 @pytest.mark.prove
 def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job: Path) -> None:
-    run, job_id = submit(lab, job, (*PACED, absent(job, SLEEPS, "n2", "train"), "job.meet_timeout=15"))
-    until((job.parent / "once").exists, "the rank on n2", 100)
-    freeze(lab, "n2")
+    run, job_id = submit(lab, job, (*PACED, absent(job, SLEEPS, 1, "train"), "job.meet_timeout=15"))
+    until((job.parent / "once").exists, "the rank on the second node", 100)
+    node = (job.parent / "once").read_text()
+    freeze(lab, node)
     try:
         until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 200)
         [first] = history(run)[:1]
-        assert (first["node"], first["action"]) == ("n2", "requeue") and first["kind"] in ("silent", "lost", "node"), first
+        assert (first["node"], first["action"]) == (node, "requeue") and first["kind"] in ("silent", "lost", "node"), first
         until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
     finally:
-        lab.kill("n2")
+        lab.kill(node)
     assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
 
 
@@ -351,15 +353,15 @@ WAITS = """
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("deed", "node"), [(STOPS, "n2"), (SLEEPS, "n1")])
-def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: str, node: str) -> None:
+@pytest.mark.parametrize(("deed", "place"), [(STOPS, 1), (SLEEPS, 0)])
+def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: str, place: int) -> None:
     """It was silent for an hour, with all others."""
-    fault = absent(here / "job.toml", deed, node, "hpc_mp.program")
+    fault = absent(here / "job.toml", deed, place, "hpc_mp.program")
     run = submitted(lab, here, program(here, WAITS), "--set", fault, "--set", "job.meet_timeout=5")
     until(lambda: (run.path / "history.jsonl").exists(), "the end of the first start", 150)
     [first] = history(run)[:1]
-    rank = 2 * int(node[1:]) - 2
-    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", rank, node, "requeue"), first
+    node = (here / "once").read_text()
+    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", 2 * place, node, "requeue"), first
     until(run.outcome.exists, "the end", 120)
     assert read_json(run.outcome)["state"] == "completed", logs_of(run)
 
