@@ -86,25 +86,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid in wanted]
 
 
-class Noting:
-    """In the process that reports: notes what passes, and ends the run between two proofs when the time is over."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """When the time is over no proof is begun: workers go through the rest of their queues without a word."""
+    return True if time.time() > float(os.environ.get(END, "inf")) else None
 
-    def __init__(self, session: pytest.Session) -> None:
-        self.session = session
+
+class Noting:
+    """In the process that reports: notes what passes and what cannot run."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
             remember(report.nodeid, seconds=round(report.duration, 1))
         elif report.skipped:
             remember(report.nodeid, skipped=str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr))
-        if time.time() > float(os.environ[END]):
-            workers = self.session.config.pluginmanager.get_plugin("dsession")  # pytest-xdist's loop looks at its own word
-            (workers or self.session).shouldstop = "the time is over"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if END in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
-        session.config.pluginmanager.register(Noting(session))
+        session.config.pluginmanager.register(Noting())
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
