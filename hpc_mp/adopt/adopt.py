@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.around import afterwards, around, before_it, called_by, is_simple, several, taken_out, without_subshell
+from hpc_mp.adopt.around import ENTERED, afterwards, around, before_it, called_by, is_simple, several, taken_out, without_subshell
 from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
 from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, slurm_numbers, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
@@ -188,7 +188,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     inner, outer = container.enters or request.container.enters, launch.value("chdir") if launch.srun and not inside else None
     if inner or outer:
         enters = [WordPiece("literal", inner)] if inner else pieces(f'"{outer}"', fixed)
-        start = replace(start, words=(WordPiece("literal", "env"), WordPiece("literal", "-C"), *enters, *start.words))
+        start = replace(start, words=(WordPiece("literal", "env"), WordPiece("literal", "-C"), *enters, *start.words),
+                        how=start.how if inner else (*start.how, ENTERED))
     stands = read_statements(before_it(line, launch)).statements if simple else source.statements[launch.statement:at + 1]
     moved = (known.directories[at] is None or there is None or any(
         call.command.name in known.movers for each in stands for call in each.calls)) and not inside

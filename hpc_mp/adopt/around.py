@@ -58,7 +58,7 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
     gone, elsewhere = left_out(statement, start, launch)
     why = [*start.how, *elsewhere]
     lost = [*start.lost, *gone]
-    if launch.srun and (options := _step_options(launch)):
+    if launch.srun and (options := _step_options(launch, start)):
         why.append(options)
     if any(each.source == "time" for each in launch.call.arguments[:1]) and not start.results:
         why.append("“time” is left out: hpc-mp status says how long it ran")
@@ -87,13 +87,14 @@ def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> t
     return lost, (f"{shown} is left out: output lies in the run's logs, and nothing runs behind the program",)
 
 
+ENTERED = "srun's --chdir: the program enters it"
 _ODD = {"multi-prog": "srun's --multi-prog: each rank's own program; write one that chooses by RANK",
         "task-prolog": "srun's --task-prolog: what it exports for each task; write it in front of the program"}
 _SAID = frozenset({"nodes", "ntasks", "ntasks-per-node"})
 _OF_THE_JOB = frozenset({"gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
 
 
-def _step_options(launch: LaunchCall) -> str:
+def _step_options(launch: LaunchCall, start: ProgramStart) -> str:
     """What became of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
     of_job = [f"--{option.name}" for option in launch.options if option.name in _OF_THE_JOB]
@@ -102,13 +103,11 @@ def _step_options(launch: LaunchCall) -> str:
     exported = [name for name, _ in exported_by_srun(launch)]
     if exported:
         others.remove("--export")
-    enters = "--chdir" in others and not any("container" in option.name for option in launch.options)  # which has its own
-    others = [name for name in others if name.removeprefix("--") not in (*_ODD, *(["chdir"] if enters else []))]
+    others = [name for name in others if name.removeprefix("--") not in (*_ODD, *(["chdir"] if ENTERED in start.how else []))]
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
                       *([f"srun's {', '.join(dict.fromkeys(of_job))}: as the job has them on a node"] if of_job else []),
                       *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
                         if others else []),
-                      *(["srun's --chdir: the program enters it"] if enters else []),
                       *([f"srun's --export: the program gets {', '.join(exported)}"] if exported else [])))
 
 

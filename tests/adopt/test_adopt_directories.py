@@ -110,6 +110,13 @@ def test_a_program_runs_where_srun_is_told_to(body: str, tmp_path: Path) -> None
     assert done.stdout.strip() == f"{tmp_path}/there/sub"
 
 
+@pytest.mark.parametrize(("head", "words"), [
+    (HEAD, "srun's --chdir: the program enters it"), (HEAD + "#SBATCH --container-image=a.sqsh\n", "srun's --chdir: left out")])
+def test_the_account_says_whether_the_program_enters_the_directory_of_srun(head: str, words: str, tmp_path: Path) -> None:
+    (why,) = [each.why for each in checked(f"{head}srun --chdir=/tmp ./solve\n", tmp_path).account if "chdir" in each.why]
+    assert words in why, why
+
+
 @pytest.mark.parametrize("option", ["--multi-prog", "--task-prolog=./p.sh"])
 def test_what_srun_makes_of_each_task_is_named_as_lost(option: str, tmp_path: Path) -> None:
     lost = [each.why for each in checked(f"{HEAD}srun {option} ./conf\n", tmp_path).account if each.fate is Fate.LOST]
