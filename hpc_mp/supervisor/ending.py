@@ -119,7 +119,8 @@ def _first_code(run: RunDirectory, code: int) -> int:
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
             watch: ProgramWatch | None) -> Ending:
     again = code == 0 and interrupted(attempt)
-    failed_node = code != 0 and not cancelled and node_lost(attempt.run, script)
+    finished = code == 0 and not again and (isinstance(attempt.spec, ProgramSpec) or history.complete(attempt.run, attempt.spec))
+    failed_node = not finished and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
         well = code == 0 and not attempt.by_mpirun  # what was silent is a process that a rank has left behind
         hang = watch.hang() if watch is not None and not well else None
@@ -128,7 +129,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
         found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, ranks_asked)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
-    if code == 0 and not again:  # so srun ends, too, where it is ended while it starts its tasks
+    if code == 0 and not again and not failed_node:  # so srun ends, too, where it is ended while it starts its tasks
         return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
     if (code in (STOPPED, *EARLY) or asked or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"

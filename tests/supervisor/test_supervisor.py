@@ -349,6 +349,25 @@ def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
     assert interrupted(attempt) is cut_short
 
 
+@pytest.mark.parametrize(("restarts", "whole", "cancelled", "named"), [
+    (1, False, False, True), (0, False, False, True), (0, True, False, False), (0, False, True, False)])
+def test_a_node_that_fails_while_ranks_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, whole: bool, cancelled: bool, named: bool,
+) -> None:
+    """Slurm sends the job's script SIGTERM, and srun ends with 0: it was said to have stopped as somebody had asked."""
+    run = create_run(tmp_path, "a")
+    attempt = begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
+    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts={restarts} Command={run.script}\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setattr("hpc_mp.rundir.history.complete", lambda *_: whole)
+    run.srun_log.parent.mkdir(exist_ok=True)
+    run.srun_log.write_text("srun: error: Node failure on n2\nsrun: forcing job termination\n")
+    end = _ending(attempt, 0, None, True, cancelled, None)
+    assert isinstance(end, RootCause) == named
+    if isinstance(end, RootCause):
+        assert (end.cause.kind, end.cause.node, end.nodes_to_blame) == ("node", "n2", ("n2",))
+
+
 @pytest.mark.parametrize(("whole", "asked", "cancelled", "end"), [
     (False, False, True, "stopped"), (False, True, False, "stopped"), (True, False, True, "completed"),
     (False, False, False, "completed")])

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "cp2 longrope": ("llama with longrope", layout(context=2)),
     "pp2 separate documents": ("llama", [SEPARATE, *layout(pipeline=2, microbatches=3)]),
 }
-SOME = {"tp2 pp2 dp2 zero1 bf16": (7,), "dp4 zero3 shard2": (1,)}
+SOME = {"tp2 pp2 dp2 zero1 bf16": (7,), "dp4 zero3 shard2": (1,), "cp2 longrope": (1,)}
 
 
 class PromptGloo(TorchDispatchMode):
@@ -124,7 +124,7 @@ def real_rank(spec: JobSpec, directory: Path) -> Real:
 
 
 @pytest.mark.parametrize(("name", "ranks"), [
-    *(pytest.param(name, ranks, id=name, marks=() if name.startswith("tp2") else pytest.mark.prove)
+    *(pytest.param(name, ranks, id=name, marks=() if name.startswith(("tp2", "cp2")) else pytest.mark.prove)
       for name, ranks in SOME.items()),
     *(pytest.param(name, None, id=f"{name}, all ranks", marks=pytest.mark.prove) for name in CASES)])
 def test_a_dry_run_is_what_ranks_do(tmp_path: Path, name: str, ranks: tuple[int, ...] | None) -> None:
