@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launching import python_program
 
 from hpc_mp.adopt import AdoptedJob, Fate, adopt
 from hpc_mp.adopt.keys import job_text
@@ -147,12 +148,12 @@ def test_who_starts_the_ranks_and_how_many(line: str, kind: str, nodes: int, ran
 
 # --- the program sees the same words --------------------------------------------------------------------------------
 
-STUB = """#!{python}
+STUB = """
 import json, os, sys
 with open(os.environ["SEEN"], "a") as file:
     print(json.dumps([os.getcwd(), os.path.basename(sys.argv[0]), *sys.argv[1:]]), file=file)
 """
-SRUN = """#!{python}
+SRUN = """
 import os, sys
 words = sys.argv[1:]
 while words[0].startswith("-"):
@@ -169,8 +170,7 @@ def stubs(tmp_path: Path) -> Path:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in {**dict.fromkeys(("python", "torchrun", "scontrol", "module", "deepspeed"), STUB), "srun": SRUN}.items():
-        (programs / name).write_text(text.replace("{python}", sys.executable))
-        (programs / name).chmod(0o755)
+        python_program(programs / name, text)
     return programs
 
 
@@ -231,8 +231,7 @@ def test_words_arrive_together_and_from_inside_of_statements(words: list[str], a
         work = Path(folder)
         (programs := work / "bin").mkdir()
         for name, text in (("python", STUB), ("srun", SRUN)):
-            (programs / name).write_text(text.replace("{python}", sys.executable))
-            (programs / name).chmod(0o755)
+            python_program(programs / name, text)
         line = f"srun python t.py {' '.join(word for word in words if not word.startswith('#') and '*' not in word)}"
         text = HEAD + (around.format(line) if around else line) + ("\nwait\n" if "&" in around else "\n")
         theirs, ours = both(text, programs, work, "arg one", "two")

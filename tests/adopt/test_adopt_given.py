@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import python_program
 from test_adopt import adopted, fates, run
 from test_adopt import stubs as stubs
 from test_adopt_forms import checked
@@ -32,10 +32,8 @@ def test_variables_that_srun_exports_reach_the_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["in.txt", '"$IN"', "$(echo in.txt)"])
 def test_every_rank_reads_the_file_that_the_program_was_given(line: str, file: str, stubs: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("deck")
-    (tmp_path / "solve").write_text(f"#!{sys.executable}\nimport json, os, sys\n"
-                                    "with open(os.environ['SEEN'], 'a') as seen:\n"
-                                    "    seen.write(json.dumps([sys.argv[1:], 'solve', sys.stdin.read()]) + '\\n')\n")
-    (tmp_path / "solve").chmod(0o755)
+    python_program(tmp_path / "solve", "import json, os, sys\nwith open(os.environ['SEEN'], 'a') as seen:\n"
+                                       "    seen.write(json.dumps([sys.argv[1:], 'solve', sys.stdin.read()]) + '\\n')\n")
     job = checked(f"{HEAD}IN=in.txt\n{line.format(file)}\n", tmp_path)
     assert job.lost == ()
     lines = "\n".join(('PROGRAM=("$@")', *job.spec.slurm.setup, f"cd {tmp_path}", '"${PROGRAM[@]}"'))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import python_program
 from test_adopt_forms import checked
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --time=5\n"
 ONCE = "#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --time=5\n"
 AROUND = ["{}\n", "if true; then\n{}\nfi\n", "f() {{\n{}\n}}\nf\n"]
 # Notes its words and what it reads, prints a line, and is there under the names of programs and of srun.
-STUB = """#!{python}
+STUB = """
 import json, os, sys
 words = sys.argv[1:]
 if os.path.basename(sys.argv[0]) == "srun":
@@ -31,8 +31,7 @@ def seen(script: str, words: list[str], directory: Path) -> list[list[str]]:
     """What the programs of a script note, and the files that it leaves."""
     (programs := directory.parent / "bin").mkdir(exist_ok=True)
     for name in ("solve", "sort-it", "srun"):
-        (programs / name).write_text(STUB.replace("{python}", sys.executable))
-        (programs / name).chmod(0o755)
+        python_program(programs / name, STUB)
     (note := directory.parent / "note").unlink(missing_ok=True)
     environ = {"PATH": f"{programs}:{os.environ['PATH']}", "SEEN": str(note), "HPC_MP_RUN": str(directory.parent)}
     subprocess.run(["bash", "-c", script, "script", *words], cwd=directory, env=environ, check=True, stdin=subprocess.DEVNULL)
