@@ -67,7 +67,7 @@ def test_prose_is_no_change(text: str, same: bool) -> None:
 
 
 def test_each_long_case_is_there() -> None:
-    """A case that was renamed would come back into `make test` without a word."""
+    """Cases of a function that was renamed would come back into `make test` without a word."""
     cases = long_cases()
     assert len(cases) > 100 and min(cases.values()) > 0
     lost = [name for name in cases if not defined(name)]
