@@ -35,7 +35,7 @@ from hpc_mp.supervisor.departure import QUEUED_AGAIN, departure, has_expired
 from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out
-from hpc_mp.supervisor.log_patterns import first_code
+from hpc_mp.supervisor.log_patterns import first_code, gave_up
 from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
 from hpc_mp.supervisor.signals import Signals
@@ -63,7 +63,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         return 1
     if watch is not None:
         watch.say_begun()
-    code = _first_code(run, code)
+    code = _first_code(run, code, asked=signals.asked or run.stop.exists())
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
     attempt = _with_end(attempt, job)
@@ -109,11 +109,17 @@ def lacking(attempt: AttemptContext) -> str:
     return " without a later step" if history.furthest_step(attempt.run, attempt.spec) else ""
 
 
-def _first_code(run: RunDirectory, code: int) -> int:
-    """srun's code is the greatest of all tasks': what the first task ended with tells more."""
+def _first_code(run: RunDirectory, code: int, asked: bool) -> int:
+    """Return the code of the task that ended first: srun's own is the greatest of those that it knows.
+
+    Args:
+        asked: whether somebody asked the ranks to stop; srun may end with 0 then before it has started them.
+    """
     log = run.srun_log
-    said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
-    return code and (first_code(said) or code)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    if code == 0 and not asked and gave_up(lines):
+        return -signal.SIGKILL
+    return code and (first_code(lines) or code)
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
