@@ -8,6 +8,7 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.watch import RanksEnd, judge
 from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
-from hpc_mp.launch.model_check import check_model
+from hpc_mp.launch.model_check import acceptance, check_model
 from hpc_mp.launch.plan import compose, newest_run
 from hpc_mp.launch.run_files import begin
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
@@ -408,8 +409,32 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytes
     ({"model_type": "gpt2", "dtype": "float31"}, "is refused by transformers .*float31"),
 ])
 def test_transformers_is_asked_about_a_config(config: dict[str, Any], problem: str) -> None:
-    with pytest.raises(HpcMpError, match=problem):
+    for _ in range(2):
+        with pytest.raises(HpcMpError, match=problem):
+            check_model(config, 512)
+    assert not acceptance(config).exists()
+
+
+def test_what_was_accepted_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch then imports no transformers; other values, and another installation, are asked about anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = []
+    monkeypatch.setattr("hpc_mp.launch.model_check.validated", lambda config: asked.append(config) or {})
+    one, other = ({"model_type": "gpt2", "n_layer": layers} for layers in (2, 3))
+    for config in (one, one, other, one):
         check_model(config, 512)
+    assert asked == [one, other]
+    (tmp_path / "transformers.py").write_text("")
+    monkeypatch.setattr("hpc_mp.launch.model_check.find_spec",
+                        lambda _: SimpleNamespace(origin=str(tmp_path / "transformers.py")))
+    check_model(one, 512)
+    assert asked == [one, other, one]
+
+
+def test_a_home_that_takes_no_file_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert check_model({"model_type": "gpt2"}, 512) == []
 
 
 def test_configs_that_transformers_takes() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dependencies
 import pytest
-from dependencies import ROOT, files_of, imported
+from dependencies import ROOT, files_of, imported, without_prose
 
 TWO = "tests/layout/test_stages.py"  # proofs that take a moment
 
@@ -55,13 +55,22 @@ def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.Mon
         cached.cache_clear()
 
 
+@pytest.mark.parametrize(("text", "same"), [
+    ("\n\n# another comment\ndef f(x):\n    return [1,  x]  # too\n", True),
+    ('"""A module."""\ndef f(x):\n    """Of x."""\n    return [1, x]\n', True),
+    ("def f(x):\n    return [1, x, 2]\n", False), ('def f(x):\n    "a" "b"\n    return [x, 1]\n', False),
+    ('def f(x):\n    pass\n    "no docstring"\n    return [1, x]\n', False), ("def f(y):\n    return [1, y]\n", False)])
+def test_prose_is_no_change(text: str, same: bool) -> None:
+    assert (without_prose(text) == without_prose("def f(x):\n    return [1, x]\n")) == same
+
+
 def test_imports_are_found_wherever_they_stand() -> None:
     assert imported("import a.b\ndef f():\n    from c import d, e as g\n") == {"a.b", "c", "c.d", "c.e"}
 
 
 def prove(memory: Path, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "tests/support/proofs.py", *words, TWO, "-p", "no:cacheprovider"]
+    command = [sys.executable, "tests/support/proofs.py", *words, TWO, "-n0", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=ROOT, env=environment | {"HPC_MP_PROVED": str(memory)}, capture_output=True, text=True,
                           timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
