@@ -11,12 +11,12 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import escaped
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.diagnosis.cause import cause
 from hpc_mp.launch.find import find
 from hpc_mp.launch.logs import Follower, Logs
 from hpc_mp.launch.status import job_ids, seen
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import read_failures
-from hpc_mp.rundir.outcome import cause
 
 POLL_S = 0.5  # between two polls of the files
 

@@ -81,8 +81,9 @@ def validated(config: Mapping[str, Any]) -> dict[str, Any]:
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns even of special ids that are its own defaults
     try:
         values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
-        return CONFIG_MAPPING[config["model_type"]](**values).to_dict()
+        built: dict[str, Any] = CONFIG_MAPPING[config["model_type"]](**values).to_dict()
     except Exception as error:  # transformers validates with exceptions of many kinds
         words = " ".join(str(error).split())
         raise HpcMpError(f"model.config of model_type {config['model_type']!r}", f"is refused by transformers ({words})",
                          "mend that value") from None
+    return built

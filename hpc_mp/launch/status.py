@@ -20,6 +20,7 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
+from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
@@ -27,7 +28,7 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.history import known_history
-from hpc_mp.rundir.outcome import Verdict, cause, verdict
+from hpc_mp.rundir.outcome import Verdict, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.records import AWAITING, Evaluation, RankStart, StepMetrics, last_records, losses, read_records

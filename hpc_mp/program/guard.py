@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 
 from hpc_mp.base.child import die_with, redirect
+from hpc_mp.diagnosis.ends import unsaid_end
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.ends import unsaid_end
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import ProgramCommand
 from hpc_mp.rundir.rank_env import RankEnv

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
-from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
+from hpc_mp.rundir.outcome import Cause, Verdict, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_mp.rundir import RunDirectory, history, read_json, write_json
+from hpc_mp.rundir import RunDirectory, read_json, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.failures import KINDS, RankFailure, judged
 from hpc_mp.rundir.records import Evaluation, StepMetrics, losses, read_records
 from hpc_mp.rundir.retention import best_checkpoint, best_evaluation
 
@@ -125,27 +123,6 @@ def verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
         return read_verdict(run, attempt)
     except ValueError:
         return None
-
-
-def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
-    """Why an attempt failed: the verdict's word if there is a verdict, else what its records say; None when they say nothing."""
-    number = run.attempt() if attempt is None else attempt
-    found = verdict(run, number)
-    if found is not None:
-        return found.cause
-    with suppress(OSError, KeyError, TypeError):  # a broken history: the records are there
-        for end in reversed(history.history(run)):
-            if end.attempt == number and end.kind in KINDS:
-                return Cause(end.kind, end.message, end.rank, end.node, time=end.time)
-    failure = judged(run, number)
-    return None if failure is None else cause_of(run, failure)
-
-
-def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
-    """A rank's failure as the cause of the run's."""
-    own, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
-    rank = failure.inner if failure.of_node else failure.rank
-    return Cause(failure.kind, str(failure), rank, failure.node or None, str(by_node if by_node.exists() else own), failure.time)
 
 
 def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:

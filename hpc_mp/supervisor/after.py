@@ -16,16 +16,16 @@ from pathlib import Path
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.requeue import queued_again
+from hpc_mp.diagnosis.classify import RootCause
+from hpc_mp.diagnosis.lines import ended_there, first_code
 from hpc_mp.job import ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, history, read_attempt, read_json
 from hpc_mp.rundir.outcome import STOPPED, Cause
 from hpc_mp.supervisor.attempt import has_failed, watch_of
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.ending import Ending, conclude_run, finish
-from hpc_mp.supervisor.evidence import script_log
-from hpc_mp.supervisor.log_patterns import ended_there, first_code
+from hpc_mp.supervisor.gather import script_log
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow_step, orphans

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpc_mp.base.exit_codes import ending as how_it_ended
 from hpc_mp.cluster.slurm.allocation import allocation
 from hpc_mp.cluster.slurm.requeue import is_own, known_job
+from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.job import ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import first_code as first_code_of_ranks
@@ -19,10 +20,9 @@ from hpc_mp.rundir.outcome import STOPPED, Cause
 from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.ending import act, conclude_run, finish, lacking, stalled_ends
-from hpc_mp.supervisor.evidence import script_log
 from hpc_mp.supervisor.exclusions import watch_running
+from hpc_mp.supervisor.gather import script_log
 from hpc_mp.supervisor.in_container import write_program_script
 from hpc_mp.supervisor.prepare import apply_profile, begin
 from hpc_mp.supervisor.program import ProgramWatch

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.diagnosis.lines import OURS
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.supervisor.log_patterns import OURS
 
 
 @dataclass(frozen=True, slots=True)

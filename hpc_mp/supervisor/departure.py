@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpc_mp.cluster.slurm.records import Words
+from hpc_mp.diagnosis.lines import CANCELLED, OURS
 from hpc_mp.rundir import AttemptRecord
-from hpc_mp.supervisor.log_patterns import CANCELLED, OURS
 
 PREEMPTED = "Slurm preempted the job"
 REASONS = {"PREEMPTION": PREEMPTED, "JOB REQUEUE": "the job was queued again (scontrol requeue)"}  # by slurmstepd's words

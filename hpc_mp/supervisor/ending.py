@@ -19,6 +19,8 @@ from hpc_mp.cluster.slurm.mail import mail_at_end
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.requeue import await_notice, known_job, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
+from hpc_mp.diagnosis.classify import RootCause, classify
+from hpc_mp.diagnosis.lines import first_code
 from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.program.stepd import stepd_above
 from hpc_mp.report.conclude import conclude
@@ -32,10 +34,8 @@ from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.begun import say_ended, say_phase
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.departure import QUEUED_AGAIN, departure, has_expired
-from hpc_mp.supervisor.diagnose import RootCause, classify
-from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out
-from hpc_mp.supervisor.log_patterns import first_code
+from hpc_mp.supervisor.gather import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
 from hpc_mp.supervisor.signals import Signals

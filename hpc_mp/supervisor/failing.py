@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
-from hpc_mp.supervisor.log_patterns import ends_step, task_ends
+from hpc_mp.diagnosis.lines import ends_step, task_ends
 
 LINGER_S = 3.0  # gloo and NCCL notice a lost peer in a moment, and time-outs that began in one collective end together
 

@@ -22,6 +22,7 @@ from hpc_mp.cluster.bad_nodes import record as remember
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
+from hpc_mp.diagnosis.lines import NODE_FAILURE
 from hpc_mp.environment.job import of_interpreter, profile_job
 from hpc_mp.environment.versions import Installed, distribution
 from hpc_mp.job import AnySpec, ProgramSpec
@@ -33,8 +34,7 @@ from hpc_mp.rundir.history import AttemptEnd, furthest_step, history, record, re
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.departure import departure, since_begin
-from hpc_mp.supervisor.evidence import ScriptLog, before
-from hpc_mp.supervisor.log_patterns import NODE_FAILURE
+from hpc_mp.supervisor.gather import ScriptLog, before
 from hpc_mp.supervisor.switches import TopologySources, switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up

@@ -17,6 +17,9 @@ from hpc_mp.cluster.slurm.jobs import patient
 from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.requeue import known_job
 from hpc_mp.cluster.slurm.submit import cancel
+from hpc_mp.diagnosis.classify import RootCause
+from hpc_mp.diagnosis.evidence import Hang
+from hpc_mp.diagnosis.lines import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, all_ends, unmet_mpi
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.spec import time_to_meet
 from hpc_mp.job.values import toml_value
@@ -28,12 +31,10 @@ from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.departure import departure
-from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
-from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, all_ends, unmet_mpi
+from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, record_on_all_nodes, where
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
-from hpc_mp.supervisor.silence import LABEL, Hang, NodeLogs, SilenceWatch, rank_files
-from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
+from hpc_mp.supervisor.silence import LABEL, NodeLogs, SilenceWatch, rank_files
 from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.rundir.history import AttemptEnd
-from hpc_mp.supervisor.diagnose import RootCause
 
 RestartAction = Literal["done", "requeue", "fail"]
 STOPPED_BY_USER = "stopped as its user wished; `hpc-mp launch --resume` goes on"

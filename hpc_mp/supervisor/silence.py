@@ -6,13 +6,13 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
+from hpc_mp.diagnosis.evidence import Hang
+from hpc_mp.diagnosis.lines import MPI_PLUGIN_SAYS
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.supervisor.log_patterns import MPI_PLUGIN_SAYS
 
 LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
 APART_S = 3.0  # seconds by which the first to fall silent must be ahead of the others to be named
@@ -23,30 +23,6 @@ SLOW_S = 3.0  # between two looks of a supervisor on a busy node, which was not 
 
 Speakers = Callable[[], Collection[int]]
 """Ranks that have printed something, or logged a step, since the last call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """No rank has printed anything for ``seconds``.
-
-    Attributes:
-        rank: the cause; None where nobody can tell.
-        first: the rank that fell silent before all others; None where nobody can tell.
-        stands: who stands where, by their stacks; empty where nobody knows.
-        time: unix seconds at which it was noticed; what ranks end with later is our doing.
-    """
-
-    seconds: float
-    rank: int | None
-    first: int | None = None
-    stands: str = ""
-    time: float = field(default_factory=time.time)
-
-    def __str__(self) -> str:
-        """Without who: the wording of failures says that."""
-        first = "it was the first to fall silent, and " if self.rank is not None and self.rank == self.first else ""
-        stands = self.stands and f": {self.stands}"
-        return f"{first}no rank has printed a line for {self.seconds:.0f} s (program.silent_limit){stands}"
 
 
 class SilenceWatch:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.records import Words
-from hpc_mp.supervisor.log_patterns import ended_there, ends_step
+from hpc_mp.diagnosis.lines import ended_there, ends_step
 
 KILL_WAIT_S = 30.0  # Slurm's default for the seconds between SIGTERM and SIGKILL
 LAUNCHING = "launching StepId="  # of srun: the step begins on a host

@@ -13,16 +13,16 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.requeue import requeue
 from hpc_mp.cluster.slurm.steps import use_up_numbers
+from hpc_mp.diagnosis.classify import RootCause
+from hpc_mp.diagnosis.lines import NODE_FAILURE
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run
 from hpc_mp.rundir.history import AttemptEnd, history
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.departure import PREEMPTED, QUEUED_AGAIN, REASONS, departure, has_expired
-from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.ending import _departed, _with_end
-from hpc_mp.supervisor.evidence import ScriptLog, gather, user_cancelled
-from hpc_mp.supervisor.log_patterns import NODE_FAILURE
+from hpc_mp.supervisor.gather import ScriptLog, gather, user_cancelled
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
 from hpc_mp.supervisor.srun import ASKING, StepEnd

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_mp.diagnosis.lines import HANG_ENDED, OTHERS_ENDED, task_ends
 from hpc_mp.supervisor.failing import LINGER_S, FailedStep
-from hpc_mp.supervisor.log_patterns import HANG_ENDED, OTHERS_ENDED, task_ends
 
 FAILED = "srun: error: n2: task 3: Exited with exit code 1\n"
 WELL = "srun: n1: task 0: Completed\n"

@@ -14,6 +14,7 @@ import pytest
 from rendering import executable, job
 
 from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.diagnosis.classify import RootCause, classify
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, create_run, cut_metrics, read_json
@@ -22,10 +23,9 @@ from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import program
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.ending import lacking as lacking_of
 from hpc_mp.supervisor.ending import stalled_ends
-from hpc_mp.supervisor.evidence import gather
+from hpc_mp.supervisor.gather import gather
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
 from hpc_mp.supervisor.signals import TAKEN, Signals

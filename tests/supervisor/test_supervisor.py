@@ -22,13 +22,13 @@ from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, notice_s, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
+from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.context import SupervisedRun
-from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.ending import _ending, interrupted
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS

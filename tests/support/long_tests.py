@@ -1,7 +1,7 @@
 """The cases that `make test` leaves to `make prove` because of what they cost, read from ``tests/long.tsv``.
 
-A line has the seconds of CPU of a case, with all processes that it starts, a tab, and its name. A case stands there if it takes more
-than 5 s, or if the cheaper cases of its function take 3 s already. This file is a plugin of pytest.
+A line has the seconds of CPU of a case, with all processes that it starts, a tab, and its name. A case stands there if it takes
+more than 5 s, or if the cheaper cases of its function take 3 s already. This file is a plugin of pytest.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from launching import until
 from ranks import run_ranks
 
+from hpc_mp.diagnosis.waits import awaited
 from hpc_mp.rundir import create_run
-from hpc_mp.rundir.waits import awaited, read_standings
+from hpc_mp.rundir.standings import read_standings
 from hpc_mp.train.rank.waits import COLLECTIVES, DIRECTED, Waits, noted
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.diagnosis.watchdogs import collective_timeout
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd, judge, watch
@@ -28,11 +29,10 @@ from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.rundir.watchdogs import collective_timeout
 from hpc_mp.supervisor.begun import say_begun, say_ended
+from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, where
 from hpc_mp.supervisor.prepare import port
 from hpc_mp.supervisor.silence import SilenceWatch, rank_files
-from hpc_mp.supervisor.stacks import add_what_logs_say, explained, where
 
 MODULE = "hpc_mp.program.rank"
 GPUS = "CUDA_VISIBLE_DEVICES"

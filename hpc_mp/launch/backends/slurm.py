@@ -18,6 +18,7 @@ from hpc_mp.cluster.slurm.query import NO_CONTROLLER
 from hpc_mp.cluster.slurm.rehearsal import one_line
 from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
 from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
+from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import AnySpec
 from hpc_mp.job.errors import shown
 from hpc_mp.job.sweep import words_of
@@ -34,7 +35,7 @@ from hpc_mp.launch.status import words_of_job
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
+from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, together, verdict
 from hpc_mp.rundir.records import RankStatus
 from hpc_mp.rundir.runs import record_successors
 from hpc_mp.supervisor.exclusions import end_watch, watch_waiting

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.diagnosis.cause import cause
 from hpc_mp.launch.backends.backend import Launch, concluded
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.run_files import Begun
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause
+from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State
 
 POLL_S = 1.0  # between two polls of the child
 REPEAT_S = 2.0  # between two signals: of two that come at once, the shell of a job script passes one on

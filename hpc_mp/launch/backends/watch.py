@@ -9,17 +9,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from hpc_mp.diagnosis.cause import cause_of, root_cause
+from hpc_mp.diagnosis.ends import awaited_in_vain, unsaid_end
 from hpc_mp.job.program import Program
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.ends import awaited_in_vain, unsaid_end
-from hpc_mp.rundir.failures import KINDS, RankFailure, coordinates, read_failures, root_cause, write_failure
-from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.failures import KINDS, RankFailure, coordinates, read_failures, write_failure
+from hpc_mp.rundir.outcome import STOPPED, Cause, State
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.rundir.waits import read_standings
+from hpc_mp.rundir.standings import read_standings
 
 POLL_S = 1.0  # between two questions whether the ranks hang
 ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # what ranks that hang get, and seconds between

@@ -20,11 +20,11 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
+from hpc_mp.diagnosis.lines import task_ends
 from hpc_mp.launch.backends.backend import CallRequest, SubmittedTasks
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.supervisor.log_patterns import task_ends
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
 # A USR2 before submitit's handler is there would kill the task (Slurm sends it up to 60 s early); one that is ignored

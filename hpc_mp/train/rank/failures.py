@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
-from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failures, write_failure
+from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.engine.groups import Tree
 from hpc_mp.train.rank.fencing import Fence, RunRemoved

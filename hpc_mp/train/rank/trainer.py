@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.failures import RankFailure, kind_of, write_failure
+from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint

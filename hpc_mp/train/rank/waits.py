@@ -1,4 +1,4 @@
-"""What this rank waits for, noted before it blocks: its part of who waits for whom (``hpc_mp.rundir.waits``).
+"""What this rank waits for, noted before it blocks: its part of who waits for whom (``hpc_mp.rundir.standings``).
 
 All messages pass through the methods of torch's process groups and ``Work.wait``, whoever sends them: the engine,
 the saving of a checkpoint, barriers. While ``listening``, these methods count a message before they hand it on, and note the one
@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.waits import Standing, Wait, write_standing
+from hpc_mp.rundir.standings import Standing, Wait, write_standing
 
 # torch's names of what all ranks of a group take part in, and of a message between two of them.
 COLLECTIVES: Mapping[str, str] = {

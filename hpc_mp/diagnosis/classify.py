@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
-from hpc_mp.rundir.failures import KINDS, coordinates, one_line, precedence, root_cause, sentence, who
-from hpc_mp.rundir.outcome import Cause
-from hpc_mp.supervisor.evidence import Evidence
-from hpc_mp.supervisor.log_patterns import NO_DEVICE, NO_USE
-from hpc_mp.supervisor.symptoms import (
+from hpc_mp.diagnosis.cause import root_cause
+from hpc_mp.diagnosis.evidence import Evidence
+from hpc_mp.diagnosis.lines import NO_DEVICE, NO_USE
+from hpc_mp.diagnosis.symptoms import (
     LAST_LINES,
     Symptom,
     awaited_in_vain_by_all,
@@ -31,52 +30,8 @@ from hpc_mp.supervisor.symptoms import (
     step_cancelled,
     vanished,
 )
-
-__all__ = ["FAILURE_CLASSES", "FailureClass", "RootCause", "classify"]
-
-
-@dataclass(frozen=True, slots=True)
-class FailureClass:
-    """The consequences of a kind of failure.
-
-    Attributes:
-        retry: whether another attempt may go well: a fault of the machine, or one that nobody can tell from it.
-        blame_node: whether the node of which it is found should be left out then.
-    """
-
-    retry: bool
-    blame_node: bool = False
-
-
-FAILURE_CLASSES: dict[str, FailureClass] = {
-    "memory": FailureClass(retry=False),
-    "removed": FailureClass(retry=False),
-    "hardware": FailureClass(retry=True, blame_node=True),
-    "node": FailureClass(retry=True, blame_node=True),
-    "orphaned": FailureClass(retry=True, blame_node=True),
-    "unfit": FailureClass(retry=True, blame_node=True),
-    "unwritable": FailureClass(retry=True, blame_node=True),
-    "user": FailureClass(retry=False),
-    "error": FailureClass(retry=False),
-    "space": FailureClass(retry=False),
-    "storage": FailureClass(retry=True),
-    "crash": FailureClass(retry=False),
-    "signal": FailureClass(retry=True),
-    "exit": FailureClass(retry=False),
-    "ended": FailureClass(retry=True),
-    "launcher": FailureClass(retry=False),
-    "supervisor": FailureClass(retry=True),
-    "cancelled": FailureClass(retry=True),
-    "early": FailureClass(retry=False),
-    "lost": FailureClass(retry=True, blame_node=True),
-    "hang": FailureClass(retry=True),
-    "silent": FailureClass(retry=True),
-    "straggled": FailureClass(retry=True),
-    "network": FailureClass(retry=True),
-    "peer": FailureClass(retry=True),
-    "vanished": FailureClass(retry=True),
-    "unknown": FailureClass(retry=False),
-}
+from hpc_mp.rundir.failures import KINDS, coordinates, one_line, precedence, sentence, who
+from hpc_mp.rundir.outcome import Cause
 
 KILLED = "SIGKILL"  # what the kernel sends where memory ends
 
@@ -153,7 +108,7 @@ def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) 
 
 
 def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> RootCause:
-    consequence = FAILURE_CLASSES[symptom.kind]
+    consequence = KINDS[symptom.kind]
     same = [other for other in symptoms if other.kind == symptom.kind]
     blamed = (_lost(same, evidence.here) if symptom.kind == "lost"
               else tuple(dict.fromkeys(other.host for other in same if other.host)) if consequence.blame_node else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from watchdog_words import said
 
-from hpc_mp.rundir.watchdogs import collective_timeout, thrown
+from hpc_mp.diagnosis.watchdogs import collective_timeout, thrown
 
 
 @pytest.mark.parametrize(("lines", "apart", "words"), [

@@ -13,18 +13,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.rundir.attempt import last_words
-from hpc_mp.rundir.ends import awaited_in_vain, given_up, words_of_end
-from hpc_mp.rundir.failures import (
-    BY_SOMEBODY,
-    RankFailure,
-    kind_of_end,
-)
-from hpc_mp.rundir.outcome import STOPPED
-from hpc_mp.rundir.tracebacks import last_error
-from hpc_mp.rundir.watchdogs import collective_timeout
-from hpc_mp.supervisor.evidence import LABEL, Evidence
-from hpc_mp.supervisor.log_patterns import (
+from hpc_mp.diagnosis.ends import awaited_in_vain, given_up, words_of_end
+from hpc_mp.diagnosis.evidence import LABEL, Evidence
+from hpc_mp.diagnosis.lines import (
     CANCELLED,
     CANNOT_START,
     IMPROPER,
@@ -48,6 +39,15 @@ from hpc_mp.supervisor.log_patterns import (
     unmet_mpi,
     xid,
 )
+from hpc_mp.diagnosis.tracebacks import last_error
+from hpc_mp.diagnosis.watchdogs import collective_timeout
+from hpc_mp.rundir.attempt import last_words
+from hpc_mp.rundir.failures import (
+    BY_SOMEBODY,
+    RankFailure,
+    kind_of_end,
+)
+from hpc_mp.rundir.outcome import STOPPED
 
 # What an exception is about may say more than its kind: lack of memory, a broken GPU.
 MORE_EXACT = frozenset({"memory", "hardware", "space", "storage", "network"})

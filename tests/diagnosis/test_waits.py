@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_mp.diagnosis.waits import Awaited, awaited
 from hpc_mp.rundir import create_run
-from hpc_mp.rundir.waits import Awaited, Standing, Wait, awaited, read_standings, standing_of, write_standing
+from hpc_mp.rundir.standings import Standing, Wait, read_standings, standing_of, write_standing
 
 NOW = 1000.0
 

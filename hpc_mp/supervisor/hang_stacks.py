@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.cluster.slurm.variables import one_task_environment
+from hpc_mp.diagnosis.evidence import Hang
+from hpc_mp.diagnosis.stacks import aborted, numbers, read_stacks, sentence_of, standing_apart
 from hpc_mp.program.stacks import record_stacks
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.stacks import aborted, numbers, read_stacks, sentence_of, standing_apart
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.silence import Hang
 from hpc_mp.supervisor.srun import StepCommand, follow
 
 MODULE = "hpc_mp.program.stacks"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.rundir.stacks import numbers
+from hpc_mp.diagnosis.stacks import numbers
 
 LINE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)")
 THROWN = re.compile(r"terminate called (?:after throwing|recursively)")

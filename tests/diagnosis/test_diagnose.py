@@ -13,16 +13,16 @@ from watchdog_words import said as watchdog_said
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.evidence import Evidence, Hang
+from hpc_mp.diagnosis.lines import first_code, sign, task_ends, xid
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_json
 from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure
 from hpc_mp.rundir.records import RankStart, line_of
-from hpc_mp.rundir.waits import Standing, Wait
+from hpc_mp.rundir.standings import Standing, Wait
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.diagnose import FAILURE_CLASSES, classify
-from hpc_mp.supervisor.evidence import Evidence, ScriptLog, gather
-from hpc_mp.supervisor.log_patterns import first_code, sign, task_ends, xid
-from hpc_mp.supervisor.silence import Hang
+from hpc_mp.supervisor.gather import ScriptLog, gather
 
 HOSTS = ("n1", "n2", "n3", "n4")
 PLACES = {place_.rank: place_ for place_ in place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2).ranks}
@@ -417,7 +417,7 @@ def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: s
 def test_every_kind_has_an_ending() -> None:
     # said by the launcher, of emulated nodes, in the history alone, when a run has ended, by the job script, of saves
     elsewhere = {"launcher", "straggled", "vanished", "removed", "supervisor", "unwritable"}
-    assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(FAILURE_CLASSES) == set(KINDS)
+    assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(KINDS) == set(KINDS)
 
 
 EXPLAINED = [evidence for _, evidence, kind, _, _ in ENDINGS if KINDS[kind].level < ECHO or kind in ("lost", "network")]
@@ -455,7 +455,7 @@ LINES = st.lists(st.one_of(st.text(max_size=60), st.sampled_from([*ENDS_OTHERS, 
        st.integers(-64, 255))
 def test_any_text(lines: list[str], logs: dict, kernel_: dict, code: int) -> None:
     found = classify(replace(JOB, code=code, srun=tuple(lines), logs=logs, kernel=kernel_))
-    assert found.retry == FAILURE_CLASSES[found.cause.kind].retry
+    assert found.retry == KINDS[found.cause.kind].retry
 
 
 @given(st.lists(st.from_regex(r"srun: error: n[1-4]: tasks? [0-9,-]{1,12}: [A-Z][a-z ]{1,20}[0-9]{0,3}", fullmatch=True)))

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from hpc_mp.diagnosis.tracebacks import LIBRARY
 from hpc_mp.rundir.layout import RunDirectory
-from hpc_mp.rundir.tracebacks import LIBRARY
 
 PROCESS = re.compile(r"rank (?P<rank>\d+), pid (?P<pid>\d+), (?P<state>.*?): ")
 THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")

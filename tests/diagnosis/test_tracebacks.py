@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_mp.rundir.tracebacks import last_error
+from hpc_mp.diagnosis.tracebacks import last_error
 
 PROGRAMS = {
     "plain": ("raise ValueError('no such column')", "ValueError: no such column", ":1"),

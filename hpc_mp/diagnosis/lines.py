@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.xids import NEEDS, blamed
-from hpc_mp.rundir.failures import kind_of
+from hpc_mp.diagnosis.texts import kind_of
 
 # What the kernel says of a process that it has killed for lack of memory; the cgroup and the user in newer ones only.
 KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)|\boom-kill:.*\bpid=(\d+)")

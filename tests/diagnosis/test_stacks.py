@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_mp.rundir import RunDirectory, create_run
-from hpc_mp.rundir.stacks import (
+from hpc_mp.diagnosis.stacks import (
     Frame,
     RankStack,
     aborted,
@@ -25,6 +24,7 @@ from hpc_mp.rundir.stacks import (
     sentence_of,
     standing_apart,
 )
+from hpc_mp.rundir import RunDirectory, create_run
 
 TORCH = "/opt/py/lib/python3.11/site-packages/torch"
 MAIN = Frame("/home/ann/train.py", 52, "main")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.diagnosis.ends import awaited_in_vain, given_up, words_of_end
 from hpc_mp.rundir.attempt import last_words, tail
-from hpc_mp.rundir.ends import awaited_in_vain, given_up, words_of_end
 
 HEAD, AT = "Traceback (most recent call last):", '  File "/home/ann/train.py", line 7, in step'
 BOOM = [HEAD, AT, "    raise ValueError('boom')", "ValueError: boom"]

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hpc_mp.base.exit_codes import NAMES, ending
+from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
+from hpc_mp.diagnosis.texts import TIMED_OUT, kind_of
+from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error
+from hpc_mp.diagnosis.watchdogs import given_reason, thrown
 from hpc_mp.rundir.attempt import AttemptReader, last_words
-from hpc_mp.rundir.failures import KINDS, TIMED_OUT, RankFailure, kind_of, kind_of_end
-from hpc_mp.rundir.stacks import before_abort, before_dump, crash_place, numbers
-from hpc_mp.rundir.tracebacks import ROOT, PythonError, last_error
-from hpc_mp.rundir.watchdogs import given_reason, thrown
+from hpc_mp.rundir.failures import KINDS, RankFailure, kind_of_end
 
 SHELL = 128  # a shell ends with this and the signal of what it has started
 NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends before which a process says nothing of them

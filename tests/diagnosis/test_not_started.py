@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.evidence import Evidence
+from hpc_mp.diagnosis.lines import TasksRefused, not_started
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.supervisor.diagnose import classify
-from hpc_mp.supervisor.evidence import Evidence
-from hpc_mp.supervisor.log_patterns import TasksRefused, not_started
 
 PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ranks}
 JOB = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), here="n1", run=RunDirectory(Path("/run")))

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.rundir.attempt import WORRIED, last_words
-from hpc_mp.rundir.failures import kind_of
 
 HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the second is rich's
 GROUP = re.compile(r"\s*\+ Exception Group Traceback ")

@@ -1,0 +1,100 @@
+"""The failure that explains the others, by what the ranks of an attempt have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import read_json
+from hpc_mp.diagnosis.waits import Awaited, awaited
+from hpc_mp.layout.placement import RankPlace, from_dict
+from hpc_mp.rundir import RunDirectory, history
+from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure, announced, coordinates, precedence, read_failures
+from hpc_mp.rundir.outcome import Cause, verdict
+from hpc_mp.rundir.standings import Standing, read_standings
+
+
+def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
+    """Why an attempt failed: the verdict's word if there is a verdict, else what its records say; None when they say nothing."""
+    number = run.attempt() if attempt is None else attempt
+    found = verdict(run, number)
+    if found is not None:
+        return found.cause
+    with suppress(OSError, KeyError, TypeError):  # a broken history: the records are there
+        for end in reversed(history.history(run)):
+            if end.attempt == number and end.kind in KINDS:
+                return Cause(end.kind, end.message, end.rank, end.node, time=end.time)
+    failure = judged(run, number)
+    return None if failure is None else cause_of(run, failure)
+
+
+def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
+    """A rank's failure as the cause of the run's."""
+    own, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
+    rank = failure.inner if failure.of_node else failure.rank
+    return Cause(failure.kind, str(failure), rank, failure.node or None, str(by_node if by_node.exists() else own), failure.time)
+
+
+def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], places: Sequence[RankPlace],
+               nodes: Sequence[str]) -> RankFailure | None:
+    """The failure that explains the others; None when there is none.
+
+    Args:
+        failures: of ranks whose end is known; ``standings``: of ranks that stood still when they were last seen.
+        places: of all ranks; ``nodes``: the name of every node of the placement.
+    """
+    first = min(failures, key=lambda failure: precedence(failure.kind, failure.time), default=None)
+    if first is not None and KINDS[first.kind].level < ECHO:
+        return first
+    stood = {standing.rank: standing for standing in standings}
+    stood |= {failure.rank: failure.standing for failure in failures if failure.standing is not None}
+    given_up = min((failure.time for failure in failures if failure.kind in ("hang", "lost")), default=math.inf)
+    stood = {rank: standing for rank, standing in stood.items() if standing.since < given_up}  # who moves later was waited for
+    end = awaited(stood.values(), [place.rank for place in places] or list(stood))
+    return first if end is None else _awaited(end, {failure.rank: failure for failure in failures}, stood, places, nodes)
+
+
+def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, Standing], places: Sequence[RankPlace],
+             nodes: Sequence[str]) -> RankFailure:
+    """The failure of the rank for which all others waited, whether it could write or not."""
+    own, standing = failures.get(end.rank), stood.get(end.rank)
+    at = next((place for place in places if place.rank == end.rank), None)
+    node = own.node if own else nodes[at.node] if at and at.node < len(nodes) else ""
+    others = f"rank{'s' if len(end.by) > 1 else ''} {', '.join(map(str, end.by))} waited for it"
+    accusers = [failure for failure in failures.values() if failure.kind == "lost" and node in failure.nodes]
+    if own is not None and own.kind not in ("straggled", "peer"):
+        kind, text = own.kind, own.message
+    elif accusers:
+        kind, text = "lost", accusers[0].message
+    elif standing is not None:
+        kind, text = "hang", str(standing)
+    else:
+        kind, text = "silent", "it was stopped, is gone, or is stuck in native code"
+    moment = own.time if own else max([*(each.time for each in stood.values()), *(each.time for each in failures.values())])
+    known = coordinates(at) if at else own.place if own else ()
+    blamed = accusers[0].nodes if accusers and kind == "lost" else own.nodes if own else ()
+    return RankFailure(end.rank, node, kind, f"{text}; {others}", moment, place=known, nodes=blamed, standing=standing,
+                       traceback=own.traceback if own and kind == own.kind else "")
+
+
+def judged(run: RunDirectory, attempt: int, nodes: Sequence[str] | None = None) -> RankFailure | None:
+    """The failure that explains an attempt, from what its ranks have left; None when they have left nothing.
+
+    Args:
+        nodes: the name of every node of the placement; None: as the ranks have announced them.
+    """
+    try:
+        places: Sequence[RankPlace] = from_dict(read_json(run.of_attempt(attempt).placement)).ranks
+    except (OSError, ValueError, TypeError, AttributeError, HpcMpError):  # the records are there all the same
+        places = ()
+    return root_cause(read_failures(run, attempt), read_standings(run, attempt), places,
+                      nodes if nodes is not None else _nodes(run, attempt, places))
+
+
+def _nodes(run: RunDirectory, attempt: int, places: Sequence[RankPlace]) -> list[str]:
+    """The names of the nodes, of which each rank has written its own."""
+    names_given = {line["rank"]: str(line.get("node", "")) for line in announced(run) if line["attempt"] == attempt}
+    names = {place.node: names_given[place.rank] for place in places if names_given.get(place.rank)}
+    return [names.get(node, f"node{node}") for node in range(max((place.node for place in places), default=-1) + 1)]
