@@ -58,7 +58,7 @@ def classify(evidence: Evidence) -> RootCause:
     if evidence.program and all(KINDS[symptom.kind].level >= KINDS["early"].level for symptom in symptoms):
         symptoms += [*given_up_inside(evidence), *awaited_in_vain_by_all(evidence, symptoms)]
     first = min(symptoms, key=_precedence)
-    if first.own and first.kind == "signal" and KILLED in first.text:  # PMIx ends the others before srun tells of the first
+    if first.own and first.kind == "signal" and KILLED in first.text and evidence.srun:  # PMIx ends the others before it tells
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
     if KINDS[first.kind].echo:
         first = _awaited(evidence, first)

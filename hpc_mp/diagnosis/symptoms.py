@@ -44,6 +44,7 @@ from hpc_mp.diagnosis.watchdogs import collective_timeout
 from hpc_mp.rundir.attempt import last_words
 from hpc_mp.rundir.failures import (
     BY_SOMEBODY,
+    KINDS,
     RankFailure,
     kind_of_end,
 )
@@ -106,7 +107,8 @@ def _records(evidence: Evidence) -> Iterator[Symptom]:
         kind = found if found in MORE_EXACT else failure.kind
         if evidence.by_mpirun and failure.kind == "exit" and failure.message.startswith(ending(LOST_PMIX)):
             kind = "peer"  # it may end some milliseconds before the rank whose end it has noticed
-        yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes)
+        own = evidence.program and KINDS[kind].level <= KINDS["error"].level
+        yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes, own, failure.inner)
 
 
 def _hang(evidence: Evidence) -> Iterator[Symptom]:

@@ -7,17 +7,18 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hpc_mp.diagnosis.cause import cause_of, root_cause
-from hpc_mp.diagnosis.ends import awaited_in_vain, unsaid_end
+from hpc_mp.diagnosis.classify import RootCause, classify
+from hpc_mp.diagnosis.ends import unsaid_end
+from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.job.program import Program
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.failures import KINDS, RankFailure, coordinates, read_failures, write_failure
+from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.outcome import STOPPED, Cause, State
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.standings import read_standings
@@ -91,34 +92,22 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
             if end.rank not in others or failures[end.rank].kind != "straggled":
                 with suppress(OSError):  # a full disk is no reason to hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
-    ends = [*(failures[end.rank] for end in bad), *more]
-    if program is not None:
-        ends = _of_program(ends, placement, more)
-    failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
-                         [emulated_node(node) for node in range(placement.nodes)])
-    if failure is not None and not (ended.asked and failure.kind == "peer"):
-        return "failed", cause_of(attempt.run, failure)
+    ends = (*(failures[end.rank] for end in bad), *more)
+    found = _root_cause(attempt, ends, placement, program) if ends else None
+    if found is not None and not (ended.asked and found.cause.kind == "peer"):
+        return "failed", found.cause
     by_user = program is not None and ended.asked  # many programs end well after SIGTERM
     return ("stopped" if by_user or any(end.code for end in ended.exits) else "completed"), None
 
 
-def _of_program(ends: Sequence[RankFailure], placement: Placement, more: Sequence[RankFailure]) -> list[RankFailure]:
-    """What may be the cause of a program's end. Of what ranks have failed of by themselves it is the first, whatever it was: in
-    their words nothing is surer than the rest. A rank that we had to end is one only where all others have waited for it."""
-    own = [failure for failure in ends if KINDS[failure.kind].level <= KINDS["error"].level]
-    if own:
-        return [min(own, key=lambda failure: failure.time)]
-    complaints = {failure.rank: failure for failure in ends if failure.kind == "peer"}
-    found = awaited_in_vain({rank: failure.message for rank, failure in complaints.items()}, range(len(placement.ranks)))
-    known = [failure for failure in ends if failure.kind != "straggled"] or list(ends)
-    if found is None or more:
-        return known
-    rank, text = found
-    time = min(failure.time for failure in complaints.values())
-    node = emulated_node(placement.ranks[rank].node)
-    of_rank = next((failure for failure in ends if failure.rank == rank), RankFailure(rank, node, "hang", text, time))
-    return [*(failure for failure in known if failure.rank != rank),
-            replace(of_rank, kind="hang", message=text, time=time, traceback="")]
+def _root_cause(
+    attempt: AttemptReader, ends: tuple[RankFailure, ...], placement: Placement, program: Program | None,
+) -> RootCause:
+    return classify(Evidence(
+        failures=ends, standings=tuple(read_standings(attempt.run, attempt.number)), run=attempt.run,
+        places={place.rank: place for place in placement.ranks},
+        hosts=tuple(emulated_node(node) for node in range(placement.nodes)), program=program is not None,
+        axes=program is not None and program.axes is not None, of_node=program is not None and program.start == "node"))
 
 
 def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
