@@ -168,7 +168,7 @@ def compose(
     computes_on = with_node_memory(gpus.device, spec, facts, [rank.node for rank in placement.ranks])
     check_memory([each.total + on_cpu * each.host for each in state], computes_on)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
-                     chunk_counts(spec))
+                     chunk_counts(spec), where.place)
     return TrainingPlan(
         given=given, resolution=resolution, spec=spec, where=where, shape=shape, placement=placement, device=computes_on,
         record=record, facts=facts, measured=measured, avoided=avoided(given, resolution.exclude, bad), resumes=resumed)

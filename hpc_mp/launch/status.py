@@ -30,8 +30,7 @@ from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Verdict, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
-from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.rundir.records import AWAITING, Evaluation, RankStart, StepMetrics, last_records, losses, read_records
+from hpc_mp.rundir.records import AWAITING, Evaluation, StepMetrics, last_records, losses, read_records
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.runs import successors
 from hpc_mp.rundir.sweep import SweepMember, read_member
@@ -41,6 +40,7 @@ RECENT = 20  # steps whose median time foretells the rest
 STIRS_S = 120.0  # within which ranks that go on have written something
 LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as long as those before it, and so many seconds
 SLOW_PHASES = ("saving", "evaluating", AWAITING)  # of rank 0, between two steps
+NAMED = ("local", "mpi")  # back ends that are chosen by name alone where there is a Slurm
 AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
 GOES_ON = ("pending", "running", "unknown")
 BEGINS = re.compile(r"hpc-mp: \d\d:\d\d:\d\d attempt \d+ \(")  # what the supervisor says first
@@ -190,8 +190,9 @@ def job_ids(run: RunDirectory) -> list[str]:
 
 def go_on(run: RunDirectory) -> str:
     """The command that goes on with a run that has ended, where it ran."""
-    emulated = job_of(run) is None and emulated_node(0) in {start.node for start in read_records(run.ranks, RankStart)}
-    return shlex.join(["hpc-mp", "launch", str(run.job), *(["--on", "local"] if emulated else []), "--resume"])
+    plan = read_plan(run)
+    on = ["--on", plan.place] if plan is not None and plan.place in NAMED else []
+    return shlex.join(["hpc-mp", "launch", str(run.job), *on, "--resume"])
 
 
 def held(run: RunDirectory) -> bool:

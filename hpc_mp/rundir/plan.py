@@ -91,6 +91,7 @@ class RunPlan:
             doctor has measured none.
         choices: the keys of the job that the launch has settled, with the reason of each.
         chunks: of every pipeline rank.
+        place: the back end that starts the ranks: "slurm", "step", "local" or "mpi"; empty in plans of earlier releases.
     """
 
     layers: tuple[int, ...]
@@ -99,6 +100,7 @@ class RunPlan:
     link_time_s: float | None = None
     choices: tuple[ResolvedKey[Any], ...] = ()
     chunks: tuple[ChunkCounts, ...] = ()
+    place: str = ""
 
 
 def write_plan(run: RunDirectory, plan: RunPlan) -> None:
@@ -117,7 +119,7 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
 def _from_dict(tree: dict[str, Any]) -> RunPlan:
     return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**each) for each in tree["state"]),
                    tree["link_time_s"], tuple(map(_choice, tree["choices"])),
-                   tuple(ChunkCounts(**each) for each in tree.get("chunks", ())))
+                   tuple(ChunkCounts(**each) for each in tree.get("chunks", ())), tree.get("place", ""))
 
 
 def _choice(tree: dict[str, Any]) -> ResolvedKey[Any]:

@@ -28,6 +28,7 @@ from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import _state, seen
 from hpc_mp.rundir import RunDirectory, write_json
+from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.rundir.records import RankStart, line_of
 
 HERE = Path(__file__).parent
@@ -68,8 +69,8 @@ def test_status_names_whom_we_exclude_and_why(run: RunDirectory) -> None:
 
 def test_a_run_that_failed_names_its_logs_and_how_to_go_on(run: RunDirectory) -> None:
     write_json(run.outcome, {"attempt": 1, "state": "failed", "cause": {"message": "boom"}})
-    for host, on in (("node0", " --on local"), ("n1", "")):
-        run.ranks.write_text(line_of(RankStart(1, 0, host, "here", 1)) + "\n")
+    for place, on in (("local", " --on local"), ("mpi", " --on mpi"), ("slurm", ""), ("step", "")):
+        write_plan(run, RunPlan((1,), Traffic(), (), place=place))
         shown = list(lines(seen(run, [])))
         assert shown[-3:] == [("logs", f"hpc-mp logs {run.path}"), ("go on", f"hpc-mp launch {run.job}{on} --resume"),
                               ("cause", "boom")]

@@ -64,7 +64,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     exclude = fitting(given, choices, target, facts, bad)
     choices = replace(choices, exclude=exclude)
     placement = _placement(given)
-    record = RunPlan((), Traffic(), (), choices=tuple(key for key in choices.keys if key.why))
+    record = RunPlan((), Traffic(), (), choices=tuple(key for key in choices.keys if key.why), place=where.place)
     return ProgramPlan(
         given=given, resolution=choices, spec=resolved(given, choices.keys), where=where, placement=placement, device=gpus.device,
         record=record, facts=facts, measured=measured, avoided=avoided(given, exclude, bad), resumes=resumed)
