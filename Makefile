@@ -27,9 +27,10 @@ pytest: install
 	folders=$$(test -z "$(ROOM)" || $(PY) tests/support/neighbours.py "$(ROOM)") && \
 	  $(PY) -m pytest -ra --reruns 1 --rerun-show-tracebacks -n 5 --dist loadfile --no-loadscope-reorder $$folders
 
-lint: install  ## style, types and import arrows
+lint: install  ## style, types, docstrings and import arrows
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(PY) tests/support/prose.py
 	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
 demo: install  ## train a small model on emulated nodes

@@ -1,4 +1,4 @@
-"""Somebody's job script becomes a job file with ``[program]``, and every line of it is accounted for."""
+"""Conversion of the user's job script to a job file with ``[program]``; every line of the script is accounted for."""
 
 from __future__ import annotations
 

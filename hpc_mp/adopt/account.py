@@ -1,4 +1,4 @@
-"""What became of every line of a script: kept, replaced, dropped, or named as what could not be carried over."""
+"""The fate of every line of a script: kept, replaced, dropped, or not carried over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Fate(Enum):
-    """The gravest last: of statements that share a line, the line has the gravest."""
+    """The fates of a line, the gravest last. A line that several statements share gets the gravest of their fates."""
 
     DROPPED = "dropped"
     KEPT = "kept"
@@ -21,12 +21,12 @@ _GRAVITY = list(Fate)
 
 @dataclass(frozen=True, slots=True)
 class LineFate:
-    """What became of some lines.
+    """The fate of a range of lines.
 
     Attributes:
         first, last: the lines, counted from 1.
-        text: what stands there, in one line.
-        where: the key of the job file that holds it, or what took its place; empty where nothing did.
+        text: the text of the lines, joined into one.
+        where: the key of the job file that holds it, or its replacement; empty if neither exists.
         why: the reason.
     """
 
@@ -43,7 +43,7 @@ class LineFate:
 
 
 def joined(fates: Iterable[LineFate], lines: Sequence[str]) -> tuple[LineFate, ...]:
-    """One entry for all that shares a line, in the order of lines; every line that is not blank stands in exactly one of them."""
+    """Merge entries that share a line, and sort them by line. Every line that is not blank is in exactly one entry."""
     groups: list[list[LineFate]] = []
     for each in sorted(fates, key=lambda fate: (fate.first, fate.last)):
         if groups and each.first <= max(one.last for one in groups[-1]):

@@ -1,4 +1,4 @@
-"""``adopt``: somebody's job script, read and never run, becomes a job file and an account of its lines."""
+"""``adopt``: conversion of the user's job script, which is read but never run, to a job file and an account of its lines."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source, read_statements
 
-# Else a step would wait for ever for the CPUs of another one: of one that lines before the program have started, or of the one
-# that the program runs in, whose binding srun would take for that of the steps that it starts.
+# Without it a step would wait forever for the CPUs of another step: one that earlier lines have started, or the one that the
+# program runs in. Steps that srun starts inside that one would also inherit its CPU binding.
 OVERLAP = "export SLURM_OVERLAP=1"
 STEPS = f"{OVERLAP} SLURM_CPU_BIND=none"
 SILENT_NOTE = "a program of which no rank prints a line for an hour counts as hung, which the script did not say: set " \
@@ -43,13 +43,13 @@ STEPS_NOTE = "what the program may start by srun itself runs beside it, in the s
 
 @dataclass(frozen=True, slots=True)
 class AdoptedJob:
-    """A script as a job file.
+    """A script converted to a job file.
 
     Attributes:
         tree: the job file's tables.
-        spec: the same, validated, with absolute paths.
-        account: what became of every line, in their order.
-        notes: what holds for the whole job and stands in no line.
+        spec: the validated job file, with absolute paths.
+        account: the fate of every line, in order.
+        notes: remarks about the whole job that belong to no line.
     """
 
     tree: Mapping[str, Any]
@@ -63,17 +63,17 @@ class AdoptedJob:
 
 
 def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, arguments: Sequence[str] = ()) -> AdoptedJob:
-    """Make a job file of a script.
+    """Convert a script to a job file.
 
     Args:
-        text: the script's.
-        directory: where sbatch would be called.
-        job_directory: where the job file will lie.
-        file: the script.
-        arguments: that sbatch would give it.
+        text: the text of the script.
+        directory: the directory in which sbatch would be called.
+        job_directory: the directory of the job file.
+        file: the path of the script.
+        arguments: the arguments that sbatch would pass to the script.
 
     Raises:
-        HpcMpError: it starts no program, or what it asks for is nothing that a job file can say.
+        HpcMpError: the script starts no program, or it asks for something that a job file cannot express.
     """
     plain = marked(text.replace("\r\n", "\n").replace("\0", ""), directives=True)
     if (obvious(plain) or bash_refusal(plain) is not None) and bash_refusal(blanks := marked(plain)) is None:
@@ -96,7 +96,7 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """What a script's text gives, with that of its directives."""
+    """The keys, fates and notes that a script and its directives yield."""
 
     keys: Mapping[str, Any]
     fates: tuple[LineFate, ...]
@@ -109,7 +109,7 @@ def _for_a_shell(script: Script) -> bool:
 
 
 def _form(script: Script) -> list[LineFate]:
-    """The lines that are neither read by sbatch nor by the shell."""
+    """Return the fates of the lines that neither sbatch nor the shell reads."""
     found = []
     directives = {option.line for component in script.header.components for option in component}
     directives |= {word.line for word in script.header.strays} | set(script.header.unmatched)
@@ -135,7 +135,7 @@ def _form(script: Script) -> list[LineFate]:
         others = re.match(r"#(PBS|BSUB)\s+-", line) is not None and number < script.header.end
         if others:
             why = "sbatch reads some options of other schedulers in this form: write what it asks for into the job file"
-        if line.startswith("#"):  # else it stands behind a statement on the same line
+        if line.startswith("#"):  # else it follows a statement on the same line
             found.append(LineFate(number, number, line, Fate.LOST if others else Fate.DROPPED, "", why))
     return found
 
@@ -161,7 +161,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     fixed = known.fixed[at]
     line = source.statements[launch.statement]
     simple = is_simple(line, launch) or (runs_once(launch) and is_fed(launch, line))
-    if not simple:  # the words may be those of a loop or of a function
+    if not simple:  # the words may be in a loop or a function
         fixed = replace(fixed, directory=None)
     start = with_results(program_start(launch, request, fixed), launch, line, known, at)
     alone = not launch.srun and start.start != "mpi" and start.nodes == 1 == (request.nodes or 1) and not blank
@@ -222,7 +222,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     fates += [afterwards(each, number, launches) for number, each in enumerate(source.statements[later:], start=later)]
     own = [*lines, *(form.lines if simple else ())]
     keys = _keys(request, launch, start, found, passed, fixed)
-    for disposition in found:  # the lines below may need it, and hpc-mp's own Python must not see it
+    for disposition in found:  # later lines may need the variable, and hpc-mp's own Python must not see it
         for assigned, _ in disposition.statement.assignments if disposition.text is not None else ():
             if is_for_ranks_alone(assigned.name, launch.srun) and assigned.name in known.fixed[-1].texts:
                 keys[f"program.environment.{assigned.name}"] = known.fixed[-1].texts[assigned.name][0]
@@ -266,7 +266,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
 
 
 def _unread(found: Sequence[Disposition], known: KnownShell) -> Iterator[str]:
-    """A note for each file that the job's shell runs and that cannot be read here."""
+    """Yield a note for each file that the job's shell sources and that cannot be read here."""
     for number, each in enumerate(found):
         for name in sourced(each.statement, known.fixed[number]) if each.text is not None else ():
             if name and moves(name) is None:
@@ -275,9 +275,9 @@ def _unread(found: Sequence[Disposition], known: KnownShell) -> Iterator[str]:
 
 
 def _may_be_silent(launch: LaunchCall, start: ProgramStart) -> bool:
-    """Whether nothing says that silence is a hang: under its script a program may be silent for as long as it likes.
+    """Return True if silence does not indicate a hang. Under the user's script a program may be silent indefinitely.
 
-    Of Python on several ranks, which trainings are, it is told from a hang by hpc-mp's own limit.
+    Python on several ranks is taken for a training, whose hangs are detected by hpc-mp's silence limit.
     """
     trains = any(re.search(r"(^|/)(python|torchrun|accelerate|deepspeed|horovodrun)|\.py\b", text) for text in launch.texts)
     alone = start.start == "node" and not starts_ranks(launch.texts)
@@ -290,7 +290,7 @@ _BY_SSH = frozenset({"ssh", "pdsh", "clush", "pssh"})
 
 
 def _served(source: Source, launches: Sequence[LaunchCall], launch: LaunchCall) -> tuple[bool, bool]:
-    """Whether lines before the program have started others on the nodes of the job, on which it works: as steps, and by ssh."""
+    """Return (True if earlier lines start helpers of the program on the job's nodes as steps, True if they do so by ssh)."""
     steps = any(each.srun and each.call.start < launch.call.start and (
         (in_background(each, source) and each.tier > 1) or "ray start" in " ".join(each.texts)) for each in launches)
     return steps, any(call.command.name in _BY_SSH and (call.command.background or each.background)
@@ -298,25 +298,25 @@ def _served(source: Source, launches: Sequence[LaunchCall], launch: LaunchCall) 
 
 
 def _ranks(launch: LaunchCall, request: Request) -> int:
-    """How many ranks a launch starts, as far as its text tells."""
+    """Return the number of ranks that a launch starts, as far as its text shows."""
     start = program_start(launch, request, FixedValues())
     return start.nodes * start.ranks_per_node if launch.srun or start.start != "node" else 1
 
 
 def _own_words(launch: LaunchCall) -> str:
-    """The program and its arguments as they are written."""
+    """Return the program and its arguments as written in the script."""
     first = launch.words[launch.program][1] if launch.program < len(launch.words) else 0
     return " ".join(each.source for each in launch.call.arguments[first:])
 
 
 def _opens_steps(start: ProgramStart) -> bool:
-    """Whether a program may call srun itself, which would wait for ever for the CPUs of the step that the program runs in."""
+    """Return True if a program may call srun itself, which would wait forever for the CPUs of the program's own step."""
     words = [piece.text for piece in start.words]
     return any(re.search(r"\bsrun\b", text) for text in words) or any(text.endswith(".sh") for text in words[:2])
 
 
 def _unreadable(source: Source) -> frozenset[int | None]:
-    """The numbers of statements that bash cannot read, None for the script as a whole: it is asked, and runs nothing."""
+    """Return the numbers of the statements that bash cannot parse; None stands for the whole script. bash only parses it."""
     if bash_refusal(source.text) is None:
         return frozenset(number for number, each in enumerate(source.statements) if BLANK in each.text)
     found = {number for number, each in enumerate(source.statements) if bash_refusal(f"{each.text}\n") is not None}
@@ -345,13 +345,13 @@ def _fate(each: Disposition) -> LineFate:
 
 
 def _is_plain(line: str) -> bool:
-    """Whether a line depends on no directory and no variable of Slurm."""
+    """Return True if a line depends on no directory and no Slurm variable."""
     return bool(re.fullmatch(r"(export |ulimit |umask |unset |set )?[^/`$(]*", line.split("\n")[0])) and "\n" not in line \
         and line.startswith(("export ", "ulimit ", "umask ", "unset "))
 
 
 def _with_step_sizes(lines: Sequence[str], launches: Sequence[LaunchCall], chosen: LaunchCall, request: Request) -> list[str]:
-    """Lines in which an srun that says no size gets that of the script, whose variables the job script has cleaned."""
+    """Add the script's task count to each srun without a size, because the job script unsets Slurm's variables."""
     size = f"srun --ntasks={request.total_tasks}"
     return [_SIZELESS.sub(lambda found: f"{found[1]}{size}", line) for line in lines]
 
@@ -361,10 +361,10 @@ _SIZELESS = re.compile(r"(^|[;&|(!\n]\s*|\b(?:then|do|else)\s+)srun(?=\s)"
 
 
 def _notes(script: Script, request: Request, used: tuple[int, str] | None, moved: bool) -> tuple[str, ...]:
-    """What holds for the whole job.
+    """Return the notes about the whole job.
 
     Args:
-        used: the line that reads an argument of the script which nobody has named, and how it is written there.
+        used: the line that reads an argument of the script that was not passed, and the way it is written there.
     """
     found = []
     if "job.time_limit" not in request.keys:
@@ -389,8 +389,8 @@ def _notes(script: Script, request: Request, used: tuple[int, str] | None, moved
 
 def _of_another(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str], *,
                 unreadable: str = "", because: str = "") -> _Body:
-    """The script is the program itself, once: of another language than a shell's, one in which no program is found, or one that
-    starts several programs by itself on its one node."""
+    """Return a job whose program is the script itself, run once. It is used for scripts that are not shell scripts, in which no
+    program is found, or that start several programs on their only node."""
     words = script.lines[0][2:].split() if script.lines[0].startswith("#!") else ["bash"]
     gpus = request.gpus.count if request.gpus and request.gpus.count else 1
     words += [str(file.absolute()), *arguments]
@@ -406,10 +406,10 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     setup = [*of_modules(text, script.lines[0])] if source.statements else []
     keys |= {f"program.environment.{name}": value for name, value in seen_by_a_script(text, request, begins).items()
              if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", JOB)}
-    if opens := re.search(r"^[^#\n]*\bsrun\b", text, re.MULTILINE) is not None:  # in whichever language
+    if opens := re.search(r"^[^#\n]*\bsrun\b", text, re.MULTILINE) is not None:  # in any language
         setup.append(STEPS)
         notes += (STEPS_NOTE,)
-        if request.total_tasks > 1:  # what its steps take for their sizes
+        if request.total_tasks > 1:  # the sizes that its steps use
             keys |= {f"program.environment.{name}": value for name, value in slurm_numbers(request).items() if "NTASKS" in name}
             keys["program.environment.SLURM_NPROCS"] = f"{request.total_tasks}"
             keys["program.environment.SLURM_TASKS_PER_NODE"] = f"{request.tasks_per_node}" + (

@@ -1,4 +1,4 @@
-"""What stands around a launch, on its line or in the statement that holds it, and behind it: what becomes of each."""
+"""The text around a launch: on its line, in its statement and after it; and the fate of each part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_
 
 
 def is_simple(statement: Statement, launch: LaunchCall) -> bool:
-    """Whether nothing stands around the launch but redirections, a pipe behind it, and ``… &&`` before it."""
+    """Return True if only redirections, a pipe behind the launch and ``… &&`` before it surround the launch."""
     if launch.together or set(launch.call.inside) - _PLAIN_AROUND:
         return launch.together
     before = statement.text[:launch.call.start - statement.start].strip()
@@ -28,9 +28,9 @@ def is_simple(statement: Statement, launch: LaunchCall) -> bool:
 
 
 def without_subshell(text: str, source: Source, launch: LaunchCall) -> str | None:
-    """The text of a script whose launch stands in a subshell, with the lines of that as lines of the script's own shell.
+    """Return the script with the subshell around its launch dissolved: the lines of the subshell run in the script's own shell.
 
-    Behind its program nothing of them is left that could tell the two apart. None where something else goes by the subshell.
+    Nothing runs after the program that could observe the difference. None if something else depends on the subshell.
     """
     outer = next((kind for kind in launch.call.inside if kind not in _PLAIN_AROUND), "")
     if outer != "subshell":
@@ -53,7 +53,7 @@ def before_it(statement: Statement, launch: LaunchCall) -> str:
 
 
 def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
-    """What stands before a launch on its line, and what became of the line."""
+    """Return the setup lines for the text before a launch on its line, and the fate of that line."""
     left = before_it(statement, launch)
     gone, elsewhere = left_out(statement, start, launch)
     why = [*start.how, *elsewhere]
@@ -71,7 +71,7 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
 
 
 def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What of a line behind the program's words is not carried over, and what only goes elsewhere now."""
+    """Return the parts behind the program's words that are not carried over, and those that only go elsewhere now."""
     found = streams(launch, statement, FixedValues())
     lost = tuple(_ODD.get(each.name, f"srun has no option --{each.name} by itself: what the site's plug-in does with it has to "
                           "be set by hand") for each in launch.options
@@ -95,7 +95,7 @@ _OF_THE_JOB = frozenset({"gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus
 
 
 def _step_options(launch: LaunchCall, start: ProgramStart) -> str:
-    """What became of srun's options."""
+    """Return a description of the fate of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
     of_job = [f"--{option.name}" for option in launch.options if option.name in _OF_THE_JOB]
     rest = [f"--{option.name}" for option in launch.options if option.known and option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
@@ -112,8 +112,8 @@ def _step_options(launch: LaunchCall, start: ProgramStart) -> str:
 
 
 def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite], ...]:
-    """How the script comes to a launch inside of a function: the numbers of the statements with the first call of it, of the
-    function that this one stands in, and so on; empty where no function holds it, or none is called."""
+    """Return the calls that lead to a launch inside a function: the statement number and call site of the function's first call,
+    then of the function around that call, and so on. Empty if the launch is in no function, or the function is not called."""
     found: list[tuple[int, CallSite]] = []
     number = launch.statement
     while source.statements[number].kind == "function_definition":
@@ -130,7 +130,7 @@ def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite],
 
 def several(source: Source, launch: LaunchCall, launches: Sequence[LaunchCall],
             callers: Sequence[tuple[int, CallSite]]) -> str:
-    """In which way a script starts its program several times, empty where it does so once."""
+    """Return the way in which a script starts its program several times; empty if it starts the program once."""
     if any(is_loop(site.inside) for site in (launch.call, *(site for _, site in callers))):
         return "in a loop"
     calls = [call for each in source.statements for call in each.calls]
@@ -149,7 +149,8 @@ _LOOP = "the loop: only the first round is the job; write [sweep] for the others
 
 def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, CallSite]], start: ProgramStart,
               made: Mapping[LaunchCall, Sequence[str]]) -> tuple[list[str], list[LineFate]]:
-    """The compound statement that holds the launch, or the function with the statements up to its first call."""
+    """Return the lines and fates of the compound statement that holds the launch, or of the function and the statements up to
+    its first call."""
     statement, call = source.statements[launch.statement], launch.call
     uncalled = statement.kind == "function_definition" and not callers
     piped = re.search(r"(?<!\|)\|&?\s*$", statement.text[:call.start - statement.start]) is not None
@@ -172,7 +173,7 @@ def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, C
             said.append(LineFate(each.first, each.last, each.text, Fate.LOST, "", "the job's shell becomes the supervisor, which "
                                  "takes signals and queues the job again (program.signal, program.resumes)"))
             continue
-        if site is not None and set(site.inside) - _PLAIN_AROUND:  # nothing more of it is run behind the first call
+        if site is not None and set(site.inside) - _PLAIN_AROUND:  # nothing after the first call runs
             text = in_place(each, [(site, (source.text[site.start:site.end],))])
         if site is not None and is_loop(site.inside):
             fate, why = Fate.LOST, _LOOP

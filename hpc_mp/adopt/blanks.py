@@ -1,7 +1,7 @@
-"""Names in ``< >`` or ``{{ }}`` that a script leaves to be filled in, which bash would take for redirections, sbatch for words.
+"""Placeholders in ``< >`` or ``{{ }}`` that the user must fill in. bash would read them as redirections, sbatch as words.
 
-A file of its own, for whoever reads the statements must not know of it: such a name is written with letters that no script
-has, so that it is a word or a part of one, and as it was again once everything is said.
+The module is separate so that the code that reads statements need not know of placeholders. They are rewritten with letters
+that occur in no script, so that each is a word or a part of one, and restored at the end.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _QUOTED = re.compile(r"(\"(?:\\.|[^\"\\])*\"|'[^']*')")
 
 
 def obvious(text: str) -> bool:
-    """Whether a name is to be filled in where bash would read: ``--cores <cores> --fast`` writes into no file ``--fast``."""
+    """Return True if a placeholder is in a place where bash would see a redirection: ``--cores <cores> --fast``."""
     return any(_NO_FILE.search(_QUOTED.sub("x", line)) for line in text.split("\n") if not line.lstrip().startswith("#"))
 
 
 def marked(text: str, *, directives: bool = False) -> str:
-    """The text with every such name as a word, in its directives or else in its statements; comments and quotes stay."""
+    """Rewrite every placeholder as a word, in the directives or else in the statements. Comments and quotes are unchanged."""
     lines = text.split("\n")
     if directives:
         return "\n".join(_TEMPLATE.sub(_word, _BLANK.sub(_word, line)) if line.startswith("#SBATCH") else line for line in lines)
@@ -37,7 +37,7 @@ def _word(found: re.Match[str]) -> str:
 
 
 def restored(value: Any) -> Any:
-    """What ``marked`` has written, as it was, in a text, or in all texts of a tree of tables and lists."""
+    """Undo ``marked`` in a string, or in all strings of a tree of tables and lists."""
     if isinstance(value, str):
         return value.translate(_AS_IT_WAS)
     if isinstance(value, dict):

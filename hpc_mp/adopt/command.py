@@ -1,7 +1,7 @@
-"""From a script's launch line to ``[program]``: once for every rank or once for every node, how many, and which words.
+"""Conversion of a script's launch line to ``[program]``: start per rank or per node, the sizes, and the words of the command.
 
-What keeps arguments, world size and variables as the program found them decides. A torchrun whose options are known is left out,
-for hpc-mp gives each rank what torchrun would; any other launcher starts its ranks itself, once on every node.
+The form is chosen that preserves the program's arguments, world size and variables. A torchrun whose options are all known is
+removed, because hpc-mp gives each rank what torchrun would. Any other launcher starts its ranks itself, once on every node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_mp.launch.program.plan import PLUGINS
 
 WORDS = "ADOPTED_WORDS"
 TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-# Options of torchrun by what they say: where nodes meet and how many ranks there are, which hpc-mp says; what it does besides.
+# Options of torchrun: the rendezvous and the number of ranks, which hpc-mp provides; then everything else.
 MEETING = frozenset({"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint",
                      "rdzv-id", "rdzv-conf", "standalone", "local-addr", "nnode"})
 BESIDES = frozenset({"max-restarts", "monitor-interval", "log-dir", "r", "redirects", "t", "tee", "role", "start-method",
@@ -40,17 +40,17 @@ DEEPSPEED_FLAGS = frozenset({"no-ssh", "no-ssh-check", "force-multi", "no-local-
 
 @dataclass(frozen=True, slots=True)
 class ProgramStart:
-    """How the program is started.
+    """The way in which the program is started.
 
     Attributes:
-        words: of ``program.command``.
-        before: lines of the job's shell that its words need.
-        how: what became of the launch line, for the account.
-        lost: what of it could not be carried over.
+        words: the words of ``program.command``.
+        before: lines of the job's shell that the words need.
+        how: the fate of the launch line, for the account.
+        lost: the parts of the launch line that could not be carried over.
         environment: variables that the launcher set.
-        mpi: by what srun has the ranks meet through MPI.
-        reads: whether a file or a text is its standard input, which its words then say.
-        results: whether its words say where its output goes too.
+        mpi: the MPI plug-in of srun.
+        reads: True if the words redirect a file or a text to standard input.
+        results: True if the words also redirect the output.
     """
 
     start: Literal["rank", "node", "mpi"]
@@ -67,7 +67,7 @@ class ProgramStart:
 
 
 def slurm_numbers(request: Request) -> dict[str, str]:
-    """Slurm's variables in the script's own shell, as far as they are numbers that its directives say."""
+    """Return Slurm's variables in the script's own shell, as far as they are numbers that follow from its directives."""
     nodes, gpus = request.nodes or 1, request.gpus.count if request.gpus else None
     tasks = str(request.total_tasks)
     found = {"SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
@@ -80,7 +80,7 @@ def slurm_numbers(request: Request) -> dict[str, str]:
 
 
 def number_in(text: str | None, request: Request) -> int | None:
-    """A number that a word says, of Slurm's variables too; None where it is not known."""
+    """Return the number that a word evaluates to, Slurm's variables included; None if it is not known."""
     if not text:
         return None
     plain = re.sub(r"\$\{(\w+):?-[^{}]*\}", r"$\1", text)
@@ -92,7 +92,7 @@ def number_in(text: str | None, request: Request) -> int | None:
 
 
 def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> ProgramStart:
-    """How the program of a launch line is started."""
+    """Return the way in which the program of a launch line is started."""
     nodes, tasks = _step_sizes(launch, request) if launch.srun else (1, 1)
     gpus = request.gpus.count if request.gpus and request.gpus.count else None
     every = _step_gpus(launch, request) or gpus
@@ -116,7 +116,7 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
         if inside is not None:
             why = f"{inside} starts its ranks itself"
         at = next((number for number, text in enumerate(texts) if text.rpartition("/")[2] in ("torchrun", *TORCH_MODULES)), None)
-        if at is not None and nodes > 1:  # behind what starts it: a container, numactl
+        if at is not None and nodes > 1:  # after its wrapper: a container, numactl
             words, before = _meeting(launch, _options(texts, at + 1, FLAGS)[0], at, ranks, fixed)
         how = f"once for every node, for {why}"
         return ProgramStart("node", nodes, ranks, words, (how,), _idle(launch, asked, nodes), before)
@@ -138,7 +138,7 @@ FIRST = ("bash", "-c", '[ "$NODE_RANK" = 0 ] || exit 0; exec "$@"', "bash")
 
 
 def on_first(start: ProgramStart, launch: LaunchCall, request: Request) -> ProgramStart:
-    """A program that runs once, beside steps that the lines before it have started on the nodes of the job: it keeps these."""
+    """Let a program that runs once keep all nodes of the job, on which earlier lines have started steps that it works with."""
     several = start.nodes > 1 or (start.ranks_per_node > 1 and start.start != "node") or starts_ranks(launch.texts) is not None
     if (request.nodes or 1) < 2 or several:
         return start
@@ -158,7 +158,7 @@ def _idle(launch: LaunchCall, asked: int, nodes: int) -> tuple[str, ...]:
 
 
 def _unknown_sizes(launch: LaunchCall, request: Request, nodes: int, tasks: int) -> tuple[str, ...]:
-    """That srun is told a size which the script's text does not tell."""
+    """Return a remark if srun is given a size that the script's text does not reveal."""
     found = [f"--{name}={value}" for name in ("nodes", "ntasks", "ntasks-per-node")
              if (value := launch.value(name)) and number_in(value, request) is None]
     return (f"srun's {', '.join(found)} is known to the job's shell alone: {nodes} × {tasks} ranks are taken; set job.nodes, "
@@ -166,11 +166,11 @@ def _unknown_sizes(launch: LaunchCall, request: Request, nodes: int, tasks: int)
 
 
 def _step_sizes(launch: LaunchCall, request: Request) -> tuple[int, int]:
-    """Nodes, and tasks on each, of an srun."""
+    """Return the number of nodes of an srun, and the number of tasks on each."""
     nodes, ntasks, per_node = (number_in(launch.value(name), request) for name in ("nodes", "ntasks", "ntasks-per-node"))
     if nodes is None and ntasks is None and per_node is None:
         return request.nodes or 1, request.tasks_per_node
-    if per_node is not None and (ntasks := ntasks or request.ntasks):  # the most on a node
+    if per_node is not None and (ntasks := ntasks or request.ntasks):  # an upper limit per node
         per_node = min(per_node, -(-ntasks // (nodes or request.nodes or 1)))
     if ntasks is not None and nodes is None and per_node is None:
         allocated = request.nodes or 1
@@ -191,7 +191,7 @@ def _step_gpus(launch: LaunchCall, request: Request) -> int | None:
 
 
 def written(launch: LaunchCall, at: int, fixed: FixedValues) -> tuple[tuple[WordPiece, ...], tuple[str, ...]]:
-    """The words from number ``at`` on as they are written; and lines before them, where a variable holds words of both sides."""
+    """Return the words from number ``at`` on as written, and the lines they need if a variable holds words of both sides."""
     arguments = launch.call.arguments
     if arguments[0].source == "eval":
         sources = " ".join(each.source for each in arguments[1:])
@@ -205,7 +205,7 @@ def written(launch: LaunchCall, at: int, fixed: FixedValues) -> tuple[tuple[Word
 
 
 def _torch_at(texts: Sequence[str]) -> int | None:
-    """At which word a torchrun is, its own Python included in front; None where the program is another one."""
+    """Return the index of the word that names torchrun, counting a Python in front of it; None for another program."""
     if not texts:
         return None
     if texts[0].rpartition("/")[2] == "torchrun":
@@ -218,7 +218,7 @@ def _torch_at(texts: Sequence[str]) -> int | None:
 
 
 def _options(texts: Sequence[str], at: int, flags: Iterable[str]) -> tuple[list[tuple[str, str, int, int]], int]:
-    """Options before the first other word, as (name with dashes, value, first word, word behind); and where that word is."""
+    """Return the options before the first other word as (dashed name, value, first word, word after), and that word's index."""
     found = []
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         written_name, equals, value = texts[at].partition("=")
@@ -275,7 +275,7 @@ def _torchrun(launch: LaunchCall, module: int, nodes: int, gpus: int | None, req
 
 def _meeting(launch: LaunchCall, options: Sequence[tuple[str, str, int, int]], module: int, ranks: int,
              fixed: FixedValues) -> tuple[tuple[WordPiece, ...], tuple[str, ...]]:
-    """A torchrun that stays, its options about meeting replaced by what hpc-mp says; as it is where they cannot be told apart."""
+    """Return a torchrun that is kept, with hpc-mp's rendezvous options. It is unchanged if the options are ambiguous."""
     base = launch.program
     ends = [base, base + module + 1, *(base + end for _, _, _, end in options)]
     if not all(map(launch.boundary, ends)):
@@ -294,13 +294,13 @@ def _placeholders(rows: Iterable[tuple[str, str, str]], ranks: int) -> list[Word
 
 
 def _slice(launch: LaunchCall, begin: int, end: int, fixed: FixedValues) -> list[WordPiece]:
-    """The written words of which the words from ``begin`` to ``end`` come."""
+    """Return the written words that the words from ``begin`` to ``end`` come from."""
     numbers = dict.fromkeys(number for _, number in launch.words[begin:end])
     return [piece for number in numbers for piece in pieces(launch.call.arguments[number].source, fixed)]
 
 
 def _accelerate(launch: LaunchCall, nodes: int, gpus: int | None, request: Request, fixed: FixedValues) -> ProgramStart:
-    """It stays, as its options and its configuration mean more than ranks; where nodes meet is said anew."""
+    """Keep accelerate, whose options and configuration set more than ranks, and replace its rendezvous options."""
     options, script = _options(launch.texts, 2, {"multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "m",
                                                  "same-network", "module", "no-python", "debug", "quiet", "q"})
     said = {name: value for name, value, _, _ in options}
@@ -327,7 +327,7 @@ def _accelerate(launch: LaunchCall, nodes: int, gpus: int | None, request: Reque
 
 
 def _deepspeed(launch: LaunchCall, nodes: int, gpus: int | None, request: Request, fixed: FixedValues) -> ProgramStart | None:
-    """On several nodes it goes from the first one to the others by ssh: ranks started by srun need none of that."""
+    """Replace deepspeed, which reaches other nodes by ssh, by ranks that srun starts; None if its options do not allow it."""
     options, script = _options(launch.texts, 1, DEEPSPEED_FLAGS)
     said = {name: value for name, value, _, _ in options}
     base = launch.program
@@ -347,14 +347,14 @@ def _deepspeed(launch: LaunchCall, nodes: int, gpus: int | None, request: Reques
 
 
 def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -> ProgramStart:
-    """srun starts the ranks in its place; of its options those that set variables are kept as such."""
+    """Replace mpirun by srun. Of its options, those that set variables are kept as variables."""
     texts, at = launch.texts, 1
     environment: dict[str, str] = {}
     total, per_node, left, unknown = None, None, [], ""
     while at < len(texts) and (texts[at].startswith("-") or texts[at].isdecimal()):
         name, equals, value = texts[at].lstrip("-").partition("=")
         count = 1 if equals else _MPI_VALUES.get(name, 1)
-        if name in ("genv", "env") and "=" in "".join(texts[at + 1:at + 2]):  # ``-genv A=1``, which Intel MPI takes too
+        if name in ("genv", "env") and "=" in "".join(texts[at + 1:at + 2]):  # ``-genv A=1``, which Intel MPI also accepts
             count = 2
         values = (value,) if equals else texts[at + 1:at + count]
         if name in _MPI_COUNTS:
@@ -372,7 +372,7 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     else:
         ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
     words, before = written(launch, launch.program + at if at < len(texts) else launch.program, fixed)
-    expanded = {name: value for name, value in environment.items()  # by the job's shell, or nobody else's to set
+    expanded = {name: value for name, value in environment.items()  # expanded by the job's shell, or set only by hpc-mp
                 if re.search(r"[$`]", value) or name in IDENTITY}
     if expanded:
         front = [piece for name, value in expanded.items() for piece in pieces(f'{name}="{value}"', fixed)]
@@ -388,10 +388,10 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
 
 
 def _set_by_mpirun(name: str, values: Sequence[str]) -> dict[str, str] | None:
-    """The variables that an option of mpirun sets: ``-x A=1``, ``-genv A 1``, ``--mca btl tcp``; None for another option."""
+    """Return the variables that an option of mpirun sets: ``-x A=1``, ``-genv A 1``, ``--mca btl tcp``; None for others."""
     if name == "x" and values:
         variable, equals, value = values[0].partition("=")
-        return {variable: value} if equals else {}  # without a value it passes on what is there, as srun does
+        return {variable: value} if equals else {}  # without a value it forwards the existing variable, as srun does
     if name in ("genv", "env") and values:
         variable, _, value = " ".join(values).replace(" ", "=", len(values) - 1).partition("=")
         return {variable: value}
@@ -400,27 +400,27 @@ def _set_by_mpirun(name: str, values: Sequence[str]) -> dict[str, str] | None:
     return None
 
 
-# Options of mpirun, mpiexec and their like, and how many words each is with its values.
+# Options of mpirun, mpiexec and similar launchers, and the number of words of each, values included.
 _MPI_VALUES = {
     **dict.fromkeys(("mca", "genv", "env", "gmca"), 3),
     **dict.fromkeys(("x", "np", "n", "c", "ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "map-by",
                      "bind-to", "rank-by", "prefix", "wdir", "perhost", "ntasks", "tune", "bootstrap", "iface", "depth", "d",
                      "cpu-bind"), 2)}
-_ALL_TASKS = re.compile(r"SLURM_(NTASKS|NPROCS|JOB_CPUS_PER_NODE|CPUS_ON_NODE)|NSLOTS")  # where no directive says how many
+_ALL_TASKS = re.compile(r"SLURM_(NTASKS|NPROCS|JOB_CPUS_PER_NODE|CPUS_ON_NODE)|NSLOTS")  # if no directive gives the number
 _MPI_PER_NODE = frozenset({"ppn", "npernode", "N", "perhost", "ntasks-per-node"})
 _MPI_COUNTS = frozenset({"np", "n", "ntasks", "c"})
-# What says where and how many, which the job's own sizes do; and that root may, or that all variables go along.
+# Options for hosts and sizes, which the job's own sizes replace; and those that allow root or forward all variables.
 _MPI_SIZES = frozenset({"ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "perhost", "bootstrap",
                         "allow-run-as-root", "genvall", "envall", "oversubscribe", "prefix"})
 
 
 def starts_ranks(texts: Sequence[str]) -> str | None:
-    """The launcher that a program is, or that it starts as far as its words tell."""
+    """Return the launcher that a program is, or that it starts as far as its words show."""
     return launcher(texts) or _inner(texts)
 
 
 def _inner(texts: Sequence[str]) -> str | None:
-    """The launcher that a ``bash -c TEXT`` or a container starts, by its name."""
+    """Return the name of the launcher that a ``bash -c TEXT`` or a container starts."""
     text = " ".join(texts[1:])
     if not texts or texts[0].rpartition("/")[2] in ("python", "python3"):
         return None
@@ -429,7 +429,7 @@ def _inner(texts: Sequence[str]) -> str | None:
 
 
 def _processes(texts: Sequence[str], request: Request) -> int | None:
-    """How many ranks a launcher among the words is to start on a node."""
+    """Return the number of ranks that a launcher among the words starts per node."""
     text = " ".join(texts)
     found = re.search(r"--nproc[-_]per[-_]node[= ](\S+)", text) or re.search(r"--num[-_]gpus[= ](\S+)", text)
     return number_in(found[1].strip("\"'"), request) if found else None

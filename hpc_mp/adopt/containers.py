@@ -1,4 +1,4 @@
-"""What pyxis' options of srun or sbatch become: keys of ``[slurm]`` where these say the same, else named with the reason."""
+"""Conversion of pyxis' options of srun or sbatch to keys of ``[slurm]``. Options without a matching key are reported."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpc_mp.adopt.launches import LaunchCall
 from hpc_mp.lint.sbatch.options import Option, parse, syntax
 from hpc_mp.lint.sbatch.word import Word
 
-_UNKNOWN = "\ue003"  # stands for a word that only the job's shell can tell
+_UNKNOWN = "\ue003"  # a word that only the job's shell knows
 
 
 @dataclass(frozen=True, slots=True)
 class StepContainer:
-    """A container as keys of the job file.
+    """A container expressed as keys of the job file.
 
     Attributes:
-        said: each option with the key that says it, empty where none does, and why not.
-        enters: a directory of the image that no directory outside is mounted as, where its program begins.
+        said: each option with its key (empty if none) and the reason if it has none.
+        enters: the program's working directory inside the image, if no outside directory is mounted there.
     """
 
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class StepContainer:
 
 
 def step_container(launch: LaunchCall, fixed: FixedValues) -> StepContainer:
-    """The container that an srun starts its tasks in, as far as the script's text tells."""
+    """Return the container in which an srun starts its tasks, as far as the script's text shows."""
     words: list[Word] = []
     for each in launch.call.arguments:
         known = fields(each.source, fixed)
@@ -59,10 +59,10 @@ def step_container(launch: LaunchCall, fixed: FixedValues) -> StepContainer:
 
 
 def container_of(directory: str | None, options: Iterable[Option]) -> StepContainer:
-    """The container that options of pyxis name.
+    """Return the container that options of pyxis describe.
 
     Args:
-        directory: of which relative paths are; None: nobody can know.
+        directory: the base of relative paths; None if unknown.
     """
     given = {each.name: each for each in options}
     image = (found := given.get("container-image")) is not None and _plain(found)
@@ -101,7 +101,7 @@ def _absolute(mount: str, directory: str | None) -> str:
 
 
 def _as_outside(path: str, mounts: Iterable[str]) -> bool:
-    """Whether a directory inside is the one of the same name outside."""
+    """Return True if a directory inside the container is the one of the same name outside."""
     for mount in mounts:
         source, _, target = mount.partition(":")
         target = target.partition(":")[0] or source

@@ -1,7 +1,7 @@
-"""What bash makes of a word, as far as the script's text tells: no word is ever given to a shell here.
+"""Expansion of words as bash would do it, as far as the script's text allows. No word is ever passed to a shell.
 
-A word of the command is one of three things: *literal*, the same whoever reads it; one that a *rank* can expand, because the
-variables in it are the same in every task; or one for the *batch* shell, which alone has the script's own variables.
+A word of the command is of one of three kinds. A *literal* word needs no expansion. A *rank* word can be expanded by a rank,
+because its variables are the same in every task. A *batch* word needs the batch shell, which has the script's variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 from hpc_mp.base.programs import IDENTITY
 
-# Variables that are the same in the job's shell and in every task, or that hpc-mp gives each rank under the same name.
+# Variables that are the same in the job's shell and in every task, or that hpc-mp sets for each rank under the same name.
 SAME_EVERYWHERE = frozenset({
     *IDENTITY, "NNODES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME",
@@ -33,8 +33,8 @@ class WordPiece:
     """One word of the program's command.
 
     Attributes:
-        text: the word itself if it is literal, else as bash is to read it.
-        placeholder: what stands for it in a command that is started once per node.
+        text: the word itself if it is literal, else source text for bash.
+        placeholder: its replacement in a command that is started once per node.
     """
 
     kind: Literal["literal", "rank", "batch"]
@@ -44,11 +44,11 @@ class WordPiece:
 
 @dataclass(frozen=True, slots=True)
 class FixedValues:
-    """Variables that hold one known text wherever the script uses them.
+    """Variables that hold one known text throughout the script.
 
     Attributes:
-        texts: their words; one unless the variable is an array.
-        directory: where the script's shell is; None where nobody can know.
+        texts: the words of each variable; one unless the variable is an array.
+        directory: the working directory of the script's shell; None if unknown.
     """
 
     texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class FixedValues:
 
 
 def pieces(source: str, fixed: FixedValues) -> tuple[WordPiece, ...]:
-    """What a word of a command gives; one piece unless a variable in it is split into several words."""
+    """Return the pieces of a word of a command: one, unless a variable in it is split into several words."""
     if (found := fields(source, fixed)) is not None:
         return tuple(WordPiece("literal", text) for text in found)
     names, opaque = uses(source)
@@ -67,10 +67,10 @@ def pieces(source: str, fixed: FixedValues) -> tuple[WordPiece, ...]:
 
 
 def fields(source: str, fixed: FixedValues, *, value: bool = False) -> tuple[str, ...] | None:
-    """The words that bash makes of one as it is written; None where that is not known from the text.
+    """Return the words that bash makes of a written word; None if the text does not determine them.
 
     Args:
-        value: it is what a variable is set to, which is not split and in which no file names are put in.
+        value: True for the value of an assignment, which undergoes neither word splitting nor file name expansion.
     """
     done: list[str] = []
     current: str | None = None
@@ -134,7 +134,7 @@ def _globs(source: str) -> bool:
 
 
 def _expansion(source: str, at: int, fixed: FixedValues) -> tuple[tuple[str, ...], int] | None:
-    """The texts that what begins here with ``$`` stands for, and where it ends."""
+    """Return the texts that the ``$`` expression at ``at`` expands to, and the index of its end."""
     for here in HERE:
         end = at + len(here)
         if source.startswith(here, at) and (here[-1] in ")}`" or not re.match(r"\w", source[end:end + 1])):
@@ -158,7 +158,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def arithmetic(text: str, values: Mapping[str, str]) -> int | None:
-    """``NNODES * 8`` as a number, None where it is not known from the text."""
+    """Evaluate an expression such as ``NNODES * 8``; None if the text does not determine it."""
     plain = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda found: values.get(found[1], "?"), text)
     if not re.fullmatch(r"[\d\s+\-*/()]{1,200}", plain):
         return None
@@ -182,7 +182,7 @@ def _number(node: ast.expr) -> int:
 
 
 def uses(source: str) -> tuple[frozenset[str], bool]:
-    """The variables that bash puts into a text, and whether it runs or puts in anything else there (``$(…)``, ``$1``)."""
+    """Return the variables that bash expands in a text, and whether it expands anything else there (``$(…)``, ``$1``)."""
     names: set[str] = set()
     opaque = False
     for found in _ANY_USE.finditer(re.sub(r"(?<![\w\"])'[^']*'", "", source)):

@@ -1,4 +1,4 @@
-"""What a launch line gives its program besides words: variables."""
+"""Variables that a launch line passes to its program besides words."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hpc_mp.base.programs import IDENTITY
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.statements import Source
 
-# What a program that starts its ranks itself is told of them by the script: nobody else sets it there.
+# Variables about the ranks that the script itself must pass to a program that starts its own ranks.
 OF_ITS_OWN = frozenset(IDENTITY) - {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
 
 
 def with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: int, fixed: FixedValues,
                    known: KnownShell) -> tuple[ProgramStart, dict[str, str]]:
-    """The start with variables that stand before the command, and those that only the program itself must see."""
+    """Return the start with the variables set in front of the command, and the variables that only the program must see."""
     front: list[WordPiece] = []
     environment = dict(start.environment)
     through_env = {each.word.text.partition("=")[0] for each in launch.call.arguments if "=" in each.word.text}
@@ -36,7 +36,7 @@ def with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: 
         else:
             front += pieces(f"{each.name}={each.raw}", fixed)
     for name, text in exported_by_srun(launch):
-        if re.search(r"[$`]", text):  # the job's shell alone knows it
+        if re.search(r"[$`]", text):  # only the job's shell knows it
             front += pieces(f'{name}="{text}"', fixed)
         elif name not in IDENTITY:
             environment[name] = text
@@ -57,10 +57,10 @@ def with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: 
 
 
 def of_slurm(text: str, script: Script, request: Request, launch: LaunchCall, start: ProgramStart) -> dict[str, str]:
-    """Slurm's variables that the program would find under the script, and would miss or find changed under our own step.
+    """Return the Slurm variables that the program sees under the script but would miss or see changed under hpc-mp's step.
 
     Args:
-        text: the script's statements.
+        text: the statements of the script.
     """
     found = {f"SLURM_{name.upper().replace('-', '_')}": value for name in ("gpus", "gpus-per-node", "gpus-per-task")
              if (value := script.value(name))}
@@ -69,13 +69,13 @@ def of_slurm(text: str, script: Script, request: Request, launch: LaunchCall, st
     if start.start == "node" and not launch.srun and request.total_tasks > 1:
         found |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), f"{request.total_tasks}")
     tasks = 1 if start.start == "node" else start.ranks_per_node
-    if request.cpus and tasks != request.tasks_per_node:  # as many on a node, and others of a task
+    if request.cpus and tasks != request.tasks_per_node:  # the same per node, but different per task
         found["SLURM_CPUS_PER_TASK"] = f"{request.cpus}"
     return found
 
 
 def exported_by_srun(launch: LaunchCall) -> Iterator[tuple[str, str]]:
-    """The variables that ``srun --export=ALL,NAME=VALUE`` sets, with their values as bash is to read them."""
+    """Yield the variables that ``srun --export=ALL,NAME=VALUE`` sets, with their values as bash source text."""
     for part in re.findall(r"(?:'[^']*'|\"[^\"]*\"|[^,'\"])+", launch.value("export") or ""):
         name, equals, value = part.partition("=")
         if equals and re.fullmatch(r"[A-Za-z_]\w*", name):

@@ -1,4 +1,4 @@
-"""The keys of the job file that say how much of a machine the job asks for, and the job file's text."""
+"""The keys of the job file for the resources that the job asks for, and the text of the job file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TABLES = ("job", "program", "sweep", "slurm", "environment")
 
 def machine_keys(script: Script, request: Request, start: ProgramStart,
                  step_cpus: int | None = None) -> tuple[dict[str, Any], list[LineFate]]:
-    """Keys for GPUs, CPUs, memory and whole nodes as the script asks for them, and what became of its lines about sizes.
+    """Return the keys for GPUs, CPUs, memory and whole nodes that the script asks for, and the fates of its lines about sizes.
 
     Args:
-        step_cpus: of a task, as srun is told it.
+        step_cpus: the CPUs per task that srun is given.
     """
     keys: dict[str, Any] = {}
     ranks, gpus = start.ranks_per_node, request.gpus
@@ -62,8 +62,8 @@ def machine_keys(script: Script, request: Request, start: ProgramStart,
         said["gres"] = (Fate.KEPT, "slurm.extra.gres", "")
     said["ntasks-per-gpu"] = said["tres-per-task"] = (Fate.REPLACED, "job.ranks_per_node", f"the program has {shape}")
     whole = "slurm.extra.exclusive" in request.keys and request.keys["slurm.extra.exclusive"] is None
-    per_gpu = "slurm.extra.cpus-per-gpu" in request.keys  # beside which sbatch refuses --cpus-per-task
-    if request.cpus is None and request.tasks_per_node > ranks and not (whole or per_gpu):  # a CPU for each task, as Slurm does
+    per_gpu = "slurm.extra.cpus-per-gpu" in request.keys  # sbatch refuses --cpus-per-task together with it
+    if request.cpus is None and request.tasks_per_node > ranks and not (whole or per_gpu):  # one CPU per task, as Slurm does
         keys["slurm.extra.cpus-per-task"] = each = -(-request.tasks_per_node // ranks)
         for name in ("ntasks", "ntasks-per-node"):
             fate, key, why = said[name]
@@ -92,7 +92,7 @@ def _line(script: Script, option: Option, fate: Fate, where: str, why: str) -> L
 
 
 def job_tree(keys: Mapping[str, Any], job_directory: Path) -> dict[str, Any]:
-    """Dotted keys as tables, in the order in which a person writes them; None stands for a key that is left out."""
+    """Convert dotted keys to tables, in the order in which a person writes them. Keys with the value None are left out."""
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         if value is None:
@@ -114,7 +114,7 @@ def job_tree(keys: Mapping[str, Any], job_directory: Path) -> dict[str, Any]:
 
 
 def job_text(tree: Mapping[str, Any], name: str, lost: tuple[LineFate, ...], notes: tuple[str, ...]) -> str:
-    """The job file, with what could not be carried over and what is to be looked at in front."""
+    """Return the text of the job file, headed by comments on lines that were not carried over and by notes."""
     comments = [f"# Adopted from {name} by hpc-mp adopt, which says what became of each line."]
     comments += [f"# Not carried over, line {each.place}: {_comment(each.text)}: {_comment(each.why)}" for each in lost]
     comments += [f"# Note: {_comment(each)}" for each in notes]

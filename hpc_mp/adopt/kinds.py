@@ -1,4 +1,4 @@
-"""The kind of a statement of somebody's script, by itself: it prints, prepares an environment, writes files and so on."""
+"""Classification of single statements of the user's script: printing, preparing an environment, writing files and so on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERBS = LISTS | {"purge", "load", "add", "unload", "del", "rm", "swap", "switch"
 
 
 def kind_of(statement: Statement) -> Kind:
-    """The kind of a statement."""
+    """Return the kind of a statement."""
     calls = [call for call in statement.calls if "command_substitution" not in call.inside]
     names = [call.command.name for call in calls]
     if statement.kind in ("variable_assignment", "variable_assignments", "declaration_command"):
@@ -36,7 +36,7 @@ def kind_of(statement: Statement) -> Kind:
     simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
     if set(names) == {":"} and statement.kind == "redirected_statement" and ">" not in statement.text.split("\n", 1)[0] \
             and not SETS.search(statement.text):
-        return "print"  # a here-document in place of a comment
+        return "print"  # a here-document used as a comment
     if simple and not writes(statement) and all(map(prints, names, calls)):
         return "print"
     if statement.command is None:
@@ -52,19 +52,19 @@ def kind_of(statement: Statement) -> Kind:
 
 
 def prints(name: str, call: CallSite) -> bool:
-    """Return if a command only shows something."""
+    """Return True if a command only shows something."""
     return name in PRINTS or (name == "scontrol" and [word.text for word in call.command.words[1:2]] == ["show"])
 
 
 def writes(statement: Statement) -> bool:
-    """Return if a statement reads or writes files, or sets a variable by ``${A:=…}``, ``printf -v A`` or ``$((A++))``."""
+    """Return True if a statement reads or writes files, or sets a variable by ``${A:=…}``, ``printf -v A`` or ``$((A++))``."""
     plain = re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", "x", statement.text)
     return bool(re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", plain) or SETS.search(statement.text) or makes_files(statement)
                 or _SETS_BESIDES.search(statement.text))
 
 
 def makes_files(statement: Statement) -> bool:
-    """Return if a ``$(…)`` in it makes files or takes them away."""
+    """Return True if a ``$(…)`` in the statement creates or removes files."""
     return any("command_substitution" in call.inside and call.command.name in _MAKERS for call in statement.calls)
 
 
@@ -73,7 +73,7 @@ _SETS_BESIDES = re.compile(r"\bprintf\s+-v|\$\(\([^()]*(?:\+\+|--|[^=!<>]=[^=])"
 
 
 def environment_part(statement: Statement) -> str | None:
-    """The part of a Python environment that a statement prepares: modules, conda's hook, conda, venv; None for another one."""
+    """Return the part of a Python environment that a statement prepares: modules, conda's hook, conda, venv; None otherwise."""
     call = statement.calls[0] if statement.calls else None
     if call is None:
         return None

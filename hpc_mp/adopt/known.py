@@ -1,4 +1,4 @@
-"""Which of a script's variables hold one known text, and where its shell is when it comes to a statement."""
+"""The script's variables that hold one known text, and the working directory of its shell at each statement."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hpc_mp.adopt.launches import function_name
 from hpc_mp.lint.sbatch.shell import read_shell
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement, read_statements
 
-# Files that prepare a shell and leave a script's own variables alone.
+# Files that prepare a shell and do not touch a script's own variables.
 HARMLESS = re.compile(r"activate$|conda\.sh$|\.bashrc$|\.bash_profile$|\.profile$|/etc/profile(\.d/.*)?$|/init/\w+$|setvars\.sh$")
 MOVERS = frozenset({"cd", "pushd", "popd"})
 _SET_BY_WORD = re.compile(r"\b(?:for|select|(?:read|mapfile|readarray)(?:\s+-\w+)*|unset|getopts\s+\S+|printf\s+-v|let)\s+"
                           r"([A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)")
-SETS = re.compile(r"\$\{([A-Za-z_]\w*):?=")  # ``: "${NAME:=value}"`` sets what holds nothing
+SETS = re.compile(r"\$\{([A-Za-z_]\w*):?=")  # ``: "${NAME:=value}"`` sets a variable that is unset or empty
 
 
 @dataclass(frozen=True, slots=True)
 class KnownShell:
-    """What is known when the shell comes to each statement.
+    """The known state of the shell before each statement.
 
     Attributes:
-        fixed: by the number of the statement, and one more for behind the last.
-        directories: where the shell is before each of them, likewise; None: nobody can know.
+        fixed: the fixed variables, by the number of the statement, and one more entry for the end of the script.
+        directories: the working directory before each statement and at the end; None if unknown.
         names: every variable that the script sets.
-        movers: the commands that lead its shell elsewhere, functions of its own among them.
+        movers: the commands that change the directory of the shell, the script's own functions included.
     """
 
     fixed: tuple[FixedValues, ...]
@@ -41,11 +41,11 @@ class KnownShell:
 
 
 def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -> KnownShell:
-    """Go through the statements of a script.
+    """Follow the statements of a script and record the known state before each.
 
     Args:
-        directory: where its shell begins.
-        exported: what ``--export`` sets.
+        directory: the initial working directory of its shell.
+        exported: the variables that ``--export`` sets.
     """
     shell = read_shell(source.text)
     counts = Counter(each.name for each in shell.assignments)
@@ -57,7 +57,7 @@ def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -
     arrays: set[str] = set()
     here: str | None = directory
     leading = MOVERS
-    for statement in source.statements:  # a function calls those above it
+    for statement in source.statements:  # a function can call functions defined above it
         if (name := function_name(statement)) and any(call.command.name in leading for call in statement.calls):
             leading |= {name}
     fixed, directories = [], []
@@ -65,7 +65,7 @@ def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -
         fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
         directories.append(here)
         if files := sourced(statement, fixed[-1]):
-            texts = {**submitted}  # whatever they set
+            texts = {**submitted}  # the files may set any variable
         for each, raw in statement.assignments:
             if counts[each.name] == 1 and not each.appended:
                 _assign(each.name, raw, each.array, texts, arrays, here)
@@ -92,13 +92,12 @@ def _assign(name: str, raw: str, array: bool, texts: dict[str, tuple[str, ...]],
 
 
 def _words(text: str) -> Sequence[str]:
-    """The words of an array as they are written."""
+    """Return the words of an array as written."""
     return re.findall(r"(?:\\.|\$\([^()]*\)|\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'\\])+", text.replace("\\\n", " "))
 
 
 def sourced(statement: Statement, fixed: FixedValues) -> list[str]:
-    """The files whose lines the shell runs as its own, as they are written where their names are not known; for ``eval`` none
-    with a name."""
+    """Return the files that the shell sources, as written if their names are not known. For ``eval`` the name is empty."""
     found = []
     for call in statement.calls:
         if call.command.name in ("source", ".", "eval") and "command_substitution" not in call.inside:
@@ -112,7 +111,7 @@ def sourced(statement: Statement, fixed: FixedValues) -> list[str]:
 
 
 def moves(file: str) -> bool | None:
-    """Return if a file that a shell runs may lead it into another directory; None where it cannot be read here."""
+    """Return True if sourcing a file may change the directory of the shell; None if the file cannot be read here."""
     try:
         read = read_statements(Path(file).read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
@@ -123,17 +122,17 @@ def moves(file: str) -> bool | None:
 
 
 def movers(statement: Statement, leading: frozenset[str]) -> list[CallSite]:
-    """The commands of a statement that lead the script's own shell into another directory."""
+    """Return the commands of a statement that change the directory of the script's own shell."""
     return [call for call in statement.calls if (call.command.name in leading or (
         call.command.name == "eval" and re.search(r"\b(cd|pushd)\b", statement.text)))
             and not {"command_substitution", "subshell", "function_definition"} & set(call.inside)]
 
 
 def _moved(found: Sequence[CallSite], statement: Statement, here: str | None, fixed: FixedValues) -> str | None:
-    """Where the shell is after a statement; a directory that is not here now counts as unknown."""
+    """Return the directory of the shell after a statement. A directory that does not exist here counts as unknown."""
     if not found:
         return here
-    if BLANK in statement.text:  # it is to be filled in, and not carried over
+    if BLANK in statement.text:  # a placeholder: the line is not carried over
         return here
     call = found[0]
     if here is None or len(found) > 1 or call.command.name != "cd" or set(call.inside) - {"list", "redirected_statement"} \

@@ -1,4 +1,4 @@
-"""Which of a script's commands is the program of the job: the one that runs long, on the most tasks."""
+"""Choice of the script's command that is the program of the job: the one that runs long, on the most tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.lint.sbatch.shell import PREFIXES, ShellAssignment, read_shell
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 from hpc_mp.lint.sbatch.word import Word
 
-# What prepares, prints and cleans up: never the program of a job.
+# Commands that prepare, print and clean up: never the program of a job.
 TOOLS = frozenset({
     ".", ":", "[", "[[", "alias", "apt", "awk", "aws", "basename", "bc", "bind", "break", "bunzip2", "bzip2", "case", "cat",
     "cd", "chgrp", "chmod", "chown", "clear", "clush", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut",
@@ -31,7 +31,7 @@ TOOLS = frozenset({
     "tar", "tee", "test", "time", "touch", "tr", "trap", "tree", "true", "truncate", "type", "typeset", "ulimit", "umask",
     "uname", "uniq", "unset", "until", "unxz", "unzip", "uptime", "wait", "wc", "wget", "whereis", "which", "whoami", "xargs",
     "xz", "yes", "zcat", "zip"})
-HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a Python
+HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # arguments of Python
 CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
 TRAINING = re.compile(r"train|tun(e|ing)|ddp|fsdp|sft|ppo|grpo|dpo|bench|launch|(?<![a-z])(run|main)", re.IGNORECASE)
 AFTERWARDS = re.compile(r"(?<![a-z])(eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|"
@@ -44,13 +44,13 @@ class LaunchCall:
     """A command that may be the program of the job.
 
     Attributes:
-        words: what it is once the script's own variables are put in, each with the number of the written word that it is of.
-        options: of srun; empty without one.
-        program: at which of ``words`` the program begins that srun starts, or that stands there alone.
+        words: its words after expansion of the script's variables, each with the number of its written word.
+        options: the options of srun; empty without srun.
+        program: the index in ``words`` at which the program begins, behind srun if there is one.
         statement: the number of its statement.
-        tier: the higher, the rather it is the program.
-        srun: whether srun starts it on the tasks of the job.
-        together: steps of one node each are taken for this one.
+        tier: the likelihood that it is the program; higher is likelier.
+        srun: True if srun starts it on the tasks of the job.
+        together: True if it stands for several steps of one node each.
     """
 
     call: CallSite
@@ -71,12 +71,12 @@ class LaunchCall:
         return next((option.value for option in reversed(self.options) if option.name == name), None)
 
     def boundary(self, at: int) -> bool:
-        """Whether a written word begins with the word number ``at``."""
+        """Return True if a written word begins at the word number ``at``."""
         return at >= len(self.words) or not at or self.words[at][1] != self.words[at - 1][1]
 
 
 def find_launches(source: Source) -> tuple[LaunchCall, ...]:
-    """The commands that start programs, in their order, with variables put in as far as the text tells."""
+    """Return the commands that start programs, in order, with variables expanded as far as the text allows."""
     known: dict[str, tuple[Word, ...]] = {}
     found: list[LaunchCall] = []
     functions = frozenset(name for each in source.statements if (name := function_name(each)))
@@ -92,13 +92,13 @@ def find_launches(source: Source) -> tuple[LaunchCall, ...]:
 
 
 def function_name(statement: Statement) -> str | None:
-    """The name of the function that a statement defines, if it does."""
+    """Return the name of the function that a statement defines; None if it defines none."""
     found = re.match(r"(?:function\s+)?([\w.:-]+)", statement.text) if statement.kind == "function_definition" else None
     return found[1] if found else None
 
 
 def _answers(source: Source, statement: Statement) -> bool:
-    """Whether it is a function that is called for what it prints alone: ``PORT=$(free_port)``."""
+    """Return True for a function that is only called for its output: ``PORT=$(free_port)``."""
     name = function_name(statement)
     calls = [call for each in source.statements for call in each.calls
              if name and call.command.words[:1] and call.command.words[0].text == name]
@@ -106,7 +106,7 @@ def _answers(source: Source, statement: Statement) -> bool:
 
 
 def _reads_from(launch: LaunchCall, first: LaunchCall) -> bool:
-    """Whether what a command prints goes through this one: ``solve | plot``."""
+    """Return True if the output of ``first`` is piped through this command: ``solve | plot``."""
     return first.statement == launch.statement and first.call.start < launch.call.start < first.call.chain_end \
         and launch.call.command.name in first.call.command.piped
 
@@ -124,7 +124,7 @@ def _launch(call: CallSite, statement: int, known: Variables) -> LaunchCall | No
                   for word in expanded([argument.word], known))
     if not words:
         return None
-    if words[0][0].base == "eval":  # whatever it says is expanded once more by the same shell
+    if words[0][0].base == "eval":  # the same shell expands its words once more
         words = tuple((replace(word, text=part), number) for word, number in words[1:] for part in _SPLIT.findall(word.text))
     return _judged(call, words, statement)
 
@@ -148,7 +148,7 @@ def _judged(call: CallSite, words: tuple[tuple[Word, int], ...], statement: int)
 
 
 def _wrapped(words: Sequence[Word]) -> int:
-    """How many words only change how the command behind them is started."""
+    """Return the number of leading words that only wrap the command behind them."""
     at = 0
     while at < len(words) and (words[at].base in PREFIXES or re.match(r"[A-Za-z_]\w*=", words[at].text)):
         values, timeout = PREFIXES.get(words[at].base, ()), words[at].base == "timeout"
@@ -160,13 +160,13 @@ def _wrapped(words: Sequence[Word]) -> int:
 
 
 def _tier(words: Sequence[Word]) -> int:
-    """5: starts ranks; 4: Python with a script; 3: a container or a shell script; 2: another program; 1: a helper; 0: none."""
+    """Return the tier. 5: ranks; 4: Python with a script; 3: container or shell script; 2: other program; 1: helper; 0: none."""
     skip = _wrapped(words)
     words = words[skip:]
     if not words:
         return 0
     name, texts = words[0].base, [word.text for word in words]
-    if name == "ray" and {"start", "stop", "status", "logs", "list"} & set(texts[1:3]):  # of the cluster that a program works on
+    if name == "ray" and {"start", "stop", "status", "logs", "list"} & set(texts[1:3]):  # these manage the program's cluster
         return 1
     if name in ("bash", "sh") and len(texts) > 2 and re.fullmatch(r"-\w*c", texts[1]):
         inner = texts[2]
@@ -177,7 +177,7 @@ def _tier(words: Sequence[Word]) -> int:
         first = re.match(r"\s*([\w./-]+)", inner)
         return 1 if first and first[1].rpartition("/")[2] in TOOLS else 3
     shell = next((at for at, word in enumerate(words) if at and word.base in ("bash", "sh")), None)
-    if name in MPI and shell is not None and _tier(words[shell:]) == 1:  # it only says on which machines it is
+    if name in MPI and shell is not None and _tier(words[shell:]) == 1:  # it only prints host names
         return 1
     if set(texts[1:]) <= {"--version", "-V", "-version", "--help", "-h"} and texts[1:]:
         return 0
@@ -201,12 +201,14 @@ def _tier(words: Sequence[Word]) -> int:
 
 
 def choose(launches: Sequence[LaunchCall], source: Source, ranks: Callable[[LaunchCall], int]) -> LaunchCall | None:
-    """The program of the job: of those of the highest tier and the most ranks the last one that trains by its name, else the last
-    one that does not come after training by its name, else the last. One in the background serves one behind it for which nobody
-    waits.
+    """Return the program of the job.
+
+    Candidates are those of the highest tier with the most ranks. The last whose name suggests training wins, else the last whose
+    name does not suggest work after training, else the last. A background launch before the last foreground launch is a helper,
+    unless a ``wait`` follows the latter.
 
     Args:
-        ranks: how many a launch starts.
+        ranks: returns the number of ranks that a launch starts.
     """
     waits = max((call.start for each in source.statements for call in each.calls if call.command.name == "wait"), default=-1)
     last = max((each.call.start for each in launches if each.tier > 1 and not in_background(each, source)), default=-1)
@@ -222,5 +224,5 @@ def choose(launches: Sequence[LaunchCall], source: Source, ranks: Callable[[Laun
 
 
 def in_background(launch: LaunchCall, source: Source) -> bool:
-    """Whether ``&`` follows a command, or the statement that it is in."""
+    """Return True if ``&`` follows a command or the statement that contains it."""
     return launch.call.command.background or source.statements[launch.statement].background

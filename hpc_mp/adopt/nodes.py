@@ -1,6 +1,7 @@
-"""Steps of one node each, in a loop over the nodes or one by one: together they are a program on all nodes of the job.
+"""Steps of one node each, in a loop over the nodes or one by one, which together are a program on all nodes of the job.
 
-A file of its own, for such steps are one launch to all that follows: an srun with a task per node, whose number is ``NODE_RANK``.
+The module is separate because all later code sees such steps as one launch: an srun with one task per node, whose node number
+is ``NODE_RANK``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hpc_mp.lint.sbatch.statements import Source
 
 _SIZES = frozenset({"nodes", "ntasks", "ntasks-per-node", "nodelist", "relative"})
 _BESIDE = PRINTS | {"sleep", "let", "wait", "srun", "scontrol", "head", "tail", "sed", "awk", "seq", "cut", "tr", "(("}
-_HEADS = tuple(map(re.compile, (  # of loops: what counts, from where, up to where, and how much more than the difference
+_HEADS = tuple(map(re.compile, (  # of loops: the counter, its first value, its bound, and whether the bound is included
     r"for\s*\(\(\s*(?P<name>\w+)\s*=\s*(?P<first>\d+)\s*;\s*(?P=name)\s*(?:<(?P<more>=)?|!=)\s*(?P<last>[^;]+);",
     r"for\s+(?P<name>\w+)\s+in\s+[$`(\"]+seq\s+(?:-\w+\s+\S+\s+)?(?:(?P<first>\d+)\s+)?(?P<more>)(?P<last>[^\n;]+?)[)`\"]+\s*[\n;]",
     r"for\s+(?P<name>\w+)\s+in\s+\{(?P<first>\d+)\.\.(?P<more>)(?P<last>\d+)\}")))
@@ -30,12 +31,12 @@ _COUNTED = r"\(\(\s*(?:{0}\s*\+\+|\+\+\s*{0}|{0}\s*\+=\s*1)\s*\)\)|\b{0}=\$\(\(\
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A program that steps of one node each start on all nodes.
+    """A program that is started on all nodes by steps of one node each.
 
     Attributes:
-        launch: the last of these, as one step on all nodes.
-        others: the steps besides.
-        differs: the variables in its words that differ from node to node, and that no variable of a rank says.
+        launch: the last step, as one step on all nodes.
+        others: the other steps.
+        differs: variables in its words that differ between nodes and that no rank variable provides.
     """
 
     launch: LaunchCall
@@ -44,7 +45,7 @@ class Together:
 
 
 def on_every_node(launch: LaunchCall, launches: Sequence[LaunchCall], source: Source, request: Request) -> Together | None:
-    """The program that a launch starts together with others or as a round of a loop, None where it is one step."""
+    """Return the program that a launch starts together with others or as an iteration of a loop; None if it is a single step."""
     mine = [each for each in launches if _on_one_node(each) and in_background(each, source) and _alone(each, source)]
     if launch not in mine or (nodes := request.nodes or 1) < 2:
         return None
@@ -71,14 +72,14 @@ def on_every_node(launch: LaunchCall, launches: Sequence[LaunchCall], source: So
 
 
 def _on_one_node(launch: LaunchCall) -> bool:
-    """Return if it is a step on one node that it names."""
+    """Return True if it is a step on one node that it names."""
     place = launch.value("nodelist") or launch.value("relative") or ""
     one = launch.value("nodes") in (None, "1")
     return launch.srun and launch.tier > 1 and bool(place) and one and not re.search(r"[,%/*]|^[^$]*\[", place)
 
 
 def _alone(launch: LaunchCall, source: Source) -> bool:
-    """Return if nothing stands around a step but a loop that counts and prints."""
+    """Return True if only a loop that counts and prints surrounds a step."""
     return not {"if_statement", "case_statement", "subshell", "function_definition"} & set(launch.call.inside) and all(
         call.command.name in _BESIDE for call in source.statements[launch.statement].calls)
 
@@ -88,7 +89,7 @@ def _written(launch: LaunchCall) -> str:
 
 
 def _own(launch: LaunchCall, number: str, counters: Collection[str] = ()) -> list[str]:
-    """Its words on the node of that number, but for options that say where nodes meet."""
+    """Return its words on the node with the given number, without rendezvous options."""
     words: list[str] = []
     at = 0
     while at < len(launch.texts):
@@ -102,7 +103,7 @@ def _own(launch: LaunchCall, number: str, counters: Collection[str] = ()) -> lis
 
 
 def _rounds(loop: str, request: Request) -> tuple[str, int | None, int | None]:
-    """The variable of a loop, its first number, and how many rounds there are, as far as the text tells."""
+    """Return the variable of a loop, its first number, and the number of iterations, as far as the text shows."""
     for pattern in _HEADS:
         if (found := pattern.match(loop)) is not None:
             first = int(found["first"] or 1)

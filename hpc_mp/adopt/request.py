@@ -1,4 +1,4 @@
-"""What the ``#SBATCH`` lines of a script ask for: how many of what, and the keys of a job file that say the rest."""
+"""The request in the ``#SBATCH`` lines of a script: sizes, and the keys of a job file for everything else."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PLAIN = {"partition": "slurm.partition", "account": "slurm.account", "qos": "slu
          "reservation": "slurm.reservation", "switches": "slurm.switches"}
 SIZES = frozenset({"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
                    "ntasks-per-gpu", "tres-per-task"})
-LOGS = frozenset({"output", "error", "open-mode", "job-name", "export", "input"})  # whatever they say, hpc-mp says it anew
+LOGS = frozenset({"output", "error", "open-mode", "job-name", "export", "input"})  # hpc-mp sets these itself
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """GPUs of each node, as the script asks for them.
+    """The GPUs per node that the script asks for.
 
     Attributes:
-        count: on each node; None where it cannot be told.
-        form: of ``slurm.gpu_request``.
-        others: the whole value of ``--gres`` where it names more than GPUs.
+        count: the number per node; None if unknown.
+        form: the value of ``slurm.gpu_request``.
+        others: the whole value of ``--gres`` if it names more than GPUs.
     """
 
     count: int | None
@@ -45,18 +45,18 @@ class GpuCount:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the directives ask for.
+    """The request of the directives.
 
     Attributes:
-        nodes: None where the script leaves it to Slurm.
-        tasks_per_node: of the allocation, 1 where nobody says.
-        ntasks: as given.
-        cpus: of a task.
-        keys: of the job file, dotted, with their values.
-        directory: where sbatch was told to start the script.
+        nodes: the number of nodes; None if the script leaves it to Slurm.
+        tasks_per_node: the tasks per node of the allocation; 1 by default.
+        ntasks: the number of tasks as given.
+        cpus: the CPUs per task.
+        keys: dotted keys of the job file with their values.
+        directory: the working directory passed to sbatch.
         elements: the numbers of an array's elements.
-        exported: what ``--export`` sets.
-        container: in which the whole script runs.
+        exported: the variables that ``--export`` sets.
+        container: the container in which the whole script runs.
     """
 
     nodes: int | None
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass(slots=True)
 class _RequestSoFar:
-    """What is gathered while the directives are read one by one."""
+    """The state gathered while the directives are read one by one."""
 
     lines: Sequence[str]
     keys: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _RequestSoFar:
 
 
 def read_request(script: Script) -> Request:
-    """The directives of a script, those of a heterogeneous job's first component."""
+    """Read the directives of a script; of a heterogeneous job, those of the first component."""
     reading = _RequestSoFar(script.lines)
     last = {option.name: option for option in script.options}
     pyxis: list[Option] = []
@@ -125,7 +125,7 @@ def read_request(script: Script) -> Request:
         reading.note(Option("", None, line, False), Fate.LOST, "", "a quote is not closed")
     nodes, ntasks, per_node = _nodes(script), script.number("ntasks"), script.number("ntasks-per-node")
     gpus = _gpus(script, nodes)
-    if nodes is not None and ntasks:  # beside which --ntasks-per-node is the most on a node
+    if nodes is not None and ntasks:  # then --ntasks-per-node is an upper limit
         nodes = min(nodes, ntasks)
         per_node = -(-ntasks // nodes)
     elif per_node is None and (each := script.number("ntasks-per-gpu")) and gpus and gpus.count:
@@ -135,13 +135,13 @@ def read_request(script: Script) -> Request:
 
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
-    """Of options of which sbatch drops one in silence, or which it refuses together, the last one is kept."""
+    """Keep the last of several options that sbatch refuses together, or of which it silently drops one."""
     for groups, why in ((contradicting(), "sbatch drops one of them in silence"),
                         (conflicting(), "sbatch refuses both together")):
         for group in groups:
             given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
                            key=lambda option: option.line)
-            sizes = [last[name] for name in group if name in SIZES and name in last]  # of which the job's are made
+            sizes = [last[name] for name in group if name in SIZES and name in last]  # the job's sizes come from these
             kept = (*given, *sizes)[-1:]
             for option in given if sizes else given[:-1]:
                 del reading.keys[f"slurm.extra.{option.name}"]
@@ -153,7 +153,7 @@ _PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|@\[|{BLANK}|^\[.*\]$|^\{{\w+\}}$|^!\w")
 
 
 def not_understood(option: Option) -> str | None:
-    """Why the value of a directive says nothing to sbatch: one that a shell or a template was to fill in."""
+    """Return the reason why sbatch cannot use the value of a directive: a shell or a template should have filled it in."""
     value = option.value or ""
     if (found := unexpanded(option)) is not None or (
             option.name == "mail-user" and (found := next(iter(re.findall(r"\$\{?\w+\}?", value)), None))):
@@ -166,7 +166,7 @@ def not_understood(option: Option) -> str | None:
 
 
 def _nodes(script: Script) -> int | None:
-    """Exactly that many; of a range the least; where tasks and tasks of a node are given, as many as these need."""
+    """Return the number of nodes: as given, the minimum of a range, or derived from tasks and tasks per node."""
     if (given := re.match(r"(\d+)([kK]?)", script.value("nodes") or "")) is not None:
         return max(1, int(given[1]) * (1024 if given[2] else 1))
     ntasks, per_node = script.number("ntasks"), script.number("ntasks-per-node")
@@ -174,7 +174,7 @@ def _nodes(script: Script) -> int | None:
 
 
 def _gpus(script: Script, nodes: int | None) -> GpuCount | None:
-    """In the order in which Slurm's own options say it most exactly."""
+    """Return the GPUs from the most specific of Slurm's options that is given."""
     if (each := script.value("gpus-per-node")) is not None:
         return _typed(each, "gpus-per-node", 1)
     if (gres := script.value("gres")) is not None and (named := re.search(r"(?:^|,)(?:gres/)?gpu(?=[:=,]|$)[:=]?([^,]*)", gres)):
@@ -189,7 +189,7 @@ def _gpus(script: Script, nodes: int | None) -> GpuCount | None:
 
 
 def _typed(value: str, form: str, shares: float) -> GpuCount:
-    """``h100:8``, ``8``, ``1080ti``, ``gpu:8(S:0-1)``; the count divided by ``shares``."""
+    """Parse ``h100:8``, ``8``, ``1080ti``, ``gpu:8(S:0-1)``, and divide the count by ``shares``."""
     found = re.fullmatch(r"(?:(?:([\w.-]+)[:=])?(\d+)|([\w.-]+?)[:=]?)(?:\(.*\))?", value.strip())
     if found is None or (found[2] and not int(found[2])):
         return GpuCount(None, None, form)
@@ -223,7 +223,7 @@ def _time(reading: _RequestSoFar, option: Option) -> None:
 
 
 def job_name(text: str) -> str:
-    """The nearest to it that a run's directory may be called."""
+    """Return the nearest valid name of a run's directory."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:128] or "job"
 
 
@@ -301,7 +301,7 @@ def _container_hook(reading: _RequestSoFar, option: Option) -> None:
 
 def _exclusive(reading: _RequestSoFar, option: Option) -> None:
     if option.value in (None, "exclusive"):
-        reading.keys["slurm.extra.exclusive"] = None  # what the script asks for anyway
+        reading.keys["slurm.extra.exclusive"] = None  # hpc-mp asks for it anyway
         reading.note(option, Fate.KEPT, "", "whole nodes are what hpc-mp asks for by itself")
     else:
         reading.keep(option, "slurm.extra.exclusive", option.value)

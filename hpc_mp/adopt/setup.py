@@ -1,7 +1,7 @@
-"""The lines of ``slurm.setup``: what the job's shell needs before the script's own lines, these, and the command that they make.
+"""The lines of ``slurm.setup``: a preface for the job's shell, the script's own lines, and the command that they build.
 
-Words that the script's own shell expanded are expanded there once more: into one variable, quoted so that the program's shell on
-every node gets the same words, blanks and all.
+Words that the script's own shell expanded are expanded in the job's shell. The result is stored quoted in one variable, so that
+the program's shell on every node gets exactly the same words, blanks included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMAND, DIRECTORY, ONCE = "ADOPTED_COMMAND", "ADOPTED_DIRECTORY", "ADOPTED_ONCE
 JOB = "SLURM_ARRAY_JOB_ID"
 LAUNCH = 'eval "exec ${' + COMMAND + ':?is set by slurm.setup, which runs on Slurm alone}"'
 ENTER = f'cd "${DIRECTORY}" && '
-# What a login shell reads may set PATH anew, before which an environment of slurm.venv or slurm.conda stands by then.
+# Files of a login shell may reset PATH, in which slurm.venv or slurm.conda has already put its environment first.
 PROFILE = "ADOPTED_PATH=$PATH; . /etc/profile; PATH=$ADOPTED_PATH:$PATH"
 _OF_NODES = ("{nodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{master_port}", "{run}")
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
@@ -29,18 +29,18 @@ _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"}
 
 @dataclass(frozen=True, slots=True)
 class CommandForm:
-    """``program.command``, and the lines of the job's shell that make what is in it."""
+    """``program.command``, and the lines of the job's shell that build its contents."""
 
     command: tuple[str, ...]
     lines: tuple[str, ...] = ()
 
 
 def command_form(start: ProgramStart, moved: bool, *, made: bool = False) -> CommandForm:
-    """The command in the plainest form that keeps its words.
+    """Return the command in the simplest form that preserves its words.
 
     Args:
-        moved: the directory is known to the job's shell alone.
-        made: the job's shell makes the command in any case, as one of several.
+        moved: True if only the job's shell knows the directory.
+        made: True if the job's shell builds the command in any case, as one of several.
     """
     words = start.words
     literal = all(piece.kind == "literal" or (piece.placeholder and start.start == "node") for piece in words)
@@ -59,7 +59,7 @@ def _in_shell(piece: WordPiece) -> str:
 
 
 def _command_lines(words: Sequence[WordPiece]) -> list[str]:
-    """``ADOPTED_COMMAND``: words of the job's shell quoted, those that a rank expands as they are written."""
+    """Return the lines that build ``ADOPTED_COMMAND``: batch words expanded and quoted, rank words as written."""
     runs: list[tuple[bool, list[str]]] = []
     for piece in words:
         later = piece.kind == "rank"
@@ -77,7 +77,7 @@ def _command_lines(words: Sequence[WordPiece]) -> list[str]:
 
 
 def in_place(statement: Statement, launches: Sequence[tuple[CallSite, Sequence[str]]]) -> str:
-    """A compound statement in which each launch is replaced by its lines, after which nothing of the statement runs."""
+    """Return a compound statement with each launch replaced by its lines, after which nothing of the statement runs."""
     text = statement.text
     in_function = statement.kind == "function_definition"
     for call, lines in sorted(launches, key=lambda each: each[0].start, reverse=True):
@@ -89,14 +89,14 @@ def in_place(statement: Statement, launches: Sequence[tuple[CallSite, Sequence[s
     return text if in_function else f"for {ONCE} in 1; do\n{text}\ndone"
 
 
-# An empty operand is no directory: for ``cd ""`` bash stays where it is, for ``cd $NOTHING`` it goes home.
+# An empty operand is not a directory: ``cd ""`` stays in the current one, ``cd $NOTHING`` changes to the home directory.
 ENTERS = "ADOPTED_ENTER"
 _ENTER = (f"{ENTERS}() {{ case ${{!#}} in cd|pushd|''|--|-[LPen@]) echo \"slurm.setup: $1 to no directory\" >&2; return 1; esac; "
           "\"$@\"; }")
 
 
 def stopping(lines: Sequence[str]) -> list[str]:
-    """Lines that end the job where a ``cd`` of theirs fails or is given nothing, and nothing else goes by that."""
+    """Make the lines end the job if a ``cd`` fails or gets an empty operand, unless the script itself handles the failure."""
     done = []
     for line in lines:
         calls = [call for each in read_statements(line).statements for call in each.calls if call.command.name in MOVERS]
@@ -110,12 +110,12 @@ def stopping(lines: Sequence[str]) -> list[str]:
             line = f"{line[:call.start]}{text}{line[call.end:]}"
         done.append(line)
     if any(ENTERS in line for line in done):
-        exports = any(re.search(r"\b(export|declare|typeset)\s+-\w*f", line) for line in done)  # for the functions that call it
+        exports = any(re.search(r"\b(export|declare|typeset)\s+-\w*f", line) for line in done)  # for functions that call it
         done = [_ENTER, *([f"export -f {ENTERS}"] if exports else []), *done]
     return done
 
 
-_SHRUGS = re.compile(r"[^|]*\|\|\s*(?:true|:|echo|printf|mkdir)\b[^;&|]*$")  # what says or does something, and goes on
+_SHRUGS = re.compile(r"[^|]*\|\|\s*(?:true|:|echo|printf|mkdir)\b[^;&|]*$")  # failures that the script ignores
 
 
 def is_loop(inside: Sequence[str]) -> bool:
@@ -123,28 +123,28 @@ def is_loop(inside: Sequence[str]) -> bool:
 
 
 def array_numbers(request: Request) -> dict[str, str]:
-    """What Slurm would say of the script's own array, where ours counts its elements from 0."""
+    """Return Slurm's variables for the script's own array. hpc-mp's array numbers its elements from 0."""
     numbers = sorted(map(int, request.elements))
     return {"SLURM_ARRAY_TASK_COUNT": f"{len(numbers)}", "SLURM_ARRAY_TASK_MIN": f"{numbers[0]}",
             "SLURM_ARRAY_TASK_MAX": f"{numbers[-1]}"} if numbers else {}
 
 
 def seen_by_a_script(text: str, request: Request, directory: str) -> dict[str, str]:
-    """Slurm's variables of a script's own shell that stand in its text, as Slurm would say them.
+    """Return the Slurm variables that occur in the script's text, with the values that Slurm would set in its shell.
 
     Args:
-        directory: where sbatch would be called.
+        directory: the directory in which sbatch would be called.
     """
     given = slurm_numbers(request) | {"SLURM_TASKS_PER_NODE": f"{request.tasks_per_node}", "SLURM_PROCID": "0",
                                       "SLURM_LOCALID": "0", "SLURM_NODEID": "0"} | array_numbers(request)
-    if len(request.elements) == 1:  # the one run of a sweep is no array
+    if len(request.elements) == 1:  # a sweep of one run is not an array
         given[JOB] = "$SLURM_JOB_ID"
     given["SLURM_SUBMIT_DIR"] = directory
     return {name: value for name, value in given.items() if re.search(rf"\b{name}\b", text)}
 
 
 def of_modules(text: str, shebang: str) -> tuple[str, ...]:
-    """Lines that give a script which is the program itself the command ``module``, if it calls it."""
+    """Return lines that define ``module`` for a script that is itself the program, if it calls ``module``."""
     if not re.search(r"^\s*(module|ml)\b", text, re.MULTILINE) or re.search(r"\s-\w*l|--login", shebang):
         return ()
     return (f"type module &>/dev/null || {{ {PROFILE}; }}", "export -f module ml _module_raw 2>/dev/null || true")
@@ -152,7 +152,7 @@ def of_modules(text: str, shebang: str) -> tuple[str, ...]:
 
 def preface(texts: Sequence[str], request: Request, directory: str, arguments: Sequence[str], login: bool,
             flags: str) -> list[str]:
-    """Lines before the script's own: its arguments, its element of the array, Slurm's variables that the job script cleans."""
+    """Return the lines before the script's own: its arguments, array element, and Slurm variables that the job script unsets."""
     text = "\n".join(texts)
     lines = []
     if arguments:
@@ -173,7 +173,7 @@ def preface(texts: Sequence[str], request: Request, directory: str, arguments: S
 
 
 def epilogue(texts: Sequence[str], request: Request) -> list[str]:
-    """Lines behind the script's own, which lead back to where the job script was."""
+    """Return the lines after the script's own, which change back to the directory of the job script."""
     lines = []
     if request.elements and ELEMENT in "\n".join(texts):
         lines.append(f"{ELEMENT}=$ADOPTED_ELEMENT")

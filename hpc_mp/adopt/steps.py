@@ -1,7 +1,7 @@
-"""What a script does before its program starts: what becomes a key of the job file, and what stays as lines of ``slurm.setup``.
+"""The statements before the program starts: some become keys of the job file, others stay as lines of ``slurm.setup``.
 
-A line stays where a later one, or a word of the command that the job's own shell expands, may need it; it then stands there as
-it was written and in its order. When in doubt it stays.
+A line stays if a later line, or a word of the command that the job's own shell expands, may need it. It is then kept as written
+and in order. When in doubt it stays.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from hpc_mp.lint.sbatch.statements import Source, Statement
 
 OF_THE_SHELL = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_\w*")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
-OF_PYTHON = re.compile(r"PYTHON\w+|LD_PRELOAD")  # would be read by hpc-mp's own Python too
-OF_GPUS = re.compile(r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK")  # srun sets them anew for its tasks
-# What every environment of a job has: to set it is to export it.
+OF_PYTHON = re.compile(r"PYTHON\w+|LD_PRELOAD")  # hpc-mp's own Python would read them too
+OF_GPUS = re.compile(r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK")  # srun sets them for its tasks
+# Variables that are in every job's environment: an assignment to them is an export.
 _ALL_EXPORT = re.compile(r"set\s+([-+])(?:[b-z]*a\w*|o\s+allexport)\b")
 INHERITED = frozenset({"PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ"})
 
 
 def is_for_ranks_alone(name: str, by_srun: bool) -> bool:
-    """Whether a variable has to be set for the program itself.
+    """Return True if a variable must be set only for the program itself.
 
     Args:
-        by_srun: the script starts its program by srun, which sets its GPUs' variables anew as ours does.
+        by_srun: True if the script starts its program by srun, which resets the GPU variables as hpc-mp's srun does.
     """
     return bool(OF_PYTHON.fullmatch(name) or (not by_srun and OF_GPUS.fullmatch(name)))
 
 
 def with_inherited(source: Source, gpus: bool) -> Source:
-    """The script with assignments to variables that its environment has as exports, which they are.
+    """Return the script with assignments to variables already in its environment marked as exports, which they are in bash.
 
     Args:
-        gpus: the job asks for GPUs, of which Slurm sets variables.
+        gpus: True if the job asks for GPUs, for which Slurm sets variables.
     """
     every = False
     statements: list[Statement] = []
@@ -58,11 +58,11 @@ def with_inherited(source: Source, gpus: bool) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Disposition:
-    """What becomes of a statement.
+    """The treatment of a statement.
 
     Attributes:
-        keys: dotted keys of the job file with their values; those of lists are added to.
-        text: what stands in ``slurm.setup``; None: nothing.
+        keys: dotted keys of the job file with their values; lists are appended to.
+        text: its text in ``slurm.setup``; None if it is not there.
     """
 
     statement: Statement
@@ -74,9 +74,9 @@ class Disposition:
 
 
 def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict[int, Disposition]:
-    """The modules, the conda environment and the virtual environment that keys of ``[slurm]`` can say; the others stay as lines.
+    """Return the modules, conda and virtual environments that keys of ``[slurm]`` can express, by statement. The rest stay lines.
 
-    The job script has modules first, then conda, then the virtual environment, then the lines of ``slurm.setup``.
+    The job script loads modules first, then conda, then the virtual environment, then it runs the lines of ``slurm.setup``.
     """
     found: dict[int, Disposition] = {}
     stage, blocked = 0, False
@@ -105,19 +105,19 @@ def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict
 
 
 def _harmless(statement: Statement) -> bool:
-    """Whether a statement changes nothing that modules or environments depend on."""
+    """Return True if a statement changes nothing that modules or environments depend on."""
     names = {call.command.name for call in statement.calls}
     return statement.kind == "function_definition" or (bool(names) and names <= _QUIET_FILES)
 
 
 _QUIET_FILES = frozenset({*PRINTS, "mkdir", "ulimit", "umask", "sleep", "touch", "chmod", "cp", "rm", "test", "[", "[["})
-# What starts no program that would read the environment.
+# Commands that start no program that would read the environment.
 _QUIET = _QUIET_FILES | {"cd", "mv", "scontrol", "head", "module", "ml", "tail", "awk", "sed", "cut", "tr", "wc", "basename",
                          "dirname", "cat", "set", "exit", "export"}
 
 
 def _modules(statement: Statement, fixed: FixedValues) -> tuple[str, ...] | None:
-    """The names that it loads; None where it does anything else."""
+    """Return the modules that the statement loads; None if it does anything else."""
     words = [fields(each.source, fixed) for each in statement.calls[0].arguments]
     texts = [text for word in words for text in word or ("$",)]
     verb, names = ("load", texts[1:]) if texts[0] == "ml" else (texts[1], texts[2:])
@@ -161,15 +161,15 @@ def _keys_of(statement: Statement, part: str, fixed: FixedValues) -> Disposition
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the command needs of the lines before it.
+    """The command's dependencies on the lines before it.
 
     Attributes:
-        names: variables that the job's own shell puts into it.
-        shell: whether the job's own shell makes words of it.
+        names: variables that the job's own shell expands in the command.
+        shell: True if the job's own shell builds words of the command.
         stands: variables that the launch line uses.
-        words: those of them in the program's own words.
-        by_srun: the script starts its program by srun.
-        lines: what of the launch's own statements stands behind the lines of the setup.
+        words: the variables in ``stands`` that the program's own words use.
+        by_srun: True if the script starts its program by srun.
+        lines: statements of the launch itself that follow the lines of the setup.
     """
 
     names: frozenset[str]
@@ -182,11 +182,11 @@ class Needs:
 
 def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
                  unreadable: Collection[int | None] = (), together: Collection[int] = ()) -> list[Disposition]:
-    """What becomes of the statements before the number ``launch``.
+    """Return the treatment of each statement before the number ``launch``.
 
     Args:
-        unreadable: numbers of those that bash cannot read.
-        together: numbers of those that start the program on another node.
+        unreadable: numbers of the statements that bash cannot parse.
+        together: numbers of the statements that start the program on another node.
     """
     statements = source.statements[:launch]
     keyed = {number: each for number, each in environment_keys(statements, known).items() if number not in unreadable}
@@ -207,7 +207,7 @@ def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
             names = _names_of(statement, known)
             grown = grown or not names <= needed
             needed |= names
-            before = number - 1  # whose end it asks for
+            before = number - 1  # its exit status is read
             if _STATUS.search(statement.text) and 0 <= before < launch and kinds[before] in ("print", "assign") \
                     and before not in stays:
                 stays.add(before)
@@ -229,14 +229,14 @@ _READ_BY_BASH = {"IFS", "CDPATH", "GLOBIGNORE", "HOME", "PWD", "OLDPWD", "OPTIND
 
 
 def _names_of(statement: Statement, known: KnownShell) -> frozenset[str]:
-    """The variables that a line may read: all, if it reads them by names that it makes or runs the text of another file."""
+    """Return the variables that a line may read: all of them if it uses indirect names or sources another file."""
     if _reads(statement) or _INDIRECT.search(statement.text):
         return known.names
     return frozenset(re.findall(r"[A-Za-z_]\w*", statement.text)) & known.names
 
 
 def _check_lost(found: Sequence[Disposition], lines: Sequence[Statement], known: KnownShell) -> None:
-    """Raises HpcMpError where a line that is not carried over would have led elsewhere, or set what lines below it read."""
+    """Raise HpcMpError if a line that is not carried over changes the directory or sets variables that later lines read."""
     for number, each in enumerate(found):
         below = [*(later.statement for later in found[number + 1:] if later.text is not None), *lines]
         sets = {name.partition("[")[0] for name in (assigned.name for assigned, _ in each.statement.assignments)}
@@ -251,7 +251,7 @@ def _check_lost(found: Sequence[Disposition], lines: Sequence[Statement], known:
 
 def _assignment_stays(statement: Statement, number: int, needed: set[str], stays: set[int], statements: Sequence[Statement],
                       known: KnownShell) -> bool:
-    """Whether an assignment has to be a line of the setup."""
+    """Return True if an assignment must be a line of the setup."""
     if not statement.assignments and not statement.exported:
         return True
     named = {each.name.partition("[")[0] for each, _ in statement.assignments} | statement.exported
@@ -272,7 +272,7 @@ def _fixed(name: str, raw: str, number: int, known: KnownShell) -> bool:
 
 
 def _reads(statement: Statement) -> bool:
-    """Whether it runs text of another file in the same shell, which may use any variable."""
+    """Return True if the statement sources another file, which may use any variable."""
     return any(call.command.name in ("source", ".", "eval") and not HARMLESS.search(call.arguments[-1].source.strip("\"'"))
                for call in statement.calls)
 
@@ -352,7 +352,7 @@ def _assigned(number: int, statement: Statement, stays: set[int], known: KnownSh
 
 
 def names_in(text: str) -> frozenset[str]:
-    """Variables that a piece of shell text uses."""
+    """Return the variables that a piece of shell text uses."""
     return uses(text)[0] | frozenset(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", text))
 
 
@@ -361,14 +361,15 @@ _ARGUMENT = re.compile(r"(?<!\\)\$(?:[1-9@*]|\{[1-9@*][^}\s]*\}?)")
 
 
 def _unquoted(found: re.Match[str]) -> str:
-    """What bash expands of a quoted text, with its line ends: nothing between single quotes, those in ``"$(awk '…')"`` too."""
+    """Return the part of a quoted text that bash expands, line ends included. Single-quoted text is removed, also in
+    ``"$(awk '…')"``."""
     if found[0][0] == '"' and "$(" not in found[0]:
         return found[0]
     return re.sub(r"'[^']*'", lambda each: "\n" * each[0].count("\n"), found[0])
 
 
 def argument_read(source: Source, statements: Iterable[Statement]) -> tuple[int, str] | None:
-    """The first line that reads an argument of the script (``$1``, ``$@``), and how; a function's own arguments are others."""
+    """Return the first line that reads an argument of the script (``$1``, ``$@``), and that text. Functions are ignored."""
     for statement in statements:
         if statement.kind == "function_definition":
             continue

@@ -1,4 +1,4 @@
-"""What a program reads and where its output goes: files, here-documents and pipes of its line in the script."""
+"""Standard input and output of a program: files, here-documents and pipes of its line in the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_mp.adopt.launches import MPI, TOOLS, LaunchCall
 from hpc_mp.adopt.steps import names_in
 from hpc_mp.lint.sbatch.statements import Statement
 
-# A shell that puts a file or a text into its place, and then becomes the program: each rank reads it from its beginning.
+# A shell that opens a file or a text as standard input and then execs the program: each rank reads it from the beginning.
 READS = ("bash", "-c", 'exec "$@" < "$0"')
 READS_TEXT = ("bash", "-c", 'exec "$@" <<< "$0"')
 _WORD = (r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.|\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|\$(?![({])|[^\s\"'\\|&;<>()$`])+")
@@ -23,21 +23,21 @@ _HERE_DOCUMENT = re.compile(r"<<(-?)[ \t]*(?:([\"'])([^\"'\n]+)\2|(\\?)([\w.!-]+
                             re.DOTALL | re.MULTILINE)
 _OUTPUT = re.compile(rf"(?<![<\d&])1?(?:>>|>\||>)(?![&(>])[ \t]*({_WORD})")
 _ERRORS_TOO = re.compile(r"2>&1|&>|>&(?!\d)|\|&")
-# What only tells how it went, by its name: ``train.log``, ``slurm-$ID.out``, ``output.txt``, ``$LOG``.
+# Names of log files: ``train.log``, ``slurm-$ID.out``, ``output.txt``, ``$LOG``.
 _LOG = re.compile(r"log|nohup|std(out|err)|\.(out|err|o|e|rout|screen)\w*$|(^|[^a-z])(out|output|err|error|print|run|screen)"
                   r"([\W_\d]\w*)?(\.txt)?$|^/dev/", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """What stands behind a program's words.
+    """The redirections behind a program's words.
 
     Attributes:
-        given: what it reads, as bash is to read it; None: nothing, or nothing that can be told.
-        text: whether that is a text, not the name of a file.
-        shown: the same for a person.
-        asks: whether it reads anything.
-        rest: everything else there.
+        given: its standard input; None if it has none, or an unknown one.
+        text: True if ``given`` is a text and not the name of a file.
+        shown: ``given`` for a reader.
+        asks: True if the program reads standard input.
+        rest: everything else behind the words.
     """
 
     given: WordPiece | None
@@ -48,14 +48,14 @@ class Streams:
 
     @property
     def result(self) -> bool:
-        """Whether its output goes into a file that is no log by its name."""
+        """True if the output goes to a file whose name is not that of a log."""
         found = [each.strip("\"'") for each in _OUTPUT.findall(self.rest.partition("|")[0])]
         return any(not _LOG.search(each if each.startswith("/dev/") else each.rpartition("/")[2]) for each in found) \
             and not _ERRORS_TOO.search(self.rest)
 
 
 def streams(launch: LaunchCall, statement: Statement, fixed: FixedValues) -> Streams:
-    """What stands behind the words of a launch."""
+    """Return the redirections behind the words of a launch."""
     begin = statement.start
     inside = statement.text[launch.call.start - begin:launch.call.end - begin]
     behind = statement.text[launch.call.end - begin:None if is_fed(launch, statement) else launch.call.chain_end - begin]
@@ -77,7 +77,7 @@ def streams(launch: LaunchCall, statement: Statement, fixed: FixedValues) -> Str
 
 
 def _document(found: re.Match[str], fixed: FixedValues) -> WordPiece | None:
-    """The text of a here-document as one word of bash; None where its quotes cannot be told apart."""
+    """Return the text of a here-document as one bash word; None if its quotes are ambiguous."""
     body = found[7]
     if found[1]:
         body = re.sub(r"^\t+", "", body, flags=re.MULTILINE)
@@ -96,7 +96,7 @@ def _short(text: str) -> str:
 
 
 def with_stdin(start: ProgramStart, launch: LaunchCall, statement: Statement, fixed: FixedValues) -> ProgramStart:
-    """The start with the file or the text that the program reads as its standard input, if it is one."""
+    """Return the start with the program's standard input, if it is a file or a text."""
     found = streams(launch, statement, fixed)
     if found.given is None:
         return start
@@ -107,7 +107,7 @@ def with_stdin(start: ProgramStart, launch: LaunchCall, statement: Statement, fi
 
 
 def with_results(start: ProgramStart, launch: LaunchCall, statement: Statement, known: KnownShell, at: int) -> ProgramStart:
-    """A program that runs once with the pipe or the file that takes its output, in a shell of its own: they are its result."""
+    """Wrap a program that runs once in a separate shell, with the pipe or file that takes its output, which is its result."""
     found = streams(launch, statement, known.fixed[at])
     fed = is_fed(launch, statement)
     if not (fed or found.result or drawn(launch)) or not runs_once(launch):
@@ -119,7 +119,7 @@ def with_results(start: ProgramStart, launch: LaunchCall, statement: Statement, 
     values = known.fixed[at].texts
     if all(name in values and name not in known.fixed[at].arrays for name in names):
         words.append(WordPiece("literal", "\n".join((*(f"{name}={shlex.quote(values[name][0])}" for name in names), text))))
-    else:  # whatever the variables hold by then
+    else:  # the values at run time
         words.append(WordPiece("batch", f"\"$(declare -p {' '.join(names)})\"$'\\n'{shlex.quote(text)}"))
     if re.search(r"\$\{?[1-9@*#]", text):
         words += [WordPiece("literal", "bash"), WordPiece("batch", '"$@"')]
@@ -128,16 +128,16 @@ def with_results(start: ProgramStart, launch: LaunchCall, statement: Statement, 
 
 
 def runs_once(launch: LaunchCall) -> bool:
-    """Whether a program runs once and starts no ranks."""
+    """Return True if a program runs once and starts no ranks."""
     return not launch.srun and launch.texts[0].rpartition("/")[2] not in MPI and not starts_ranks(launch.texts)
 
 
 def is_fed(launch: LaunchCall, statement: Statement) -> bool:
-    """Whether something is piped into a program on its own line."""
+    """Return True if something is piped into a program on its own line."""
     piped = re.search(r"(?<!\|)\|&?\s*$", statement.text[:launch.call.start - statement.start]) is not None
     return piped and not set(launch.call.inside) - {"redirected_statement", "pipeline"}
 
 
 def drawn(launch: LaunchCall) -> bool:
-    """Whether what it prints goes through another program, which is none that only shows it."""
+    """Return True if the output is piped through another program that does more than show it."""
     return any(name not in TOOLS for name in launch.call.command.piped)

@@ -1,1 +1,1 @@
-"""What every room may use and what uses no room: errors, files, commands, assets, exit codes."""
+"""Helpers that every subpackage may use and that depend on no other subpackage: errors, files, commands, assets, exit codes."""

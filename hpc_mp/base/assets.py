@@ -1,4 +1,4 @@
-"""Where the data that a user may read and edit lies: templates, environment profiles, the CycleCloud project."""
+"""Shipped data files that a user may read and edit: templates, environment profiles, the CycleCloud project."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHIPPED = _PACKAGE / "_assets"  # in a wheel; a checkout has slurm/, env/ and c
 
 
 def asset(name: str) -> Path:
-    """The path of a data file or folder, such as ``"slurm/job.sbatch.j2"``.
+    """Return the path of a data file or folder, such as ``"slurm/job.sbatch.j2"``.
 
     Raises:
         HpcMpError: nothing of that name was installed.

@@ -1,4 +1,4 @@
-"""What a process does that was just forked: it dies with its parent, and writes into a log of its own."""
+"""Setup of a newly forked process: it dies with its parent and writes to its own log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def die_with(parent: int) -> None:
 
 
 def redirect(log: Path) -> None:
-    """Nothing on standard input; output and errors appended to ``log``, line by line."""
+    """Connect standard input to nothing; append output and errors to ``log``, line by line."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for source, target in ((nothing, 0), (file, 1), (file, 2)):

@@ -1,22 +1,22 @@
-"""Ask a program of this machine a question and take its answer within a time limit."""
+"""Run a local program and return its answer within a time limit."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-Runner = Callable[[Sequence[str]], str]  # what ``ask`` does; tests hand in their own
+Runner = Callable[[Sequence[str]], str]  # signature of ``ask``; tests pass their own
 
 
-_LONGEST = 600  # characters of a program's own words
+_LONGEST = 600  # characters quoted from a program's output
 
 
 class CommandFailed(Exception):
-    """The program is absent, failed or took too long; the text says which, in the program's own words if it has any.
+    """The program is absent, failed or took too long. The text states which, with the program's own message if it has any.
 
     Attributes:
-        code: its exit code; None where it has none.
-        out: what it wrote on stdout nevertheless.
+        code: the exit code; None without one.
+        out: the text that it wrote on stdout nevertheless.
     """
 
     def __init__(self, words: str, code: int | None = None, out: str = "") -> None:
@@ -29,16 +29,16 @@ class TimedOut(CommandFailed):
 
 
 def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, str] | None = None, given: str = "") -> str:
-    """Run ``argv`` and return what it wrote on stdout.
+    """Run ``argv`` and return its stdout.
 
     Args:
         argv: the program and its arguments.
-        timeout: seconds to wait for it; None waits for ever.
-        environ: its environment; None is our own.
-        given: what it reads on stdin.
+        timeout: seconds to wait for the program; None waits for ever.
+        environ: the program's environment; None for that of this process.
+        given: text for its stdin.
 
     Raises:
-        CommandFailed: it is not there, exited with another code than 0, or (``TimedOut``) did not answer in time.
+        CommandFailed: the program does not exist, exited with a code other than 0, or (``TimedOut``) did not answer in time.
     """
     try:
         done = subprocess.run(argv, input=given, capture_output=True, timeout=timeout, env=environ, encoding="utf-8",
@@ -55,5 +55,5 @@ def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, 
 
 
 def failure(name: str, code: int, out: str, err: str) -> CommandFailed:
-    """The error of a program that exited with ``code``. Some, like nvidia-smi, say on stdout what is wrong."""
+    """Return the error of a program that exited with ``code``. Some programs, like nvidia-smi, report errors on stdout."""
     return CommandFailed(err.strip() or out.strip()[:_LONGEST] or f"{name} exited with {code}", code, out)

@@ -1,4 +1,4 @@
-"""A process that does not see the ends of its children. Apart from ``child``, which every rank imports in its first moments."""
+"""Detection of a process that does not notice that its children ended. Not in ``child``, which every rank imports."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import psutil
 
 
 class DeadChildren:
-    """Notices a process that has children and sees the end of none: mpirun of Open MPI 5 misses it where all end at once."""
+    """Detector of a process whose children have all ended unnoticed: mpirun of Open MPI 5 misses it if all end at once."""
 
     def __init__(self, pid: int, patience: float) -> None:
         """
         Args:
-            patience: seconds that it has for seeing it.
+            patience: seconds that the process has to notice it.
         """
         self._pid, self._patience, self._since = pid, patience, time.monotonic()
 
     def noticed(self) -> bool:
-        """Whether all its children have been dead, and there, for as long."""
+        """Return True if all its children have been zombies for ``patience`` seconds."""
         try:
             states = [child.status() for child in psutil.Process(self._pid).children()]
         except psutil.Error:

@@ -1,18 +1,18 @@
-"""The one exception of hpc-mp: what was given, which rule it breaks, what to do about it."""
+"""The exceptions of hpc-mp. An ``HpcMpError`` holds the input, the rule that it breaks, and the remedy."""
 
 from __future__ import annotations
 
-COMMANDS = ("hpc-mp ", "pip ")  # a remedy that begins so is typed as it stands
+COMMANDS = ("hpc-mp ", "pip ")  # a remedy with this prefix is a command to type
 
 
 class HpcMpError(Exception):
-    """A mistake in the input that its author can mend. Commands print it and exit 2.
+    """A mistake in the input that the user can correct. Commands print it and exit 2.
 
     Args:
-        value: what was given, as the user wrote it (``"train.steps = -3"``).
+        value: the input, as the user wrote it (``"train.steps = -3"``).
         rule: the rule it breaks (``"must be at least 1"``).
         remedy: what to do (``"set train.steps to the number of optimizer steps"``).
-        several: each mistake for itself, where there are several of which the others are said in short only.
+        several: each mistake separately, if there are several and the other arguments only summarize them.
     """
 
     def __init__(self, value: str, rule: str, remedy: str, several: tuple[HpcMpError, ...] = ()) -> None:

@@ -21,7 +21,7 @@ NAMES = {number.value: number.name for number in signal.Signals}
 
 
 def ending(code: int) -> str:
-    """How a process ended, with the likely meaning; ``code`` as ``subprocess`` gives it (negative for a signal)."""
+    """Return in words how a process ended, with the likely meaning. ``code``: as from ``subprocess``, negative for a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     name = NAMES.get(-code, f"signal {-code}")

@@ -1,4 +1,4 @@
-"""What ``pip install hpc-mp`` leaves out: it brings the control half, and ``hpc-mp[train]`` the libraries of the rank half."""
+"""Libraries that a plain ``pip install hpc-mp`` omits: it installs the control half; ``hpc-mp[train]`` adds the rank half."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ REMEDY = 'install the rest with: pip install "hpc-mp[train]"'
 
 
 def need_train(what: str) -> None:
-    """Refuse ``what``, such as ``launch --on local``, where a library of the rank half is missing; none is imported.
+    """Refuse ``what``, such as ``launch --on local``, if a library of the rank half is missing. Imports none of them.
 
     Raises:
-        HpcMpError: one is missing.
+        HpcMpError: a library is missing.
     """
     absent = [name for name in TRAIN if find_spec(name) is None]
     if absent:
@@ -22,6 +22,6 @@ def need_train(what: str) -> None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> HpcMpError | None:
-    """The same of a failed import; None if it is not about a library of the rank half, but a fault of ours."""
+    """Return the same error for a failed import; None if the missing module is not one of these libraries."""
     name = (error.name or "").partition(".")[0]
     return HpcMpError(name, "is not installed: a plain installation of hpc-mp does without", REMEDY) if name in TRAIN else None

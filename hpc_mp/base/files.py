@@ -1,4 +1,4 @@
-"""Small readable files: JSON documents published atomically, JSON lines read tolerantly."""
+"""Small readable files: JSON documents published atomically, JSON lines read leniently."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hpc_mp.base.errors import HpcMpError
 
 
 def text_of(file: Path, kind: str) -> str:
-    """A user's file with its own line ends; bytes that are no UTF-8 stay visible as replacement characters.
+    """Return a user's file with its own line ends. Bytes that are not UTF-8 become visible replacement characters.
 
     Raises:
-        HpcMpError: it cannot be read; the user is asked to name a ``kind`` of file.
+        HpcMpError: the file cannot be read; the remedy asks for a ``kind`` of file.
     """
     try:
         return file.read_bytes().decode("utf-8", "replace")
@@ -25,7 +25,7 @@ def text_of(file: Path, kind: str) -> str:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes, or a directory's names, durable; a full disk may show only here. Raises OSError."""
+    """Make a file's bytes, or a directory's entries, durable. A full disk may be reported only here. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,17 +34,17 @@ def sync(path: Path) -> None:
 
 
 def render_json(document: Any) -> str:
-    """How every JSON document of a run directory is written."""
+    """Return a JSON document in the format of the run directory's files."""
     return json.dumps(document, indent=1) + "\n"
 
 
 def private(path: str, flags: int) -> int:
-    """For ``open(…, opener=private)``: a new file is as private as the directory that it is made in."""
+    """Open a file with ``open(…, opener=private)``: a new file is as private as its directory."""
     return os.open(path, flags, Path(path).parent.stat().st_mode & 0o666)
 
 
 def owners(path: str, flags: int) -> int:
-    """For ``open(…, opener=owners)``: a new file is for its owner alone."""
+    """Open a file with ``open(…, opener=owners)``: a new file is accessible only to its owner."""
     return os.open(path, flags, 0o600)
 
 
@@ -54,12 +54,12 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def write_text(path: Path, text: str, opener: Callable[[str, int], int] = private) -> None:
-    """Publish a file atomically and durably (temporary name, fsync, rename), by default as private as its directory.
+    """Publish a file atomically and durably (temporary name, fsync, rename). By default it is as private as its directory.
 
     Raises:
-        OSError: when it cannot be written; the old file is then still there.
+        OSError: the file cannot be written; the old file still exists then.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")  # threads may publish it at once
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")  # threads may publish it concurrently
     try:
         with open(temporary, "w", encoding="utf-8", opener=opener) as file:
             file.write(text)
@@ -72,12 +72,12 @@ def write_text(path: Path, text: str, opener: Callable[[str, int], int] = privat
 
 
 def read_json(path: Path) -> Any:
-    """Raises OSError or ValueError when it is absent or broken."""
+    """Read a JSON document. Raises OSError or ValueError if it is absent or broken."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete records of a JSON-lines file; an absent file is empty, a half-written last line is left out."""
+    """Return all complete records of a JSON-lines file. An absent file counts as empty; an incomplete last line is left out."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Keep the records up to ``step`` only: a resume from there writes the later ones again."""
+    """Keep only the records up to ``step``: a resume from there writes the later ones again."""
     if not path.exists():
         return
     kept = [record for record in read_lines(path) if record["step"] <= step]

@@ -1,7 +1,7 @@
-"""A finding: one statement about a machine, a file or a cluster. Linters, the environment, the description of a cluster and the
-doctor say what they found in this form, on one scale of severity, in one JSON document.
+"""A finding: one statement about a machine, a file or a cluster. Linters, environment checks, the cluster description and the
+doctor report in this form, on one scale of severity, in one JSON document.
 
-The doctor packs this module into its health check, so it needs Python 3.10 and the standard library alone.
+The doctor packs this module into its health check, so it needs only Python 3.10 and the standard library.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Case = TypeVar("Case")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One statement.
+    """One statement about a subject.
 
     Attributes:
-        code: of the rule or the check, such as ``HM101`` or ``gpu-ecc``. A code never changes its meaning.
+        code: code of the rule or the check, such as ``HM101`` or ``gpu-ecc``. A code never changes its meaning.
         severity: see ``SEVERITIES``.
-        subject: the part that it is about: "GPU 3 (0000:c6:00.0)", "NCCL_IB_HCA", "TaskPlugin=task/none"; empty for the whole.
-        message: what was seen, with its numbers, and the rule that it meets or breaks.
-        fix: what to do about it; empty when all is well.
-        file: the file in which it stands, as it was named; None where it stands in none.
-        line: the line of that file, counted from 1.
+        subject: the affected part: "GPU 3 (0000:c6:00.0)", "NCCL_IB_HCA", "TaskPlugin=task/none"; empty for the whole.
+        message: the observation, with its numbers, and the rule that it meets or breaks.
+        fix: the remedy; empty if all is well.
+        file: name of the file that it is in, as the user gave it; None if it is in no file.
+        line: line of that file, counted from 1.
     """
 
     code: str
@@ -47,12 +47,12 @@ class Finding:
     line: int | None = None
 
     def document(self) -> dict[str, Any]:
-        """For JSON: every field, null where it does not apply."""
+        """Return the JSON form: every field, null if it does not apply."""
         return {key: None if value == "" else value for key, value in asdict(self).items()}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Finding:
-        """The finding that ``document`` was made of."""
+        """Return the finding that ``document`` was made from."""
         text = {key: document[key] or "" for key in ("subject", "message", "fix")}
         return cls(document["code"], document["severity"], file=document["file"], line=document["line"], **text)
 
@@ -61,10 +61,10 @@ class Hit(NamedTuple):
     """A place where a rule applies.
 
     Attributes:
-        line: counted from 1; 0 where there are no lines.
+        line: line number, counted from 1; 0 if there are no lines.
         it, advice: the words that fill ``{it}`` and ``{advice}`` in the rule's texts.
-        file: if it is not the one that is judged.
-        subject: what the finding is about.
+        file: the file, if it is not the one under check.
+        subject: subject of the finding.
     """
 
     line: int = 0
@@ -79,10 +79,10 @@ class Rule(Generic[Case]):
     """One row of a linter's table.
 
     Attributes:
-        code: stable; see ``Finding``.
-        find: yields where the case (a script, a template, a cluster's settings) breaks the rule.
-        message: what stands there and why it hurts.
-        fix: what to do about it.
+        code: stable code; see ``Finding``.
+        find: function that yields the places where the case (a script, a template, a cluster's settings) breaks the rule.
+        message: the problem and its consequence.
+        fix: the remedy.
     """
 
     code: str
@@ -92,39 +92,39 @@ class Rule(Generic[Case]):
     fix: str
 
     def apply(self, case: Case, file: str | None = None) -> list[Finding]:
-        """The findings of this rule. ``file``: where hits are that name none."""
+        """Return the findings of this rule. ``file``: file of the hits that name none."""
         return [self.finding(hit, file) for hit in self.find(case)]
 
     def finding(self, hit: Hit, file: str | None = None) -> Finding:
-        """What this rule says of one hit."""
+        """Return the finding of this rule for one hit."""
         return Finding(self.code, self.severity, hit.subject, filled(self.message, hit), filled(self.fix, hit),
                        hit.file or file, hit.line or None)
 
 
 def filled(text: str, hit: Hit) -> str:
-    """A rule's text with the words of a hit; a text that begins with the advice begins with a capital."""
+    """Return a rule's text with the words of a hit. A text that begins with the advice is capitalized."""
     advice = hit.advice[:1].upper() + hit.advice[1:] if text.startswith("{advice}") else hit.advice
     return re.sub(r"\{(it|advice)\}", lambda field: advice if field[1] == "advice" else hit.it, text)
 
 
 def weight(finding: Finding) -> int:
-    """The smaller, the graver."""
+    """Return the rank of a finding's severity: the smaller, the graver."""
     return SEVERITIES.index(finding.severity)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """The gravest severity: an error weighs more than a warning, a warning more than a check that saw nothing."""
+    """Return the gravest severity. An error outweighs a warning; a warning outweighs a check that could not look."""
     return min((finding.severity for finding in findings), key=SEVERITIES.index, default="ok")
 
 
 def findings_document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The JSON document of every command that finds something: ``worst`` severity, its ``nagios`` code, and ``findings``."""
+    """Return the JSON document of a command that finds something: ``worst`` severity, its ``nagios`` code, and ``findings``."""
     grave = worst(findings)
     return {"worst": grave, "nagios": NAGIOS[grave], "findings": [finding.document() for finding in findings]}
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    """How many there are of each severity, in words: "1 error, 2 warnings"; empty without findings."""
+    """Return the count of each severity in words: "1 error, 2 warnings"; empty without findings."""
     counts = Counter(finding.severity for finding in findings)
     plural = {"error", "warning"}
     return ", ".join(f"{counts[severity]} {severity}{'s' * (severity in plural and counts[severity] != 1)}"
@@ -132,7 +132,7 @@ def summary(findings: Iterable[Finding]) -> str:
 
 
 def nagios_line(findings: Sequence[Finding]) -> str:
-    """One line as a monitor reads it: the state, the counts, the gravest finding, and the counts as performance data."""
+    """Return one line in a monitor's format: the state, the counts, the gravest finding, and the counts as performance data."""
     gravest = min(findings, key=weight, default=None)
     state = NAGIOS_NAMES[NAGIOS[worst(findings)]]
     words = summary(findings) or "nothing was looked at"

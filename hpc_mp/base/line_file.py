@@ -1,4 +1,4 @@
-"""Files of lines: appended to in spite of a full disk, and followed while they grow."""
+"""Line-based files: appended to despite a full disk, and followed while they grow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 class LineFile:
-    """Lines appended and flushed one by one; while the disk is full they wait in memory and are written when they can be.
+    """A file to which lines are appended and flushed one by one. While the disk is full, they wait in memory.
 
     Args:
         path: the file; created with its first line.
-        limit: how many lines wait at most; beyond it the oldest are dropped and counted in ``dropped``.
+        limit: maximum of waiting lines; beyond it the oldest are dropped and counted in ``dropped``.
     """
 
     def __init__(self, path: Path, limit: int = 10_000) -> None:
@@ -23,7 +23,7 @@ class LineFile:
         self._fd: int | None = None
 
     def write(self, line: str) -> None:
-        """Append one line (without its newline). Never raises for a full disk or an exceeded quota."""
+        """Append one line (given without its newline). Never raises for a full disk or an exceeded quota."""
         self.waiting.append(line.encode() + b"\n")
         while len(self.waiting) > self._limit:
             self.waiting.popleft()
@@ -31,7 +31,7 @@ class LineFile:
         self.flush()
 
     def flush(self) -> bool:
-        """Write what waits; returns whether nothing waits any more."""
+        """Write the waiting lines. Return True if none is left."""
         try:
             if self._fd is None:
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -50,7 +50,7 @@ class LineFile:
 
     @staticmethod
     def _append(fd: int, data: bytes) -> None:
-        """All of ``data`` or nothing: a line cut off by a full disk is taken back, so that no reader sees half of it."""
+        """Write all of ``data`` or nothing. A line cut off by a full disk is removed again, so that no reader sees half of it."""
         start = os.lseek(fd, 0, os.SEEK_END)
         written = 0
         try:
@@ -62,7 +62,7 @@ class LineFile:
 
 
 class NewLines:
-    """The complete lines of a growing file, each once; a file that was replaced is read from its start."""
+    """Reader of a growing file's complete lines, each returned once. A replaced file is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -70,7 +70,7 @@ class NewLines:
         self._offset = 0
 
     def read(self) -> list[str]:
-        """Those that came since the last call; none while there is no file. Undecodable bytes are replaced."""
+        """Return the lines added since the last call; none while the file does not exist. Undecodable bytes are replaced."""
         try:
             with open(self._path, "rb") as file:
                 inode = os.fstat(file.fileno()).st_ino

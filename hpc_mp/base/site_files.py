@@ -1,4 +1,4 @@
-"""Where a user and a site keep files of their own that stand in place of what is shipped."""
+"""Configuration folders of the user and the site. Files in them replace the shipped ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ FOLDER = "hpc-mp"
 
 
 def config_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """The user's folder and the site's, in the order in which they count: ``~/.config/hpc-mp``, ``/etc/hpc-mp``."""
+    """Return the user's folder and the site's, in order of precedence: ``~/.config/hpc-mp``, ``/etc/hpc-mp``."""
     config = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
     return config / FOLDER, SYSTEM / FOLDER

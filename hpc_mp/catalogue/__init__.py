@@ -1,7 +1,7 @@
-"""The one catalogue of machines: GPUs, sizes, links, NICs, peaks and leaf sizes, from ``env/machines`` and the files of users.
+"""The catalogue of machines: GPUs, sizes, links, NICs, peaks and leaf sizes, from ``env/machines`` and the files of users.
 
-Whoever needs a figure of a machine asks here: the doctor, the planner, the environment, the clouds. The packed health check has
-the standard library of Python 3.10 alone: there the rows lie as JSON beside this file.
+It is the source of machine figures for the doctor, the planner, the environment and the clouds. The packed health check has only
+the standard library of Python 3.10, so the rows are JSON beside this file there.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hpc_mp.catalogue.machines import Catalogue, GpuModel, MachineType, Marks, b
 
 __all__ = ["PACKED_ROWS", "Catalogue", "GpuModel", "MachineType", "Marks", "catalogue"]
 
-PACKED_ROWS = "machines.json"  # in the archive of the health check alone
+PACKED_ROWS = "machines.json"  # only in the archive of the health check
 
 
 def catalogue() -> Catalogue:
-    """All rows: the shipped ones, the site's, the user's.
+    """Return all rows: the shipped ones, the site's, the user's.
 
     Raises:
-        HpcMpError: a file of the site or the user is wrong.
+        HpcMpError: a file of the site or the user is invalid.
     """
     packed = resources.files(__name__).joinpath(PACKED_ROWS)
     if packed.is_file():

@@ -1,6 +1,6 @@
-"""What is known of a GPU model and of a type of machine. Data lies in ``env/machines``; this is its form.
+"""The schema of GPU models and machine types. The data is in ``env/machines``.
 
-Packed into the health check: the standard library of Python 3.10 alone.
+This module is packed into the health check: use only the standard library of Python 3.10.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-READ = "2026-01-01"  # what a cloud had retired by then is gone, what is retired later is announced
+READ = "2026-01-01"  # types retired by then are gone; later retirements are announced
 Row = Mapping[str, Any]  # a figure's name → its value, as in a file
-_STRICT = {"extra": "forbid", "strict": True}  # of pydantic, which checks the rows of files
+_STRICT = {"extra": "forbid", "strict": True}  # for pydantic, which validates the rows of files
 
 
 @dataclass(frozen=True)
 class GpuModel:
-    """One GPU model. A figure that nobody has published, or that does not apply, is None.
+    """One GPU model. A figure that is unpublished or does not apply is None.
 
     Attributes:
-        name: part of the name that the driver gives the GPU; the longest that fits counts.
-        title: as people write it, with its memory.
+        name: part of the driver's name of the GPU; the longest match counts.
+        title: the common name, with the memory size.
         vendor: ``nvidia`` or ``amd``.
         pci: PCI device numbers, as ``0x2330``.
-        memory_mib: MiB of device memory that the driver shows.
+        memory_mib: MiB of device memory that the driver reports.
         memory_gbs: GB/s of that memory.
-        peak_tflops: dense TFLOP/s by precision: ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``; of matrix units where
-            they are faster.
-        power_w: W, the most that the vendor allows.
-        nvlinks: NVLinks (or the like) of one GPU.
-        nvlink_gbs: GB/s of one link in one direction, as the driver shows it.
+        peak_tflops: dense TFLOP/s by precision: ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``; of matrix units if they
+            are faster.
+        power_w: maximum power in W that the vendor allows.
+        nvlinks: number of NVLinks (or similar) of one GPU.
+        nvlink_gbs: GB/s of one link in one direction, as the driver reports it.
         nccl_link_gbs: GB/s of payload that NCCL reaches on one link in one direction.
-        nvls_share: share of that rate when the switch adds up; 0: it cannot.
-        ll_gbs: GB/s that NCCL's protocol LL reaches at most inside a node.
-        mesh: each link reaches one other GPU, so fewer GPUs use fewer links.
-        bridged: the links are on a bridge between cards, which a card need not have.
-        per_node: GPUs of the boards that it is sold on; empty where it is sold singly.
-        switched: the GPUs of a node are joined by NVSwitches, which a fabric manager sets up.
-        rack: the NVLinks leave the node; memory of other nodes needs IMEX.
+        nvls_share: share of that rate for reductions in the switch; 0 if the switch cannot reduce.
+        ll_gbs: maximum GB/s of NCCL's LL protocol inside a node.
+        mesh: True if each link reaches one other GPU, so that fewer GPUs use fewer links.
+        bridged: True if the links are on an optional bridge between cards.
+        per_node: numbers of GPUs on the boards that it is sold on; empty if it is sold singly.
+        switched: True if NVSwitches, set up by a fabric manager, join the GPUs of a node.
+        rack: True if the NVLinks leave the node; memory of other nodes needs IMEX.
         pcie: generation of the slot; 16 lanes.
-        host_copy_gbs: GB/s that a copy from pinned host memory reaches at least.
+        host_copy_gbs: minimum GB/s of a copy from pinned host memory.
         sources: figure → entry of the sources.
     """
 
@@ -70,28 +70,28 @@ class GpuModel:
 
     @property
     def board_links(self) -> int:
-        """NVLinks that are there whoever built the node: none where a bridge carries them."""
+        """The number of NVLinks that every node with this GPU has: 0 if they need a bridge."""
         return 0 if self.bridged else self.nvlinks
 
     @property
     def memory(self) -> int | None:
-        """Bytes of device memory that the driver shows."""
+        """Bytes of device memory that the driver reports."""
         return None if self.memory_mib is None else self.memory_mib * 2**20
 
 
 @dataclass(frozen=True)
 class Marks:
-    """By what a machine of a type is known, besides its GPUs. The network's marks tell the environment's profile alone: a machine
-    whose network is gone is still that machine.
+    """Criteria that identify a machine type, besides its GPUs. Network criteria only select the environment's profile: a machine
+    without its network is still of that type.
 
     Attributes:
-        vendor: of the firmware (``/sys/class/dmi/id/sys_vendor``); a regular expression from its beginning.
-        product: what the firmware calls the machine; a regular expression of the whole; empty: its GPUs and the number
-            of its processors tell.
-        rank: types are tried in this order: the special before the general.
-        drivers: of network interfaces, and how many of them at least.
-        layer: a link layer of an RDMA port: ``InfiniBand``, ``Ethernet``; empty: any.
-        efa: it must show Amazon's adapters.
+        vendor: the firmware's vendor (``/sys/class/dmi/id/sys_vendor``); a regular expression, matched from the beginning.
+        product: the firmware's product name; a regular expression, matched as a whole; empty if GPUs and processor count
+            identify the type.
+        rank: the order in which types are tried, the specific before the general.
+        drivers: drivers of network interfaces, with the minimum number of each.
+        layer: a link layer of an RDMA port: ``InfiniBand``, ``Ethernet``; empty for any.
+        efa: True if the machine must have Amazon's adapters.
     """
 
     __pydantic_config__ = _STRICT
@@ -106,28 +106,28 @@ class Marks:
 
 @dataclass(frozen=True)
 class MachineType:
-    """A node as a cloud rents it out or a site has bought it.
+    """A machine type: a node that a cloud rents out or a site owns.
 
     Attributes:
-        name, title: as its owner calls it; in words.
-        cloud: ``azure``, ``aws``, ``gcp``, or ``site`` for machines that stand somewhere.
-        vcpus, threads, sockets, numa: logical processors, threads of a core, packages, NUMA nodes that have processors.
-        memory_gib, memory_seen_gib: GiB as sold, and as the kernel shows it; the latter None where it counts GPUs' memory too.
-        disks: NVMe disks of the node's own; None where it depends on the image.
+        name, title: the owner's name for it; a description.
+        cloud: ``azure``, ``aws``, ``gcp``, or ``site`` for machines on premises.
+        vcpus, threads, sockets, numa: logical processors, threads per core, packages, NUMA nodes with processors.
+        memory_gib, memory_seen_gib: GiB as sold, and as the kernel reports it; the latter None if it includes GPU memory.
+        disks: the node's own NVMe disks; None if it depends on the image.
         arch: ``x86_64`` or ``arm64``.
-        gpus, gpu: how many, and which.
-        links, link_gbs, ll_gbs: as of the GPU model, for machines whose GPUs are joined otherwise.
-        nics, rdma_gbps: adapters of the fast network, and Gb/s of one.
-        rdma: its kind: HDR, NDR, EFA, RoCE …; empty: none.
-        rdma_optional: it may be had without the fast network, and looks the same otherwise.
+        gpus, gpu: the number and the model of its GPUs.
+        links, link_gbs, ll_gbs: as for the GPU model, for machines whose GPUs are connected differently.
+        nics, rdma_gbps: number of adapters of the fast network, and Gb/s of one.
+        rdma: the kind of fast network: HDR, NDR, EFA, RoCE …; empty for none.
+        rdma_optional: True if it is also available without the fast network and is otherwise identical.
         hop_us: µs that a step between nodes takes beyond NCCL's figure.
-        nvlink_block: machines whose GPUs share one NVLink domain; 0: each its own.
-        nodes_per_leaf: nodes below one leaf switch; None where it is not published.
-        busbw, busbw_pair: GB/s, all-reduce of a healthy node, and of two; 0: not known.
-        fabric: short name for ``--fabric``; types whose links and NICs are alike may share it.
-        profile: of ``env/profiles``, for jobs on such nodes.
-        marks: by what one is known; None: by its name only.
-        generations, placement_group_max, image, quota, twin, retired: of Azure's clusters, see ``env/machines/azure.toml``.
+        nvlink_block: number of machines whose GPUs share one NVLink domain; 0 if each has its own.
+        nodes_per_leaf: number of nodes below one leaf switch; None if unpublished.
+        busbw, busbw_pair: all-reduce bandwidth in GB/s of a healthy node, and of two nodes; 0 if unknown.
+        fabric: short name for ``--fabric``; types with equal links and NICs may share it.
+        profile: the profile in ``env/profiles`` for jobs on such nodes.
+        marks: criteria that identify it; None if it is only known by name.
+        generations, placement_group_max, image, quota, twin, retired: for Azure's clusters, see ``env/machines/azure.toml``.
         sources: figure → entry of the sources.
     """
 
@@ -171,24 +171,24 @@ class MachineType:
 
     @property
     def judged(self) -> bool:
-        """Whether enough is known of it for the doctor to say what a node of it lacks."""
+        """True if enough is known for the doctor to report what a node lacks."""
         return self.sockets is not None
 
     @property
     def gpu_title(self) -> str:
-        """The GPU model as people write it, with its memory; empty without GPUs."""
+        """The common name of the GPU model, with its memory size; empty without GPUs."""
         return self.gpu.title if self.gpu else ""
 
     @property
     def gpu_vendor(self) -> str:
-        """``nvidia``, ``amd``; empty without GPUs."""
+        """The vendor of the GPUs, ``nvidia`` or ``amd``; empty without GPUs."""
         return self.gpu.vendor if self.gpu else ""
 
     @property
     def quota_vcpus(self) -> int:
-        """What one machine takes of a quota: a size with constrained cores, as HB120-16rs_v3, is counted as its whole machine.
+        """The vCPUs of a quota that one machine uses. A size with constrained cores (HB120-16rs_v3) counts as its whole machine.
 
-        Azure's page on constrained sizes says so of the price, github.com/MicrosoftDocs/azure-docs/issues/23017 of the quota.
+        Sources: Azure's page on constrained sizes (price), github.com/MicrosoftDocs/azure-docs/issues/23017 (quota).
         """
         whole = re.match(r"Standard_[A-Z]+(\d+)-", self.name)
         return int(whole[1]) if whole else self.vcpus
@@ -199,33 +199,33 @@ class MachineType:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no such machine can be started any more."""
+        """True if no such machine can be started any more."""
         return bool(self.retired) and self.retired <= READ
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """GPU models, the longest names first; types of machine by name in lower case, a user's own first; sources, in words."""
+    """GPU models, the longest names first; machine types by lower-case name, the user's own first; descriptions of sources."""
 
     gpus: Mapping[str, GpuModel]
     machines: Mapping[str, MachineType]
     sources: Mapping[str, str]
 
     def gpu(self, name: str) -> GpuModel | None:
-        """The model of a GPU that the driver calls ``name``; None for one that is not in the catalogue."""
+        """Return the model of a GPU that the driver calls ``name``; None if it is not in the catalogue."""
         return next((model for part, model in self.gpus.items() if part in name), None)
 
     def machine(self, name: str) -> MachineType | None:
-        """By name, whatever its case."""
+        """Return the machine type of that name, ignoring case."""
         return self.machines.get(name.casefold())
 
     def of(self, *clouds: str) -> Iterator[MachineType]:
-        """The machine types of these clouds."""
+        """Return the machine types of these clouds."""
         return (each for each in self.machines.values() if each.cloud in clouds)
 
 
 def build(gpus: Mapping[str, Row], machines: Mapping[str, Row], sources: Mapping[str, str]) -> Catalogue:
-    """From rows that are complete and checked, keyed by name."""
+    """Build a catalogue from complete and validated rows, keyed by name."""
     models = {name: GpuModel(name=name, **_frozen(gpus[name])) for name in sorted(gpus, key=len, reverse=True)}
     types = [_machine(name, row, models) for name, row in machines.items()]
     return Catalogue(models, {each.name.casefold(): each for each in types}, sources)

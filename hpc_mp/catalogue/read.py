@@ -1,8 +1,8 @@
-"""Rows of the catalogue from its files: the shipped ones, the site's, the user's; the later ones override by name.
+"""Rows of the catalogue from its files: the shipped ones, the site's, the user's. Later ones override by name.
 
-A row says ``like = NAME`` and only what differs; a row that is like its own name changes the one of an earlier file. It takes
-over what the machine is, not who it is: title, marks, short name and twin are a row's own. What was measured on the one is not
-said of the other, if that has other GPUs, memory or adapters.
+A row may have ``like = NAME`` and only the differences; a row that is like its own name changes the row of an earlier file. It
+inherits the figures of the machine, not its identity: title, marks, short name and twin are a row's own. Measurements are not
+inherited if the GPUs, memory or adapters that they depend on differ.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ CLOUDS = ("azure", "aws", "gcp", "site")
 _TABLES = ("gpu", *CLOUDS, "sources")
 _OWN = ("title", "fabric", "twin", "marks", "pci")
 _MEASURED = {"memory_seen_gib": ("memory_gib",), "busbw": ("gpu", "gpus"),
-             "busbw_pair": ("gpu", "gpus", "nics", "rdma", "rdma_gbps")}  # what was measured → what it holds for
+             "busbw_pair": ("gpu", "gpus", "nics", "rdma", "rdma_gbps")}  # measured figure → figures that it depends on
 
 Kind = Literal["gpus", "machines"]
 Row = dict[str, Any]
-Placed = Mapping[str, tuple[Path, Row]]  # by name, with the file that it is from
+Placed = Mapping[str, tuple[Path, Row]]  # rows by name, with the file of each
 _FORMS: dict[Kind, type[GpuModel] | type[MachineType]] = {"gpus": GpuModel, "machines": MachineType}
 
 
 class Rows(TypedDict):
-    """Complete rows by name; machines have their ``cloud``; sources, in words."""
+    """Complete rows by name; machines have their ``cloud``; sources are descriptions."""
 
     gpus: dict[str, Row]
     machines: dict[str, Row]
@@ -45,17 +45,17 @@ class Rows(TypedDict):
 
 
 def own_files(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Files of the site, of the user, and that of ``HPC_MP_MACHINES``; the rows of a later one override."""
+    """Return the files of the site, of the user, and of ``HPC_MP_MACHINES``. Rows of later files override."""
     found = [folder / FILE for folder in reversed(config_folders(environ)) if (folder / FILE).is_file()]
     named = environ.get(VARIABLE)
     return (*found, *([Path(named)] if named else []))
 
 
 def read_rows(own: Iterable[Path]) -> Rows:
-    """The rows of the shipped files under those of ``own``.
+    """Return the rows of the shipped files, overridden by those of ``own``.
 
     Raises:
-        HpcMpError: a file cannot be read, a key is unknown, missing or of another kind, or a name leads nowhere.
+        HpcMpError: a file cannot be read, a key is unknown, missing or of the wrong type, or a referenced name does not exist.
     """
     nothing = Rows(gpus={}, machines={}, sources={})
     rows = _layer(nothing, [(path, _parse(path)) for path in sorted(asset(ASSET).glob("*.toml"))], shipped=True)
@@ -65,7 +65,7 @@ def read_rows(own: Iterable[Path]) -> Rows:
 
 
 def _layer(below: Rows, files: Sequence[tuple[Path, Row]], shipped: bool) -> Rows:
-    """The rows of files, which may refer to each other, over those of earlier ones."""
+    """Add the rows of files, which may refer to each other, over those of earlier files."""
     gpus = _rows("gpus", _placed(files, "gpu"), below["gpus"], shipped)
     placed = {name: (path, row | {"cloud": cloud}) for cloud in CLOUDS for name, (path, row) in _placed(files, cloud).items()}
     machines = _rows("machines", placed, below["machines"], shipped)
@@ -89,7 +89,7 @@ def _rows(kind: Kind, placed: Placed, below: dict[str, Row], shipped: bool) -> d
 
 
 def _complete(name: str, placed: Placed, below: Mapping[str, Row], shipped: bool, waiting: tuple[str, ...] = ()) -> Row:
-    """A row with what it takes over from the one that it is like, and with the source of every figure."""
+    """Return a row with the figures inherited by ``like``, and with the source of every figure."""
     path, row = placed[name]
     like: str | None = row.get("like")
     said = f"like = {like!r} of {name} in {path}"

@@ -1,4 +1,4 @@
-"""``hpc-mp adopt``: somebody's job script becomes a job file, and every line of it is accounted for."""
+"""``hpc-mp adopt``: conversion of a user's job script to a job file, with an account of every line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff:
 
 
 def _check_kind(script: Path, text: str) -> None:
-    """Raises HpcMpError for a file that is no job script: one that has its own command, or that starts nothing."""
+    """Raise HpcMpError for a file that is not a job script: one that has its own command, or that starts nothing."""
     if "\0" in text[:4096]:
         raise HpcMpError(str(script), "is no text, and no job script", "name the script that is given to sbatch")
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
@@ -90,14 +90,14 @@ def _write(path: Path, text: str, force: bool) -> None:
 
 
 def _difference(job: AdoptedJob, text: str, script: Path) -> str:
-    """A unified diff from the script to the one that we would render, for a cluster of which nothing is known."""
+    """Return a unified diff from the script to the one that we would render, for a cluster without known facts."""
     rendered = render(job.spec, next_run(job.spec), python=sys.executable, template=find_template(Path.cwd())).text
     lines = unified_diff(text.splitlines(), rendered.splitlines(), str(script), "the job script of hpc-mp", lineterm="", n=3)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _print_account(job: AdoptedJob, *, aside: bool) -> None:
-    """A line for each line of the script, and what to look at in the end."""
+    """Print a line for each line of the script, and the lines that need attention at the end."""
     from rich.console import Console
     from rich.markup import escape
 

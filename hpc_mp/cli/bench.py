@@ -1,4 +1,4 @@
-"""``hpc-mp bench``: bandwidth of collectives between ranks, as nccl-tests measures it."""
+"""``hpc-mp bench``: bandwidth of collectives between ranks, measured like nccl-tests."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def command(run: Path, whole: bool, now: bool, grace: float, as_json: bool) -> N
 
 
 def _came_to(seen: RunStatus) -> str:
-    """``stopped after step 53; saved …/step-00000040: 13 steps are lost``."""
+    """Return the end of a run in words: ``stopped after step 53; saved …/step-00000040: 13 steps are lost``."""
     if not seen.steps:  # of a program nobody knows what it has saved
         return f"{seen.state} after step {seen.step}" if seen.step else seen.state
     unsaved = seen.step - (step_of(seen.checkpoint) if seen.checkpoint is not None else 0)
@@ -55,7 +55,7 @@ def _came_to(seen: RunStatus) -> str:
 
 
 def _others(ended: list[RunDirectory], aside: bool) -> None:
-    """The other runs of a sweep, of which one alone was meant."""
+    """Print the other active runs of a sweep, if only one run was selected."""
     others = [run for run in sweep_of(ended[0]) if run not in ended]
     going = [run for run, seen in zip(others, overviews(others), strict=True) if not seen.ended]
     if going:

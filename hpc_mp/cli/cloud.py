@@ -1,4 +1,4 @@
-"""``hpc-mp cloud``: a Slurm cluster from a subscription of Azure; what is wrong with a template."""
+"""``hpc-mp cloud``: a Slurm cluster from an Azure subscription; problems of a template."""
 
 from __future__ import annotations
 

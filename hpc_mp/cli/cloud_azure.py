@@ -1,4 +1,4 @@
-"""``hpc-mp cloud render`` for Azure: a size and a number of nodes become a directory that CycleCloud takes."""
+"""``hpc-mp cloud render`` for Azure: from a size and a number of nodes to a directory for CycleCloud."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _number(answer: str, sku: str, offer: Offer) -> int:
 
 
 def _asked_workspace() -> bool:
-    """Unless what was given is of a server that there is."""
+    """Ask if parameters must be written for a workspace. Return False, without asking, if an option settles it."""
     if any(map(_is_given, ("as_workspace", "subnet", "credentials"))):
         return False
     return not click.confirm("Is there a CycleCloud server (else parameters are written for a workspace, which makes one)?",
@@ -126,7 +126,7 @@ def _asked_workspace() -> bool:
 
 
 def _asked_rest(sku: str, nodes: int, offer: Offer, *, as_workspace: bool) -> dict[str, object]:
-    """Answers to what no option has said, by the names of Choices."""
+    """Return answers to the questions that no option has answered, by the names of Choices."""
     answers: dict[str, object] = {}
     if not _is_given("region"):
         empty = "" if as_workspace else " (empty: chosen in CycleCloud's form)"
@@ -144,7 +144,7 @@ def _is_given(option: str) -> bool:
 
 
 def _again(read: Callable[[str], Answer]) -> Callable[[str], Answer]:
-    """A reader of answers for click.prompt, which asks again after a UsageError."""
+    """Return a reader of answers for click.prompt, which asks again after a UsageError."""
     def reader(answer: str) -> Answer:
         try:
             return read(answer)

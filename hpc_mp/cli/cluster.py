@@ -1,4 +1,4 @@
-"""``hpc-mp cluster``: what a Slurm cluster is, and what is set up wrongly for training; its bad nodes and switches."""
+"""``hpc-mp cluster``: the description of a Slurm cluster, settings that are wrong for training, bad nodes and switches."""
 
 from __future__ import annotations
 

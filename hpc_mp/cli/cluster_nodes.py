@@ -1,4 +1,4 @@
-"""``hpc-mp cluster nodes``: the ledger of bad nodes: what new jobs leave out and why, and how a node gets in and out of it."""
+"""``hpc-mp cluster nodes``: the ledger of bad nodes, which new jobs exclude: its entries, their reasons, and how to edit them."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def _names(lists: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check(named: Sequence[str], known: Sequence[str], rule: str, remedy: str) -> None:
-    """Raises HpcMpError for the first that is not known."""
+    """Raise HpcMpError for the first node that is not known."""
     for node in named:
         if node not in known:
             raise HpcMpError(f"node {node}", rule, did_you_mean(node, known, remedy))
 
 
 def _here() -> str:
-    """Raises HpcMpError where no Slurm tells its name."""
+    """Return the cluster's name. Raises HpcMpError if no Slurm reports it."""
     name = find_settings().get("ClusterName")
     if not name:
         raise HpcMpError("hpc-mp cluster nodes", "needs the name of the cluster, and no Slurm answers here",

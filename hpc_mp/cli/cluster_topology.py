@@ -1,4 +1,4 @@
-"""``hpc-mp cluster topology``: read the switches from many sources, write them for Slurm, check them against measured rates."""
+"""``hpc-mp cluster topology``: read switches from many sources, write them for Slurm, check them against measured rates."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _rates(file: Path | None) -> LinkRates:
 
 
 def _noted() -> LinkRates:
-    """Of the cluster that answers. Raises HpcMpError."""
+    """Return the rates of the cluster that answers. Raises HpcMpError."""
     try:
         name = show_config().config.get("ClusterName") or None
     except CommandFailed as error:
@@ -205,7 +205,7 @@ def _show(known: TopologyReading) -> None:
 
 
 def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str = "") -> Iterator[str]:
-    """A line per switch, below each other as they are connected."""
+    """Yield a line per switch, below each other as they are connected."""
     found = [by_name[name] for name in names if name in by_name]
     for switch in found:
         last = switch is found[-1]

@@ -1,4 +1,4 @@
-"""``hpc-mp data``: what is made of a job's text before an allocation, so that no GPU waits for it."""
+"""``hpc-mp data``: preparation of a job's text before an allocation, so that no GPU waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hpc-mp doctor``: what is wrong with this machine, or with a cluster; the health check for Slurm; the list of checks."""
+"""``hpc-mp doctor``: problems of this machine or of a cluster; the health check for Slurm; the list of checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Doctor(click.Group):
 
 
 def spelled_out(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The words with their sub-command: ``--list`` and ``--install DIR`` name theirs, and an allocation of several nodes is
+    """Return the words with their sub-command. ``--list`` and ``--install DIR`` name theirs. An allocation of several nodes is
     surveyed unless something is asked about this one."""
     names = {word.partition("=")[0] for word in words}
     if "--list" in names:

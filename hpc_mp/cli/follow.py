@@ -1,4 +1,4 @@
-"""Poll runs again and again until all have ended: in place on a terminal, as lines of a log elsewhere."""
+"""Repeated polling of runs until all have ended: in place on a terminal, else as lines of a log."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Poll = Callable[[], Sequence[RunStatus]]
 
 def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callable[[RunStatus], str], *,
            quiet: bool) -> Sequence[RunStatus]:
-    """Show what ``poll`` sees until all runs have ended, and return what was seen last.
+    """Show the results of ``poll`` until all runs have ended, and return the last ones.
 
     Args:
-        text: all of it, for a terminal.
-        line: of one run, for a log.
-        quiet: show nothing: a document follows.
+        text: formats all runs, for a terminal.
+        line: formats one run, for a log.
+        quiet: True to show nothing, because a document follows.
     """
     polls = _polls(poll)
     if quiet:
@@ -32,7 +32,7 @@ def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callabl
 
 
 def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
-    """What each poll sees, the last one when nothing goes on any more."""
+    """Yield the result of each poll; the last one when no run is active any more."""
     number = 0
     while True:
         seen = poll()
@@ -59,7 +59,7 @@ def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[Run
 
 
 def _lines(polls: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str]) -> Sequence[RunStatus]:
-    """A line for each run that has changed: its state, what it does, and whether it is late; not for every step."""
+    """Print a line for each run that has changed: its state, its activity, and whether it is late; not for every step."""
     last: Sequence[RunStatus] = ()
     known: dict[object, object] = {}
     before: dict[object, str | None] = {}

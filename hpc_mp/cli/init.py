@@ -1,4 +1,4 @@
-"""``hpc-mp init``: find what is here and write a job file that runs."""
+"""``hpc-mp init``: detect the available hardware and write a job file that runs on it."""
 
 from __future__ import annotations
 

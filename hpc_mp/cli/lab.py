@@ -1,4 +1,4 @@
-"""``hpc-mp lab``: a Slurm cluster of several hosts on this machine, to try launches on: its life, its faults."""
+"""``hpc-mp lab``: a Slurm cluster of several hosts on this machine, to try launches on: its life cycle and its faults."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def at(name: str | None, node: str, command: tuple[str, ...]) -> None:
 
 
 def forget(cluster: LabCluster) -> None:
-    """What an earlier cluster of this name has left, to root and to who called it through sudo: bad nodes, rates."""
+    """Remove the records of an earlier cluster of this name, of root and of the user who called sudo: bad nodes, rates."""
     user = os.environ.get("SUDO_USER")
     environs = [os.environ, *([{"XDG_STATE_HOME": str(Path(f"~{user}").expanduser() / ".local" / "state")}] if user else [])]
     for environ in environs:
@@ -190,7 +190,7 @@ def forget(cluster: LabCluster) -> None:
 
 
 def chosen(name: str | None) -> LabCluster:
-    """The cluster of that name, else that of SLURM_CONF, else the only one."""
+    """Return the cluster of that name, else that of SLURM_CONF, else the only one."""
     running = keeper.names()
     ours = Path(os.environ.get("SLURM_CONF", "")).resolve()
     name = name or next((up for up in running if ours == keeper.directory_of(up) / "etc" / "slurm.conf"), None)
@@ -205,7 +205,7 @@ def chosen(name: str | None) -> LabCluster:
 
 
 def need_root() -> None:
-    """HpcMpError with the whole command for sudo, which looks for programs in directories of its own."""
+    """Raise HpcMpError, unless run by root, with the whole command for sudo, which uses its own search path."""
     if os.geteuid() != 0:
         raise HpcMpError("hpc-mp lab", "makes namespaces and network interfaces, and only root may touch them",
                          f"type `{mine(*sys.argv[1:])}`")
@@ -213,24 +213,24 @@ def need_root() -> None:
 
 
 def mine(*arguments: str) -> str:
-    """A command of this hpc-mp as one would type it, with its full path, through sudo."""
+    """Return a command of this hpc-mp to type, with its full path, through sudo."""
     program = os.path.abspath(sys.argv[0])
     start = [sys.executable, "-m", "hpc_mp"] if program.endswith("__main__.py") else [program]
     return shlex.join(["sudo", *start, *arguments])
 
 
 def _named(name: str | None) -> tuple[str, ...]:
-    """The option for a cluster that is not called as it is by default."""
+    """Return the option for a cluster without the default name."""
     return ("--name", name) if name not in (None, "lab") else ()
 
 
 def _typed(verb: str, name: str | None, node: str) -> str:
-    """A command for a node of the cluster that this command was given, as root types it."""
+    """Return a command for a node of the cluster given to this command, as root types it."""
     return shlex.join(["hpc-mp", "lab", verb, *_named(name), node])
 
 
 def _root(name: str | None, nodes: Sequence[str]) -> LabCluster:
-    """The cluster, for root, with these nodes in it."""
+    """Return the cluster, for root, and check that it has these nodes."""
     need_root()
     cluster = chosen(name)
     for node in nodes:
@@ -241,7 +241,7 @@ def _root(name: str | None, nodes: Sequence[str]) -> LabCluster:
 
 @contextmanager
 def _said(value: str, remedy: str) -> Iterator[None]:
-    """What a program of the system refuses, in its own words."""
+    """Turn a refusal by a system program into an HpcMpError with the program's message."""
     try:
         yield
     except subprocess.CalledProcessError as error:
@@ -256,7 +256,7 @@ def _cable(node: HostView) -> tuple[str, str]:
 
 
 def _refuse(accounting: bool) -> None:
-    """HpcMpError where no cluster can be."""
+    """Raise HpcMpError if this machine cannot run a cluster."""
     if sys.platform != "linux":
         raise HpcMpError("hpc-mp lab up", "needs namespaces of Linux, and this is no Linux",
                          "use a virtual machine with Debian or Ubuntu")
@@ -275,7 +275,7 @@ def _refuse(accounting: bool) -> None:
 
 
 def _shown(show: Sequence[Path]) -> tuple[Path, ...]:
-    """What the nodes see below /tmp: what the user named, this directory, and what hpc-mp runs from, from the top down."""
+    """Return the directories below /tmp that the nodes see: the user's, this directory, and hpc-mp's installation, top down."""
     paths = (*show, Path.cwd(), Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix))
     whole = [Path(*path.resolve().parts[:3]) for path in paths]
     return tuple(path for path in dict.fromkeys(whole) if path.parts[:2] == ("/", "tmp") and len(path.parts) == 3)

@@ -61,7 +61,7 @@ def command(
 
 
 def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool = False) -> int:
-    """Launch, and print what became of every run; the exit code. Raises RunFailed for a single run that failed or stopped."""
+    """Launch, print the outcome of every run, and return the exit code. Raises RunFailed if a single run failed or stopped."""
     outcome = launch(request, listener)
     if as_json:
         click.echo(json.dumps(outcome.document()))
@@ -73,12 +73,12 @@ def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool 
 
 
 def _watched(outcome: Outcome) -> str:
-    """What to name for ``hpc-mp status``: the run, or the Slurm job of all runs of a sweep."""
+    """Return the argument for ``hpc-mp status``: the run, or the Slurm job of all runs of a sweep."""
     return (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)
 
 
 def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
-    """The job script, its explanation, or the document of a launch that was not made."""
+    """Print the job script, its explanation, or the document of a launch that was only planned."""
     if as_json:
         click.echo(json.dumps(shown.document()))
     elif explain:
@@ -97,7 +97,7 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
 
 
 def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener) -> int:
-    """Say how each run of a sweep went, and how to go on with those that did not complete; the exit code."""
+    """Report each run of a sweep, and the command that resumes incomplete ones. Return the exit code."""
     ended = [each for each in outcome.elements if each.state != "submitted"]
     best = best_of((each.loss, each.best_evaluation_loss) for each in ended)
     for index, each in enumerate(ended):
@@ -123,7 +123,7 @@ def _loss_words(outcome: Outcome) -> str:
 
 
 def _curve_words(outcome: Outcome, before: str) -> str:
-    """The first and the last loss, behind ``before``; empty where there is none."""
+    """Return the first and the last loss, after ``before``; empty without a loss."""
     if outcome.first_loss is None or outcome.loss is None:
         return ""
     first, last = outcome.first_step, outcome.steps
@@ -132,7 +132,7 @@ def _curve_words(outcome: Outcome, before: str) -> str:
 
 
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
-    """Say how it went; the exit code. Raises RunFailed."""
+    """Report the outcome and return the exit code. Raises RunFailed."""
     if outcome.state == "completed":
         words = (*_last_words(RunDirectory(outcome.run)), "ended     completed")
         listener.say("\n".join((*words, f"logs      {shlex.join(['hpc-mp', 'logs', str(outcome.run)])}")))
@@ -170,7 +170,7 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
 
 
 def _last_words(run: RunDirectory) -> Iterator[str]:
-    """The last lines of a program, as its first rank has printed them."""
+    """Yield the last lines that a program's first rank printed."""
     sources = Logs(run, None).rank(0) if run.program.exists() else ()
     lines = [line for source in sources for line in source.lines(tail(source.path)) if line.strip()]
     for number, line in enumerate(lines[-LAST_WORDS:]):
@@ -178,7 +178,7 @@ def _last_words(run: RunDirectory) -> Iterator[str]:
 
 
 def _lost(outcome: Outcome) -> str:
-    """Words for the steps that no checkpoint holds: ranks that were killed have not saved."""
+    """Return words for the steps that no checkpoint contains: ranks that were killed have not saved."""
     saved = step_of(outcome.checkpoint) if outcome.checkpoint is not None else 0
     if saved == outcome.steps:
         return ""

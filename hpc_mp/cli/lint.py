@@ -1,4 +1,4 @@
-"""``hpc-mp lint``: what is wrong with files, whatever they are: job scripts, job files, variables, slurm.conf, templates."""
+"""``hpc-mp lint``: problems of files of any known kind: job scripts, job files, variables, slurm.conf, templates."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | Non
 
 
 def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:
-    """The findings of one file.
+    """Return the findings of one file.
 
     Raises:
-        HpcMpError: the file cannot be read, or is none that there are rules for.
+        HpcMpError: the file cannot be read, or no rules exist for its kind.
     """
     text = text_of(file, "file, such as a job script")
     found = kind or kind_of(file, text)
@@ -62,7 +62,7 @@ def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]
 
 
 def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    """Each value that is wrong by itself; where there is none, the first fault of them together."""
+    """Return a finding for each value that is wrong by itself; without any, for the first inconsistency between values."""
     from hpc_mp.job.load import load_sweep
 
     try:
@@ -74,7 +74,7 @@ def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
 
 
 def _line_of(value: str, text: str) -> int | None:
-    """Where the key of a ``train.steps = -3`` stands in a job file; None where it is not written so."""
+    """Return the line of the key of a ``train.steps = -3`` in a job file; None if it is written in another form."""
     *section, key = value.partition(" = ")[0].split(".")
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -118,7 +118,7 @@ def _template(file: Path, text: str, release: Release | None) -> Sequence[Findin
 
 
 def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    """Every template of the project, with the project beside it."""
+    """Return the findings of every template of the project, checked together with the project."""
     from hpc_mp.clouds.azure import lint, read_project
 
     project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))

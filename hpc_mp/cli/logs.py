@@ -1,4 +1,4 @@
-"""``hpc-mp logs``: what a run has said; after a failure the cause comes last."""
+"""``hpc-mp logs``: the output of a run; after a failure the cause comes last."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _jobs(run: RunDirectory) -> list[SlurmJob]:
 
 
 def _waits(jobs: list[SlurmJob]) -> str:
-    """Why nothing is said yet, or no more; empty for a run that does not wait."""
+    """Return the reason why no output appears, or no more; empty for a run that does not wait."""
     job = next((job for job in jobs if not job.ended), None)
     if job is None or not job.waits:
         return ""
@@ -71,7 +71,7 @@ def _waits(jobs: list[SlurmJob]) -> str:
 
 
 def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:
-    """The cause of a failure, after the traceback of the rank that it names: the last line says who failed where and of what."""
+    """Print the cause of a failure, after the traceback of its rank. The last line states the rank, its host and the failure."""
     now = seen(run, jobs)
     if attempt == now.attempt and now.state != "failed":
         return

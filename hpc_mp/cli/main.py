@@ -82,7 +82,7 @@ class Verbs(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest verb beside the one that there is not."""
+        """Resolve a command like click, but suggest the nearest verb for an unknown one."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             near = [f"hpc-mp {ELSEWHERE[args[0].lower()]}"] if args[0].lower() in ELSEWHERE else nearest(args[0], VERBS)
             guess = f"Did you mean '{near[0]}'?" if near else "'hpc-mp --help' lists them."
@@ -116,12 +116,12 @@ def main() -> None:
 
 
 def _rest(words: Sequence[str]) -> int:
-    """Where the words of another command begin."""
+    """Return the index of the first word that belongs to another command."""
     return words.index("--") if "--" in words else len(words)
 
 
 def _run() -> tuple[int, dict[str, Any] | None]:
-    """The exit code of the verb, once what it has to say is said; and why it did not come to an end, for ``--json``."""
+    """Run the verb. Return its exit code, after its output, and the reason of an early end, for ``--json``."""
     why: dict[str, Any] | None = None
     try:
         code = cli(prog_name="hpc-mp", standalone_mode=False)

@@ -1,5 +1,5 @@
-"""How verbs print: findings in one form for all of them, and streams that outlive their readers, as no run may end because a
-pager or a terminal has gone."""
+"""Output of verbs: findings in one common form, and streams that outlive their readers: a run must survive the end of its pager
+or terminal."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe any more; the terminal 
 
 def finish(findings: Sequence[Finding], as_json: bool, *, more: Mapping[str, Any] | None = None, what: str = "",
            everything: bool = True) -> None:
-    """Print what a linter or a check found, and how many of each severity; exit 1 if one is an error.
+    """Print the findings of a linter or a check, and the count of each severity; exit 1 if one is an error.
 
     Args:
-        more: what else stands in the JSON document, such as the host.
-        what: was looked at, in front of the counts.
-        everything: print those too that say that all is well.
+        more: further entries of the JSON document, such as the host.
+        what: the examined object, printed before the counts.
+        everything: True to print findings without a problem too.
     """
     if as_json:
         click.echo(json.dumps({**(more or {}), **findings_document(findings)}))
@@ -48,7 +48,7 @@ def exit_by(findings: Sequence[Finding]) -> None:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Each as ``FILE:LINE: severity CODE subject: message``, with its fix on the next line."""
+    """Print each finding as ``FILE:LINE: severity CODE subject: message``, with its fix on the next line."""
     from rich.markup import escape
 
     console = terminal()
@@ -61,19 +61,19 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def terminal() -> Console:
-    """Standard output, coloured where it is a terminal; lines are never broken, so that a pipe gets them whole."""
+    """Return standard output, coloured on a terminal. Lines are never broken, so that a pipe gets them whole."""
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, soft_wrap=True)
 
 
 def _one_line(text: str) -> str:
-    """A message quotes what others wrote: nothing of it breaks the line or steers the terminal."""
+    """Return a message on one line: it quotes foreign text, which must neither break the line nor control the terminal."""
     return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def to_monitor(findings: Sequence[Finding]) -> None:
-    """One line and the exit code of a Nagios plug-in."""
+    """Print one line and exit with the code of a Nagios plug-in."""
     click.echo(nagios_line(findings))
     raise click.exceptions.Exit(findings_document(findings)["nagios"])
 
@@ -99,24 +99,24 @@ class Lasting(io.FileIO):
 
     @property
     def incomplete(self) -> str | None:
-        """Why somebody who still reads has not got everything (a full disk, for one); None when all is well."""
+        """The reason why an active reader has not received everything (for example a full disk); None if all is well."""
         return self.lost.strerror if self.lost is not None and self.lost.errno not in GONE else None
 
 
 @contextmanager
 def lasting_output() -> Iterator[Lasting]:
-    """While entered, standard output (whose descriptor is given) and standard error take whatever is written."""
+    """Replace standard output (whose descriptor is yielded) and standard error by streams that accept any output."""
     out, error = (_descriptor(stream) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(_text(out, sys.stdout)), redirect_stderr(_text(error, sys.stderr)):
         yield out
 
 
 def _descriptor(stream: TextIO | None) -> Lasting:
-    """Of ``stream``; of /dev/null for one that was closed before we began (``>&-``), which so gets its number."""
+    """Return the descriptor of ``stream``. One closed at the start (``>&-``) becomes /dev/null, with its number."""
     return Lasting(stream.fileno() if stream else os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
 
 
 def _text(raw: Lasting, like: TextIO | None) -> io.TextIOWrapper:
-    """Text as ``like`` encodes it; what its encoding lacks is written as a question mark."""
+    """Return a text stream with the encoding of ``like``; characters that it lacks are written as question marks."""
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding=like.encoding if like else "utf-8", errors="replace",
                             line_buffering=True)

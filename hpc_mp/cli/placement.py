@@ -1,4 +1,4 @@
-"""``hpc-mp placement``: which rank does what where, and what it costs."""
+"""``hpc-mp placement``: the place and the coordinates of each rank, and the cost of a placement."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _rank_map(text: str) -> RankMap:
 
 
 def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
-    """The hosts of the nodes; under the map ``auto`` hosts of one leaf are neighbours, as a job has them."""
+    """Return the hosts of the nodes. Under the map ``auto``, hosts of one leaf are neighbours, as in a job."""
     hosts = expand(nodelist) if nodelist is not None else tuple(tree.above)
     if len(hosts) < placement.nodes or (nodelist is not None and len(hosts) > placement.nodes):
         given = "the topology" if nodelist is None else f"--nodes {nodelist}"
@@ -125,7 +125,7 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
 
 
 def _tree(chosen: Placement, placements: list[Placement], site: Site | None) -> dict[str, object]:
-    """The JSON document."""
+    """Return the JSON document."""
     tree = to_dict(chosen) | {
         "cost": {name: asdict(reach) for name, reach in reach_of(chosen).items()},
         "orders": {p.order: {name: asdict(reach) for name, reach in reach_of(p).items()} for p in placements},
@@ -171,7 +171,7 @@ def _members(groups: Groups) -> str:
 
 
 def _order_table(placements: list[Placement], chosen: str, site: Site | None) -> Table:
-    """Every order: how far each axis reaches, and how many of its edges leave the busiest node and the busiest leaf."""
+    """Return every order: the reach of each axis, and the number of its edges that leave the busiest node and leaf."""
     axes = [axis for axis in ("tp", "pp", "dp", "cp") if axis in placements[0].groups]
     table = _table("", "order", *(axis[0].upper() for axis in axes), "edges T/P/D", *(["uplink T/P/D"] if site else []))
     for placement in placements:
@@ -189,7 +189,7 @@ def _uplinks(placement: Placement, site: Site) -> dict[str, Traffic]:
 
 
 def _most(loads: Iterable[Traffic]) -> str:
-    """``4/0/8``: of every axis the most."""
+    """Return the maximum on every axis: ``4/0/8``."""
     found = tuple(loads)
     return "/".join(str(int(max(getattr(load, axis) for load in found))) for axis in SHOWN)
 

@@ -1,4 +1,4 @@
-"""``hpc-mp train --profile``: what the units of a job's model take of this device, written for ``parallel.partition``."""
+"""``hpc-mp train --profile``: cost of the units of a job's model on this device, for ``parallel.partition``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPETITIONS = 10
 
 
 def profile_and_print(job: Path, overrides: Sequence[str], as_json: bool) -> None:
-    """Raises HpcMpError for a job that cannot run, a device that is not there, or a file that cannot be written."""
+    """Profile a job's model and print it. Raises HpcMpError for an invalid job, a missing device or unwritable file."""
     need_train("hpc-mp train --profile")
     spec = load_job(job, overrides)
     shape = read_shape(spec)
@@ -60,5 +60,5 @@ def _print(found: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
 
 
 def _measured(spec: JobSpec) -> JobSpec:
-    """The job as it would be cut by its profile."""
+    """Return the job with the cut determined by its profile."""
     return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"partition": "profile"})})

@@ -1,4 +1,4 @@
-"""What a launch shows on a terminal: lines, and a bar while ranks train; in a pipe lines only."""
+"""The progress of a launch: on a terminal lines, and a bar while ranks train; in a pipe only lines."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ QUEUED = frozenset(state.lower() for state in WAITING)
 
 
 class _StepLines:
-    """What a log gets in place of a bar: a line every 30 s."""
+    """The replacement of a bar in a log: a line every 30 s."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._due = steps, time.monotonic() + LINE_S
@@ -96,7 +96,7 @@ class _StepLines:
         click.echo(text, err=True)
 
     def stop(self) -> None:
-        """A line needs no end."""
+        """Do nothing: a line needs no end."""
 
 
 class _StepBar:
@@ -132,7 +132,7 @@ class _StepBar:
 
 
 def _step_words(step: StepMetrics, steps: int) -> str:
-    """Of a program nobody knows how many there are."""
+    """Return the step, with the total if it is known: a program's is not."""
     return f"step {step.step}/{steps}" if steps else f"step {step.step}"
 
 

@@ -1,4 +1,4 @@
-"""``hpc-mp prune``: what of runs can be removed, and its removal."""
+"""``hpc-mp prune``: list and remove data of runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(runs: tuple[Path, ...], keep: int | None, whole: bool, yes: bool, as
 
 
 def _meant(runs: tuple[Path, ...]) -> list[RunDirectory]:
-    """The runs that are named, each once; without a name those that lie here. Raises HpcMpError when there are none."""
+    """Return the named runs, each once; without a name those of the current directory. Raises HpcMpError if none exists."""
     if runs:
         return list(dict.fromkeys(run for path in runs for run in _named(path)))
     found = sorted(runs_below(here()), key=lambda run: run.path)
@@ -78,6 +78,6 @@ def _print(found: Pruning) -> None:
 
 
 def _short(path: Path) -> str:
-    """As seen from here, where that is shorter."""
+    """Return the path relative to the current directory if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -27,7 +27,7 @@ def command(runs: tuple[Path, ...], whole: bool, output: Path | None) -> None:
 
 
 def _each_once(given: tuple[Path, ...], whole: bool) -> list[RunDirectory]:
-    """The runs that are meant; with ``whole`` the sweep of each. Raises HpcMpError when one is no run, or is named twice."""
+    """Return the selected runs; with ``whole`` the sweep of each. Raises HpcMpError if one is not a run, or is named twice."""
     found: dict[RunDirectory, Path] = {}
     for path in given:
         meant = find_all(path)

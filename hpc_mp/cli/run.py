@@ -65,7 +65,7 @@ def command(nodes: int | None, ranks_per_node: int | None, on: str, overrides: t
 
 def _job(words: tuple[str, ...], nodes: int | None, ranks_per_node: int | None, on: str, overrides: tuple[str, ...],
          name: str | None) -> tuple[ProgramSpec, str]:
-    """The job that the command line means, and where the sizes are from that it leaves out."""
+    """Return the job of the command line, and the source of the sizes that it omits."""
     given: dict[str, Any] = {"name": name or name_of(words)}
     job = ProgramSpec(job=Job(**given), program=Program(command=words, directory=str(Path.cwd())))
     sized = [text for text in overrides if not re.match(r"\s*(parallel\.|program\.axes\b)", text)]  # the others need the sizes
@@ -79,7 +79,7 @@ def _job(words: tuple[str, ...], nodes: int | None, ranks_per_node: int | None, 
 
 
 def name_of(words: tuple[str, ...]) -> str:
-    """A job's name: the script's, else the program's."""
+    """Return a job's name: the script's, else the program's."""
     script = next((word for word in words if re.fullmatch(r".*\.(py|pyz|sh)", word)), words[0])
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(script).stem).lstrip("._-")
     return plain[:128] or "program"

@@ -1,4 +1,4 @@
-"""``hpc-mp status``: what a run is doing, and why it waits or failed; without a name a list of all runs."""
+"""``hpc-mp status``: the state of a run, and why it waits or failed; without a name a list of all runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(run: Path | None, following: bool, as_json: bool) -> int:
 
 
 def _meant(run: Path | None) -> tuple[list[RunDirectory], bool]:
-    """The runs, the newest first, and whether it is one that was meant, and no list."""
+    """Return the runs, the newest first, and True if a single run was selected, rather than a list."""
     directories = listing(run)
     if directories is None and run is not None:
         found = find_all(run)
@@ -76,7 +76,7 @@ def single_text(seen: Sequence[RunStatus]) -> str:
 
 
 def table(seen: Sequence[RunStatus]) -> str:
-    """A line per run; what its sweep gives it stands at the end, and which run of a sweep is the best."""
+    """Return a line per run; its values in a sweep are at the end, with a mark on the best run of a sweep."""
     best = best_runs(seen)
     rows = [dict(zip(COLUMNS, COLUMNS, strict=True)), *map(_row, seen)]
     widths = {name: max(len(row[name]) for row in rows) for name in COLUMNS}
@@ -99,7 +99,7 @@ def _age(seen: RunStatus) -> str:
 
 
 def _shown(run: Path) -> str:
-    """As short as it can be given to a command from here."""
+    """Return the shortest path of a run that a command accepts in the current directory."""
     return str(run.relative_to(Path.cwd())) if run.is_relative_to(Path.cwd()) else str(run)
 
 
@@ -109,7 +109,7 @@ def _sweep_words(seen: RunStatus, best: str | None) -> str:
 
 
 def one_line(seen: RunStatus) -> str:
-    """What a follower without a terminal prints of a run."""
+    """Return the line that is printed for a followed run without a terminal."""
     job = seen.job
     waits = f" ({job.reason}{': ' + job.meaning if job.meaning else ''})" if job is not None and job.waits and job.reason else ""
     cause = f": {seen.cause}" if seen.cause is not None else ""
@@ -118,12 +118,12 @@ def one_line(seen: RunStatus) -> str:
 
 
 def _doing(seen: RunStatus) -> str:
-    """What the ranks say that they are doing; those of a program say only that they run."""
+    """Return the ranks' activity; for a program only whether they run."""
     return f", {seen.phase}" if seen.state == "running" and seen.phase not in (None, "", seen.state) else ""
 
 
 def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
-    """(what, in words), the most important first and the cause of a failure last."""
+    """Yield (name, text), the most important first and the cause of a failure last."""
     again = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
     yield "run", f"{seen.run}{again}"
     if seen.sweep is not None:
@@ -171,7 +171,7 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
 
 
 def lost_words(steps: int) -> str:
-    """``13 steps are lost``."""
+    """Return the number of lost steps in words: ``13 steps are lost``."""
     return f"{steps:,} step{'s are' if steps > 1 else ' is'} lost"
 
 
@@ -188,7 +188,7 @@ def _job(job: SlurmJob) -> str:
 
 
 def steps_words(seen: RunStatus) -> str:
-    """``2/5, loss 7.0000, 50 tokens/s, the last 3 s ago, about 6 s left``."""
+    """Return the steps in words: ``2/5, loss 7.0000, 50 tokens/s, the last 3 s ago, about 6 s left``."""
     words = f"{seen.step}/{seen.steps}" if seen.steps else f"{seen.step}"
     if seen.loss is not None:
         words += f", loss {loss_number(seen.loss)}"

@@ -1,4 +1,4 @@
-"""``hpc-mp train``: what each rank runs."""
+"""``hpc-mp train``: the command that each rank runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters made from a subscription: Azure CycleCloud. Frozen.
+"""Clusters in a cloud subscription: Azure CycleCloud. Frozen.
 
-Templates and scripts are files under ``cyclecloud``. Nobody is asked and nothing is created but files.
+Templates and scripts are files under ``cyclecloud``. No service is queried, and only files are created.
 """

@@ -1,9 +1,9 @@
-"""The ledger: nodes that have failed or are suspected, by cluster, with the evidence and the time until which that counts.
+"""The ledger of nodes that have failed or are suspected, by cluster, with the evidence and an expiry time.
 
-One JSON line per finding in ``$XDG_STATE_HOME/hpc-mp/nodes/CLUSTER.jsonl`` (``~/.local/state`` by default): a user's own
-knowledge, shared by all runs. Keyed by cluster because node names repeat: another cluster's ``--exclude`` would make
-sbatch fail. Lines are only added, for jobs on many nodes write at once: of a node and a kind of fault the last line counts, and
-a node is taken back by a line that has expired.
+One JSON line per finding in ``$XDG_STATE_HOME/hpc-mp/nodes/CLUSTER.jsonl`` (``~/.local/state`` by default): private to the user,
+shared by all runs. The key includes the cluster because node names repeat, and another cluster's ``--exclude`` would make sbatch
+fail. Lines are only appended, because jobs on many nodes write at once. The last line of a node and a kind of fault counts. A
+node is taken back by a line that has expired.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Literal
 from hpc_mp.base.files import read_lines
 
 Certainty = Literal["suspected", "likely", "certain"]
-CERTAINTIES: tuple[Certainty, ...] = ("suspected", "likely", "certain")  # the least first
-AVOIDED_S = 24 * 3600.0  # how long a finding counts
+CERTAINTIES: tuple[Certainty, ...] = ("suspected", "likely", "certain")  # in ascending order
+AVOIDED_S = 24 * 3600.0  # how long a finding is valid
 
 
 @dataclass(frozen=True, slots=True)
 class BadNode:
-    """Why a node is avoided.
+    """The reason why a node is avoided.
 
     Attributes:
-        code: what kind of fault, one word.
+        code: kind of fault, one word.
         evidence: one sentence.
-        run: the run that suffered, or what else found it.
-        time, until: unix seconds.
-        certainty: "suspected": one of several that it may be, which excludes nobody; "likely": a run lost it, and it may be well
-            when it is back; "certain": measured, or said by its own hardware, or by a person.
+        run: the run that suffered, or another source of the finding.
+        time, until: unix time in seconds.
+        certainty: "suspected": one of several candidates, not excluded; "likely": a run lost it, and it may be well when it is
+            back; "certain": measured, or stated by its own hardware, or by a person.
     """
 
     node: str
@@ -47,7 +47,7 @@ class BadNode:
 
     @property
     def weight(self) -> tuple[int, float]:
-        """The least certain before others, and of these the oldest: what is taken back first."""
+        """Sort key for taking back: the least certain first, and of equal certainty the oldest."""
         return CERTAINTIES.index(self.certainty), self.time
 
 
@@ -55,13 +55,13 @@ KEYS = {field.name for field in fields(BadNode)}
 
 
 def ledger(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the findings of a cluster lie."""
+    """Return the file of a cluster's findings."""
     state = environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "hpc-mp" / "nodes" / f"{cluster}.jsonl"
 
 
 def record(path: Path, findings: Sequence[BadNode]) -> None:
-    """Add findings. Raises OSError when it cannot be written."""
+    """Add findings. Raises OSError if the file cannot be written."""
     if not findings:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def record(path: Path, findings: Sequence[BadNode]) -> None:
 
 
 def findings(path: Path, now: float | None = None) -> tuple[BadNode, ...]:
-    """All that count still, suspicions among them, the oldest first; lines of another form are passed over."""
+    """Return all valid findings, including suspicions, oldest first. Malformed lines are skipped."""
     moment = time.time() if now is None else now
     try:
         lines = read_lines(path)
@@ -83,19 +83,19 @@ def findings(path: Path, now: float | None = None) -> tuple[BadNode, ...]:
 
 
 def understood(lines: Iterable[object]) -> list[BadNode]:
-    """Those that are findings; the certainty is younger than the rest, and may be absent."""
+    """Return the lines that are findings. The certainty is a newer field and may be absent."""
     return [BadNode(**line) for line in lines
             if isinstance(line, dict) and KEYS - {"certainty"} <= line.keys() <= KEYS
             and line.get("certainty", "likely") in CERTAINTIES]
 
 
 def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> dict[str, BadNode]:
-    """The most certain and newest finding of every node that is avoided, by node. A suspicion keeps nobody out.
+    """Return the most certain and newest finding of every avoided node, by node. A suspicion excludes no node.
 
     Args:
-        run: that is gone on with: it avoids first of all what it has suffered itself.
+        run: the run that is being continued; its own findings count as certain.
     """
-    own = run and run.resolve()  # its path may go through links
+    own = run and run.resolve()  # its path may contain links
     avoided = (replace(finding, certainty="certain") if own and Path(finding.run).resolve() == own else finding
                for finding in findings(path, now) if finding.certainty != "suspected")
     return {finding.node: finding for finding in sorted(avoided, key=lambda finding: finding.weight)}
@@ -103,10 +103,10 @@ def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> 
 
 def take_back(path: Path, nodes: Collection[str], codes: Collection[str] | None = None,
               now: float | None = None) -> tuple[BadNode, ...]:
-    """Have these nodes' findings count no longer; those that did.
+    """Expire these nodes' findings. Return the findings that were valid.
 
     Args:
-        codes: only findings of these kinds; None: of all.
+        codes: only findings of these kinds; None: of all kinds.
 
     Raises:
         OSError: the ledger cannot be written.

@@ -1,6 +1,6 @@
-"""What was measured between the nodes of a cluster: ``cluster.json``, written by the doctor, read by planner and placement.
+"""Measured bandwidth between the nodes of a cluster: ``cluster.json``, written by the doctor, read by planner and placement.
 
-One file per cluster, ``$XDG_STATE_HOME/hpc-mp/clusters/CLUSTER.json`` (``~/.local/state`` by default): a user's own knowledge.
+One file per cluster, ``$XDG_STATE_HOME/hpc-mp/clusters/CLUSTER.json`` (``~/.local/state`` by default), private to the user.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class LinkRates:
     """Rates between nodes.
 
     Attributes:
-        time: unix seconds.
+        time: unix time in seconds.
         nodes: names.
-        pairs: two indices into ``nodes``, the smaller first, and the GB/s of one direction over all rails together, the slower
-            one of the two; only pairs that were measured.
-        latency_s: the median half round trip of small messages.
-        platform: what kind of machines they are, if known.
+        pairs: two indices into ``nodes``, the smaller first, and the GB/s of one direction over all rails together, in the slower
+            of both directions; only measured pairs.
+        latency_s: median half round trip of small messages.
+        platform: the kind of machines, if known.
     """
 
     cluster: str
@@ -44,27 +44,27 @@ class LinkRates:
 
     @property
     def usual(self) -> float | None:
-        """GB/s of the median pair."""
+        """GB/s of the median pair; None without pairs."""
         return median(rate for _, _, rate in self.pairs) if self.pairs else None
 
     def when(self, now: float | None = None) -> str:
-        """``3 d ago``."""
+        """Return the age of the measurement: ``3 d ago``."""
         return ago(self._age(now))
 
     def recent(self, now: float | None = None) -> bool:
-        """Whether it counts still."""
+        """Return True if the measurement is still valid."""
         return self._age(now) <= COUNTS_DAYS * 86400
 
     def _age(self, now: float | None) -> float:
         return (time.time() if now is None else now) - self.time
 
     def between(self, a: str, b: str) -> float | None:
-        """GB/s between two nodes; None where it was not measured."""
+        """Return the GB/s between two nodes; None if they were not measured."""
         return next((rate for i, j, rate in self.pairs if {self.nodes[i], self.nodes[j]} == {a, b}), None)
 
 
 def where(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The file of a cluster."""
+    """Return the file of a cluster."""
     state = environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "hpc-mp" / "clusters" / f"{cluster}.json"
 
@@ -78,7 +78,7 @@ def write_measured(path: Path, measured: LinkRates) -> None:
 
 
 def read_measured(path: Path) -> LinkRates | None:
-    """None where nothing was measured; a file of another form is passed over with a warning."""
+    """Read a file; None if nothing was measured. A malformed file is skipped with a warning."""
     try:
         return of_document(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def read_measured(path: Path) -> LinkRates | None:
 
 
 def of_document(document: Any) -> LinkRates:
-    """What a file holds. Raises ValueError, LookupError or TypeError: another form."""
+    """Parse a file's content. Raises ValueError, LookupError or TypeError if it is malformed."""
     nodes = tuple(map(str, document["nodes"]))
     pairs = tuple((int(a), int(b), float(rate)) for a, b, rate in document["pairs"])
     if not all(0 <= a < b < len(nodes) for a, b, _ in pairs):
@@ -100,7 +100,7 @@ def of_document(document: Any) -> LinkRates:
 
 
 def noted(cluster: str | None, environ: Mapping[str, str] = os.environ) -> LinkRates | None:
-    """What the doctor has noted of a cluster; None where it has none, or the cluster has no name."""
+    """Return the doctor's measurement of a cluster; None if there is none, or the cluster has no name."""
     return read_measured(where(cluster, environ)) if cluster is not None else None
 
 
@@ -110,13 +110,13 @@ ALIKE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class TieredRates:
-    """GB/s of one direction.
+    """Rates in GB/s of one direction.
 
     Attributes:
-        usual: of the median pair.
-        pairs: of every pair that was measured, under (a, b) and under (b, a).
-        ends: host → the best rate that it was measured with, where that was with two others or more: the worse one of two
-            hosts cannot be told from their pair.
+        usual: rate of the median pair.
+        pairs: rate of every measured pair, under (a, b) and under (b, a).
+        ends: host → its best measured rate, if it was measured with two others or more: a single pair does not show which of its
+            hosts is worse.
     """
 
     usual: float
@@ -124,7 +124,7 @@ class TieredRates:
     ends: Mapping[str, float]
 
     def between(self, a: str, b: str) -> float:
-        """A pair that was not measured has the usual rate, or that of its worse end where this is less."""
+        """Return the rate of a pair. An unmeasured pair has the usual rate, or the rate of its worse end if that is less."""
         found = self.pairs.get((a, b))
         return found if found is not None else min(self.usual, self.end(a), self.end(b))
 
@@ -132,13 +132,13 @@ class TieredRates:
         return self.ends.get(host, self.usual)
 
     def uneven(self, hosts: Collection[str]) -> frozenset[str]:
-        """The hosts that have another rate than the usual one, or have it with another of them."""
+        """Return the hosts whose rate differs from the usual one, in general or with another of these hosts."""
         known = {*hosts}
         apart = (pair for pair, rate in self.pairs.items() if rate != self.usual and known.issuperset(pair))
         return frozenset(host for host in known if self.end(host) != self.usual).union(*apart)
 
     def slow(self, hosts: Collection[str]) -> dict[tuple[str, ...], float]:
-        """Share of the usual rate by (host,) or, where that is not an end's, by (a, b); the slowest first."""
+        """Return shares of the usual rate, slowest first: by (host,), or by (a, b) if the pair is slower than both its ends."""
         known = {*hosts}
         found: dict[tuple[str, ...], float] = {(host,): self.end(host) for host in hosts}
         found |= {pair: rate for pair, rate in self.pairs.items()
@@ -147,7 +147,7 @@ class TieredRates:
                 if rate < self.usual}
 
     def chained(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """From the first one always on to the nearest that is left: those with fast links between them stand together."""
+        """Return an order in which each host is followed by the nearest remaining one: hosts with fast links are adjacent."""
         order, left = [*hosts[:1]], [*hosts[1:]]
         while left:
             order.append(max(left, key=lambda host: self.between(order[-1], host)))
@@ -156,10 +156,10 @@ class TieredRates:
 
 
 def rates(measured: LinkRates) -> TieredRates | None:
-    """None where nothing was measured.
+    """Return tiered rates; None if nothing was measured.
 
-    Rates are put into tiers, each with the rate of its median pair: the first holds those that are within ``ALIKE`` of the
-    median of all, the next those within it of the median of the rest, and so on.
+    Rates are grouped into tiers, each with the rate of its median pair. The first tier has the rates within ``ALIKE`` of the
+    overall median, the next the rates within ``ALIKE`` of the median of the rest, and so on.
     """
     if not measured.pairs:
         return None
@@ -174,7 +174,7 @@ def rates(measured: LinkRates) -> TieredRates | None:
 
 
 def _tiers(found: Iterable[float]) -> dict[float, float]:
-    """Rate → the median of its tier. Of an even number the higher one: half of four hosts' pairs are those of one slow host."""
+    """Map each rate to the median of its tier, the higher one of an even number: one slow host of four has half of the pairs."""
     left, tier = sorted(found), dict[float, float]()
     while left:
         middle = median_high(left)

@@ -1,7 +1,7 @@
-"""Which nodes a job is kept off: a pure decision from what is known against them and what its partition has in service.
+"""Choice of the nodes that a job is kept off: a pure decision from the findings and from the partition's nodes in service.
 
-Slurm's list of excluded nodes is hard: a job with too long a list waits for ever beside idle nodes. So exclusions of ours are
-taken back when the others are too few, the least certain and oldest first. Exclusions by the user are never taken back.
+Slurm's list of excluded nodes is hard: a job with too long a list waits forever beside idle nodes. So our exclusions are taken
+back if the other nodes are too few, the least certain and oldest first. Exclusions by the user are never taken back.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from hpc_mp.cluster.slurm.nodes import NodeState
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Attributes:
-    kept: exclusions of ours that hold.
-    taken_back: those that do not any more.
+    """A choice of our exclusions.
+
+    Attributes:
+        kept: our exclusions that still hold.
+        taken_back: our exclusions that no longer hold.
     """
 
     kept: tuple[BadNode, ...]
@@ -32,19 +34,19 @@ class Keeping:
 
 def choose(ours: Sequence[BadNode], users: Collection[str], states: Mapping[str, NodeState], needed: int,
            stuck: bool = False) -> Keeping:
-    """Which of our exclusions hold.
+    """Choose which of our exclusions hold.
 
-    A node that the partition does not have (any more) is dropped: to name it could make Slurm refuse the whole list. A
-    suspicion excludes nobody. While too few other nodes are in service, nodes in service are taken back, for these help at once;
-    when they do not suffice, so are all, and whichever node comes back first is given to the job.
+    A node that the partition does not have (any more) is dropped, because Slurm could refuse the whole list for it. A suspicion
+    excludes no node. If too few other nodes are in service, excluded nodes in service are taken back, because they help at once.
+    If these do not suffice, all nodes are taken back, and the job gets the node that comes back first.
 
     Args:
         ours: at most one finding per node.
         users: nodes that the user excludes.
-        states: of the nodes of the job's partition.
-        needed: how many nodes the job has.
-        stuck: whether Slurm says that nodes in service are too few for the job, whatever their number: their features,
-            memory or GPUs are not what it asks for. Then one more is taken back.
+        states: states of the nodes of the job's partition.
+        needed: number of nodes of the job.
+        stuck: True if Slurm reports that the nodes in service do not fit the job, whatever their number, because of their
+            features, memory or GPUs. Then one more is taken back.
     """
     held = [each for each in sorted(ours, key=lambda each: each.weight)
             if each.certainty != "suspected" and each.node in states and each.node not in users]
@@ -57,7 +59,7 @@ def choose(ours: Sequence[BadNode], users: Collection[str], states: Mapping[str,
 
 
 def read_exclusions(path: Path) -> tuple[BadNode, ...]:
-    """Those that we have written down for a job; whatever else stands in Slurm's list is the user's."""
+    """Return the exclusions that we have recorded for a job. All others in Slurm's list are the user's."""
     try:
         lines = read_json(path)
     except (OSError, ValueError):
@@ -66,5 +68,5 @@ def read_exclusions(path: Path) -> tuple[BadNode, ...]:
 
 
 def write_exclusions(path: Path, ours: Sequence[BadNode]) -> None:
-    """Raises OSError."""
+    """Record our exclusions. Raises OSError."""
     write_json(path, [asdict(finding) for finding in ours])

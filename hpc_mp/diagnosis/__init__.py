@@ -1,6 +1,6 @@
-"""Why an attempt of a run failed: the words, tracebacks, stacks, waits and records that are left of it, and the one cause.
+"""Diagnosis of a failed attempt: the log lines, tracebacks, stacks, waits and records that it left, and the one root cause.
 
-``texts`` knows what kind of failure a text speaks of; ``tracebacks``, ``watchdogs``, ``stacks`` and ``ends`` read what a rank has
-left; ``waits`` finds whom all others waited for; ``lines`` reads srun, slurmstepd and the kernel. ``cause`` judges by the records
-of ranks alone, ``classify`` by all ``evidence``.
+``texts`` maps a text to a kind of failure. ``tracebacks``, ``watchdogs``, ``stacks`` and ``ends`` read the output of a rank.
+``waits`` finds the rank that all others waited for. ``lines`` reads srun, slurmstepd and the kernel. ``cause`` judges only by
+the records of ranks, ``classify`` by all ``evidence``.
 """

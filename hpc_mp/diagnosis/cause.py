@@ -1,4 +1,4 @@
-"""The failure that explains the others, by what the ranks of an attempt have written."""
+"""The failure that explains the others, found in the records that the ranks of an attempt wrote."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpc_mp.rundir.standings import Standing, read_standings
 
 
 def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
-    """Why an attempt failed: the verdict's word if there is a verdict, else what its records say; None when they say nothing."""
+    """Return the cause of an attempt's failure: from its verdict if it has one, else from its records; None without a failure."""
     number = run.attempt() if attempt is None else attempt
     found = verdict(run, number)
     if found is not None:
         return found.cause
-    with suppress(OSError, KeyError, TypeError):  # a broken history: the records are there
+    with suppress(OSError, KeyError, TypeError):  # a broken history: the records still exist
         for end in reversed(history.history(run)):
             if end.attempt == number and end.kind in KINDS:
                 return Cause(end.kind, end.message, end.rank, end.node, time=end.time)
@@ -31,7 +31,7 @@ def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
 
 
 def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
-    """A rank's failure as the cause of the run's."""
+    """Return a rank's failure as the cause of the run's failure."""
     own, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
     rank = failure.inner if failure.of_node else failure.rank
     return Cause(failure.kind, str(failure), rank, failure.node or None, str(by_node if by_node.exists() else own), failure.time)
@@ -39,11 +39,11 @@ def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
 
 def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], places: Sequence[RankPlace],
                nodes: Sequence[str]) -> RankFailure | None:
-    """The failure that explains the others; None when there is none.
+    """Return the failure that explains the others; None without any.
 
     Args:
-        failures: of ranks whose end is known; ``standings``: of ranks that stood still when they were last seen.
-        places: of all ranks; ``nodes``: the name of every node of the placement.
+        failures: failures of ranks whose end is known; ``standings``: positions of ranks that were stalled when last seen.
+        places: places of all ranks; ``nodes``: the name of every node of the placement.
     """
     first = min(failures, key=lambda failure: precedence(failure.kind, failure.time), default=None)
     if first is not None and KINDS[first.kind].level < ECHO:
@@ -51,14 +51,14 @@ def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], p
     stood = {standing.rank: standing for standing in standings}
     stood |= {failure.rank: failure.standing for failure in failures if failure.standing is not None}
     given_up = min((failure.time for failure in failures if failure.kind in ("hang", "lost")), default=math.inf)
-    stood = {rank: standing for rank, standing in stood.items() if standing.since < given_up}  # who moves later was waited for
+    stood = {rank: standing for rank, standing in stood.items() if standing.since < given_up}  # a later mover was waited for
     end = awaited(stood.values(), [place.rank for place in places] or list(stood))
     return first if end is None else _awaited(end, {failure.rank: failure for failure in failures}, stood, places, nodes)
 
 
 def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, Standing], places: Sequence[RankPlace],
              nodes: Sequence[str]) -> RankFailure:
-    """The failure of the rank for which all others waited, whether it could write or not."""
+    """Return the failure of the rank that all others waited for, even if it could not write a record."""
     own, standing = failures.get(end.rank), stood.get(end.rank)
     at = next((place for place in places if place.rank == end.rank), None)
     node = own.node if own else nodes[at.node] if at and at.node < len(nodes) else ""
@@ -80,21 +80,21 @@ def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, St
 
 
 def judged(run: RunDirectory, attempt: int, nodes: Sequence[str] | None = None) -> RankFailure | None:
-    """The failure that explains an attempt, from what its ranks have left; None when they have left nothing.
+    """Return the failure that explains an attempt, from the records of its ranks; None without records.
 
     Args:
-        nodes: the name of every node of the placement; None: as the ranks have announced them.
+        nodes: the name of every node of the placement; None: the names that the ranks announced.
     """
     try:
         places: Sequence[RankPlace] = from_dict(read_json(run.of_attempt(attempt).placement)).ranks
-    except (OSError, ValueError, TypeError, AttributeError, HpcMpError):  # the records are there all the same
+    except (OSError, ValueError, TypeError, AttributeError, HpcMpError):  # the failure records exist anyway
         places = ()
     return root_cause(read_failures(run, attempt), read_standings(run, attempt), places,
                       nodes if nodes is not None else _nodes(run, attempt, places))
 
 
 def _nodes(run: RunDirectory, attempt: int, places: Sequence[RankPlace]) -> list[str]:
-    """The names of the nodes, of which each rank has written its own."""
+    """Return the names of the nodes, each as announced by its ranks."""
     names_given = {line["rank"]: str(line.get("node", "")) for line in announced(run) if line["attempt"] == attempt}
     names = {place.node: names_given[place.rank] for place in places if names_given.get(place.rank)}
     return [names.get(node, f"node{node}") for node in range(max((place.node for place in places), default=-1) + 1)]

@@ -1,8 +1,8 @@
-"""Why an attempt of a run failed: all symptoms, of which the one that explains the others is named.
+"""Classification of a failed attempt: all symptoms are collected, and the one that explains the others is named.
 
-When one rank dies, the others lose their peer, wait for it in vain, and are ended by srun: most of what is written then is
-an echo. Kinds of failure, their order and their wording are those of ``hpc_mp.rundir.failures``, and so is the way to the cause
-where there are echoes alone: who waits for whom.
+When one rank dies, the others lose their peer, wait for it in vain, and are ended by srun. Most of the messages are then
+echoes. The kinds of failure, their order and their wording are in ``hpc_mp.rundir.failures``. If all symptoms are echoes, the
+cause is found by who waits for whom.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from hpc_mp.diagnosis.symptoms import (
 from hpc_mp.rundir.failures import KINDS, coordinates, one_line, precedence, sentence, who
 from hpc_mp.rundir.outcome import Cause
 
-KILLED = "SIGKILL"  # what the kernel sends where memory ends
+KILLED = "SIGKILL"  # sent by the kernel if memory is exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """Attributes:
-    cause: for ``outcome.json``: one sentence with rank, host, coordinates and the evidence.
-    nodes_to_blame: hosts that the next attempt should not get.
-    retry: whether there should be a next attempt at all.
+    """The root cause of a failed attempt.
+
+    Attributes:
+    cause: cause for ``outcome.json``: one sentence with rank, host, coordinates and the evidence.
     """
 
     cause: Cause
@@ -50,7 +50,7 @@ class RootCause:
 
 
 def classify(evidence: Evidence) -> RootCause:
-    """The failure that explains all that was found."""
+    """Return the failure that explains all evidence."""
     symptoms = found_in(evidence) or ended_by_mpi(evidence) or [step_cancelled(evidence) or last_error_line(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {srun_complaint(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
@@ -58,26 +58,26 @@ def classify(evidence: Evidence) -> RootCause:
     if evidence.program and all(KINDS[symptom.kind].level >= KINDS["early"].level for symptom in symptoms):
         symptoms += [*given_up_inside(evidence), *awaited_in_vain_by_all(evidence, symptoms)]
     first = min(symptoms, key=_precedence)
-    if first.own and first.kind == "signal" and KILLED in first.text and evidence.srun:  # PMIx ends the others before it tells
+    if first.own and first.kind == "signal" and KILLED in first.text and evidence.srun:  # PMIx ends the others before it reports
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
     if KINDS[first.kind].echo:
         first = _awaited(evidence, first)
     if first.own and (NO_DEVICE if len(evidence.hosts) == 1 else NO_USE).search(first.text) and _everywhere(NO_USE, evidence):
-        first = replace(first, kind="error")  # of the job's GPUs, of which no machine gives it any
+        first = replace(first, kind="error")  # of the job's GPUs, which no machine provides
     return _root_cause(_located(first, symptoms, evidence), symptoms, evidence)
 
 
 def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
-    """Sort key: the level, then the time; without a time a symptom of a rank tells more than one of a host."""
-    kind = "error" if symptom.own and symptom.kind == "memory" else symptom.kind  # of its own memory a program may say it later
+    """Return the sort key: the level, then the time. Without a time, a rank's symptom is more specific than a host's."""
+    kind = "error" if symptom.own and symptom.kind == "memory" else symptom.kind  # a program may report it later
     level, time = precedence(kind, symptom.time)
-    order = "error" if symptom.own and level == KINDS["error"].level else kind  # of a program's ends srun names the first first
+    order = "error" if symptom.own and level == KINDS["error"].level else kind  # srun names a program's first end first
     return level, time, tuple(KINDS).index(order), symptom.rank is None, symptom.host is None
 
 
 def _awaited(evidence: Evidence, first: Symptom) -> Symptom:
-    """Return the symptom of the rank for which all others waited, else the ``first``. A lost node stays the cause, with the rank
-    of it that was waited for."""
+    """Return the symptom of the rank that all others waited for, else the ``first``. A lost node remains the cause, together with
+    its rank that was waited for."""
     places = sorted(evidence.places.values(), key=lambda place: place.rank)
     found = root_cause(evidence.failures, evidence.standings, places, evidence.hosts)
     if found is None or found in evidence.failures:
@@ -88,8 +88,8 @@ def _awaited(evidence: Evidence, first: Symptom) -> Symptom:
 
 
 def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> Symptom:
-    """Lack of memory is often reported for a node or a job only: then it was the task that the kernel killed, if one was, else
-    the largest there."""
+    """Return the symptom with its rank. Lack of memory is often reported only for a node or a job: the rank is then the task that
+    the kernel killed, or else the largest one there."""
     if symptom.kind != "memory" or symptom.rank is not None:
         return symptom
     killed = next((other for other in symptoms if other.kind == "signal" and KILLED in other.text
@@ -132,8 +132,8 @@ def _log(evidence: Evidence, symptom: Symptom) -> str | None:
 
 
 def _lost(symptoms: Sequence[Symptom], here: str | None) -> tuple[str, ...]:
-    """Hosts that most hosts did not hear from. Both sides of a cut say so of each other: the side of ``here`` is right, for
-    Slurm and this program are on it."""
+    """Return the hosts that most hosts did not hear from. Both sides of a network cut report each other: the side of ``here`` is
+    right, because Slurm and this program are on it."""
     said = {(symptom.host, host) for symptom in symptoms for host in symptom.lost}
     doubted = {host for by, host in said if by == here}
     votes = Counter(host for by, host in said if by not in doubted and host != here)

@@ -1,4 +1,4 @@
-"""The end of a rank that has written nothing about it, in the words of whoever saw it end and of its own log."""
+"""The end of a rank that left no record, from the messages of the process that saw it end and from its own log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpc_mp.diagnosis.watchdogs import given_reason, thrown
 from hpc_mp.rundir.attempt import AttemptReader, last_words
 from hpc_mp.rundir.failures import KINDS, RankFailure, kind_of_end
 
-SHELL = 128  # a shell ends with this and the signal of what it has started
-NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends before which a process says nothing of them
+SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
+NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends before which a process writes nothing about them
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
-AT_ITS_EXIT = 6  # lines behind a traceback after which a crash is one of what Python tears down
-BY_LAUNCHER = 100  # lines from the end on in which a launcher tells of what it had started
-OF_ONE_THAT_LIVES = 3  # lines behind a traceback for which a rank is taken to have failed that has not ended
-# In which words launchers tell of a process of theirs that has ended badly: torchrun's table and its log, accelerate's and
-# others' subprocess, torch's spawn, DeepSpeed's launcher, Open MPI's mpirun, Hydra's, srun.
+AT_ITS_EXIT = 6  # lines after a traceback beyond which a crash no longer counts as one of Python's teardown
+BY_LAUNCHER = 100  # last lines in which a launcher reports its failed process
+OF_ONE_THAT_LIVES = 3  # maximum of lines after the traceback of a rank that has not ended, for it to count as failed
+# Messages of launchers about a failed process: torchrun's table and its log, accelerate's and others' subprocess, torch's
+# spawn, DeepSpeed's launcher, Open MPI's mpirun, Hydra's, srun.
 LAUNCHER_WORDS = tuple(map(re.compile, (
     r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\n\s*exitcode +: (?P<code>-?\d+) ",
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary",
@@ -34,7 +34,7 @@ LAUNCHER_WORDS = tuple(map(re.compile, (
     r"RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n=?\s*(EXIT CODE: (?P<code>\d+)|KILLED BY SIGNAL: (?P<signal>\d+))",
     r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (?P<words>[A-Z][a-z ]+[a-z])( \(core dumped\))?(\n|$)",
 )))
-# Of whom a rank says that it has waited for it: of the one that is to tell NCCL's id, or that has not come to a barrier.
+# The rank that a rank reports to have waited for: the one that sends NCCL's id, or that did not reach a barrier.
 MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<rank>\d+)\]|"
                     r"Ranks? (?P<late>\d+) failed to pass monitoredBarrier")
 SIGNALS = {words: number for number in signal.Signals if (words := signal.strsignal(number))}
@@ -42,10 +42,10 @@ SIGNALS = {words: number for number in signal.Signals if (words := signal.strsig
 
 @dataclass(frozen=True, slots=True)
 class LauncherBlame:
-    """The process that a launcher has seen end first; ``code`` as ``subprocess`` gives it.
+    """The process that a launcher saw end first; ``code`` as from ``subprocess``.
 
     Attributes:
-        rank: its number in the world of the launcher, if that says it; ``local``: on its node.
+        rank: its number in the launcher's world, if reported; ``local``: its number on its node.
     """
 
     code: int
@@ -59,7 +59,7 @@ class LauncherBlame:
 
 
 def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
-    """The first failed process that a launcher names; None where it names none."""
+    """Return the first failed process that a launcher names; None if it names none."""
     last = lines[-BY_LAUNCHER:]
     root = next((number for number in reversed(range(len(last))) if ROOT.match(last[number])), 0)
     text = "\n".join(last[root:])
@@ -76,11 +76,11 @@ def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
 
 @dataclass(frozen=True, slots=True)
 class WordsOfEnd:
-    """Attributes:
+    """The end of a process, as its output describes it.
+
+    Attributes:
     kind: a key of ``failures.KINDS``.
-    text: what it was, without who.
-    traceback: of a Python error; may be empty.
-    inner: of the ranks that a command of a node has started, the one that has failed, as far as it says so.
+    text: description without the subject.
     """
 
     kind: str
@@ -90,13 +90,13 @@ class WordsOfEnd:
 
 
 def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_node: bool = False) -> WordsOfEnd:
-    """What a process has ended of.
+    """Return the reason for which a process ended.
 
     Args:
-        lines: what it has said.
-        code: as ``subprocess`` gives it: negative for a signal.
-        program: whether it was somebody's program, and not a rank of our own engine.
-        of_node: whether it was the one command of a node, which numbers its ranks itself.
+        lines: its output.
+        code: exit code as from ``subprocess``: negative for a signal.
+        program: True for the user's program, False for a rank of our own engine.
+        of_node: True for the one command of a node, which numbers its ranks itself.
     """
     said = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
     error = _error(said, code, program, of_node)
@@ -120,8 +120,8 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
 
 
 def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
-    """Why a process of a program has failed that has not ended: its last words are a traceback, and at its exit MPI, NCCL or a
-    thread of it waits for others. None where they are not, or where they only tell that others are gone."""
+    """Return the failure of a program's process that has not ended: its last output is a traceback, and at its exit MPI, NCCL or
+    a thread waits for others. None without such a traceback, or if it only reports that others are gone."""
     error = last_error(before_abort(lines), code=0)
     if error is None or error.behind > OF_ONE_THAT_LIVES or (error.kind is not None and KINDS[error.kind].echo):
         return None
@@ -130,16 +130,16 @@ def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
 
 
 def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
-    """The one rank of a program that all others have given up waiting for, and what is known of it; None where nobody can tell.
+    """Return the one rank of a program that all others gave up waiting for, and the evidence; None if it cannot be determined.
 
     Args:
-        complaints: what each rank says that has lost others, or has waited for them for too long.
-        ranks: all of them.
+        complaints: message of each rank that lost others or timed out waiting for them.
+        ranks: all ranks.
     """
     others = {rank for rank in ranks if rank not in complaints}
-    waited = [rank for rank in sorted(complaints) if TIMED_OUT.search(complaints[rank])]  # the rest has lost those, mostly
+    waited = [rank for rank in sorted(complaints) if TIMED_OUT.search(complaints[rank])]  # the others mostly lost these
     named = {int(found["rank"] or found["late"]) for rank in waited for found in [MISSED.search(complaints[rank])]
-             if found is not None and found["by"] in (None, str(rank))} & others  # numbers of a smaller group are others'
+             if found is not None and found["by"] in (None, str(rank))} & others  # a smaller group has other numbers
     missing = others if len(others) == 1 else named
     if len(missing) != 1 or not waited:
         return None
@@ -150,14 +150,15 @@ def unsaid_end(
     attempt: AttemptReader, rank: int, node: str, code: int, time: float, *, program: bool = False, of_node: bool = False,
     ours: bool = False, at: tuple[tuple[str, int], ...] = (),
 ) -> RankFailure:
-    """Why it ended: a traceback at the end of its log, if there is one, else its last words.
+    """Return the failure of a rank that left no record: the traceback at the end of its log if there is one, else its last
+    line.
 
     Args:
-        code: as ``subprocess`` gives it: negative for a signal.
+        code: exit code as from ``subprocess``: negative for a signal.
         time: unix seconds.
-        program: whether it was somebody's program, and not a rank of our own engine.
-        of_node: whether it was the one command of a node, which numbers its ranks itself.
-        ours: killed by a signal of ours, for it did not end with the others.
+        program: True for the user's program, False for a rank of our own engine.
+        of_node: True for the one command of a node, which numbers its ranks itself.
+        ours: True if we killed it by a signal, because it did not end with the others.
         at: its coordinates.
     """
     lines = attempt.last_lines(rank)
@@ -171,10 +172,10 @@ def unsaid_end(
 
 
 def _error(said: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
-    """The exception of which it has ended. Python ends with 1 after one; behind it, code that is torn down may crash."""
+    """Return the exception that ended it. Python exits with 1 after one; later, code that is torn down may crash."""
     if code > 0 and not (program and code > SHELL and code - SHELL in NAMES):
         return last_error(said, 1 if of_node else code)
-    before = list(takewhile(lambda line: not given_reason([line]), said))  # at its exit a library may wait for others in vain
+    before = list(takewhile(lambda line: not given_reason([line]), said))  # at exit a library may wait for others in vain
     error = last_error(before, code) if program and code in CRASHES else None
     return error if error is not None and error.behind <= AT_ITS_EXIT else None
 

@@ -1,4 +1,4 @@
-"""All that is known of a failed attempt of a run."""
+"""All evidence on a failed attempt of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import RankFailure
 from hpc_mp.rundir.standings import Standing
 
-LABEL = re.compile(r"^ *(\d+): (.*)$")  # of srun --label: the number of the task
+LABEL = re.compile(r"^ *(\d+): (.*)$")  # from srun --label: the task number
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Hang:
     """No rank has printed anything for ``seconds``.
 
     Attributes:
-        rank: the cause; None where nobody can tell.
-        first: the rank that fell silent before all others; None where nobody can tell.
-        stands: who stands where, by their stacks; empty where nobody knows.
-        time: unix seconds at which it was noticed; what ranks end with later is our doing.
+        rank: the cause; None if it cannot be determined.
+        first: the rank that fell silent before all others; None if it cannot be determined.
+        stands: the positions of the ranks by their stacks; empty if unknown.
+        time: unix seconds of the detection; later ends of ranks are caused by us.
     """
 
     seconds: float
@@ -34,7 +34,7 @@ class Hang:
     time: float = field(default_factory=time.time)
 
     def __str__(self) -> str:
-        """Without who: the wording of failures says that."""
+        """Return the description without its subject, which the wording of failures adds."""
         first = "it was the first to fall silent, and " if self.rank is not None and self.rank == self.first else ""
         stands = self.stands and f": {self.stands}"
         return f"{first}no rank has printed a line for {self.seconds:.0f} s (program.silent_limit){stands}"
@@ -42,31 +42,31 @@ class Hang:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """All of it.
+    """All evidence on one attempt.
 
     Attributes:
-        code: of srun, as ``subprocess`` gives it.
-        failures: of ranks.
-        standings: of ranks that stood still when they were last seen.
-        srun: lines of srun, slurmstepd and the job's script, in the order they were written.
-        logs: lines by host: what the ranks of a node said last, each with its task's number in front.
-        kernel: lines by host: of its kernel and cgroup.
-        states: by host, as sinfo writes them ("idle", "down*").
-        places: by rank.
-        hosts: of the job, by node of the placement.
-        here: the host of this program.
+        code: srun's exit code, as from ``subprocess``.
+        failures: failures recorded for ranks.
+        standings: positions of ranks that were stalled when last seen.
+        srun: lines of srun, slurmstepd and the job script, in the order of writing.
+        logs: lines by host: last output of the node's ranks, each with its task's number in front.
+        kernel: lines by host, from its kernel and cgroup.
+        states: state by host, as sinfo writes it ("idle", "down*").
+        places: place by rank.
+        hosts: hosts of the job, by node of the placement.
+        here: host of this program.
         pids: rank by (host, process id).
-        largest: the task of greatest memory, where Slurm's accounting knows it.
-        resident: bytes of memory by rank, as each wrote last.
-        run: whose logs they are.
-        hang: of a program whose ranks were ended for their silence.
-        unended: hosts of a program that did not tell of the ends of their tasks when srun ended its step.
-        axes: whether a program's ranks have coordinates, as it has said how it numbers them.
-        program: whether ranks are somebody's program, whose words may speak of anything.
-        by_mpirun: whether mpirun starts the ranks, each with a log of its own, in a task of srun on every node.
-        of_node: whether each of them is the one command of a node, which numbers its ranks itself.
-        by_mpi: whether Slurm's PMIx or PMI tells the ranks who they are: it ends the step when one of them does.
-        job: Slurm's number of it, and ``user`` that of whose it is.
+        largest: the task with the most memory, if Slurm's accounting knows it.
+        resident: bytes of memory by rank, as last reported by each.
+        run: the run that the logs belong to.
+        hang: the hang of a program whose ranks were ended for their silence.
+        unended: hosts of a program that did not report the ends of their tasks when srun ended its step.
+        axes: True if a program's ranks have coordinates, because it declares how it numbers them.
+        program: True if the ranks run the user's program, whose output may mention anything.
+        by_mpirun: True if mpirun starts the ranks, each with its own log, in a task of srun on every node.
+        of_node: True if each rank is the one command of a node, which numbers its ranks itself.
+        by_mpi: True if Slurm's PMIx or PMI gives the ranks their numbers; it ends the step when one of them ends it.
+        job: Slurm's job number; ``user``: the number of the job's user.
     """
 
     code: int = 1
@@ -99,12 +99,12 @@ class Evidence:
         return [place.rank for place in sorted(found, key=lambda place: place.local_rank)]
 
     def rank_of(self, host: str | None, task: int | None) -> int | None:
-        """The rank that a task of Slurm is: tasks are dealt in blocks, equally many to every node (slurm/job.sbatch.j2)."""
+        """Return the rank of a Slurm task: tasks are distributed in blocks, equally many to every node (slurm/job.sbatch.j2)."""
         ranks = self.ranks_on(host)
         return ranks[task % len(ranks)] if ranks and task is not None else None
 
     def task_of(self, rank: int) -> int:
-        """The number before a rank's lines: Slurm's of its task, or its own where each rank has a log of its own."""
+        """Return the number before a rank's lines: its Slurm task number, or its rank if each rank has its own log."""
         return rank if self.by_mpirun else _tasks(self)[rank]
 
     def said_by(self, host: str, task: int) -> Sequence[str]:
@@ -123,6 +123,6 @@ def _by_task(evidence: Evidence) -> dict[tuple[str, int], list[str]]:
     found: dict[tuple[str, int], list[str]] = {}
     for host, lines in evidence.logs.items():
         for label in filter(None, map(LABEL.match, lines)):
-            if not label[2].startswith("slurmstepd"):  # it speaks of the node, with the number of its first task
+            if not label[2].startswith("slurmstepd"):  # it reports on the node, with the number of its first task
                 found.setdefault((host, int(label[1])), []).append(label[2])
     return found

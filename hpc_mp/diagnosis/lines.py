@@ -1,4 +1,4 @@
-"""Patterns of single lines: of srun and slurmstepd, of the kernel, of CUDA, NCCL and Python."""
+"""Patterns of single log lines: of srun and slurmstepd, of the kernel, of CUDA, NCCL and Python."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from hpc_mp.cluster.node.xids import NEEDS, blamed
 from hpc_mp.diagnosis.texts import kind_of
 
-# What the kernel says of a process that it has killed for lack of memory; the cgroup and the user in newer ones only.
+# The kernel's message about a process killed for lack of memory; only newer kernels give the cgroup and the user.
 KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)|\boom-kill:.*\bpid=(\d+)")
 KILLED_IN_JOB = re.compile(r"\btask_memcg=\S*/job_(\d+)\b")
 KILLED_USER = re.compile(r"\boom-kill:.*\buid=(\d+)|\bUID:(\d+)\b")
 
-# The last words of an interpreter, or of what was to start it, that found something missing; and of any Python error.
+# The last line of an interpreter, or of its starter, that lacks something; and the last line of any Python error.
 NOT_INSTALLED = re.compile(r"(ModuleNotFoundError|\S*python\S*): No module named \S+$")
 PYTHON_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)(: .*)?$|Fatal Python error: ")
 NO_DEVICE = re.compile(r"no (CUDA|ROCm)-capable device is detected|No (CUDA|HIP) GPUs are available|Found no NVIDIA driver")
 NO_USE = re.compile(NO_DEVICE.pattern + "|busy or unavailable|system not yet initialized|unsupported display driver|"
                     r"forward compatibility was attempted|OS call failed")
-CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no program, or is not there
+CANNOT_START = frozenset({126, 127})  # of shells and env: not executable, or not found
 
-# slurmstepd's reason why a whole job was ended.
+# slurmstepd's reason for the end of a whole job.
 CANCELLED = re.compile(r"\*\*\* (?:JOB \d+|STEP \S+) ON (\S+) CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)")
 JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ (?:DUE TO SIGNAL \w+ )?\*\*\*", re.IGNORECASE)
 STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ (?:DUE TO SIGNAL \w+ )?\*\*\*", re.IGNORECASE)
@@ -32,30 +32,30 @@ NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
 MPI_PLUGIN = re.compile(r"srun: error: Invalid MPI type '(\w+)'")
-# slurmstepd's words of ranks that may wait in MPI_Init for ever; MPICH has the last two said at any start by PMI2.
+# slurmstepd's messages about ranks that may wait in MPI_Init for ever; MPICH with PMI2 causes the last two at every start.
 MPI_PLUGIN_SAYS = re.compile(r"\berror: +(mpi/pm\w+: (?!no value for key|value not properly terminated).+)")
 
-# Of an MPI that does not know the launcher: Open MPI 4 and 5, MPICH 4 and 5. With ALONE its ranks go on, each by itself.
+# An MPI that does not know the launcher: Open MPI 4 and 5, MPICH 4 and 5. After ALONE its ranks continue, each by itself.
 ALONE = re.compile(r"No PMIx server was reachable|no-pmix-but$")
 UNMET_MPI = re.compile(ALONE.pattern + r"|not built with SLURM's PMI support|unsupported PMI version|launcher not compatible|"
                        r"PMI[2X]?_Init\S* (?:failed|returned)|OPAL ERROR: Unreachable in file")
 IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
 
-# slurmstepd's words of tasks that never began: the image lacks the command, or pyxis could make no container of the image.
-# Lines of enroot's own log stand among them, further in. Recorded with pyxis 0.24, enroot 4.1 and Slurm 22.05.
+# slurmstepd's messages about tasks that never began: the image lacks the command, or pyxis could not make a container of the
+# image. Lines of enroot's log are among them, indented further. Recorded with pyxis 0.24, enroot 4.1 and Slurm 22.05.
 _STEPD = re.compile(r"^ *\d+: slurmstepd\S*: error: (.+)$")
 _LACKS = re.compile(r"execve\(\): (\S+): (?:No such file or directory|Permission denied)$")
 _NO_PLUGIN = "Failed to invoke spank plugin stack"
 _PYXIS = re.compile(r"pyxis: (?! |child |printing |couldn't create enroot|container (?:was not|start failed|exited too))(.+)")
 _ENROOT = re.compile(r"pyxis:  +(?!\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d)(?:\[ERROR\] )?(\S.*)")
-_FATAL = re.compile(r"FATAL: {3}(.+)")  # the last line of an apptainer or singularity that could make no container
+_FATAL = re.compile(r"FATAL: {3}(.+)")  # last line of an apptainer or singularity that could not make a container
 _LABELLED = re.compile(r"^ *(\d+): (.*)$")
 _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 
-OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
+OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # no other's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
-OURS = "hpc-mp: "  # before our own lines in the log of the job's script: what they quote may be of an earlier attempt
+OURS = "hpc-mp: "  # prefix of our own lines in the job script's log: they may quote an earlier attempt
 HANG_ENDED = f"{OURS}the ranks hang and are ended"  # in srun's log, before their ends
 OTHERS_ENDED = f"{OURS}a rank has failed, and the others are ended"
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
@@ -66,9 +66,10 @@ _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsign
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """Tasks (Slurm's numbers, not ranks) of one host that ended alike; ``code`` < 0 is a signal, None lack of memory.
+    """Tasks (Slurm's numbers, not ranks) of one host with the same end. ``code``: negative for a signal, None for lack of
+    memory.
 
-    ``echo``: srun had begun to end the step by then.
+    ``echo``: True if srun had already begun to end the step.
     """
 
     host: str
@@ -79,7 +80,7 @@ class TaskEnd:
 
 
 def unmet_mpi(lines: Iterable[str], words: re.Pattern[str] = UNMET_MPI) -> str | None:
-    """Why the ranks of a program have not met by MPI, and what to set; None where no line says so."""
+    """Return the reason why a program's ranks did not meet by MPI, and the remedy; None if no line reports it."""
     found = next(filter(words.search, lines), None)
     said = re.sub(r"^ *\d+: ", "", found or "").strip()
     return None if found is None else (
@@ -88,12 +89,12 @@ def unmet_mpi(lines: Iterable[str], words: re.Pattern[str] = UNMET_MPI) -> str |
 
 
 def task_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
-    """Ends of tasks that srun tells of, the earliest first, without echoes."""
+    """Return the ends of tasks that srun reports, the earliest first, without echoes."""
     return (end for end in all_ends(lines) if end.code is None or not end.echo)
 
 
 def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
-    """Ends of tasks that srun tells of, the earliest first."""
+    """Yield the ends of tasks that srun reports, the earliest first."""
     aborted = False
     for line in lines:
         aborted = aborted or _ABORTED.search(line) is not None
@@ -109,7 +110,7 @@ def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
 
 
 def completed_first(lines: Iterable[str]) -> TaskEnd | None:
-    """The first tasks that ended well, where srun tells of it (``--verbose``) and others had not ended by then."""
+    """Return the first tasks that ended successfully, if srun reports it (``--verbose``) and others had not ended by then."""
     for line in lines:
         if _ABORTED.search(line) or ((found := _END.search(line)) is not None and found[3] != "Completed"):
             return None
@@ -119,29 +120,29 @@ def completed_first(lines: Iterable[str]) -> TaskEnd | None:
 
 
 def ends_step(line: str) -> bool:
-    """Return True if srun says with this line that it ends the tasks that are left of its step."""
+    """Return True if srun reports in this line that it ends the remaining tasks of its step."""
     return _ABORTED.search(line) is not None
 
 
 def ended_there(line: str) -> tuple[str, tuple[int, ...]] | None:
-    """The host and the tasks of whose end, in whatever way, srun tells with this line."""
+    """Return the host and the tasks whose end srun reports in this line, whatever its kind; None for other lines."""
     found = _END.search(line) or _COMPLETED.search(line)
     return (found[1], _numbers(found[2])) if found is not None else None
 
 
 def first_code(lines: Iterable[str]) -> int | None:
-    """The code of the task that ended first. srun's own code is the greatest, and 143 when it ended the others."""
+    """Return the code of the task that ended first. srun's own code is the greatest, and 143 if it ended the others."""
     return next((end.code for end in task_ends(lines) if end.code != 0), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TasksRefused:
-    """Why tasks of a node never began.
+    """The reason why tasks of a node never began.
 
     Attributes:
-        words: of slurmstepd, pyxis and enroot, or apptainer.
-        lacks: the command that is not there.
-        signal: what ended pyxis' own work, if anything did.
+        words: message of slurmstepd, pyxis and enroot, or apptainer.
+        lacks: the missing command.
+        signal: the signal that ended pyxis' own work, if any did.
     """
 
     words: str
@@ -150,7 +151,7 @@ class TasksRefused:
 
 
 def not_started(lines: Iterable[str]) -> TasksRefused | None:
-    """Return the reason in a node's log why slurmstepd or the container could not start tasks; None if there is none."""
+    """Return the reason in a node's log why slurmstepd or the container could not start tasks; None without one."""
     lines = list(lines)
     said = [found[1] for line in lines if (found := _STEPD.match(line))]
     lacking = next((found for text in said if (found := _LACKS.match(text))), None)
@@ -173,7 +174,7 @@ def _no_container(lines: Iterable[str]) -> TasksRefused | None:
 
 
 def xid(line: str) -> str | None:
-    """Return the meaning of an Xid after which a GPU needs more than another program."""
+    """Return the meaning of an Xid after which a GPU needs a reset or repair, not only another program; None for other lines."""
     found = next(iter(blamed([line])), None)
     if found is None:
         return None
@@ -182,12 +183,12 @@ def xid(line: str) -> str | None:
 
 
 def sign(line: str) -> str | None:
-    """The kind of failure that a line speaks of; None for most lines."""
+    """Return the kind of failure that a line reports; None for most lines."""
     return "hardware" if xid(line) is not None else kind_of(line)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """``0-1,4`` as (0, 1, 4). Only the ends of a range count where it is longer than any job."""
+    """Parse ``0-1,4`` to (0, 1, 4). A range longer than any job is cut."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         low, _, high = part.partition("-")

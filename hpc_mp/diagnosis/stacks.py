@@ -1,7 +1,7 @@
-"""Where the ranks of a program stand that hang: their stacks as text, read again, and the one rank that the others wait for.
+"""Stacks of a program's ranks that hang: read from text, with the one rank that the others wait for.
 
-The text is what Python's faulthandler writes, with a line before it for each process. A hang in a collective has all ranks
-waiting and one of them elsewhere: that one is the cause, be it in a data loader, on a file system or in another collective.
+The text is the output of Python's faulthandler, with a header line for each process. In a hang, all ranks wait in a collective
+except one: that rank is the cause, whether it is in a data loader, on a file system or in another collective.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>
 ABORTED = "Fatal Python error: Aborted"
 DUMP = re.compile(r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating[- ]point exception)$")
 
-# Functions in which a rank waits for others: by this name wherever they are, and by these names in the files of libraries that
-# exist for that. The names are those of torch.distributed, which deepspeed, accelerate and their like keep.
+# Functions in which a rank waits for others: some by name in any file, others by name in the files of communication libraries.
+# The names are those of torch.distributed, which deepspeed, accelerate and similar libraries keep.
 COLLECTIVE = re.compile(r"_?(?:all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|(?:monitored_)?barrier)\w*$")
 LIBRARIES = re.compile(r"/(torch/distributed|deepspeed/comm|horovod|mpi4py|jax)/")
 WAITS = re.compile(r"(?:batch_)?i?(?:send|recv)\b|(?:reduce|gather|scatter)(?:_object)?(?:_list)?$|wait$|init_process_group$|"
@@ -32,12 +32,12 @@ BACKWARD = re.compile(r"/torch/autograd/\S+ (\S*backward|grad)$")  # DDP and FSD
 
 STUCK = re.compile(r"state [DTt]\b")
 
-SHOWN = 3  # places that a verdict names
+SHOWN = 3  # number of places in a verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call of a stack; ``file`` as Python has it."""
+    """One call of a stack; ``file`` as Python writes it."""
 
     file: str
     line: int
@@ -50,13 +50,13 @@ class Frame:
 
     @property
     def waits(self) -> bool:
-        """Whether a rank that is in it waits for other ranks."""
+        """True if a rank in this call waits for other ranks."""
         return (COLLECTIVE.match(self.name) is not None or self.is_backward
                 or (LIBRARIES.search(self.file) is not None and WAITS.match(self.name) is not None))
 
     @property
     def is_backward(self) -> bool:
-        """Whether gradients are computed in it, and not torch imported."""
+        """True if the call computes gradients, rather than importing torch."""
         return BACKWARD.search(f"{self.file} {self.name}") is not None
 
     @property
@@ -66,12 +66,12 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """Where one rank stands.
+    """The position of one rank.
 
     Attributes:
-        frames: of its main thread, the innermost first; none where Python has not told.
-        state: of its process, as the kernel names it.
-        pid: on its node.
+        frames: frames of its main thread, the innermost first; empty if Python has not written them.
+        state: state of its process, as the kernel names it.
+        pid: process id on its node.
     """
 
     rank: int
@@ -81,16 +81,16 @@ class RankStack:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks."""
+        """True if it waits for other ranks."""
         return self._operation() is not None
 
     @property
     def known(self) -> bool:
-        """Whether it is known where it stands: by Python, or as the kernel has it stopped or waiting for a disk."""
+        """True if its position is known: from Python, or because the kernel reports it stopped or waiting for a disk."""
         return bool(self.frames) or STUCK.match(self.state) is not None
 
     def __str__(self) -> str:
-        """``train.py:52 in all_reduce``."""
+        """Return the position in words: ``train.py:52 in all_reduce``."""
         if not self.frames:
             return f"nothing of Python, its process in {self.state}"
         inner = list(takewhile(lambda frame: LIBRARY.search(frame.file), self.frames))
@@ -103,27 +103,27 @@ class RankStack:
         return f"{own.short}{function}{leaf}"
 
     def _operation(self) -> Frame | None:
-        """The outermost of the calls that wait, up to the program's own innermost one."""
+        """Return the outermost of the waiting calls, up to the program's own innermost call."""
         inner = list(takewhile(lambda frame: LIBRARY.search(frame.file), self.frames))
         waiting = [frame for frame in self.frames[:len(inner) + 1] if frame.waits]
         return waiting[-1] if waiting else None
 
 
 def _calls(lines: Sequence[str]) -> list[Frame]:
-    """The calls of the thread whose lines these are, up to the empty line behind it; Python may say other things between."""
+    """Return the calls of the thread at the start of these lines, up to the empty line after it. Other output may intervene."""
     found = map(FRAME.match, takewhile(bool, lines))
     return [Frame(each["file"], int(each["line"]), each["function"]) for each in found if each]
 
 
 def main_thread(lines: Sequence[str]) -> tuple[Frame, ...]:
-    """Of the threads of a process the one that runs the program; else the last one, for faulthandler writes it last."""
+    """Return the frames of a process's main thread; else of the last one, since faulthandler writes the main thread last."""
     heads = [number for number, line in enumerate(lines) if THREAD.match(line)]
     main = next((number for number in heads if MAIN.match(lines[number])), heads[-1] if heads else None)
     return tuple(_calls(lines[main + 1:])) if main is not None else ()
 
 
 def aborted(lines: Sequence[str]) -> list[str]:
-    """What faulthandler has written into a log at the last SIGABRT: from its heading to the last call."""
+    """Return faulthandler's output in a log at the last SIGABRT: from its heading to the last call."""
     begin = next((number for number in reversed(range(len(lines))) if lines[number].startswith(ABORTED)), None)
     if begin is None:
         return []
@@ -133,13 +133,13 @@ def aborted(lines: Sequence[str]) -> list[str]:
 
 
 def before_dump(lines: Sequence[str]) -> list[str]:
-    """What a process had said before a signal made Python write its last stack."""
+    """Return the output of a process before a signal made Python write its last stack."""
     begin = _dump(lines)
     return list(lines if begin is None else lines[:begin])
 
 
 def crash_place(lines: Sequence[str]) -> str:
-    """Where Python stood at such a signal, ``train.py:12 in step``; empty where it has not told."""
+    """Return Python's position at such a signal, ``train.py:12 in step``; empty if it has not written one."""
     begin = _dump(lines)
     frames = main_thread(lines[begin + 1:]) if begin is not None else ()
     return str(RankStack(0, frames)) if frames else ""
@@ -150,18 +150,18 @@ def _dump(lines: Sequence[str]) -> int | None:
 
 
 def before_abort(lines: Sequence[str]) -> list[str]:
-    """What a rank had said before it was made to write its stack."""
+    """Return the output of a rank before it was made to write its stack."""
     return list(takewhile(lambda line: not line.startswith(ABORTED), lines))
 
 
 def read_stacks(run: RunDirectory) -> list[RankStack]:
-    """Of all ranks that were looked at, by rank."""
+    """Return the stacks of all inspected ranks, by rank."""
     return [stack for path in run.rank_stack.found()
             for stack in _of_rank(path.read_text(encoding="utf-8", errors="replace").splitlines())]
 
 
 def _of_rank(lines: Sequence[str]) -> list[RankStack]:
-    """The first process of the rank of which Python has told, else its first."""
+    """Return the stack of the rank's first process with Python frames, else of its first process."""
     heads = [(number, found) for number, line in enumerate(lines) if (found := PROCESS.match(line))]
     ends = [number for number, _ in heads[1:]] + [len(lines)]
     stacks = [RankStack(int(found["rank"]), main_thread(lines[number:end]), found["state"], int(found["pid"]))
@@ -170,15 +170,15 @@ def _of_rank(lines: Sequence[str]) -> list[RankStack]:
 
 
 def standing_apart(stacks: Sequence[RankStack], first: int | None) -> int | None:
-    """The rank that the others wait for; None where nobody can tell.
+    """Return the rank that the others wait for; None if it cannot be determined.
 
     Args:
-        first: the rank that fell silent before all others; None: nobody did.
+        first: the rank that fell silent before all others; None if unknown.
     """
     stacks = [stack for stack in stacks if stack.known]
     apart = [stack.rank for stack in stacks if not stack.waits]
     if not 0 < len(apart) < len(stacks):
-        places = Counter(map(str, stacks)).most_common()  # all wait, or none in a way that is known: who is not with the others?
+        places = Counter(map(str, stacks)).most_common()  # all wait, or none in a known way: find the rank apart from the others
         most = places[0] if places else ("", 0)
         apart = [stack.rank for stack in stacks if str(stack) != most[0]] if 2 * most[1] > len(stacks) else []
     if first in apart:
@@ -187,7 +187,7 @@ def standing_apart(stacks: Sequence[RankStack], first: int | None) -> int | None
 
 
 def sentence_of(stacks: Sequence[RankStack], rank: int | None) -> str:
-    """Who stands where in one line, ``rank`` first; empty where nothing is known."""
+    """Return the positions of the ranks in one line, ``rank`` first; empty if no position is known."""
     if not any(stack.frames for stack in stacks):
         return ""
     places: dict[str, list[int]] = {}
@@ -198,7 +198,7 @@ def sentence_of(stacks: Sequence[RankStack], rank: int | None) -> str:
 
 
 def numbers(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0, 1, 5-9``."""
+    """Format ranks: ``rank 3``, ``ranks 0, 1, 5-9``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][1] == rank - 1:

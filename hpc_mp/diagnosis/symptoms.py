@@ -1,4 +1,4 @@
-"""Symptoms of a failure, of ranks, tasks, nodes or the job: each source of evidence is read for them.
+"""Symptoms of a failure, of ranks, tasks, nodes or the job, found in each source of evidence.
 
 The one that explains the others is chosen in ``diagnose``.
 """
@@ -50,7 +50,7 @@ from hpc_mp.rundir.failures import (
 )
 from hpc_mp.rundir.outcome import STOPPED
 
-# What an exception is about may say more than its kind: lack of memory, a broken GPU.
+# The text of an exception may be more specific than its kind: lack of memory, a broken GPU.
 MORE_EXACT = frozenset({"memory", "hardware", "space", "storage", "network"})
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
@@ -60,15 +60,15 @@ IMAGE_REMEDY = ("Name an image that all nodes can read or fetch in slurm.contain
 LACKING_REMEDY = "Take an image that has it (slurm.container)"
 NO_LIBRARY = ("It is listed by srun, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
               "administrators for its library")
-SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that mpirun has not written
+SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that are not mpirun's
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
-LOST_PMIX = 14  # Open MPI ends a rank with it whose PMIx server is gone
-# MPICH and Intel MPI, Cray's, older ones of both, Open MPI's; the first of them also of an error inside of MPI.
+LOST_PMIX = 14  # Open MPI's exit code of a rank whose PMIx server is gone
+# MPICH and Intel MPI, Cray's, older ones of both, Open MPI's; the first of them also for an error inside of MPI.
 ABORTED = re.compile(r"\bAbort ?\((-?\d+)\)(?:(?: on node \d+)? \(rank|: Fatal)|application called MPI_Abort\(\w+, (-?\d+)\)|"
                      r"^with errorcode (-?\d+)\.$")
-CALLED = "MPI_Abort"  # in the words of a rank that has ended the others for a reason of its own
+CALLED = "MPI_Abort"  # in the message of a rank that ended the others for a reason of its own
 SIGKILLED = re.compile(r"SIGKILL|signal: Killed|ran out of memory|Out Of Memory")
-LAST_LINES = 1000  # of a rank's log in which a program's words are about its end
+LAST_LINES = 1000  # last lines of a rank's log in which a program's messages concern its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class Symptom:
     """One finding.
 
     Attributes:
-        text: its evidence.
+        text: the evidence.
         lost: hosts that did not answer.
-        time: unix seconds, where known.
-        own: in the words of a program, which may speak of anything.
-        inner: the rank that the command of a node says has failed.
+        time: unix seconds, if known.
+        own: True if a program reported it, whose output may mention anything.
+        inner: the rank that a node's command reports as failed.
     """
 
     kind: str
@@ -95,24 +95,24 @@ class Symptom:
 
 
 def found_in(evidence: Evidence) -> list[Symptom]:
-    """All symptoms that say by themselves what has failed."""
+    """Return all symptoms that show a failure by themselves."""
     sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _said, _unfit, _not_started, _missing, _unmet)
     return [symptom for source in sources for symptom in source(evidence)]
 
 
 def _records(evidence: Evidence) -> Iterator[Symptom]:
-    """Symptoms that ranks wrote down of their own end."""
+    """Yield symptoms that ranks recorded of their own end."""
     for failure in evidence.failures:
         found = sign(failure.message) if failure.kind == "error" else None
         kind = found if found in MORE_EXACT else failure.kind
         if evidence.by_mpirun and failure.kind == "exit" and failure.message.startswith(ending(LOST_PMIX)):
-            kind = "peer"  # it may end some milliseconds before the rank whose end it has noticed
+            kind = "peer"  # it may end some milliseconds before the rank whose end it noticed
         own = evidence.program and KINDS[kind].level <= KINDS["error"].level
         yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes, own, failure.inner)
 
 
 def _hang(evidence: Evidence) -> Iterator[Symptom]:
-    """Ranks that were ended for their silence."""
+    """Yield the hang of ranks that were ended for their silence."""
     if evidence.hang is not None:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
         text = f"{evidence.hang}{_plugin_says(evidence)}"
@@ -120,20 +120,20 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _plugin_says(evidence: Evidence) -> str:
-    """The first complaint of Slurm's plug-in for MPI; empty where there is none."""
+    """Return the first complaint of Slurm's MPI plugin; empty without one."""
     lines = chain(*evidence.logs.values()) if evidence.program else ()
     found = next(filter(None, map(MPI_PLUGIN_SAYS.search, lines)), None)
     return f"; Slurm says {found[1]!r}" if found else ""
 
 
 def _unended(evidence: Evidence) -> Iterator[Symptom]:
-    """Nodes that answer srun no more, or know nothing of the step: they died, and some were started anew."""
+    """Yield nodes that no longer answer srun, or do not know the step: they died, and some have rebooted."""
     if evidence.unended:
         yield Symptom("lost", "no end of its tasks there was told to srun when it ended all others", lost=evidence.unended)
 
 
 def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
-    """Ranks whose last words are a traceback though they have not ended: MPI and NCCL may wait for the others as Python exits."""
+    """Yield ranks that have not ended although their last output is a traceback: MPI and NCCL may wait as Python exits."""
     for place in evidence.places.values():
         host = evidence.hosts[place.node]
         found = given_up(evidence.said_by(host, evidence.task_of(place.rank)), evidence.of_node)
@@ -142,7 +142,7 @@ def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def awaited_in_vain_by_all(evidence: Evidence, symptoms: Sequence[Symptom]) -> Iterator[Symptom]:
-    """The rank that all others have given up waiting for, those among them that were ended before they could end of it."""
+    """Yield the rank that all others gave up waiting for, including those ended before their own timeout could end them."""
     if evidence.of_node:
         return
     complaints = {symptom.rank: symptom.text for symptom in symptoms if symptom.rank is not None and symptom.kind == "peer"}
@@ -160,8 +160,8 @@ def awaited_in_vain_by_all(evidence: Evidence, symptoms: Sequence[Symptom]) -> I
 
 
 def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
-    """A collective of a program that did not end, in the words of NCCL."""
-    if not evidence.program or evidence.of_node:  # of a node's ranks nobody knows whose words are whose
+    """Yield a collective of a program that did not end, as NCCL reports it."""
+    if not evidence.program or evidence.of_node:  # the output of a node's ranks is not separated by rank
         return
     lines = {place.rank: evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
              for place in evidence.places.values()}
@@ -172,7 +172,7 @@ def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _early(evidence: Evidence) -> Iterator[Symptom]:
-    """A task that had ended well by itself when the others failed or hung."""
+    """Yield a task that had ended successfully by itself when the others failed or hung."""
     improper = next((found for line in evidence.srun if (found := IMPROPER.search(line))), None)
     if improper is not None and (place := evidence.places.get(int(improper[1]))) is not None:
         yield Symptom("early", "without a word to MPI (MPI_Finalize)", evidence.hosts[place.node], place.rank)
@@ -183,7 +183,7 @@ def _early(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _srun(evidence: Evidence) -> Iterator[Symptom]:
-    """Symptoms from srun's words on the ends of tasks, and slurmstepd's on that of the job."""
+    """Yield symptoms from srun's messages about ends of tasks, and slurmstepd's about the end of the job."""
     for end in task_ends(evidence.srun):
         yield from _end(end, evidence) if not evidence.by_mpirun else _end_of_node(end, evidence)
     for line in evidence.srun:
@@ -198,7 +198,7 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
-    """Symptoms of the task in which mpirun or its daemon ran: it tells of ranks that have written nothing."""
+    """Yield symptoms of the task in which mpirun or its daemon ran: it reports on ranks that left no record."""
     if end.code is None:
         yield Symptom("memory", end.line.strip(), end.host)
     elif end.code < 0:
@@ -211,10 +211,10 @@ def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _exceptions(evidence: Evidence) -> Iterator[Symptom]:
-    """Symptoms of ranks that mpirun ended before their own errors could end them."""
+    """Yield symptoms of ranks that mpirun ended before their own errors could end them."""
     for place in evidence.places.values():
         host = evidence.hosts[place.node]
-        lines = evidence.said_by(host, place.rank)  # each rank has a log of its own then
+        lines = evidence.said_by(host, place.rank)  # each rank has its own log then
         if last_error(lines) is not None:
             found = words_of_end(lines, 1, program=True)
             yield Symptom(found.kind, found.text, host, place.rank, own=True)
@@ -251,7 +251,7 @@ def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
-    """Symptoms from the states of nodes in Slurm."""
+    """Yield symptoms from the states of nodes in Slurm."""
     for host, state in evidence.states.items():
         if state.startswith("down") or state.endswith("*"):  # the star: it does not answer
             yield Symptom("node", f"its state is {state}", host)
@@ -264,8 +264,8 @@ def srun_complaint(evidence: Evidence) -> str:
 
 
 def vanished(evidence: Evidence) -> Iterator[Symptom]:
-    """Hosts that neither a rank nor srun has a word of, when all others complain of lost peers: a node that went and came
-    back at once, of which Slurm knows nothing."""
+    """Yield the hosts that neither a rank nor srun mentions, while all others report lost peers: a failure and quick return,
+    unnoticed by Slurm."""
     if not evidence.failures or any(failure.kind != "peer" for failure in evidence.failures):
         return
     seen = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
@@ -275,12 +275,12 @@ def vanished(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _said(evidence: Evidence) -> Iterator[Symptom]:
-    """Symptoms in lines of logs."""
+    """Yield symptoms in lines of logs."""
     for line in evidence.srun:
         if (kind := sign(line)) is not None:
             yield _line(kind, line, None, evidence)
     for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
-        theirs = evidence.program and lines is evidence.logs.get(host)  # a program says what it likes; how it ended, _end knows
+        theirs = evidence.program and lines is evidence.logs.get(host)  # its output may mention anything; _end has its end
         strangers = () if theirs else _strangers(host, lines, evidence)
         for line in lines:
             if line not in strangers and not (theirs and "slurmstepd" not in line) and (kind := sign(line)) is not None:
@@ -288,8 +288,8 @@ def _said(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collection[str]:
-    """Lines of a kernel that tell of a process which is none of the job's: it had another job or another user, or no rank there
-    has been killed. A kernel tells of each in several lines, of which one has the cgroup."""
+    """Return kernel lines about a process outside of the job: it had another job or another user, or no rank there was killed. A
+    kernel reports each process in several lines, one of them with the cgroup."""
     killed = {line: int(found[1] or found[2]) for line in lines if (found := KILLED_PID.search(line))}
     ours: dict[int, bool] = {}
     for line, pid in killed.items():
@@ -304,7 +304,7 @@ def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collectio
 
 
 def _was_killed(host: str, evidence: Evidence) -> bool:
-    """Return True if a process of the job has ended there as the kernel ends one for lack of memory."""
+    """Return True if a process of the job there ended as one that the kernel ends for lack of memory."""
     ends = [*_srun(evidence), *_records(evidence)]
     return any(symptom.host == host and SIGKILLED.search(symptom.text) for symptom in ends)
 
@@ -323,7 +323,7 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom
 
 
 def _not_started(evidence: Evidence) -> Iterator[Symptom]:
-    """Nodes whose tasks could not be started, or not in their container; when they could on none, it is not the nodes."""
+    """Yield nodes whose tasks could not be started, or not in their container. If all failed, the nodes are not to blame."""
     found = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
     everywhere = len(found) == len(set(evidence.hosts))
     for host, why in found.items():
@@ -336,7 +336,7 @@ def _not_started(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _unmet(evidence: Evidence) -> Iterator[Symptom]:
-    """Ranks of a program whose MPI does not know the launcher that started them."""
+    """Yield ranks of a program whose MPI does not know the launcher that started them."""
     said = (unmet_mpi(lines) for lines in evidence.logs.values() if evidence.program)
     yield from (Symptom("user", why) for why in list(filter(None, said))[:1])
 
@@ -348,10 +348,11 @@ def _mend(why: TasksRefused) -> str:
 
 
 def _missing(evidence: Evidence) -> Iterator[Symptom]:
-    """Nodes without the ranks' Python, or without a package; when all are, it is not the nodes.
+    """Yield nodes without the ranks' Python, or without a package. If all nodes lack it, the nodes are not to blame.
 
-    Ends that srun had asked for count too: it stops at the first, and whoever has no Python ends so all the same. What another
-    program lacks it may lack on one rank alone, on all nodes, and its own rank has said whether it could be started.
+    Ends that srun had requested count too: it stops at the first, but a rank without Python ends the same way. The user's
+    program is excluded: it may lack something on one rank only, on all nodes, and its own rank has reported whether it could be
+    started.
     """
     if evidence.program:
         return
@@ -375,21 +376,21 @@ def _bring(text: str) -> str:
 
 
 def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
-    """The ranks that have brought PMIx or PMI to end their step, which it does by SIGKILL before srun is told of any end."""
+    """Return the ranks that made PMIx or PMI end their step, which it does by SIGKILL before srun reports any end."""
     ends = list(all_ends(evidence.srun)) if evidence.by_mpi and not evidence.hang else []
-    if any(end.code == -signal.SIGTERM for end in ends):  # as Slurm does for somebody
+    if any(end.code == -signal.SIGTERM for end in ends):  # as Slurm does if somebody ends the step
         return []
     own = [(end.code, symptom) for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
     own += [(1, symptom) for symptom in sorted(_aborted(evidence), key=lambda symptom: CALLED not in symptom.text) if ends]
     named = ([symptom for _, symptom in own if symptom.kind != "exit"]
                or [symptom for code, symptom in own if code != LOST_PMIX][:1])
-    killed = any(end.code == -signal.SIGKILL for end in ends)  # in no order that tells which was the first
+    killed = any(end.code == -signal.SIGKILL for end in ends)  # their order does not show which was the first
     text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others{_plugin_says(evidence)}"
     return named or ([Symptom("signal", text)] if killed else [])
 
 
 def _aborted(evidence: Evidence) -> Iterator[Symptom]:
-    """Ranks whose MPI says that it ends all, with its code; PMI2 has them killed before srun can tell of one."""
+    """Yield ranks whose MPI reports that it aborts all, with its code. PMI2 has them killed before srun can report one."""
     for place in evidence.places.values():
         lines = evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
         said = next(filter(None, map(ABORTED.search, reversed(lines))), None)
@@ -399,14 +400,14 @@ def _aborted(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:
-    """Return the symptom of a program that has not failed and whose step was ended; slurmstepd says so of any that srun ends."""
+    """Return the symptom of a program that did not fail but whose step was ended. slurmstepd reports any step that srun ends."""
     lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
     line = next((found[0] for found in map(STEP_CANCELLED.search, lines) if found), None)
     return None if line is None else Symptom("cancelled", f"{line}: somebody has ended its step (scancel)")
 
 
 def last_error_line(evidence: Evidence) -> Symptom | None:
-    """The last line that looks like a Python error: of ranks, else of srun."""
+    """Return the last line that looks like a Python error: of ranks, else of srun; None without one."""
     for host, lines in chain(evidence.logs.items(), ((None, evidence.srun),)):
         for line in reversed(lines):
             label = LABEL.match(line)
@@ -416,7 +417,7 @@ def last_error_line(evidence: Evidence) -> Symptom | None:
 
 
 def _unfit(evidence: Evidence) -> Iterator[Symptom]:
-    """Nodes that ``node-start.sh`` refused; when all are, it is not the nodes."""
+    """Yield nodes that ``node-start.sh`` refused. If all were refused, the nodes are not to blame."""
     found = [(match[1], match[2]) for line in evidence.srun if (match := REFUSED.match(line)) and match[1] in evidence.hosts]
     everywhere = {host for host, _ in found} == set(evidence.hosts)
     for host, text in found:

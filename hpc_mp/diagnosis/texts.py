@@ -1,17 +1,17 @@
-"""What kind of failure a text speaks of."""
+"""Classification of a text by the kind of failure that it reports."""
 
 from __future__ import annotations
 
 import re
 
-# (kind, what a text looks like that speaks of it; None: it only names such a thing). The first that fits counts. Lines of
-# slurmstepd: Slurm 22.05's sources and recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL,
-# gloo and torch: their sources. The numbers are Linux's errno, as Python, HDF5 and Rust write them: their words are in the
-# language of the user.
+# (kind, pattern of a text that reports it); kind None: the text only names such a thing. The first match counts. Lines of
+# slurmstepd: Slurm 22.05's sources and recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of
+# NCCL, gloo and torch: their sources. The numbers are Linux's errno, as Python, HDF5 and Rust write them, since their words are
+# in the user's language.
 _ERRNO = r"(?:\[Errno |errno ?= ?|\(os error )(?:%s)\b"
 TEXTS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) for kind, text in (
     (None, r"\bhas no attribute '|cannot import name '|name '\w+' is not defined|^KeyError: "),
-    ("network", r"ibv_reg_mr\w* failed"),  # says "Cannot allocate memory", and means the limit on locked memory
+    ("network", r"ibv_reg_mr\w* failed"),  # "Cannot allocate memory" here means the limit on locked memory
     ("memory", r"exceeded (virtual )?memory limit \(\d+ > \d+\), being killed"),
     ("memory", r"Exceeded (job|step) memory limit"),
     ("memory", r"Detected \d+ oom[-_]kill event"),
@@ -44,8 +44,8 @@ TEXTS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile(
                 r"Cannot send after (transport endpoint|socket) shutdown|"
                 r"PytorchStreamWriter failed|iostream error|disk I/O error|inline_container\.cc.*unexpected pos"),
     ("storage", r"^(?!.*(\b(slurmstepd|srun)\S*: |Dist\w+Error|/gloo/)).*"
-                r"(Transport endpoint is not connected|Read-only file system)"),  # what Slurm tries in vain ends nothing
-    ("storage", _ERRNO % r"5|30|37|70|74|107|108|116|117|121|5[12]\d"),  # beyond 511: NFS's own, which Linux has no words for
+                r"(Transport endpoint is not connected|Read-only file system)"),  # Slurm's own failed tries end nothing
+    ("storage", _ERRNO % r"5|30|37|70|74|107|108|116|117|121|5[12]\d"),  # beyond 511: NFS's own errors, unknown to Linux
     ("storage", _ERRNO % r"19|6[12]|10[0-4]|11[0-3]" + r"[^:(]*: b?['\"]"),  # of a connection or device, of a named file
     ("signal", r"DataLoader worker \(pid.*\) is killed by signal: Killed"),
     ("peer", r"another task died|the coordinator task died|heartbeat timeout\. This indicates that the remote task"),  # of JAX
@@ -57,7 +57,7 @@ TEXTS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile(
     ("network", r"urlopen error|HTTPS?ConnectionPool|Max retries exceeded with url|failure in name resolution|"
                 r"Name or service not known|No address associated with hostname|Remote end closed connection|"
                 r"[Cc]heck your (internet )?connection|[Cc]ouldn't connect to|(429 Client|50\d Server) Error|\bUNAVAILABLE\b"),
-    ("network", r"EADDRINUSE|[Aa]ddress already in use|Cannot assign requested address"),  # the next one has another port
+    ("network", r"EADDRINUSE|[Aa]ddress already in use|Cannot assign requested address"),  # the next attempt has another port
     ("network", r"No route to host|Network is (unreachable|down)|Host is down|connection abort|Connection aborted|"
                 + _ERRNO % r"99|10[0-3]|110|112|113"),
     ("network", r"Got completion from peer \S+ with status="),
@@ -72,13 +72,13 @@ TEXTS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile(
     ("peer", r"ncclRemoteError|remote process exited|NCCL communicator was aborted|Connection (was )?(closed|reset) by (remote )?"
              r"peer|MPI_ERR_PROC_\w+|" + _ERRNO % "32|104|111"),
     ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|(Read|Write) error \["),
-    ("network", r"Dist(Network|Store)Error"),  # whatever else torch has met on its way to the store
+    ("network", r"Dist(Network|Store)Error"),  # any other error of torch on its way to the store
 ))
 
-# Of echoes those of ranks that have waited for one that was there.
+# Echoes of ranks that waited for a rank that was alive.
 TIMED_OUT = re.compile(r"[Tt]imed? ?out|failed to pass monitoredBarrier|(missing|sending) heartbeats")
 
 
 def kind_of(text: str) -> str | None:
-    """The kind of failure that a text speaks of; None for most texts."""
+    """Return the kind of failure that a text reports; None for most texts."""
     return next((kind for kind, pattern in TEXTS if pattern.search(text)), None)

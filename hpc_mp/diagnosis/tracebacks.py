@@ -1,7 +1,7 @@
-"""What a Python program has said of its own end: the traceback among the last lines of a rank that tells why it ended.
+"""Tracebacks of a Python program: the one in a rank's last lines that explains its end.
 
-Not simply the last one: behind what has ended the program come the complaints of its threads, of its data loader's processes and
-of what is torn down, and far before it may lie exceptions that it has caught and written down itself.
+It is not simply the last one. After the fatal traceback come the complaints of threads, of the data loader's processes and of
+the teardown. Far before it may be exceptions that the program caught and logged.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.rundir.attempt import WORRIED, last_words
 
-HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the second is rich's
+HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the second form is rich's
 GROUP = re.compile(r"\s*\+ Exception Group Traceback ")
 FRAME = re.compile(r'[>\s]*(?:│ )?(?:File "(?P<file>[^"]+)", line (?P<line>\d+)|(?P<rich>/[^:│]+):(?P<at>\d+) in )')
-ERROR = re.compile(r"(?!Traceback )[^\W\d][\w.<>]*(?::(?: .*)?)?$")  # an exception's name, and what it says
-NAMED_SO = re.compile(r"[\w.<>]*(Error|Exception|Interrupt|Exit|Warning)(?::|$)")  # one that may stand without a heading
-MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # of what an exception group writes
-RANK = re.compile(r"\[rank(\d+)\]: ?")  # what torch writes before every line of a traceback once ranks have met
-INSIDE = re.compile(r"[\s>│╭╰]")  # how a line within a traceback begins
-OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # says nothing that its table does not
+ERROR = re.compile(r"(?!Traceback )[^\W\d][\w.<>]*(?::(?: .*)?)?$")  # an exception's name and message
+NAMED_SO = re.compile(r"[\w.<>]*(Error|Exception|Interrupt|Exit|Warning)(?::|$)")  # exceptions that may appear without a heading
+MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # line of an exception group
+RANK = re.compile(r"\[rank(\d+)\]: ?")  # torch's prefix of every traceback line once ranks have met
+INSIDE = re.compile(r"[\s>│╭╰]")  # start of a line within a traceback
+OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # tells nothing beyond its table
 OF_CHILD = re.compile(r"([\w.]+\.)?(CalledProcessError|ProcessExitedException|ProcessExecutionError|ErrorReturnCode_\d+|"
-                      r"UnexpectedExit)\b")  # a child has ended badly, which may have said of what
-TAG = re.compile(r"(?:\[default\d+\]: ?|\[[\d,]+\]<std\w+>: ?|\d+: )+")  # before lines, of torchrun, mpirun and srun
-BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # by torchrun, in the words of its ChildFailedError
+                      r"UnexpectedExit)\b")  # a failed child, which may have written the reason
+TAG = re.compile(r"(?:\[default\d+\]: ?|\[[\d,]+\]<std\w+>: ?|\d+: )+")  # prefixes of lines, from torchrun, mpirun and srun
+BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # torchrun's entry in its ChildFailedError
 ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
                      r"The above exception was the direct cause of the following exception):$")
@@ -33,27 +33,27 @@ BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was neve
                     r"Error waiting on exit barrier")  # before one that ends no program
 IGNORED = re.compile(r"Exception ignored |Error in |--- Logging error ---|Exception in atexit")
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen ")
-OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # what its error was stands in the lines behind
+OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # the lines after it tell which error it was
 OF_NCCL_LAST = re.compile(r"^Last error:\s*\n\s*(\S.*)$", re.MULTILINE)
-LONGEST = 200  # lines of a traceback that are kept
-MOST = 300  # characters of what an exception says
-STRAY = 5  # lines of others that may be between those of a traceback
-ORDERS = OWN, BESIDE_IT, OF_ANOTHER, TORN_DOWN = range(4)  # of tracebacks: the higher the less it says of a program's end
-# Lines behind an exception of which it may still be the reason: of Python's own exit code, and of another one or none.
+LONGEST = 200  # maximum of lines kept of a traceback
+MOST = 300  # maximum of characters kept of an exception's message
+STRAY = 5  # maximum of foreign lines between those of a traceback
+ORDERS = OWN, BESIDE_IT, OF_ANOTHER, TORN_DOWN = range(4)  # of tracebacks: the higher, the less it explains a program's end
+# Maximum of lines after an exception for it to be the reason: with Python's own exit code, and with another code or none.
 BEHIND, BEHIND_OTHERS = 150, 25
 
 
 @dataclass(frozen=True, slots=True)
 class PythonError:
-    """An exception that nobody has caught, or that was written down as one.
+    """An exception that was not caught, or that was logged like one.
 
     Attributes:
         text: ``ValueError: no such column``.
-        place: where it arose in the program's own files, ``train.py:12``; empty where none is known.
-        traceback: all of it.
-        rank: whose it is, where a launcher of ranks on a node says so.
-        kind: of the failure that it speaks of, a key of ``failures.KINDS``; None for most.
-        behind: how many lines there are behind it.
+        place: position in the program's own files, ``train.py:12``; empty if unknown.
+        traceback: the complete traceback.
+        rank: its rank, if a launcher of ranks on a node reports it.
+        kind: kind of the failure that it reports, a key of ``failures.KINDS``; None for most.
+        behind: number of lines after it.
     """
 
     text: str
@@ -68,13 +68,13 @@ class PythonError:
 
     @property
     def words(self) -> str:
-        """The same, with the rank that a launcher names."""
+        """The message with its place, and the rank that a launcher names."""
         return str(self) if self.rank is None else f"{self}, said by its rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
 class TracebackBlock:
-    """One traceback among lines: those from ``begin`` to ``end``, the line of the exception; ``order``: one of ``ORDERS``."""
+    """One traceback among lines: from ``begin`` to ``end``, the line of the exception. ``order``: one of ``ORDERS``."""
 
     begin: int
     end: int
@@ -84,10 +84,10 @@ class TracebackBlock:
 
 
 def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
-    """The exception for which a process has ended that has said these lines; None where there is none.
+    """Return the exception that ended the process that wrote these lines; None without one.
 
     Args:
-        code: with which it has ended; Python's own for an exception is 1.
+        code: its exit code; Python's own for an exception is 1.
     """
     lines = [TAG.sub("", line, count=1) if TAG.match(line) else line for line in lines]
     marks = [RANK.match(line) for line in lines]
@@ -96,14 +96,14 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     near = [block for block in found if len(plain) - block.end <= (BEHIND if code == 1 else BEHIND_OTHERS)]
     alone = all(block.order >= OF_ANOTHER for block in near)
     if alone and code == 1 and not WORRIED.search(last_words(plain[:_of_launcher(plain, near)])):
-        near = found  # what the program had printed and not yet written comes behind it, and may be long
+        near = found  # buffered output of the program comes after it, and may be long
     chosen = _of_ranks(near, marks, plain) or next(
         (block for order in ORDERS for block in reversed(near) if block.order == order), None)
     if chosen is None:
         return None
     mark = marks[chosen.end] or next(filter(None, map(BLAMED.match, plain[chosen.begin:])), None)
     text, kind = chosen.text, _kind(chosen, plain)
-    for before in reversed(found[:found.index(chosen)]):  # what it arose from may say more than it does
+    for before in reversed(found[:found.index(chosen)]):  # the exception that it arose from may be more specific
         if kind is not None or not any(map(CHAINED.match, plain[before.end:chosen.begin + 1])):
             break
         kind = _kind(before, plain)
@@ -116,7 +116,7 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
 
 
 def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
-    """The line from which on only launchers speak, with the first of the last ``blocks``."""
+    """Return the line from which on only launchers write, including the first of the last ``blocks``."""
     end = next((number for number, line in enumerate(lines) if OF_LAUNCHER.match(line)), len(lines))
     heads = [number for number, line in enumerate(lines[:end]) if HEAD.search(line)] if end < len(lines) else []
     return min([*heads[-1:], *(block.begin for block in blocks), len(lines)])
@@ -124,9 +124,9 @@ def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
 
 def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | None],
               lines: Sequence[str]) -> TracebackBlock | None:
-    """Where several ranks of a launcher have ended of an exception: not of one that only noticed another's end, and of these that
-    of the rank which the launcher saw end first. None where they are not several."""
-    ended = {int(mark[1]): block for block in blocks if (mark := marks[block.end]) is not None}  # torch marks the uncaught alone
+    """Return the relevant exception if several ranks of a launcher ended with one: not that of a rank that only noticed another's
+    end, and preferably that of the rank that the launcher saw end first. None if they are not several."""
+    ended = {int(mark[1]): block for block in blocks if (mark := marks[block.end]) is not None}  # torch marks only the uncaught
     if len(ended) < 2:
         return None
     root = next((number for number, line in enumerate(lines) if ROOT.match(line)), len(lines))
@@ -136,18 +136,18 @@ def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | 
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[TracebackBlock]:
-    """All tracebacks, also those that have lost their beginning, or never had the heading (a SyntaxError)."""
+    """Yield all tracebacks, also those that lost their beginning, or never had the heading (a SyntaxError)."""
     last: TracebackBlock | None = None
     for block in _unchained(lines):
         if last is not None and last.order == OF_ANOTHER and any(map(CHAINED.match, lines[last.end:block.begin + 1])):
-            block = replace(block, order=OF_ANOTHER)  # a wrapper's words of what its child has failed of
+            block = replace(block, order=OF_ANOTHER)  # a wrapper's message about its failed child
         last = block
         yield block
 
 
 def _unchained(lines: Sequence[str]) -> Iterator[TracebackBlock]:
-    """The same, each by itself."""
-    begin: int | None = None  # of the one that is open
+    """Yield all tracebacks, each without regard to the others."""
+    begin: int | None = None  # start of the open one
     stray, group = 0, False
     for number, line in enumerate(lines):
         if HEAD.search(line) and not (group and MEMBER.match(line)):
@@ -173,7 +173,7 @@ def _unchained(lines: Sequence[str]) -> Iterator[TracebackBlock]:
 
 
 def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[TracebackBlock]:
-    """An exception group, with the exceptions that are in it."""
+    """Yield an exception group, with the exceptions in it."""
     said = [found["said"] for found in map(MEMBER.match, lines[begin:end]) if found and ERROR.match(found["said"])]
     if said:
         inner = "; ".join(said[1:])
@@ -181,7 +181,7 @@ def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[TracebackB
 
 
 def _said(lines: Sequence[str], number: int) -> str:
-    """What the exception says whose line this is: its first line that is not empty, with what NCCL says was the last error."""
+    """Return the message of the exception in this line: its first line that is not empty, with NCCL's last error."""
     line = lines[number].rstrip()
     if line.endswith(":"):
         line += next((f" {more.strip()}" for more in lines[number + 1:number + 4] if more.strip()), "")
@@ -194,13 +194,13 @@ def _cut(line: str) -> str:
 
 
 def _order(lines: Sequence[str], begin: int) -> int:
-    """The precedence of a traceback: of the program itself, of a thread or process of it, of a tear-down, which ends nothing."""
+    """Return the precedence of a traceback: the program itself, its thread or process, or a teardown, which ends nothing."""
     before = lines[max(0, begin - 2):begin]
     return TORN_DOWN if any(map(IGNORED.match, before)) else BESIDE_IT if any(map(BESIDE.search, before)) else OWN
 
 
 def _kind(block: TracebackBlock, lines: Sequence[str]) -> str | None:
-    """What NCCL's errors mean stands in the lines behind; in those of other exceptions may stand anything."""
+    """Return the kind of failure. For NCCL's errors the lines after it tell the meaning; for others they may be unrelated."""
     more = 8 if OF_NCCL.search(block.text) else 0
     return kind_of("\n".join([block.text, *block.members, *lines[block.end:block.end + 1 + more]]))
 

@@ -1,7 +1,7 @@
-"""What NCCL's watchdog in torch says of a collective that did not end, and whose absence from it the others waited for.
+"""Collective timeouts reported by NCCL's watchdog in torch, and the rank that the others waited for.
 
-Each rank that waits longer than its process group allows writes the line and aborts; the first that does ends the others, who
-may not have come to say it. Form of the line: ProcessGroupNCCL.cpp, torch 2.0 to 2.13.
+Each rank that waits longer than its process group's timeout writes the line and aborts. The first of them ends the others,
+which may not have written theirs yet. Form of the line: ProcessGroupNCCL.cpp, torch 2.0 to 2.13.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from hpc_mp.diagnosis.stacks import numbers
 LINE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)")
 THROWN = re.compile(r"terminate called (?:after throwing|recursively)")
 WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
-# Why native code ends a process, where no exception says it: the line "F" is the last of glog, Abseil, TensorFlow and torch.
+# The reason of native code for ending a process without an exception. The line "F" is the last of glog, Abseil, TensorFlow and
+# torch.
 REASONS = (LINE, re.compile(r"watchdog thread terminated with exception: .+"),
            re.compile(r"^(?:\[rank\d+\]: ?\[)?(?:[-\d]+ [\d:.]+: )?F\d* (?:[\d:.]+ +)?(?:\d+ +)?\S+:\d+\] +\S.*"))
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimeout:
-    """Attributes:
-    waited: the ranks whose watchdogs spoke.
-    apart: the one for which they waited; None where nobody can tell.
-    text: what they waited in, and for how long.
+    """A collective that timed out.
+
+    Attributes:
+    waited: the ranks whose watchdogs reported.
     """
 
     waited: tuple[int, ...]
@@ -38,11 +39,11 @@ class CollectiveTimeout:
 
 
 def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> CollectiveTimeout | None:
-    """What the watchdogs of all ranks together say; None where none has spoken.
+    """Return the common finding of all ranks' watchdogs; None if none has reported.
 
     Args:
-        lines: the last ones of every rank's log.
-        ranks: how many there are.
+        lines: last lines of every rank's log.
+        ranks: number of ranks.
     """
     said = {rank: match for rank, own in sorted(lines.items())
             if (match := next(filter(None, map(LINE.search, own)), None)) is not None}
@@ -62,7 +63,7 @@ def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> Collec
 
 
 def thrown(lines: Sequence[str]) -> str:
-    """Why native code has aborted: what the C++ exception says, or the library; empty where nothing is known."""
+    """Return the reason why native code aborted: the message of the C++ exception or of the library; empty if unknown."""
     begin = next((number for number in reversed(range(len(lines))) if THROWN.search(lines[number])), None)
     if begin is None:
         return given_reason(lines)
@@ -70,5 +71,5 @@ def thrown(lines: Sequence[str]) -> str:
 
 
 def given_reason(lines: Sequence[str]) -> str:
-    """The reason for which a native library says that it ends the process; empty where none does."""
+    """Return the reason that a native library gives for ending the process; empty without one."""
     return next((found[0] for words in REASONS for found in map(words.search, reversed(lines)) if found), "")

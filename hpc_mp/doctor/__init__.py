@@ -1,1 +1,1 @@
-"""Which node or link is bad: checks of a node, the survey of a cluster, the localiser, bandwidth and computing."""
+"""Diagnosis of bad nodes and links: node checks, cluster survey, localiser, bandwidth and compute benchmarks."""

@@ -1,7 +1,7 @@
-"""What a place shows of the machine that a job needs, and what is missing when two places are compared.
+"""Comparison of a container's view of the machine with the host's view.
 
-Inside a container, files of the host vanish: ``/etc/nccl.conf``, the topology file that it names, libraries, device files. NCCL
-then falls back to something slower and says nothing. So a view is taken on the host and inside of the job's container.
+Files of the host are missing inside a container: ``/etc/nccl.conf``, the topology file that it names, libraries, device files.
+NCCL then silently falls back to something slower. A view is therefore taken on the host and inside the job's container.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CLOUD = tuple(f"{place}/*.so*" for place in ("/usr/local/gib/lib64", "/var/lib/
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that both places should show. What it shows is a list of names, a number, or True.
+    """An item that both places should show. Its value is a list of names, a number, or True.
 
     Attributes:
-        read: from a place; raises Unavailable where there is none.
-        said: a number in words.
-        grave: when the container lacks it, or has less.
-        reads, remedy: for people.
+        read: reader of the value in one place; raises Unavailable if the place does not have it.
+        said: formatter of a number as text.
+        grave: severity of the finding if the container lacks the item or has less of it.
+        reads, remedy: text for people.
     """
 
     code: str
@@ -45,7 +45,7 @@ class Item:
 
 
 def view(source: NodeSource) -> dict[str, Any]:
-    """Code to what this place shows; None where it shows nothing. It can be written as JSON."""
+    """Return the value of every item by code, None if this place does not show it. Can be serialised as JSON."""
     def one(item: Item) -> Any:
         try:
             return item.read(source) or None
@@ -55,7 +55,7 @@ def view(source: NodeSource) -> dict[str, Any]:
 
 
 def differences(host: View, inside: View) -> Iterator[Finding]:
-    """What the inside lacks of the host, a finding for every item that the host has."""
+    """Yield one finding for every item that the host has, with the part that is missing inside the container."""
     for item in ITEMS:
         there, here = host.get(item.code), inside.get(item.code)
         if there is None:
@@ -77,7 +77,7 @@ def _settings(source: NodeSource) -> list[str]:
 
 
 def _topology(source: NodeSource) -> list[str]:
-    """The files that NCCL_TOPO_FILE and its like name, where they are there."""
+    """Return the existing files that NCCL_TOPO_FILE and NCCL_GRAPH_FILE name."""
     named = [value for name, _, value in (line.partition("=") for line in _settings(source))
              if name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")]
     return [name for name in named if name and source.names(name)]

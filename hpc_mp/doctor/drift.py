@@ -1,4 +1,4 @@
-"""What should be the same on all nodes of a job, and which nodes have it otherwise."""
+"""Configuration drift: traits that should be equal on all nodes of a job, and the nodes that deviate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 Traits = Mapping[str, str]
 PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")
-# trait: (what it is, what to do when nodes differ)
+# trait: (description, remedy if nodes differ)
 TRAITS: dict[str, tuple[str, str]] = {
     "kernel": ("release of the kernel", "update and reboot the odd ones"),
     "system": ("Linux distribution", "start the odd ones from the others' image"),
@@ -39,7 +39,7 @@ TRAITS: dict[str, tuple[str, str]] = {
 
 
 def traits(source: NodeSource) -> dict[str, str]:
-    """Of this node; without those that it does not show."""
+    """Return the traits that this node shows."""
     fabric, gpus = read_fabric(source), Counter(f"{gpu.vendor} {gpu.device}" for gpu in read_gpus(source))
     driver = re.search(r"\b\d{3,}\.[\d.]+\b", maybe(source.text, "/proc/driver/nvidia/version") or "")
     system = fields(maybe(source.text, "/etc/os-release") or "", "=").get("PRETTY_NAME", "").strip('"')
@@ -64,7 +64,7 @@ def traits(source: NodeSource) -> dict[str, str]:
 
 
 def drift(nodes: Mapping[str, Traits]) -> Iterator[Finding]:
-    """A finding ``drift-TRAIT`` for every trait that at least two nodes show; the odd ones are its subject."""
+    """Yield a finding ``drift-TRAIT`` for every trait that at least two nodes show. Its subject is the deviating nodes."""
     for trait, (what, cure) in TRAITS.items():
         seen = {node: shown[trait] for node, shown in nodes.items() if trait in shown}
         values = Counter(seen.values())
@@ -75,7 +75,7 @@ def drift(nodes: Mapping[str, Traits]) -> Iterator[Finding]:
             continue
         usual, many = values.most_common(1)[0]
         odd = [node for node, value in seen.items() if value != usual]
-        if many * 2 <= len(seen):  # no value has most of them: none is the odd one
+        if many * 2 <= len(seen):  # no value has a majority: no node is the odd one
             odd = []
         said = "; ".join(f"{value} on {several(_having(seen, value))}" for value, _ in values.most_common())
         yield Finding(f"drift-{trait}", "warning", several(odd), f"{what}: {said}", cure)
@@ -107,7 +107,7 @@ def _cpus(source: NodeSource) -> str:
 
 
 def _memory(source: NodeSource) -> str:
-    """What is built in, for the kernel shows one or two per cent less: in steps of a sixteenth of a power of two."""
+    """Return the installed memory, rounded to a sixteenth of a power of two: the kernel reports 1 to 2 % less."""
     kib = int(fields(maybe(source.text, "/proc/meminfo") or "").get("MemTotal", "0 kB").split()[0])
     if not kib:
         return ""

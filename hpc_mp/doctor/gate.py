@@ -1,8 +1,8 @@
-"""Is this node fit for a job? ``slurm/node-start.sh`` asks it on every node before the ranks start.
+"""Gate that decides if this node is fit for a job. ``slurm/node-start.sh`` runs it on every node before the ranks start.
 
-``python -m hpc_mp.doctor.gate``: a line for every error, exit 1 if there is one. Where nothing is wrong with the machine itself,
-NCCL is started to see which network it takes. HPC_MP_DOCTOR_ROOT and HPC_MP_DOCTOR_COMMANDS name a recorded machine to look at
-instead, as ``hpc-mp doctor --root DIR --commands FILE`` does.
+``python -m hpc_mp.doctor.gate`` prints a line for every error and exits with 1 if there is one. If the machine itself has no
+error, NCCL is started to see which network it uses. HPC_MP_DOCTOR_ROOT and HPC_MP_DOCTOR_COMMANDS name a recorded machine to
+check instead, as ``hpc-mp doctor --root DIR --commands FILE`` does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpc_mp.doctor.checks.registry import FIT
 from hpc_mp.doctor.nccl_log import refused, taken
 from hpc_mp.doctor.node import diagnose, injected
 
-DEADLINE_S = 20.0  # for a node on which something hangs; others are through in a second, or some where much else runs
+DEADLINE_S = 20.0  # for a node on which something hangs; others finish in about a second, a busy node in a few
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:

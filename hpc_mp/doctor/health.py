@@ -1,7 +1,7 @@
-"""Slurm's HealthCheckProgram: the checks that only look, on a node, every minute, beside whatever runs there.
+"""Slurm's HealthCheckProgram: the passive checks, run on a node every minute beside any job.
 
-It is packed into one file with all that it needs, and run by the node's own Python: nothing comes from shared storage, nothing
-but the standard library is imported, nothing makes a CUDA context. It ends within its deadline whatever hangs.
+It is packed into one file with all its dependencies and run by the node's own Python. It reads nothing from shared storage,
+imports only the standard library and never creates a CUDA context. It ends within its deadline even if a check hangs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import FIT, PASSIVE
 
 _MARK = "hpc-mp"
-_REASON_LENGTH = 200  # what sinfo -R still shows in a wide terminal
+_REASON_LENGTH = 200  # characters that sinfo -R still shows in a wide terminal
 _CHAIN_S = 50.0  # Slurm kills a HealthCheckProgram after 60
 _KEEP_S = 0.4
 _SLURM_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 0: nothing found, 1: an error; else what the chained program exits with."""
+    """Return the chained program's exit code if it is not 0; else 1 if there is an error, 0 if not."""
     options = _options(arguments)
     begin = time.monotonic()
     chained = subprocess.Popen([options.chain], stdin=subprocess.DEVNULL) if options.chain else None
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def lines(findings: Sequence[Finding], as_json: bool = False) -> list[str]:
-    """What is not well, the gravest first: ``error hpc-mp:CODE:subject: evidence``."""
+    """Return the findings that are not ok, the gravest first: ``error hpc-mp:CODE:subject: evidence``."""
     if as_json:
         return [json.dumps(findings_document(findings))]
     bad = sorted((finding for finding in findings if finding.severity != "ok"), key=weight)
@@ -61,7 +61,7 @@ def lines(findings: Sequence[Finding], as_json: bool = False) -> list[str]:
 
 
 def reason(errors: Sequence[Finding]) -> str:
-    """For ``scontrol … Reason=``: ``hpc-mp:CODE:subject`` of every error, cut to what fits on a line."""
+    """Return the text for ``scontrol … Reason=``: ``hpc-mp:CODE:subject`` of every error, cut to fit on a line."""
     words = [_word(finding) for finding in errors]
     while len("; ".join(words)) > _REASON_LENGTH and len(words) > 1:
         words.pop()
@@ -70,18 +70,18 @@ def reason(errors: Sequence[Finding]) -> str:
 
 
 def _this_node(environ: Mapping[str, str]) -> str:
-    """The name that Slurm has given this node."""
+    """Return Slurm's name for this node."""
     return environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
 
 
 def _word(finding: Finding) -> str:
-    """Without the signs that mean something to Slurm's commands or to those who take reasons apart."""
+    """Return ``hpc-mp:CODE:subject`` without characters that are special to Slurm's commands or to parsers of reasons."""
     subject = "".join(sign if sign not in "\"'`$;\\\n" else " " for sign in finding.subject)
     return f"{_MARK}:{finding.code}:{' '.join(subject.split())}".rstrip(":")
 
 
 def _publish(source: NodeSource, findings: Sequence[Finding]) -> None:
-    """For whoever asks later: ``/run/hpc-mp/findings.json``."""
+    """Write the findings to ``/run/hpc-mp/findings.json`` for later readers."""
     file = keep(source, "findings.json")
     if file is not None:
         new = file.with_suffix(".new")
@@ -91,7 +91,7 @@ def _publish(source: NodeSource, findings: Sequence[Finding]) -> None:
 
 
 def _wait(chained: subprocess.Popen[bytes] | None, begin: float) -> int:
-    """The exit code of the program that was there before us."""
+    """Return the exit code of the chained program, 0 if there is none. Kill it if it does not end in time."""
     if chained is None:
         return 0
     try:

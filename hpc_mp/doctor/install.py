@@ -1,4 +1,4 @@
-"""Install the health check on a node: one file with everything, and the script that Slurm calls."""
+"""Installation of the health check on a node: one archive with all its code, and the script that Slurm calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_mp.cluster.slurm.records import find_settings
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
 PROGRAM = "hpc_mp.doctor.health"
-_READ_HERE = "hpc_mp.catalogue.read"  # it needs pydantic: what it gives is packed in its place
+_READ_HERE = "hpc_mp.catalogue.read"  # it needs pydantic: its result is packed instead
 _MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
 _SCRIPT = """\
 #!/bin/sh
@@ -38,14 +38,14 @@ echo "hpc-mp-health: no Python 3.10 or newer in /usr/bin: this node is not looke
 
 @dataclass(frozen=True)
 class Installed:
-    """``chained``: the program that was HealthCheckProgram before, and still runs."""
+    """The result of an installation. ``chained``: the former HealthCheckProgram, which still runs."""
 
     script: Path
     chained: str | None
 
 
 def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: NodeSource | None = None) -> Installed:
-    """Write both files, unless they are there already. A HealthCheckProgram that Slurm has is chained, never replaced.
+    """Write both files, unless they are up to date. An existing HealthCheckProgram of Slurm is chained, never dropped.
 
     Raises:
         HpcMpError: the directory is on a network file system, or cannot be written.
@@ -67,7 +67,7 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
 
 
 def pack(archive: Path) -> None:
-    """One file that Python runs, with the catalogue of machines as JSON. The same sources and rows give the same bytes."""
+    """Write one file that Python runs, with the machine catalogue as JSON. Equal sources and rows give equal bytes."""
     root = Path(hpc_mp.__file__).parent
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as pack:
@@ -80,7 +80,7 @@ def pack(archive: Path) -> None:
 
 
 def packed() -> list[Path]:
-    """The health check's own file and every file of this package that it imports, directly or not, in order of their paths."""
+    """Return the health check's own file and every file of this package that it imports, directly or not, sorted by path."""
     found: set[Path] = set()
     waiting = [PROGRAM]
     while waiting:
@@ -97,7 +97,7 @@ def packed() -> list[Path]:
 
 
 def _file_of(module: str) -> Path | None:
-    """The file of a module of ours; None for all others, and for a name that is no module."""
+    """Return the file of a module of this package; None for other modules and for a name that is not a module."""
     first, *others = module.split(".")
     place = Path(hpc_mp.__file__).parent.joinpath(*others)
     files = (place / "__init__.py", place.with_suffix(".py")) if first == "hpc_mp" else ()
@@ -105,7 +105,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _present(directory: Path, ask: Runner) -> str | None:
-    """What Slurm calls now; what our own script, installed here before, already chains."""
+    """Return the program to chain: Slurm's current one, or the one that our previously installed script already chains."""
     ours = directory / SCRIPT
     found = re.search(r"--chain ('[^']*'|\S+)", ours.read_text(encoding="utf-8")) if ours.exists() else None
     if found:
@@ -127,7 +127,7 @@ def _refuse_shared(directory: Path, source: NodeSource) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Nothing is touched where the file is as it should be: Slurm may be running it."""
+    """Write the file unless its content and mode are already right: Slurm may be running it."""
     if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
         return
     new = path.with_suffix(".new")

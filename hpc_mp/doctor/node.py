@@ -1,4 +1,4 @@
-"""What is wrong with this machine: every check that only looks, here and now."""
+"""Diagnosis of this machine with all passive checks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _KEEP_S, _VIEW_S = 0.5, 1.0
 
 
 def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
-    """The findings of the checks named, or of all.
+    """Return the findings of the named checks, or of all checks.
 
     Raises:
-        HpcMpError: there is no check of such a code.
+        HpcMpError: no check has one of the codes.
     """
     findings = run([_check(code) for code in codes] or PASSIVE, source, deadline)
     in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
@@ -37,7 +37,7 @@ def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DE
 
 
 def place_document(source: NodeSource) -> dict[str, Any]:
-    """What stands in ``--json`` beside the findings: host, time (seconds since 1970), view of this place, traits of this node."""
+    """Return the other fields of ``--json``: host, time (seconds since 1970), view of this place, traits of this node."""
     return {
         "host": maybe(source.text, "/proc/sys/kernel/hostname") or "",
         "time": time.time(),
@@ -47,10 +47,10 @@ def place_document(source: NodeSource) -> dict[str, Any]:
 
 
 def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
-    """What this place, inside of a container, lacks of the host, whose document is ``file``.
+    """Return findings on items of the host, described by ``file``, that are missing in this place inside a container.
 
     Raises:
-        HpcMpError: ``file`` is no such document.
+        HpcMpError: ``file`` is not a host's document.
     """
     seen = _json(file).get("view")
     if not isinstance(seen, dict):
@@ -59,16 +59,16 @@ def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
 
 
 def _in_time(source: NodeSource, read: Callable[[NodeSource], dict[str, Any]]) -> dict[str, Any]:
-    """What it reads; nothing where it hangs."""
+    """Return what ``read`` returns, an empty dict if it hangs or fails."""
     found = in_time({"": lambda: read(source)}, _VIEW_S)[""]
     return {} if isinstance(found, Unavailable) else found
 
 
 def injected(root: Path | None, commands: Path | None) -> NodeSource:
-    """This machine, or a recorded one.
+    """Return this machine as a source, or a recorded one.
 
     Raises:
-        HpcMpError: ``commands`` is no JSON.
+        HpcMpError: ``commands`` is not JSON.
     """
     if root is None and commands is None:
         return here(own=PROGRAMS)

@@ -1,4 +1,4 @@
-"""How fast a file system is from here: an active test, bounded in bytes and seconds, of which nothing is left."""
+"""File system benchmark: an active test, bounded in bytes and seconds, that leaves no files behind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpc_mp.cluster.node.mounts import Mount, read_mounts
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _BLOCK = 4 << 20
-_SYNC = 64 << 20  # bytes after which the disk must have them, so that the time is kept
+_SYNC = 64 << 20  # bytes between calls of fsync, which keep the test within its time
 _SLOW = 0.1  # GB/s: below the slowest disks that clouds rent out
-_SLOW_FILES = 100.0  # files per second that are made and removed
+_SLOW_FILES = 100.0  # files created and removed per second
 
 
 @dataclass(frozen=True)
 class Rates:
-    """``write`` (until the disk has it) and ``read`` in GB/s of 10⁹ bytes; ``files`` made and removed per second.
+    """Measured rates: ``write`` (including fsync) and ``read`` in GB/s of 10⁹ bytes, ``files`` created and removed per second.
 
-    ``same``: what was read is what was written.
+    ``same``: True if the data read equals the data written.
     """
 
     write: float
@@ -35,9 +35,9 @@ class Rates:
 
 
 def measure(directory: str, most: int = 256 << 20, seconds: float = 1.0) -> Rates:
-    """Write at most ``most`` bytes in about ``seconds``, read them back, make and remove small files as long.
+    """Write at most ``most`` bytes in about ``seconds``, read them back, then create and remove small files.
 
-    The file has no name once it is open: whatever ends this process leaves nothing. Raises OSError.
+    The file is unlinked once it is open, so nothing is left if this process is killed. Raises OSError.
     """
     name = os.path.join(directory, f".hpc-mp-{os.getpid()}-{time.time_ns():x}")
     block = os.urandom(_BLOCK)
@@ -52,7 +52,7 @@ def measure(directory: str, most: int = 256 << 20, seconds: float = 1.0) -> Rate
                 os.fsync(file)
         os.fsync(file)
         write_s = time.monotonic() - begin
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # else our own memory would answer
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # else reads would come from the page cache
         begin, same, seen = time.monotonic(), True, 0
         while seen < written and time.monotonic() - begin < seconds:
             data = os.pread(file, min(_BLOCK, written - seen), seen)
@@ -67,7 +67,7 @@ def measure(directory: str, most: int = 256 << 20, seconds: float = 1.0) -> Rate
 
 
 def judge(where: str, mount: Mount | None, rates: Rates | Unavailable) -> Finding:
-    """One finding: ``storage-shared`` or ``storage-local``, by the type of the file system."""
+    """Return one finding: ``storage-shared`` or ``storage-local``, by the type of the file system."""
     code = "storage-shared" if mount is not None and mount.shared else "storage-local"
     kind = f"{mount.type}, " if mount is not None else ""
     if isinstance(rates, Unavailable):
@@ -83,7 +83,7 @@ def judge(where: str, mount: Mount | None, rates: Rates | Unavailable) -> Findin
 
 
 def storage(directories: Sequence[str], source: NodeSource, deadline: float = 6.0) -> list[Finding]:
-    """Test each in a process of its own; one that hangs is unknown after ``deadline`` seconds."""
+    """Test each directory in a separate process. One that hangs is unknown after ``deadline`` seconds."""
     rates = in_time({where: functools.partial(_measured, where) for where in directories}, deadline)
     try:
         mounts = read_mounts(source).all
@@ -100,14 +100,14 @@ def _measured(where: str) -> Rates:
 
 
 def _under(where: str, mounts: Sequence[Mount]) -> Mount | None:
-    """The file system that a directory is on."""
+    """Return the file system that contains a directory."""
     real = os.path.realpath(where)
     over = [mount for mount in mounts if os.path.commonpath((real, mount.where)) == mount.where]
     return max(over, key=lambda mount: len(mount.where), default=None)
 
 
 def _numbered(block: bytes, at: int) -> bytes:
-    """The block with its place in the file at its head, so that no two are alike."""
+    """Return the block with its file offset as its first 8 bytes, so that no two blocks are equal."""
     return at.to_bytes(8, "little") + block[8:]
 
 

@@ -1,1 +1,1 @@
-"""Environment variables of NCCL, InfiniBand and PyTorch: what is set, by whom, what a platform needs, and what hurts."""
+"""Environment variables of NCCL, InfiniBand and PyTorch: values and their sources, needs of platforms, harmful settings."""

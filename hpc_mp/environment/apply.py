@@ -1,4 +1,4 @@
-"""What a profile comes to on one machine: the values that count there, and why others are left out."""
+"""Application of a profile to one machine: the values that apply there, and the reasons for omitting others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = re.compile(r"\$(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A variable of a profile that does not count here; ``unknown``: nobody can tell whether it should."""
+    """A variable of a profile that does not apply here; ``unknown``: it cannot be determined if it should."""
 
     variable: Variable
     why: str
@@ -25,7 +25,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """``said``: what the profile says here; ``unset``: names that must not be set; ``unmet``: releases that it asks for."""
+    """The applied profile. ``said``: its settings here; ``unset``: names that must not be set; ``unmet``: unmet requirements."""
 
     profile: Profile
     said: tuple[Said, ...]
@@ -35,7 +35,7 @@ class Applied:
 
 
 def apply(profile: Profile, machine: Shown, have: Mapping[str, Release], environ: Mapping[str, str]) -> Applied:
-    """Args: ``have``: the releases that are known here; ``environ``: for values such as ``$SLURM_JOB_ID``."""
+    """Apply a profile. ``have``: the releases known here; ``environ``: the source of values such as ``$SLURM_JOB_ID``."""
     said: list[Said] = []
     left_out: list[LeftOut] = []
     for variable in profile.variable:
@@ -55,7 +55,7 @@ def apply(profile: Profile, machine: Shown, have: Mapping[str, Release], environ
 
 
 def guard(variable: Variable, have: Mapping[str, Release]) -> LeftOut | None:
-    """None where every library has the release that the variable is for."""
+    """Return the reason to omit a variable; None if every library has the release that the variable needs."""
     for library, wanted in variable.needs.items():
         held = holds(wanted, have.get(library))
         if held is None:

@@ -1,8 +1,8 @@
-"""NCCL's files of settings, read as NCCL reads them (``setEnvFile`` and ``initEnvFunc`` in its src/misc/param.cc, 2.30.7).
+"""NCCL's configuration files, read as NCCL reads them (``setEnvFile`` and ``initEnvFunc`` in its src/misc/param.cc, 2.30.7).
 
-Raw ``NAME=VALUE`` lines: what stands around the sign belongs to name and value, quotes and blanks too. A ``#`` counts in the
-first column only. What is set already is never set again, so the first of two lines wins, and a variable that the process has
-set, be it to nothing, hides every line.
+Lines are raw ``NAME=VALUE``: text around the sign, including quotes and blanks, belongs to name and value. A ``#`` starts a
+comment only in the first column. A variable is never set twice, so the first of two lines wins, and a variable set by the
+process, even to an empty value, hides every line.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from hpc_mp.cluster.node.source import NodeSource
 
 SYSTEM = "/etc/nccl.conf"
-MOST_LINE = 4095  # bytes that NCCL takes at a time: the rest of a longer line is a line of its own
-MOST_TEXT = 1023  # bytes of a name, and of a value
+MOST_LINE = 4095  # bytes that NCCL reads at a time: the rest of a longer line becomes a separate line
+MOST_TEXT = 1023  # maximum bytes of a name and of a value
 
 
 @dataclass(frozen=True, slots=True)
 class ConfLine:
-    """A line that sets something.
+    """A line that sets a variable.
 
     Attributes:
-        number: of the line in the file, from 1.
-        name, value: as NCCL sets them; bytes that are no UTF-8 as ``os.fsdecode`` gives them.
-        cut: name or value was longer than NCCL takes.
+        number: the number of the line in the file, from 1.
+        name, value: as NCCL sets them; bytes that are not UTF-8 as returned by ``os.fsdecode``.
+        cut: True if the name or value was longer than NCCL accepts.
     """
 
     number: int
@@ -40,9 +40,9 @@ class ConfFile:
     """A file that NCCL looks for.
 
     Attributes:
-        lines: in order; empty where there is no such file.
-        silent: numbers of the lines that are no comment and set nothing, for want of a ``=`` or of a name.
-        missing: why it could not be read, if so; None where it was read.
+        lines: the lines in order; empty if the file does not exist.
+        silent: numbers of lines that are not comments but set nothing, because ``=`` or the name is missing.
+        missing: the reason why the file could not be read; None if it was read.
     """
 
     path: str
@@ -52,7 +52,7 @@ class ConfFile:
 
 
 def user_path(environ: Mapping[str, str]) -> str | None:
-    """The one user file: ``NCCL_CONF_FILE`` (since 2.23) if it is not empty, be it there or not, else ``~/.nccl.conf``."""
+    """Return the user file: ``NCCL_CONF_FILE`` (since 2.23) if not empty, even if no such file exists, else ``~/.nccl.conf``."""
     named = environ.get("NCCL_CONF_FILE")
     if named:
         return os.path.abspath(named)
@@ -74,7 +74,7 @@ def read_file(source: NodeSource, path: str) -> ConfFile:
 
 
 def read_lines(data: bytes) -> tuple[tuple[ConfLine, ...], tuple[int, ...]]:
-    """(lines that set something, numbers of those that should and do not)."""
+    """Return (lines that set a variable, numbers of lines that should but do not)."""
     found, silent, number = [], [], 1
     for piece in _pieces(data):
         text = piece.partition(b"\0")[0].removesuffix(b"\n").removesuffix(b"\r")
@@ -90,6 +90,6 @@ def read_lines(data: bytes) -> tuple[tuple[ConfLine, ...], tuple[int, ...]]:
 
 
 def _pieces(data: bytes) -> list[bytes]:
-    """As C's fgets hands them out."""
+    """Split data into pieces as C's fgets does."""
     lines = io.BytesIO(data)
     return list(iter(lambda: lines.readline(MOST_LINE), b""))

@@ -1,7 +1,6 @@
-"""Which platform a machine is, from what it shows: firmware, GPUs, network adapters and their link layers.
+"""Detection of the platform of a machine by firmware, GPUs, network adapters and their link layers.
 
-Types of machine are rows of the catalogue, which name their profile; a profile's own marks are those of any machine on such a
-network.
+Machine types are rows of the catalogue and name their profile. A profile's own marks apply to any machine on such a network.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from hpc_mp.environment.profiles import Detect, Profile, load_profiles
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """``name`` of the profile that fits, None without one; ``evidence``: what the machine shows."""
+    """A detected platform. ``name``: the matching profile, or None; ``evidence``: the observed facts."""
 
     name: str | None
     evidence: tuple[str, ...]
 
 
 def platform(machine: Shown, profiles: Sequence[Profile] | None = None) -> Platform:
-    """The first by rank of the profiles all of whose marks the machine has, and of the catalogue's types that it is one of."""
+    """Return the matching platform of the lowest rank, among profiles whose marks all match and the catalogue's machine types."""
     known = load_profiles() if profiles is None else profiles
     names = {each.name for each in known}
     fitting = [(each.detect.rank, each.name) for each in known if each.detect is not None and fits(each.detect, machine)]
@@ -46,7 +45,7 @@ def fits(wanted: Detect, machine: Shown) -> bool:
 
 
 def is_one(kind: MachineType, marks: Marks, machine: Shown) -> bool:
-    """Whether the machine is a whole one of that type: firmware, all its GPUs, and the marks of its network."""
+    """Return True if the machine is a complete one of that type: firmware, all its GPUs, and the marks of its network."""
     drivers = Counter(machine.drivers)
     devices = {f"{kind.gpu_vendor} {device}" for device in kind.gpu.pci} if kind.gpu else set()
     return all((

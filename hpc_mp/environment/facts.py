@@ -1,6 +1,6 @@
-"""What is known of variables: which names NCCL reads, with which defaults, and which settings do nothing or do harm.
+"""Facts about variables: the names that NCCL reads, their defaults, and settings that are harmful or have no effect.
 
-The facts are data that a reader may edit: ``env/nccl-variables.toml`` and ``env/harmful-variables.toml``.
+The facts are editable data: ``env/nccl-variables.toml`` and ``env/harmful-variables.toml``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hpc_mp.base.assets import asset
 
 NCCL = "env/nccl-variables.toml"
 HARMFUL = "env/harmful-variables.toml"
-RELEASE = (2, 30, 7)  # of NCCL, whose names and defaults these are
+RELEASE = (2, 30, 7)  # the release of NCCL with these names and defaults
 
 
 class Harm(NamedTuple):
-    """Which values hurt (a regular expression), what they do, what to do instead (empty: leave it out)."""
+    """Harmful values (a regular expression), their effect, and the remedy (empty: leave the variable out)."""
 
     values: str
     does: str
@@ -27,7 +27,7 @@ class Harm(NamedTuple):
 
 
 class AllowedWords(NamedTuple):
-    """Which values are understood (a regular expression), and what to write."""
+    """The accepted values (a regular expression), and their description."""
 
     values: str
     words: str
@@ -35,21 +35,21 @@ class AllowedWords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VariableFacts:
-    """The two tables as one.
+    """The two tables combined.
 
     Attributes:
-        names: that NCCL reads.
-        numbers: those of them that are whole numbers, with their defaults; None where NCCL decides for itself.
-        since: the release that brought a name, where it is known.
-        known: ``names`` and those that container images set for themselves.
-        plugins: how names begin that network plug-ins read.
-        removed, legacy, foreign: name to what to do about it.
-        levels, words: names that took numbers once, and the words that stand for them.
-        choices: by name, where NCCL knows a few words only.
+        names: the names that NCCL reads.
+        numbers: the integer variables with their defaults; None if NCCL chooses the default.
+        since: the release that introduced a name, if known.
+        known: ``names`` and the names that container images set.
+        plugins: prefixes of the names that network plug-ins read.
+        removed, legacy, foreign: name to remedy.
+        levels, words: names that used to take numbers, and the words that replace the numbers.
+        choices: by name, the values if NCCL accepts only a few words.
         debug, harmful, info: by name.
-        vendors: ``clouds`` whose plug-ins ask for some of the settings in ``debug`` and ``legacy``; ``allows`` are these.
-        clouds: whose network a setting is for, to ``NAME=VALUE`` as a regular expression.
-        families: how names begin that matter here.
+        vendors: ``clouds`` whose plug-ins require some settings in ``debug`` and ``legacy``; ``allows`` are these settings.
+        clouds: the owner of the network that a setting is for, to ``NAME=VALUE`` as a regular expression.
+        families: prefixes of the names that are relevant here.
     """
 
     names: frozenset[str]
@@ -72,7 +72,7 @@ class VariableFacts:
     families: tuple[str, ...]
 
     def explains(self, name: str) -> bool:
-        """Whether a name is in one of the tables, or a plug-in's."""
+        """Return True if a name is in one of the tables, or belongs to a plug-in."""
         tables = (self.known, self.removed, self.legacy, self.foreign, self.info, self.harmful)
         return any(name in table for table in tables) or name.startswith(self.plugins)
 

@@ -1,4 +1,4 @@
-"""HM66x, HM67x: lines of NCCL's files that do not say what their author meant."""
+"""HM66x, HM67x: lines of NCCL's files that do not have the intended effect."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class ReadFile(NamedTuple):
-    """A file, and the process that reads it, whose variables may hide lines."""
+    """A file, and the environment of the process that reads it, which may hide lines."""
 
     file: ConfFile
     environ: Mapping[str, str]
 
 
 def _lines(applies: Callable[[ConfLine], object]) -> Callable[[ReadFile], Iterator[Hit]]:
-    """The lines to which this applies; ``{it}`` is the name and ``{advice}`` the value, quoted."""
+    """Make a rule that yields the lines for which ``applies`` is true; ``{it}`` is the name, ``{advice}`` the quoted value."""
     return lambda read: (_hit(line, repr(line.value)) for line in read.file.lines if applies(line))
 
 

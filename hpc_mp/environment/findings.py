@@ -1,4 +1,4 @@
-"""What is wrong with the variables of a machine: rules that hold anywhere, those that need the machine, and NCCL's files."""
+"""Findings on the variables of a machine: general rules, rules that need the machine, and rules on NCCL's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_mp.environment.machine_rules import Here
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.rules import LOOPBACK, RULES
 
-# A machine does not say how many nodes a job will have: there the loopback may be right.
+# On a machine the number of nodes of a job is unknown, so the loopback may be right.
 ANYWHERE = (*RULES, replace(LOOPBACK, severity="warning"))
 
 _SETS = re.compile(r"\s*(?:(?:export|declare -x|setenv)\s+)?([A-Za-z_]\w*)(?:=|\s+(?=\S))(.*)")
@@ -29,11 +29,11 @@ class _Numbered(NamedTuple):
 
 
 def lint(here: Here, files: Iterable[ConfFile], environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Every finding, by variable, which is its subject; HM601 to HM618 mean the same to ``hpc-mp lint``.
+    """Return every finding, sorted by variable, which is its subject. HM601 to HM618 are the same as in ``hpc-mp lint``.
 
     Args:
-        files: NCCL's, in which lines are looked at too.
-        environ: of the process.
+        files: NCCL's files, whose lines are checked too.
+        environ: the environment of the process.
     """
     found = [*_anywhere(tuple(here.variables.values())), *_on_machine(here)]
     for file in files:
@@ -42,12 +42,12 @@ def lint(here: Here, files: Iterable[ConfFile], environ: Mapping[str, str]) -> t
 
 
 def place(variable: Effective) -> str:
-    """Who says the value of a variable, in words."""
+    """Return a description of the source of a variable's value."""
     return f"profile {variable.where}" if variable.origin == "profile" else variable.where or variable.origin
 
 
 def _anywhere(variables: Sequence[Effective]) -> Iterator[Finding]:
-    """A profile knows what it says, so its own values are not held against it."""
+    """Yield the findings of general rules. Values from the profile itself are not reported."""
     said = [each for each in variables if each.origin not in ("default", "profile")]
     context = [each for each in variables if each.origin != "default"]
     settings = [_Numbered(each.name, each.value or "", number) for number, each in enumerate(context)]
@@ -65,7 +65,7 @@ def _on_machine(here: Here) -> Iterator[Finding]:
 
 
 def _at(variable: Effective | None, finding: Finding) -> Finding:
-    """In the file and line that set the variable, if a file did."""
+    """Return the finding with the file and line that set the variable, if a file did."""
     if variable is None or variable.origin not in ("user file", "system file"):
         return replace(finding, file=None, line=None)
     path, _, line = variable.where.rpartition(":")
@@ -73,7 +73,7 @@ def _at(variable: Effective | None, finding: Finding) -> Finding:
 
 
 def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
-    """The rules that hold anywhere, for what ``env`` prints, NAME=VALUE lines or the exports of a shell."""
+    """Apply the general rules to the output of ``env``, to NAME=VALUE lines or to the exports of a shell."""
     settings = []
     for number, line in enumerate(text.splitlines(), 1):
         if found := _SETS.match(line):
@@ -82,7 +82,7 @@ def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
 
 
 def lint_nccl_conf(data: bytes, path: str) -> tuple[Finding, ...]:
-    """The same for a file of NCCL's, and the rules about its lines."""
+    """Apply the general rules, and the rules on lines, to one of NCCL's files."""
     lines, silent = read_lines(data)
     own = [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(ConfFile(path, lines, silent), {}), path)]
     return tuple(sorted((*own, *_of_lines([_Numbered(line.name, line.value, line.number) for line in lines], path)),
@@ -96,7 +96,7 @@ def _of_lines(settings: Sequence[_Numbered], path: str) -> tuple[Finding, ...]:
 
 
 def _unquoted(value: str) -> str:
-    """As a shell reads it; text that no shell reads stays as it is."""
+    """Return a value as a shell reads it. Text that a shell cannot parse is unchanged."""
     try:
         return " ".join(shlex.split(value, comments=True))
     except ValueError:

@@ -1,9 +1,9 @@
-"""What a profile changes in the environment of a job's ranks, and why: decided on the job's first node, before they start.
+"""Changes of a profile to the environment of a job's ranks, with reasons, made on the first node before the ranks start.
 
-``apply`` decides, as it does for ``hpc-mp env``; here the result becomes variables. The nodes of one job are taken to be alike:
-what the first node shows counts for all of them. Where the ranks run in a container, this is still seen from outside of it: the
-devices, the default route and the driver are the container's too, but NCCL's files on the host and the libraries of the host
-are not, so the files hide nothing there, and what depends on the release of such a library is left out.
+``apply`` decides, as for ``hpc-mp env``; this module turns the result into variables. The nodes of a job are assumed to be
+alike: facts about the first node count for all. For ranks in a container, the view is still that of the host. Devices, default
+route and driver are shared with the container, but NCCL's files and the libraries of the host are not. The files therefore hide
+nothing, and variables that depend on the release of such a library are left out.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from hpc_mp.environment.profiles import APPLIED, MakerScript, Profile, load_prof
 from hpc_mp.environment.versions import Installed, distribution, versions
 from hpc_mp.environment.view import effective
 
-SCRIPT_S = 60.0  # a maker's own script that takes longer is given up
-OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})  # what bash sets for itself
+SCRIPT_S = 60.0  # timeout in seconds of a vendor's script
+OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})  # variables that bash sets for itself
 ASK = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One variable of a profile, and what became of it.
+    """One variable of a profile, and the action taken.
 
     Attributes:
-        action: ``kept`` is said by somebody who goes before the profile, ``left out`` has a condition that does not hold here
-            or that nobody can tell.
-        value: that ranks get; None where they get none, or where NCCL reads its own file.
+        action: ``kept``: a source with precedence over the profile sets it; ``left out``: its condition is false or unknown here.
+        value: the value that ranks get; None if they get none, or if NCCL reads it from its own file.
     """
 
     action: Literal["set", "unset", "kept", "left out"]
@@ -48,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledJob:
-    """``environ``: of the ranks. ``notes``: what no variable says."""
+    """A job with a profile. ``environ``: the environment of the ranks; ``notes``: remarks that belong to no variable."""
 
     profile: Profile
     environ: dict[str, str]
@@ -57,17 +56,17 @@ class ProfiledJob:
 
     @property
     def exported(self) -> list[str]:
-        """The names that the profile sets."""
+        """Return the names that the profile sets."""
         return [change.name for change in self.changes if change.action == "set"]
 
     def summary(self) -> str:
-        """One sentence for the run's log."""
+        """Return one sentence for the run's log."""
         actions = [change.action for change in self.changes]
         said = [f"{actions.count(action)} {action}" for action in ("set", "unset", "kept", "left out") if action in actions]
         return f"profile {self.profile.name}: variables {', '.join(said) or 'none'}"
 
     def lines(self) -> Iterator[str]:
-        """One line per variable with its reason, for people."""
+        """Yield one human-readable line per variable, with its reason."""
         for change in self.changes:
             text = change.name if change.value is None else f"{change.name}={shlex.quote(change.value)}"
             yield f"{change.action:<9} {text}  # {change.why}"
@@ -76,16 +75,16 @@ class ProfiledJob:
 
 def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decided: Collection[str] = (), *,
                 container: bool = False, installed: Installed = distribution) -> ProfiledJob:
-    """The environment of the ranks, and what the profile did to it.
+    """Return the environment of the ranks, and the changes that the profile made.
 
     Args:
-        environ: of the job script, with what modules and the site have set in it: that goes before the profile.
-        decided: names that the user has settled (``environment.set``): the profile touches none of them.
-        container: whether the ranks run in one.
+        environ: the environment of the job script. Settings of modules and the site take precedence over the profile.
+        decided: names that the user has set (``environment.set``), which the profile does not change.
+        container: True if the ranks run in a container.
         installed: the releases of Python packages that the ranks see.
 
     Raises:
-        HpcMpError: there is no such profile.
+        HpcMpError: the profile does not exist.
     """
     profile, result = load_profile(name), dict(environ)
     changes = list(_from_scripts(profile.script, result, decided))
@@ -105,7 +104,7 @@ def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decid
 
 
 def of_interpreter(python: str) -> Installed:
-    """The releases of packages in the environment of another interpreter; None for what it does not tell."""
+    """Return a function that queries package releases in the environment of another interpreter; None if unknown."""
 
     def installed(name: str) -> str | None:
         try:
@@ -119,7 +118,7 @@ def of_interpreter(python: str) -> Installed:
 
 
 def _files(source: NodeSource, environ: Mapping[str, str], container: bool) -> tuple[ConfFile, ...]:
-    """NCCL's own files, the system's last."""
+    """Return NCCL's own files, the system's last."""
     if container:
         return (ConfFile(SYSTEM, ()),)
     user = user_file(source, environ)
@@ -149,7 +148,7 @@ def _from_variables(applied: Applied, known: Sequence[Effective], environ: Mappi
 
 
 def _from_scripts(scripts: Sequence[MakerScript], environ: Mapping[str, str], decided: Collection[str]) -> Iterator[Change]:
-    """What the maker's own scripts export, where nobody says anything yet, and the lists that they extend."""
+    """Yield exports of the vendor's scripts: variables that are not set yet, and lists that they extend."""
     for script in scripts:
         file = next((name for name in script.files if os.access(name, os.R_OK)), None)
         if file is None:

@@ -1,4 +1,4 @@
-"""What a machine shows that tells which platform it is, and which names in variables lead somewhere."""
+"""Facts about a machine that identify its platform and validate names in variables."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _DMI = "/sys/class/dmi/id"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Facts about one machine, none of them its name.
+    """Facts about one machine, without its name.
 
     Attributes:
-        vendor, product: as the firmware says; empty where it does not.
-        gpus: one text per GPU, ``nvidia 0x2330``.
-        layers: link layer (``InfiniBand``, ``Ethernet``) of the ports of every RDMA device, by device.
-        efa: RDMA devices that are Amazon's.
+        vendor, product: as reported by the firmware; empty if not reported.
+        gpus: one string per GPU, ``nvidia 0x2330``.
+        layers: link layers (``InfiniBand``, ``Ethernet``) of the ports of every RDMA device, by device.
+        efa: Amazon's RDMA devices.
         cxi: devices of HPE Slingshot.
-        drivers: of every network interface that hardware stands behind.
-        interfaces: all of them, the loopback too.
-        route: the interface of the default route; None where there is none.
+        drivers: the driver of every network interface backed by hardware.
+        interfaces: all network interfaces, including the loopback.
+        route: the interface of the default route; None if no default route exists.
     """
 
     vendor: str
@@ -39,12 +39,12 @@ class Shown:
     route: str | None
 
     def devices(self, layer: str) -> list[str]:
-        """RDMA devices with a port of that link layer, without Amazon's."""
+        """Return the RDMA devices with a port of that link layer, without Amazon's."""
         return [device for device, layers in self.layers.items() if layer in layers and device not in self.efa]
 
 
 def read_machine(source: NodeSource) -> Shown:
-    """Never raises: what is not shown is empty."""
+    """Read the facts about a machine. Never raises: unavailable facts are empty."""
     adapters = read_fabric(source).adapters
     return Shown(
         vendor=maybe(source.text, f"{_DMI}/sys_vendor") or "",
@@ -60,7 +60,7 @@ def read_machine(source: NodeSource) -> Shown:
 
 
 def _default_route(source: NodeSource) -> str | None:
-    """The interface that packets to anywhere leave by: the first row of the routing table whose destination is 0.0.0.0."""
+    """Return the interface of the default route: the first row of the routing table with destination 0.0.0.0."""
     rows = (line.split() for line in (maybe(source.text, "/proc/net/route") or "").splitlines()[1:])
     return next((row[0] for row in rows if len(row) > 1 and row[1] == "00000000"), None)
 

@@ -1,4 +1,4 @@
-"""HM65x: variables that do not fit the machine they are set on."""
+"""HM65x: variables that do not fit the machine on which they are set."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NCCL_INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """One machine, and what is known of it.
+    """One machine and the known facts about it.
 
     Attributes:
-        variables: as they count here, by name; those too that only the library knows.
-        platform: the profile that it fits by itself.
+        variables: the effective variables by name, including those that have only the library's default.
+        platform: the profile that matches the machine.
         applied: the profile in use, which may be another.
-        there: whether there is a file of that path.
+        there: returns True if a file of that path exists.
     """
 
     variables: Variables
@@ -74,7 +74,7 @@ def _no_interface(here: Here) -> Iterable[Hit]:
     for each in _set(here.variables):
         value, missing = each.value or "", False
         if each.name in NCCL_INTERFACES:
-            missing = len(value) > 1 and not taken(value, there)  # NCCL passes over a single letter
+            missing = len(value) > 1 and not taken(value, there)  # NCCL ignores a single letter
         elif each.name == "GLOO_SOCKET_IFNAME":
             missing = bool(value) and not set(value.split(",")) <= set(there)
         elif each.name == "UCX_NET_DEVICES":

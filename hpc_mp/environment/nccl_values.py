@@ -1,7 +1,7 @@
-"""How NCCL reads the value of a variable: a whole number, and a list of names.
+"""NCCL's parsing of variables: integers and lists of names.
 
-Numbers as ``strtoll`` with base 0 does (``ncclLoadParam`` in its src/misc/param.cc); lists by its own rules (``parseStringList``,
-``matchIfList`` in its src/misc/utils.cc).
+Numbers are parsed as by ``strtoll`` with base 0 (``ncclLoadParam`` in its src/misc/param.cc), lists by NCCL's own rules
+(``parseStringList``, ``matchIfList`` in its src/misc/utils.cc).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ LEAST, MOST = -(2**63), 2**63 - 1
 
 
 def is_plain(text: str) -> bool:
-    """Whether text is a whole number of 64 bits as a person reads it too: no leading zero, nothing around it."""
+    """Return True if text is a 64-bit integer that a person reads the same way: no leading zero, no other text."""
     return bool(_PLAIN.fullmatch(text)) and read_number(text) is not None
 
 
 def read_number(text: str) -> int | None:
-    """What NCCL makes of text that is not empty; None where it takes the default because the number has more than 64 bits.
+    """Return NCCL's reading of non-empty text; None if NCCL uses the default because the number has more than 64 bits.
 
-    ``"fast"`` is 0, ``"4 # more"`` is 4, ``"022"`` is 18: what cannot be read ends the number and is passed over.
+    ``"fast"`` is 0, ``"4 # more"`` is 4, ``"022"`` is 18: unreadable text ends the number and is ignored.
     """
     found = _NUMBER.match(text)
     if not found:
@@ -39,9 +39,9 @@ def read_number(text: str) -> int | None:
 
 
 def taken(pattern: str, names: Iterable[str]) -> list[str]:
-    """Of ``names`` those that ``[^][=]name[:port…],name…`` takes: ``^`` all others, ``=`` whole names instead of beginnings.
+    """Return the ``names`` that ``[^][=]name[:port…],name…`` selects: ``^`` inverts, ``=`` matches whole names, not prefixes.
 
-    An empty list takes everything, behind ``^`` nothing.
+    An empty list selects everything; after ``^``, nothing.
     """
     others = pattern.startswith("^")
     entries = pattern.removeprefix("^")

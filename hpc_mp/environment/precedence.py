@@ -1,4 +1,4 @@
-"""Which value of a variable counts, who says it, and whom that hides."""
+"""Precedence of the sources of a variable: the effective value, its source, and the sources that it hides."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ORIGINS: tuple[Origin, ...] = ("process", "user file", "system file", "profile",
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one source says of a variable.
+    """The setting of a variable by one source.
 
     Attributes:
         where: ``/etc/nccl.conf:3``, ``azure-ndv4``; empty for the process and the library.
-        before: goes in front of what a stronger source says, with this between them, instead of being hidden by it.
+        before: a separator; if given, the value is put in front of a stronger source's value instead of being hidden by it.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Effective:
     """A variable as programs get it.
 
     Attributes:
-        value: None where nobody says anything and NCCL decides for itself.
-        origin, where: of the source that won.
-        hides: what weaker sources say, the strongest first, without the library's default.
-        read: the number that NCCL takes, of a variable that is one; None where it decides for itself.
+        value: the value; None if no source sets it and NCCL decides.
+        origin, where: the source that won.
+        hides: the settings of weaker sources, the strongest first, without the library's default.
+        read: the number that NCCL reads, for integer variables; None if NCCL decides.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Effective:
 
 
 def of_process(environ: Mapping[str, str], names: Iterable[str]) -> Iterator[Said]:
-    """What the process says of these names and of all families that matter."""
+    """Yield the settings of the process for these names and for all relevant families."""
     wanted = frozenset(names)
     for name in sorted(environ):
         if name in wanted or name.startswith(facts().families):
@@ -62,17 +62,17 @@ def of_file(file: ConfFile, origin: Origin) -> Iterator[Said]:
 
 
 def of_library() -> Iterator[Said]:
-    """Every name that NCCL reads, with its default."""
+    """Yield every name that NCCL reads, with its default."""
     for name in sorted(facts().names):
         default = facts().numbers.get(name)
         yield Said(name, None if default is None else str(default), "default")
 
 
 def settle(sources: Sequence[Iterable[Said]]) -> tuple[Effective, ...]:
-    """The first source that says anything wins, an empty value included; variables by name.
+    """Return the effective variables by name. The first source with a value, even an empty one, wins.
 
     Args:
-        sources: the strongest first.
+        sources: the settings of each source, the strongest first.
     """
     said: dict[str, list[Said]] = {}
     for source in sources:
@@ -85,7 +85,7 @@ def _settled(said: Sequence[Said]) -> Effective:
     first, *others = said
     hidden = tuple(each for each in others if each.origin != "default")
     for each in hidden:
-        if each.before is not None:  # a list of directories: both count
+        if each.before is not None:  # a list of directories: both values count
             first, hidden = _in_front(each, first), ()
     return Effective(first.name, first.value, first.origin, first.where, hidden, _number(first))
 
@@ -97,7 +97,7 @@ def _in_front(new: Said, old: Said) -> Said:
 
 
 def _number(said: Said) -> int | None:
-    """What NCCL makes of it: text that is empty or too long for 64 bits counts as the default."""
+    """Return the number that NCCL reads. Empty text, and numbers of more than 64 bits, count as the default."""
     if said.name not in facts().numbers:
         return None
     default = facts().numbers[said.name]

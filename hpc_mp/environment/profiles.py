@@ -1,4 +1,4 @@
-"""Profiles: what the variables of a platform should be, with reasons. One file each, ``env/profiles/NAME.toml``."""
+"""Profiles: the recommended variables of a platform, with reasons. One file each, ``env/profiles/NAME.toml``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Guard = Annotated[str, StringConstraints(pattern=rf"^{GUARD.pattern}(,{GUARD.pattern})*$")]
 
 # What the use of a variable means:
-#   image     the platform's own image says so in /etc/nccl.conf; a container does not see that file
-#   job       every job wants it
-#   optional  some jobs want it: the reason says which
-#   bench     for the makers' benchmarks; a training is better off without it
+#   image     the platform's own image sets it in /etc/nccl.conf; a container does not see that file
+#   job       useful for every job
+#   optional  useful for some jobs, which the reason names
+#   bench     for the vendors' benchmarks; training is better without it
 #   leave     must not be set
 Use = Literal["image", "job", "optional", "bench", "leave"]
 APPLIED: tuple[Use, ...] = ("image", "job")
@@ -36,14 +36,14 @@ class Part(BaseModel):
 
 
 class Variable(Part):
-    """One variable, or one of several values that it may have.
+    """One variable, or one of its several possible values.
 
     Attributes:
-        value: literal, except that with ``expands`` ``$SLURM_JOB_ID`` and the like are replaced.
-        finds: the value is found on the machine: ``route``, the interface of the default route, exactly; ``infiniband``, the
-            devices in InfiniBand mode, exactly, on machines that have others too.
-        joins: a list with this between its members, in front of which the value goes.
-        needs: releases of libraries that it is for, as ``{ nccl = ">=2.21" }``.
+        value: the literal value; with ``expands``, ``$SLURM_JOB_ID`` and the like are replaced.
+        finds: the kind of value determined on the machine: ``route``, the interface of the default route, exactly;
+            ``infiniband``, the devices in InfiniBand mode, exactly, on machines that have others too.
+        joins: the separator of a list variable, in front of which the value is put.
+        needs: the releases of libraries that it needs, as ``{ nccl = ">=2.21" }``.
     """
 
     name: Name
@@ -64,7 +64,7 @@ class Variable(Part):
 
 
 class MakerScript(Part):
-    """A maker's own script, read by bash before the variables; the first of ``files`` that is there."""
+    """A vendor's script, sourced by bash before the variables: the first of ``files`` that exists."""
 
     files: Annotated[list[Text], Field(min_length=1)]
     given: dict[Name, Line] = {}
@@ -73,15 +73,15 @@ class MakerScript(Part):
 
 
 class Detect(Part):
-    """By what a machine of no type in the catalogue is known; all that is given must hold.
+    """Criteria that identify a machine whose type is not in the catalogue. All given criteria must hold.
 
     Attributes:
-        rank: profiles are tried in this order: the special before the general.
-        vendor: of the firmware; a regular expression, from the beginning.
-        gpus: every GPU, as ``nvidia 0x2330``; a regular expression.
-        least_gpus: how many at least.
+        rank: the order in which profiles are tried, the specific before the general.
+        vendor: the firmware's vendor; a regular expression, matched from the beginning.
+        gpus: a regular expression for every GPU, as ``nvidia 0x2330``.
+        least_gpus: the minimum number of GPUs.
         layer: a link layer of an RDMA port.
-        efa, cxi: Amazon's adapters, HPE Slingshot's.
+        efa, cxi: adapters of Amazon, of HPE Slingshot.
     """
 
     rank: int
@@ -97,11 +97,11 @@ class Profile(Part):
     """A platform.
 
     Attributes:
-        name: of its file.
-        cloud: whose network it is, by the table of clouds in ``env/harmful-variables.toml``; None for all others.
+        name: the name of its file.
+        cloud: the owner of its network, from the table of clouds in ``env/harmful-variables.toml``; None for all others.
         requires: releases without which it does not work well.
-        notes: what no variable says.
-        detect: None for one that rows of the catalogue of machines name, or that is chosen by its name only.
+        notes: remarks that belong to no variable.
+        detect: None if rows of the machine catalogue name the profile, or if it is only chosen by name.
     """
 
     name: str
@@ -129,7 +129,7 @@ def profile_names() -> tuple[str, ...]:
 
 
 def load_profile(name: str) -> Profile:
-    """Raises HpcMpError: there is none of that name, or its file is wrong."""
+    """Read the profile of that name. Raises HpcMpError if it does not exist or its file is invalid."""
     if name not in profile_names():
         raise HpcMpError(f"profile {name!r}", f"is none of {', '.join(profile_names())}",
                          did_you_mean(name, profile_names(), "choose one of these"))

@@ -1,4 +1,4 @@
-"""HM6xx: what is wrong with variables, whoever sets them: a script, a shell, NCCL's files. The facts are data, in ``env/``."""
+"""HM6xx: rules on variables set by a script, a shell or NCCL's files. The facts are data, in ``env/``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpc_mp.base.text import nearest
 from hpc_mp.environment.facts import Harm, facts
 from hpc_mp.environment.nccl_values import is_plain, read_number
 
-CLOSE = 0.8  # how alike two names are when one is taken for a slip of the other
+CLOSE = 0.8  # similarity at which one name is taken for a misspelling of another
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")
 LISTS = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA")
 SOCKETS = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-MOST_SOCKETS = 64  # their product, says NCCL's documentation
-_EXPANDED = re.compile(r"[$`]")  # the shell puts a value there that is not known here
+MOST_SOCKETS = 64  # maximum of their product, according to NCCL's documentation
+_EXPANDED = re.compile(r"[$`]")  # the shell inserts a value that is unknown here
 _STRAY = re.compile(r"[\s^=]")
 
 
 class Assignment(Protocol):
-    """A variable that somebody sets. ``line``: of a script, or the number of the setting among others."""
+    """A variable that is set. ``line``: the line of a script, or the index of the setting."""
 
     @property
     def name(self) -> str: ...
@@ -74,7 +74,7 @@ def _debug(settings: Settings) -> Iterable[Hit]:
 
 
 def _unprescribed(settings: Settings) -> Settings:
-    """The settings without those that the maker of a plug-in beside them asks for."""
+    """Return the settings without those that the vendor of a plug-in in use requires."""
     vendor = any(not facts().vendors.isdisjoint(clouds_of(each)) for each in settings)
     return [each for each in settings if not (vendor and each.name in facts().allows)]
 
@@ -94,7 +94,7 @@ def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
 
 
 def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
-    """What is known of the name, if the value is one of those that hurt."""
+    """Return the harm of a setting, if its value is harmful."""
     harm = harms.get(setting.name)
     return harm if harm and re.fullmatch(harm.values, setting.value) else None
 
@@ -116,7 +116,7 @@ def _two_clouds(settings: Settings) -> Iterable[Hit]:
 
 
 def clouds_of(setting: Assignment) -> list[str]:
-    """Whose networks a setting is for; none for most."""
+    """Return the clouds whose networks a setting is for; none for most settings."""
     text = f"{setting.name}={setting.value}"
     return [cloud for cloud, pattern in facts().clouds.items() if re.match(pattern, text)]
 
@@ -149,7 +149,7 @@ def _signs_in_list(settings: Settings) -> Iterable[Hit]:
             yield Hit(each.line, f"{each.name}={each.value}", f"{each.name}={sign}{_STRAY.sub('', entries)}")
 
 
-LOOPBACK: Rule[Settings] = Rule(  # wrong only where there are other nodes
+LOOPBACK: Rule[Settings] = Rule(  # wrong only if there are other nodes
     "HM611", "error", _loopback,
     "{it}: other nodes cannot be reached through this interface.",
     "Name the interface between the nodes.")

@@ -1,4 +1,4 @@
-"""Releases of the libraries that variables are for, and what a guard says of them."""
+"""Releases of the libraries that read the variables, and guards on these releases."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 Release = tuple[int, ...]
-Installed = Callable[[str], str | None]  # the release of a Python package, None where there is none
-Library = Literal["nccl", "ofi-nccl", "libfabric", "driver"]  # driver: NVIDIA's; CUDA 12 needs 525.60.13
+Installed = Callable[[str], str | None]  # returns the release of a Python package; None if not installed
+Library = Literal["nccl", "ofi-nccl", "libfabric", "driver"]  # driver: NVIDIA's driver; CUDA 12 needs 525.60.13
 GUARD = re.compile(r"\s*(>=|<=|<|>)\s*(\d+(?:\.\d+)*)\s*")
 _SIGNS: Mapping[str, Callable[[Release, Release], bool]] = {
     ">=": lambda have, want: have >= want, "<=": lambda have, want: have <= want,
     ">": lambda have, want: have > want, "<": lambda have, want: have < want,
 }
-# where NCCL's file lies, under a name that tells its release, when it is no part of a Python environment
+# NCCL's files outside a Python environment, with the release in their names
 _NCCL = ("/usr/lib/*-linux-gnu/libnccl.so.*", "/usr/lib64/libnccl.so.*", "/usr/local/lib/libnccl.so.*")
-_EFA = "/opt/amazon/efa_installed_packages"  # what the EFA installer has put there
+_EFA = "/opt/amazon/efa_installed_packages"  # written by the EFA installer
 _OFI_NCCL = "(?:libnccl-ofi|aws-ofi-nccl)"
 
 
 def release(text: str) -> Release:
-    """The numbers that text begins with, up to three: (2, 30, 7) of "2.30.7-1+cuda13.0"."""
+    """Return the leading numbers of text, up to three: (2, 30, 7) for "2.30.7-1+cuda13.0"."""
     found = re.match(r"\d+(?:\.\d+){0,2}", text)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -35,14 +35,14 @@ def shown(numbers: Release) -> str:
 
 
 def holds(guard: str, have: Release | None) -> bool | None:
-    """Whether ``">=2.21"`` or ``">=1.6,<1.7"`` holds; None where the release is not known."""
+    """Return True if a guard such as ``">=2.21"`` or ``">=1.6,<1.7"`` holds; None if the release is unknown."""
     if not have:
         return None
     return all(_SIGNS[sign](_three(have), _three(release(want))) for sign, want in GUARD.findall(guard))
 
 
 def distribution(name: str) -> str | None:
-    """Of this interpreter, which is that of the ranks unless a job names another."""
+    """Return the release of a package of this interpreter, which the ranks use unless the job names another."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -50,14 +50,14 @@ def distribution(name: str) -> str | None:
 
 
 def versions(source: NodeSource, installed: Installed = distribution) -> dict[str, Release]:
-    """The releases of libraries, those that can be told without loading any of them."""
+    """Return the releases of libraries, as far as they are known without loading any library."""
     found = {"nccl": _nccl(source, installed), "ofi-nccl": _efa_package(source, _OFI_NCCL), "libfabric": _libfabric(source),
              "driver": release(maybe(source.text, "/sys/module/nvidia/version") or "")}
     return {name: have for name, have in found.items() if have}
 
 
 def _nccl(source: NodeSource, installed: Installed) -> Release:
-    """PyTorch brings its own, which goes before the system's."""
+    """Return the release of NCCL. PyTorch's bundled library takes precedence over the system's."""
     own = next(filter(None, (installed(f"nvidia-nccl-cu{cuda}") for cuda in (13, 12, 11))), None)
     if own is not None:
         return release(own)

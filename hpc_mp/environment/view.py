@@ -1,4 +1,4 @@
-"""Everything about the variables of one machine, in one value, and as lines that every POSIX shell reads under ``set -eu``."""
+"""All facts about the variables of one machine, as one value and as lines for any POSIX shell under ``set -eu``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is set, by whom, and what is wrong with it.
+    """The variables of a machine, their sources, and findings.
 
     Attributes:
-        platform: what the machine shows itself as.
+        platform: the detected platform.
         applied: the profile in use, if any.
-        files: NCCL's, the user's before the system's, those that are missing too.
-        variables: every one that somebody sets or NCCL reads, by name.
+        files: NCCL's files, the user's before the system's, including missing ones.
+        variables: every variable that is set or that NCCL reads, by name.
     """
 
     platform: Platform
@@ -44,7 +44,8 @@ class View:
 
 
 def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
-    """Args: ``profile``: a name, ``auto`` for the one that the machine fits, ``none``. Raises HpcMpError: no such profile."""
+    """Return the view of a machine with a profile: a name, ``auto`` for the detected one, ``none``. Raises HpcMpError for an
+    unknown profile."""
     machine = read_machine(source)
     seen = platform(machine)
     have = versions(source, installed)
@@ -59,10 +60,10 @@ def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO,
 
 
 def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:
-    """Process, then the user's file, then the system's, then the profile, then NCCL's defaults: the first that says it counts.
+    """Return the effective variables. The order is process, user's file, system's file, profile, NCCL's defaults.
 
     Args:
-        files: the system's last.
+        files: NCCL's files, the system's last.
     """
     *user, system = files
     profile = applied.said if applied is not None else ()
@@ -73,9 +74,10 @@ def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: 
 
 
 def shell_lines(view: View) -> Iterator[str]:
-    """What is set, and what the profile adds or takes away; any text as it is, bytes as ``os.fsdecode`` gives them.
+    """Yield shell lines with the variables that are set and the changes of the profile. Text is verbatim, bytes are as returned
+    by ``os.fsdecode``.
 
-    Sourced in a container it brings along what the machine's own files say, which are not seen there.
+    Sourced in a container, the lines include settings of the machine's own files, which are not visible there.
     """
     profile = view.applied.profile if view.applied else None
     yield f"# profile: {profile.name} ({profile.title})" if profile else "# profile: none"
@@ -94,7 +96,7 @@ def shell_lines(view: View) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """Text for a comment or a cell of a table: what cannot be printed becomes a question mark."""
+    """Return text for a comment or a table cell, with a question mark for every unprintable character."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

@@ -12,7 +12,7 @@ from hpc_mp.job.schedules import check_sizes, stages_per_rank
 from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
 from hpc_mp.job.sweep import runs_of
 
-MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
+MOST_RANKS = 2**17  # more than any machine has; counting more would take minutes
 
 
 def check_arithmetic(spec: JobSpec) -> None:
@@ -82,7 +82,7 @@ def check_arithmetic(spec: JobSpec) -> None:
 
 
 def check_together(spec: JobSpec | ProgramSpec) -> None:
-    """What a training and a program have in common. Raises HpcMpError."""
+    """Check the rules common to trainings and programs. Raises HpcMpError."""
     _number_of_ranks(spec)
     if runs_of(spec.sweep) and spec.slurm.chain:
         raise HpcMpError(f"slurm.chain = {spec.slurm.chain}", "cannot follow the runs of a sweep one by one",
@@ -91,7 +91,7 @@ def check_together(spec: JobSpec | ProgramSpec) -> None:
 
 
 def _number_of_ranks(spec: JobSpec | ProgramSpec) -> str:
-    """Its arithmetic in words. Raises HpcMpError for too many."""
+    """Return the arithmetic of the number of ranks in words. Raises HpcMpError if there are too many."""
     ranks = f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks}"
     if spec.ranks > MOST_RANKS:
         raise HpcMpError(ranks, f"is more than {MOST_RANKS} ranks", "lower job.nodes or job.ranks_per_node")
@@ -99,7 +99,7 @@ def _number_of_ranks(spec: JobSpec | ProgramSpec) -> str:
 
 
 def _check_context(spec: JobSpec) -> None:
-    """Every context rank gets as many tokens."""
+    """Check that every context rank gets the same number of tokens."""
     p, length = spec.parallel, spec.data.sequence_length
     if p.context == 1:
         if p.context_method != "ring":
@@ -115,13 +115,13 @@ def _check_context(spec: JobSpec) -> None:
 
 
 def _stages(spec: JobSpec) -> str:
-    """How many stages, with the arithmetic where ranks hold several."""
+    """Return the number of stages, with the arithmetic if ranks hold several."""
     each = stages_per_rank(spec.parallel.schedule, spec.parallel.virtual_stages)
     return f"{spec.stages}" if each == 1 else f"pipeline({spec.parallel.pipeline}) × {each} per rank = {spec.stages}"
 
 
 def _check_offload(spec: JobSpec) -> None:
-    """There is something to offload."""
+    """Check that there is something to offload."""
     p, t = spec.parallel, spec.train
     if p.offload_directory is not None and "optimizer" not in p.offload:
         raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}",
@@ -150,7 +150,7 @@ def _check_precision(spec: JobSpec) -> None:
 
 
 def _check_staged_environment(spec: JobSpec | ProgramSpec) -> None:
-    """There is one, and the login node can tell where it lies."""
+    """Check that an environment to stage exists, and that the login node can determine its place."""
     slurm = spec.slurm
     if not spec.environment.stage:
         return
@@ -163,7 +163,7 @@ def _check_staged_environment(spec: JobSpec | ProgramSpec) -> None:
 
 
 def _check_rank_map(spec: JobSpec) -> None:
-    """A list puts exactly ``ranks_per_node`` ranks on each of the nodes."""
+    """Check that a list puts exactly ``ranks_per_node`` ranks on each node."""
     nodes = spec.parallel.rank_map
     if isinstance(nodes, str):
         return

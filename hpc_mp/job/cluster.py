@@ -1,5 +1,5 @@
-"""The tables of a job file about the cluster: what Slurm is asked for, what the ranks find on their nodes, and who is notified
-when the run ends. The first half of the file, what is trained and how, is `spec`."""
+"""The tables of a job file about the cluster: the request to Slurm, the environment of the ranks, and notifications at the end
+of the run. The tables about the training are in `spec`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpc_mp.job.values import Address, Count, Dependency, Flag, Line, Name, NonN
 
 
 class Component(Section):
-    """Nodes of one kind in a heterogeneous job; what is left out is as in ``[slurm]``."""
+    """Nodes of one kind in a heterogeneous job; omitted keys are as in ``[slurm]``."""
 
     nodes: Count
     partition: Line | None = None
@@ -20,7 +20,7 @@ class Component(Section):
 
 
 class Slurm(Section):
-    """What the site needs; nothing of it has an effect on emulated nodes."""
+    """The settings that the site needs. They have no effect on emulated nodes."""
 
     partition: Line | None = None
     """One or several, `"a,b"`; one that Slurm does not know is refused. Left out: the site's default one. Example: `"gpu"`."""
@@ -83,7 +83,7 @@ class Slurm(Section):
 
 
 class Environment(Section):
-    """Environment variables of every rank, and where its caches lie."""
+    """Environment variables of every rank, and the place of its caches."""
 
     profile: Name | None = None
     """The variables of a platform, by name (`hpc-mp env` on a node says which it is) or `"auto"`: the one that the doctor noted
@@ -102,7 +102,7 @@ class Environment(Section):
 
 
 class Notify(Section):
-    """Who is notified when the run ends: once, and not at every restart by Slurm."""
+    """Notification when the run ends: once, not at every restart by Slurm."""
 
     command: tuple[Line, ...] = ()
     """A program with its arguments, started without a shell where the run ends (under Slurm on the job's first node), in the run

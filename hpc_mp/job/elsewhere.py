@@ -1,6 +1,6 @@
-"""What other trainers call the keys and values of a job file, and where they stand here.
+"""The names that other trainers use for keys and values of a job file, and their equivalents here.
 
-The names are those of Hugging Face's Trainer and TRL, DeepSpeed, Megatron-LM, torchtitan, torchrun, Lightning and sbatch.
+The names come from Hugging Face's Trainer and TRL, DeepSpeed, Megatron-LM, torchtitan, torchrun, Lightning and sbatch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# ours: what others call it. Ours is a key, or a few words that say how the same is had.
+# ours: the names that others use. Ours is a key, or a few words that describe the equivalent.
 NAMES: dict[str, str] = {
     "job.name": "job_name run_name experiment_name",
     "job.nodes": "nnodes num_nodes n_nodes node_count number_of_nodes num_machines",
@@ -84,13 +84,13 @@ NAMES: dict[str, str] = {
     "environment.set": "env env_vars environment_variables envs variables",
 }
 
-# Options of sbatch, which have their place in slurm.extra.
+# Options of sbatch, which belong in slurm.extra.
 OPTIONS = frozenset({
     "cpus_per_task", "mem", "mem_per_cpu", "mem_per_gpu", "exclude", "nodelist", "mail_user", "mail_type", "gres",
     "gpus_per_task", "cpus_per_gpu", "gpu_bind", "cpu_bind", "mem_bind", "exclusive", "licenses", "nice", "comment",
     "begin", "deadline", "wckey", "core_spec", "time_min", "tmp", "hint", "distribution"})
 
-# The same in a table where a name means another key than elsewhere.
+# The same, for tables in which a name means a different key than elsewhere.
 WITHIN: dict[str, dict[str, str]] = {
     "program": {
         **dict.fromkeys(("env", "env_vars", "environment_variables", "envs", "variables"), "program.environment"),
@@ -99,7 +99,7 @@ WITHIN: dict[str, dict[str, str]] = {
     },
 }
 
-# Keys without one of ours in their place: what to do instead.
+# Keys without an equivalent: the alternative.
 WORDS: dict[str, str] = {
     **dict.fromkeys(("packing", "sample_packing", "pack", "reset_position_ids", "reset_attention_mask"),
                     'samples are always packed: data.documents = "separate" keeps documents apart in them, "joined" does not'),
@@ -149,7 +149,7 @@ WORDS: dict[str, str] = {
 
 OURS: Mapping[str, str] = {name: ours for ours, names in NAMES.items() for name in names.split()}
 
-# A key, with what others write as its value: what that is here.
+# A key and the values that others use for it: the equivalents here.
 VALUES: dict[str, dict[str, Any]] = {
     "train.precision": {
         **dict.fromkeys(("bfloat16", "torch.bfloat16", "bf16-mixed", "bf16-true", "bfloat"), "bf16"),
@@ -185,12 +185,12 @@ VALUES: dict[str, dict[str, Any]] = {
 
 
 def key_here(name: str, section: str, known: Iterable[str], value: Any = None) -> tuple[str, str] | None:
-    """The rule and the remedy for a key that other trainers have; None for one that is unknown there too.
+    """Return the rule and the remedy for a key of other trainers; None for a key that is unknown there too.
 
     Args:
-        section: the table that it stands in; "" for none.
+        section: the table that contains the key; "" for none.
         known: the keys of that table.
-        value: that was given.
+        value: the given value.
     """
     plain = name.lower().replace("-", "_").removeprefix("__")
     place = f"[{section}]" if section else "a job file"
@@ -211,6 +211,6 @@ def key_here(name: str, section: str, known: Iterable[str], value: Any = None) -
 
 
 def value_here(key: str, value: Any) -> str | None:
-    """``key = value`` as it is written here, for a value that other trainers take; None for one that is unknown there too."""
+    """Return ``key = value`` as written here, for a value that other trainers accept; None if it is unknown there too."""
     ours = VALUES.get(key, {}).get(str(value).lower())
     return None if ours is None else f"{key.rpartition('.')[2]} = {json.dumps(ours)}"

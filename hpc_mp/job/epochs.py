@@ -1,4 +1,4 @@
-"""``train.epochs`` in optimizer steps, once it is known how many tokens there are."""
+"""Conversion of ``train.epochs`` to optimizer steps, once the number of tokens is known."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import math
 from hpc_mp.job.checks import check_arithmetic
 from hpc_mp.job.spec import JobSpec
 
-DIGITS = 6  # of a number of steps that count: 1.1 × 10 is 11, whatever binary fractions make of it
+DIGITS = 6  # decimals to which a number of steps is rounded: 1.1 × 10 is 11 in spite of binary fractions
 
 
 def samples_of(tokens: int, sequence_length: int) -> int:
-    """Whole samples in so many tokens: each has ``sequence_length`` inputs, and the last one's last label comes on top."""
+    """Return the whole samples in that many tokens: ``sequence_length`` inputs each, plus one token for the very last label."""
     return max(0, tokens - 1) // sequence_length
 
 
 def steps_of(epochs: float, samples: int, global_batch: int) -> int:
-    """The steps in which every one of ``samples`` is trained on ``epochs`` times: the last step is rounded up."""
+    """Return the number of steps, rounded up, that train on each of ``samples`` ``epochs`` times."""
     return max(1, math.ceil(round(epochs * samples / global_batch, DIGITS)))
 
 
 def with_steps(spec: JobSpec, tokens: int) -> JobSpec:
-    """The job with ``train.steps`` in place of ``train.epochs``; as it is if it says steps.
+    """Return the job with ``train.steps`` in place of ``train.epochs``; unchanged if it already has steps.
 
     Args:
-        tokens: in all its files.
+        tokens: the number of tokens in all its files.
 
     Raises:
-        HpcMpError: for what is wrong with that number of steps.
+        HpcMpError: the resulting number of steps is invalid.
     """
     if spec.train.epochs is None:
         return spec

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, said to its author: the key with its value, the rule, the remedy."""
+"""Error messages about a job file for its author: the key with its value, the rule, the remedy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpc_mp.base.text import did_you_mean
 from hpc_mp.job.elsewhere import key_here, value_here
 
 LONGEST = 77  # characters of a value that a message shows
-MOST_OTHERS = 5  # problems that a message names in short after the first
+MOST_OTHERS = 5  # problems that a message lists briefly after the first
 BARE_KEY = re.compile(r"[\w-]{1,64}")
 
-# Kind of problem, as pydantic calls it: (the rule, the remedy), filled in with its context and the key.
+# pydantic's type of a problem: (the rule, the remedy), which are formatted with its context and the key.
 KINDS: dict[str, tuple[str, str]] = {
     "int_type": ("must be a whole number", "write for example {key} = 1, without quotes, point or exponent"),
     "float_type": ("must be a number", "write for example {key} = 0.1, without quotes"),
@@ -36,16 +36,16 @@ KINDS: dict[str, tuple[str, str]] = {
 
 
 def wrong(rule: str, remedy: str) -> PydanticCustomError:
-    """What a validator raises to be explained in these words."""
+    """Return the error that a validator raises to be explained with this rule and remedy."""
     return PydanticCustomError("rule", "{rule}", {"rule": rule, "remedy": remedy})
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> HpcMpError:
-    """Pydantic's findings about ``model`` in our form: the first in full, some of the others in short."""
+    """Convert pydantic's findings about ``model`` to hpc-mp's form: the first in full, some of the others briefly."""
     found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")  # they explain others
     problems = [_problem(dict(e), model) for e in found]
     meant = {word for _, rule, remedy in problems if rule.startswith("is no key") for word in re.findall(r"'(\w+)'\?", remedy)}
-    kept = [each for each in problems if each[1] != "is required" or each[0] not in meant]  # it stands there, misspelt
+    kept = [each for each in problems if each[1] != "is required" or each[0] not in meant]  # it is present, but misspelt
     (value, rule, remedy), *others = kept
     several = tuple(HpcMpError(*each) for each in kept) if others else ()
     if others:
@@ -57,7 +57,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> HpcMpError:
 
 
 def shown(value: Any) -> str:
-    """A value nearly as TOML writes it, in one short line."""
+    """Return a value approximately in TOML notation, on one short line."""
     if isinstance(value, int) and value.bit_length() > 10_000:
         return f"(a whole number of {value.bit_length()} bits)"  # Python refuses to write out very long ones
     text = repr(value) if isinstance(value, str | float) else json.dumps(value, ensure_ascii=False, default=str)
@@ -65,7 +65,7 @@ def shown(value: Any) -> str:
 
 
 def dotted(where: Sequence[Any]) -> str:
-    """``data.files[0]``; a key that is not bare in quotes."""
+    """Return a dotted path such as ``data.files[0]``. Keys that are not bare are quoted."""
     def part(key: Any) -> str:
         if isinstance(key, int):
             return f"[{key}]"
@@ -75,8 +75,8 @@ def dotted(where: Sequence[Any]) -> str:
 
 
 def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, str]:
-    """Value, rule and remedy of one finding."""
-    of_key = found["loc"][-1] == "[key]"  # how pydantic says that a key is wrong, not the value below it
+    """Return the value, rule and remedy of one finding."""
+    of_key = found["loc"][-1] == "[key]"  # pydantic's mark for a wrong key instead of a wrong value
     where = found["loc"][:-1] if of_key else found["loc"]
     name, kind, context = dotted(where), found["type"], found.get("ctx", {})
     value = name if of_key or isinstance(found["input"], dict) else f"{name} = {shown(found['input'])}"
@@ -89,14 +89,14 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
     if kind == "extra_forbidden":
         return value, *_nearest(where, model, found["input"])
     rule, remedy = KINDS.get(kind, (f"is refused ({found['msg']})", "write another value"))
-    if isinstance(where[-1], int):  # an item of a list has no name that could be written before it
+    if isinstance(where[-1], int):  # list items have no name to write in front
         remedy = remedy.replace("{key} = ", "")
     context = {key: f"{item:g}" if isinstance(item, float) else item for key, item in context.items()}
     return value, rule.format(**context), f"write {here}" if here else remedy.format(where=name, key=where[-1], **context)
 
 
 def _rewritten(kind: str, key: str, value: Any) -> str | None:
-    """A number that was written as text, and a list of one that was written without its brackets."""
+    """Return the correction of a number written as text, or of a list of one item written without brackets."""
     if kind == "tuple_type" and isinstance(value, str) and value:
         words = _words(value) if key == "command" else [value]
         return f"it in brackets: {key} = {json.dumps(words, ensure_ascii=False)}"
@@ -105,15 +105,15 @@ def _rewritten(kind: str, key: str, value: Any) -> str | None:
 
 
 def _words(command: str) -> list[str]:
-    """The words of a command that is written as one text, as the shell would part them."""
+    """Split a command written as one string into words, as the shell would."""
     try:
         return shlex.split(command)
-    except ValueError:  # a quote is open: whoever wrote it knows what was meant
+    except ValueError:  # an unclosed quote: the author knows what was meant
         return [command]
 
 
 def _nearest(where: Sequence[str], model: type[BaseModel], given: Any) -> tuple[str, str]:
-    """Rule and remedy for an unknown key: another section has it, another trainer, it is misspelt, or it is none of these."""
+    """Return rule and remedy for an unknown key: of another section, of another trainer, misspelt, or none of these."""
     sections = {name: list(inner.model_fields) for name, inner in _tables(model)}
     *parents, key = where
     if parents == ["sweep"] and "." in key:
@@ -129,7 +129,7 @@ def _nearest(where: Sequence[str], model: type[BaseModel], given: Any) -> tuple[
 
 
 def _tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """All tables of a job file by name, those inside others as ``train.loss_scale``."""
+    """Yield all tables of a job file by name, nested ones as ``train.loss_scale``."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield path + name, field.annotation

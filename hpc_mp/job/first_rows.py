@@ -1,7 +1,7 @@
-"""The beginning of every file that a job trains on, read at launch: is it what its suffix says, and what is its first row?
+"""The beginning of every file that a job trains on, read at launch to check its format and to show its first row.
 
-A node reads the whole text, hours later perhaps. What it would refuse, or train on as something else than it is, shows in the
-first bytes of a file already.
+A node reads the whole text, perhaps hours later. Content that it would refuse or misinterpret is already visible in the first
+bytes of a file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import kind
 from hpc_mp.job.rows import SHAPES, UnusableRow, known_keys, row_parts
 
-HEAD = 1 << 16  # bytes that are looked at
-LINE = 1 << 24  # bytes of a first row at most; a longer one is left to the nodes
-SHOWN = 200  # characters of a text that are kept: there may be a hundred thousand files
+HEAD = 1 << 16  # bytes that are examined
+LINE = 1 << 24  # maximum bytes of a first row; longer ones are left to the nodes
+SHOWN = 200  # characters of a text that are kept: a job may have a hundred thousand files
 READERS = 16  # files that are opened at once: a parallel file system takes milliseconds for each
 TAKE_APART = "take it apart: jq -c '.[]' OLD.json > NEW.jsonl"
 
-# First bytes of files that hold no text: what it is, and what to do about it.
+# First bytes of files that are not text: their kind, and the remedy.
 UNPACK = "unpack it and name the text files inside"
 EXPORT = f"write its rows as JSON lines, {SHAPES} each, into a .jsonl file"
 TEXT_ONLY = "name text or .jsonl files only"
@@ -51,12 +51,12 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FirstRow:
-    """What is trained on first of a file.
+    """The first training row of a file.
 
     Attributes:
-        size: of the file, bytes.
-        parts: the beginnings of the texts of the first row, and whether each counts in the loss; of a text file its own.
-            Nothing if the file holds nothing but white space and rows without text, as far as it was looked at.
+        size: the size of the file in bytes.
+        parts: the beginnings of the texts of the first row, each with True if it counts in the loss; for a text file, its
+            beginning. Empty if the examined part has only white space and rows without text.
     """
 
     path: Path
@@ -65,14 +65,14 @@ class FirstRow:
 
 
 def first_rows(files: Sequence[Path], key: str = "data.files") -> tuple[FirstRow, ...]:
-    """The first row of every file, in their order.
+    """Return the first row of every file, in order.
 
     Args:
-        key: of the job file, which names the files.
+        key: the key of the job file that names the files.
 
     Raises:
-        HpcMpError: a file is not what its suffix says, is not UTF-8, or begins with a row that cannot be trained on; or no file
-            holds any text.
+        HpcMpError: a file does not match its suffix, is not UTF-8, or begins with a row that cannot be trained on; or no file
+            contains any text.
     """
     with ThreadPoolExecutor(READERS) as pool:
         found = tuple(pool.map(lambda path: _first(path, key), files))
@@ -97,7 +97,7 @@ def _first(path: Path, key: str) -> FirstRow:
 
 
 def _check_text(value: str, head: bytes) -> None:
-    """Raises HpcMpError for what is not UTF-8 text. A few bad bytes among good ones are replaced later, and counted."""
+    """Raise HpcMpError if the content is not UTF-8 text. A few bad bytes among good ones are replaced and counted later."""
     for mark, rule, remedy in MAGIC:
         if head.startswith(mark):
             raise HpcMpError(value, rule, remedy)
@@ -105,7 +105,7 @@ def _check_text(value: str, head: bytes) -> None:
         raise HpcMpError(value, f"is binary or not UTF-8 (it holds NUL bytes, the first after {at} bytes)",
                          f"{TEXT_ONLY}, convert it (iconv -f UTF-16 -t UTF-8), or take them out (tr -d '\\000')")
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character that the end of the head cuts is no fault
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut by the end of the head is not an error
     except UnicodeDecodeError as error:
         lost = head.decode("utf-8", "ignore")
         if sum(byte > 0x7F for byte in head) > 2 * sum(len(letter.encode()) for letter in lost if not letter.isascii()):
@@ -114,7 +114,7 @@ def _check_text(value: str, head: bytes) -> None:
 
 
 def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]]:
-    """The first row with text that counts in the loss; all rows in the head are looked at, but for one that its end cuts."""
+    """Return the first row with text that counts in the loss. All rows in the head are checked, except one cut by its end."""
     lines = head.removeprefix(codecs.BOM_UTF8).splitlines(keepends=True)
     parts: list[list[tuple[str, bool]]] = []
     for number, line in enumerate(lines if whole or head.endswith(b"\n") else lines[:-1], start=1):
@@ -131,13 +131,13 @@ def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]
 
 
 def bad_row(value: str, number: int, error: UnusableRow) -> HpcMpError:
-    """The error for a line of a file."""
+    """Return the error for a line of a file."""
     remedy = error.remedy if SHAPES in error.remedy else f"{error.remedy}; rows are {SHAPES}"
     return HpcMpError(f"{value}, line {number}", f"is not a row ({error})", remedy)
 
 
 def _text(value: str, head: bytes) -> Iterable[tuple[str, bool]]:
-    """The beginning of a text, which must not be rows under another name."""
+    """Return the beginning of a text. Refuse JSON rows in a file with another suffix."""
     text = head.decode("utf-8", "ignore").removeprefix("\ufeff")
     start = text.lstrip()
     row = _object(start.removeprefix("[").lstrip())
@@ -149,7 +149,7 @@ def _text(value: str, head: bytes) -> Iterable[tuple[str, bool]]:
 
 
 def _object(text: str) -> dict[str, object] | None:
-    """The JSON object that a text begins with; None for other text."""
+    """Return the JSON object at the beginning of a text; None for other text."""
     try:
         found, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Which files a job trains on. Nothing of them is read here: `first_rows` does that."""
+"""The files that a job trains on. Their content is not read here, but in `first_rows`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_mp.job.rows import SHAPES
 
 Kind = Literal["text", "jsonl"]
 
-KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl"}  # every other suffix that is not refused is text
+KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl"}  # all other suffixes that are not refused are text
 
 # suffix: (the rule it breaks, the remedy)
 REFUSED: dict[str, tuple[str, str]] = {
@@ -35,22 +35,22 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 def kind(path: Path) -> Kind:
-    """How a file is read: ``jsonl`` (one JSON object per line) by its suffix, else ``text``."""
+    """Return the format of a file: ``jsonl`` (one JSON object per line) by its suffix, else ``text``."""
     return KINDS.get(path.suffix.lower(), "text")
 
 
 def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, ...]:
-    """The files that absolute ``patterns`` name, sorted by path, each file once.
+    """Return the files that absolute ``patterns`` match, sorted by path, each file once.
 
-    A pattern is a path or a glob (``*``, ``?``, ``[…]``, ``**`` for any depth). Its leading parts that exist as they
-    are written are taken literally, so that a directory called ``runs [old]`` is no pattern. Directories that a glob
-    matches are passed over.
+    A pattern is a path or a glob (``*``, ``?``, ``[…]``, ``**`` for any depth). Leading parts that exist exactly as
+    written are taken literally, so a directory called ``runs [old]`` is not a pattern. Directories that a glob matches
+    are skipped.
 
     Args:
-        key: of the job file, which has the patterns.
+        key: the key of the job file that has the patterns.
 
     Raises:
-        HpcMpError: a pattern matches no file, or names a directory, an unreadable file or a kind that is not read.
+        HpcMpError: a pattern matches no file, or names a directory, an unreadable file or an unsupported kind.
     """
     files: dict[tuple[int, int], Path] = {}
     for name in sorted({name for pattern in patterns for name in _matches(pattern, key)}):
@@ -59,7 +59,7 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
 
 
 def find_program(command: Sequence[str]) -> None:
-    """The first word of ``notify.command`` is a program that can be started here. Raises HpcMpError."""
+    """Check that the first word of ``notify.command`` is a program that can be started here. Raises HpcMpError."""
     if command and shutil.which(command[0]) is None:
         raise HpcMpError(f"notify.command = [{command[0]!r}, …]", "is no program that can be started here",
                          "name one on PATH, or the path of an executable file that all nodes see")
@@ -79,7 +79,7 @@ def _matches(pattern: str, key: str) -> list[str]:
 
 
 def _identity(name: str, key: str) -> tuple[int, int]:
-    """Device and inode of a file that can be read and is of a kind that is."""
+    """Return the device and inode of a file, which must be readable and of a supported kind."""
     value, suffix = f"{key}: {name}", os.path.splitext(name)[1].lower()
     try:
         status = os.stat(name)

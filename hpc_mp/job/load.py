@@ -1,7 +1,7 @@
-"""From a job file to a ``JobSpec`` or a ``ProgramSpec`` and back: TOML, ``--set`` overrides, absolute paths, and all checks.
+"""Conversion between job files and ``JobSpec`` or ``ProgramSpec``: TOML, ``--set`` overrides, absolute paths, and all checks.
 
-``load_job`` checks everything that needs neither the model's shape nor the machine. ``dump_job`` writes the resolved job: a file
-that reproduces the run.
+``load_job`` checks everything that needs neither the model's shape nor the machine. ``dump_job`` writes the resolved job as a
+file that reproduces the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpc_mp.job.sweep import Values, runs_of
 from hpc_mp.job.values import DEPENDENCY, JOB_ID, check_values
 
 _TOML = "a job file is TOML; `hpc-mp init` writes one"
-OTHERS = {  # what people give in place of a job file, by its suffix
+OTHERS = {  # files given by mistake instead of a job file, by suffix
     **dict.fromkeys((".json", ".yaml", ".yml"), _TOML),
     **dict.fromkeys((".sh", ".sbatch", ".slurm"), f"{_TOML}, and `hpc-mp lint` looks at job scripts"),
     ".py": f"{_TOML}, with the model and the data in it",
@@ -36,27 +36,27 @@ OTHERS = {  # what people give in place of a job file, by its suffix
 
 AnySpec = JobSpec | ProgramSpec
 Spec = TypeVar("Spec", JobSpec, ProgramSpec)
-OWN = ("model", "data", "train", "evaluate", "checkpoint")  # tables of a training, which a program knows nothing of
+OWN = ("model", "data", "train", "evaluate", "checkpoint")  # tables of a training, which a program does not have
 
-# What an override takes the place of beside its own key: a job says one of the two.
+# The key that an override replaces besides its own: a job has only one of the two.
 INSTEAD = {"train.epochs": "steps", "train.steps": "epochs", "model.pretrained": "config"}
 
 
 def load_any(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> AnySpec:
-    """Read a job file, of a training or of a program.
+    """Read a job file of a training or of a program.
 
     Args:
         overrides: ``"a.b=value"`` strings, the value TOML or else a plain string.
-        defaults: tables under those of the file: what its site decides.
+        defaults: tables with the defaults of the site.
 
     Raises:
-        HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
+        HpcMpError: the file is invalid; the error has the value, the rule and the remedy.
     """
     return resolve_any(reduce(_override, overrides, under(defaults, _parse(path))), path.resolve().parent)
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
-    """Read the job file of a training; raises HpcMpError as ``load_any``, and for that of a program."""
+    """Read the job file of a training. Raises HpcMpError as ``load_any``, and for the job file of a program."""
     return _training(load_any(path, overrides, defaults), f"job file {path}")
 
 
@@ -64,15 +64,15 @@ def load_sweep(
     job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
     before_arithmetic: Callable[[AnySpec], None] = lambda _: None,
 ) -> tuple[AnySpec, ...]:
-    """The job of each run of ``[sweep]``, in their order: the file with that run's values. Without a sweep the one job.
+    """Return the job of each run of ``[sweep]``, in order: the file with that run's values. Without a sweep, the one job.
 
     Args:
-        job: a job file; or a job made in Python, whose relative paths are seen from the current directory.
-        before_arithmetic: called with the job once each of its values is known to be right by itself.
+        job: a job file; or a job made in Python, whose relative paths are relative to the current directory.
+        before_arithmetic: called with the job after each value has been validated by itself.
 
     Raises:
-        HpcMpError: as ``load_any``, ``runs_of`` and ``before_arithmetic`` do, for each run; and for an override of a key that
-            every run has its own value of.
+        HpcMpError: as ``load_any``, ``runs_of`` and ``before_arithmetic``, for each run; and for an override of a key that the
+            sweep sets.
     """
     written = _parse(job) if isinstance(job, Path) else job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     base = job.resolve().parent if isinstance(job, Path) else Path.cwd()
@@ -89,7 +89,7 @@ def load_sweep(
 
 
 def _refuse_contradiction(overrides: Sequence[str]) -> None:
-    """Of two keys that stand in each other's place the command line may say one."""
+    """Refuse overrides of two keys that exclude each other."""
     said = {text.partition("=")[0].strip(): text for text in overrides}
     for key, other in INSTEAD.items():
         both = f"{key.rpartition('.')[0]}.{other}"
@@ -99,7 +99,7 @@ def _refuse_contradiction(overrides: Sequence[str]) -> None:
 
 
 def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) -> AnySpec:
-    """The job of one run of a sweep."""
+    """Return the job of one run of a sweep."""
     try:
         return resolve_any(reduce(lambda changed, item: _put(changed, *item), values.items(), dict(tree)), base)
     except HpcMpError as error:
@@ -107,7 +107,7 @@ def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) ->
 
 
 def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[AnySpec], None] = lambda _: None) -> AnySpec:
-    """Validate a parsed job file; relative paths become absolute, seen from ``base``. Raises HpcMpError."""
+    """Validate a parsed job file and make its paths, relative to ``base``, absolute. Raises HpcMpError."""
     check_values(tree)
     if "program" not in tree and not _means_program(tree):
         training = _absolute(_validated(tree, JobSpec), base)
@@ -125,12 +125,12 @@ def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[A
 
 
 def _means_program(tree: Mapping[str, Any]) -> bool:
-    """Whether a file without the tables of a training has ``[program]`` misspelt."""
+    """Return True if a file without the tables of a training has a misspelt ``[program]``."""
     return not any(name in tree for name in OWN) and any(nearest(name, ["program"]) for name in tree)
 
 
 def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
-    """As ``resolve_any``, of a training."""
+    """Validate the parsed job file of a training, as ``resolve_any`` does."""
     return _training(resolve_any(tree, base), "[program]")
 
 
@@ -149,14 +149,14 @@ def _validated(tree: dict[str, Any], kind: type[Spec]) -> Spec:
 
 
 def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """``tree`` with what it leaves out from ``defaults``; tables are joined key by key."""
+    """Fill in missing values of ``tree`` from ``defaults``. Tables are merged key by key."""
     joined = {**defaults, **tree}
     return joined | {name: under(defaults[name], tree[name]) for name in defaults.keys() & tree.keys()
                      if isinstance(defaults[name], dict) and isinstance(tree[name], dict)}
 
 
 def dump_job(spec: AnySpec) -> str:
-    """The resolved job as TOML: every default explicit, every path absolute. It is that of one run, so it has no sweep."""
+    """Return the resolved job as TOML, with explicit defaults and absolute paths. It describes one run and has no sweep."""
     if isinstance(spec, JobSpec):
         spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"microbatches": spec.microbatches})})
     return tomli_w.dumps(spec.model_dump(mode="json", exclude_none=True, exclude={"sweep"}))
@@ -182,7 +182,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _without_array(tree: dict[str, Any]) -> dict[str, Any]:
-    """Release 0.1.0 has written ``slurm.array = []`` into the job file of every run."""
+    """Remove ``slurm.array = []``, which release 0.1.0 wrote into the job file of every run."""
     slurm = tree.get("slurm")
     if not isinstance(slurm, dict) or slurm.get("array") != []:
         return tree
@@ -190,7 +190,7 @@ def _without_array(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
-    """A parsed job file with ``"a.b=value"`` put in; text that is no TOML value is taken as it is."""
+    """Return a parsed job file with ``"a.b=value"`` applied. A value that is not TOML is taken literally."""
     key, equals, raw = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
@@ -207,7 +207,7 @@ def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A parsed job file with another value of ``a.b``, also in place of a key that excludes it. Raises HpcMpError."""
+    """Return a parsed job file with ``a.b`` set and any key that excludes it removed. Raises HpcMpError."""
     parts = [part.strip() for part in key.split(".")]
     changed = dict(tree)
     table = changed
@@ -217,7 +217,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
             raise HpcMpError(key, f"{part} is a value, not a table", "name a key of a table")
         table[part] = dict(inner)  # a copy: the runs of a sweep start from the same file
         table = table[part]
-    if parts[:2] == ["sweep", "grid"] and parts[2:]:  # whose keys may be written in one piece too
+    if parts[:2] == ["sweep", "grid"] and parts[2:]:  # its keys may also be written dotted
         changed["sweep"]["grid"].pop(".".join(parts[2:]), None)
     table[parts[-1]] = value
     table.pop(INSTEAD.get(".".join(parts), ""), None)
@@ -225,7 +225,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _is_text(key: Sequence[str]) -> bool:
-    """Whether a key takes text alone, so that ``00:30:00`` and ``7`` need no quotes, which a shell would take away."""
+    """Return True if a key takes only text, so that ``00:30:00`` and ``7`` need no quotes, which a shell would remove."""
     fields = {**ProgramSpec.model_fields, **JobSpec.model_fields}
     for part in key[:-1]:
         inner = fields[part].annotation if part in fields else None
@@ -239,12 +239,12 @@ def _is_text(key: Sequence[str]) -> bool:
 
 
 def is_image(container: str | None) -> TypeGuard[str]:
-    """Whether a container is the path of an image, and not its name in a registry."""
+    """Return True if a container is the path of an image, and not its name in a registry."""
     return container is not None and "://" not in container and container.endswith((".sif", ".img", ".sqsh"))
 
 
 def _on_path(command: tuple[str, ...], at: Callable[[str], str]) -> tuple[str, ...]:
-    """A command whose program is absolute where it is given by a path, and looked up on PATH where by a name."""
+    """Make the program of a command absolute if it is a path. A plain name is looked up on PATH later."""
     return (at(command[0]), *command[1:]) if command and "/" in command[0] else command
 
 
@@ -260,13 +260,13 @@ def _absolute(spec: Spec, base: Path) -> Spec:
         return None if path is None else at(path)
 
     def within(path: str | None) -> str | None:
-        """A path, or a name that its program looks up: an image of a registry, an environment of conda."""
+        """Make a path absolute. A name that its program looks up stays: an image in a registry, a conda environment."""
         return at(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
 
     def behind(word: str) -> str:
-        """A dependency on a run, by its absolute directory; on a job as it is."""
+        """Make the directory of a run in a dependency absolute. A job ID stays."""
         found = DEPENDENCY.fullmatch(word)
-        assert found is not None  # a value that was checked
+        assert found is not None  # the value has been checked
         return word if JOB_ID.fullmatch(found[2]) else word[:found.start(2)] + at(found[2])
 
     slurm = spec.slurm
@@ -279,7 +279,7 @@ def _absolute(spec: Spec, base: Path) -> Spec:
         "notify": spec.notify.model_copy(update={"command": _on_path(spec.notify.command, at)}),
     }
     if isinstance(spec, ProgramSpec):
-        directory = os.path.normpath(at(spec.program.directory))  # "." by default, which would stand at the end of it
+        directory = os.path.normpath(at(spec.program.directory))  # "." by default, which would be its last part
         stage = tuple(os.path.normpath(at(path)) for path in spec.program.stage)
         program = spec.program.model_copy(update={"directory": directory, "stage": stage})
         return spec.model_copy(update=shared | {"program": program})

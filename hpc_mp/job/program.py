@@ -1,4 +1,4 @@
-"""The job file of somebody's program: who runs where, and the command that every rank becomes. What it computes is its own."""
+"""The job file of the user's program: the placement of ranks, and the command that each rank runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Command = Annotated[tuple[str, ...], must(
 
 
 class Program(Section):
-    """Somebody's distributed program, in place of `[model]`, `[data]` and `[train]`. See [programs](../user/programs.md)."""
+    """The user's distributed program, in place of `[model]`, `[data]` and `[train]`. See [programs](../user/programs.md)."""
 
     command: Command
     """Required. The program and its arguments, which reach it as they stand here: no shell reads them. A program without a slash
@@ -63,7 +63,7 @@ class Program(Section):
 
 
 class ProgramParallel(Section):
-    """The axes of a program that has them (`program.axes`): how large they are, and how they lie on nodes."""
+    """The sizes and the placement on nodes of a program's axes, if it has any (`program.axes`)."""
 
     tensor: Count = 1
     """Ranks of a tensor group, which talk most: keep them inside a node. Example: `8`."""
@@ -97,36 +97,36 @@ class ProgramSpec(Section):
 
     @property
     def data_degree(self) -> int:
-        """Replicas."""
+        """The number of replicas."""
         return self.ranks // (self.parallel.tensor * self.parallel.pipeline * self.parallel.context)
 
     @property
     def grace(self) -> int:
-        """Seconds before the time limit at which ranks are told of it."""
+        """Seconds before the time limit at which ranks are notified."""
         return grace_of(self.slurm, self.job)
 
     @property
     def tasks_per_node(self) -> int:
-        """How often the command is started on a node."""
+        """The number of times that the command is started on a node."""
         return 1 if self.program.start == "node" else self.job.ranks_per_node
 
     @property
     def by_mpirun(self) -> bool:
-        """Whether mpirun starts the ranks in a job of Slurm."""
+        """True if mpirun starts the ranks in a Slurm job."""
         return self.program.start == "mpi" and self.slurm.mpi == "mpirun"
 
     @property
     def srun_tasks_per_node(self) -> int:
-        """Tasks of srun on a node: mpirun, or its daemon, is one."""
+        """The number of srun's tasks per node: mpirun, or its daemon, is one."""
         return 1 if self.by_mpirun else self.tasks_per_node
 
 
 def meets_through_mpi(spec: ProgramSpec) -> bool:
-    """Whether its ranks meet through MPI, be it beside torchrun's variables."""
+    """Return True if the ranks rendezvous through MPI, even if torchrun's variables are set too."""
     return spec.program.start == "mpi" or spec.slurm.mpi != "none"
 
 
-# Keys of what a program shares with a training that mean nothing to a program, or are not built for it: (rule, remedy).
+# Keys shared with a training that have no meaning for a program, or are not implemented for it: (rule, remedy).
 _ENGINE = "is for hpc-mp's own engine, and nobody knows the steps of another program"
 REFUSED: dict[str, tuple[str, str]] = {
     **dict.fromkeys((f"job.{what}_timeout" for what in ("heartbeat", "step", "start", "load", "save")),
@@ -137,13 +137,13 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 def of_engine(key: str, spec: ProgramSpec) -> bool:
-    """Whether a key means nothing to this program: what would be refused, and axes that it has not."""
+    """Return True if a key has no meaning for this program: it would be refused, or belongs to axes that the program lacks."""
     refused = key in REFUSED and (key != "slurm.mpi" or spec.program.start == "node")
     return refused or (key.startswith("parallel.") and spec.program.axes is None)
 
 
 def check_program(spec: ProgramSpec) -> None:
-    """Refuse what a program would not notice. Raises HpcMpError."""
+    """Refuse settings that would have no effect on a program. Raises HpcMpError."""
     for key, (rule, remedy) in REFUSED.items():
         section, name = key.split(".")
         table = getattr(spec, section)
@@ -167,7 +167,7 @@ def check_program(spec: ProgramSpec) -> None:
 
 
 def _check_stage(paths: tuple[str, ...]) -> None:
-    """Refuse copies that would lie in one another. Raises HpcMpError."""
+    """Refuse copies that would be nested. Raises HpcMpError."""
     for path in map(PurePath, paths):
         for other in map(PurePath, paths):
             if path in other.parents or path == PurePath(path.anchor):
@@ -176,7 +176,7 @@ def _check_stage(paths: tuple[str, ...]) -> None:
 
 
 def _check_axes(spec: ProgramSpec) -> None:
-    """Refuse axes of a program that numbers its ranks nobody knows how, or that are not as many ranks. Raises HpcMpError."""
+    """Refuse axes if the program's rank numbering is unknown, or if their product is not the rank count. Raises HpcMpError."""
     p = spec.parallel
     given = [name for name, field in ProgramParallel.model_fields.items() if getattr(p, name) != field.default]
     if spec.program.axes is None:

@@ -1,4 +1,4 @@
-"""The choices that a job file leaves open, settled: each with its value and its reason, applied to the job once."""
+"""Resolution of the choices that a job file leaves open: each with its value and reason, applied to the job once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedKey(Generic[Value]):
-    """One key of the job file (``"slurm.gpu_type"``), the value that it gets, and why; no reason where nothing was chosen."""
+    """One key of the job file (``"slurm.gpu_type"``), its value and the reason; the reason is empty if nothing was chosen."""
 
     key: str
     value: Value
@@ -23,13 +23,13 @@ class ResolvedKey(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class MachineChoices:
-    """The choices of a launch that the machine or the cluster decides, whatever runs there.
+    """The choices of a launch that depend only on the machine or the cluster.
 
     Attributes:
-        device: "cpu" or "cuda"; "auto" where nobody can tell before the ranks start.
-        gpu_request, gpu_type: in which form, and as which type, GPUs are asked for.
-        exclude: the nodes that Slurm must not give, in its own notation; None: the job's own list, if it has one.
-        profile: the environment profile; None: none.
+        device: "cpu" or "cuda"; "auto" if it is unknown before the ranks start.
+        gpu_request, gpu_type: the form and the type in which GPUs are requested.
+        exclude: the nodes that Slurm must not allocate, in its notation; None for the job's own list, if it has one.
+        profile: the environment profile; None for no profile.
     """
 
     device: ResolvedKey[str]
@@ -43,16 +43,16 @@ class MachineChoices:
         return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile)
 
     def document(self) -> list[dict[str, Any]]:
-        """``[{"key", "value", "why"}, …]`` of all that was chosen, for JSON."""
+        """Return ``[{"key", "value", "why"}, …]`` of all choices, for JSON."""
         return [asdict(each) for each in self.keys if each.why]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramChoices(MachineChoices):
-    """Those of the launch of somebody's program.
+    """The choices of the launch of the user's program.
 
     Attributes:
-        mpi: the plug-in of srun by which its ranks meet, where they meet through MPI.
+        mpi: the plug-in of srun for the rendezvous of the ranks, if they use MPI.
     """
 
     mpi: ResolvedKey[str]
@@ -64,14 +64,14 @@ class ProgramChoices(MachineChoices):
 
 @dataclass(frozen=True, slots=True)
 class Resolution(MachineChoices):
-    """All choices of the launch of a training, in the order in which they depend on each other.
+    """All choices of the launch of a training, in order of dependency.
 
     Attributes:
-        layers: how many layers each stage of the pipeline has.
-        tensor_modules: what tensor ranks cut; the reason says what of the model they hold alike, and why.
-        reduce: after what data ranks sum gradients.
-        order: the letters in whose order ranks are laid out.
-        schedule: how the learning rate goes, with a reason where it jumps as a run is gone on with.
+        layers: the number of layers of each pipeline stage.
+        tensor_modules: the modules that tensor ranks shard; the reason states which modules are replicated, and why.
+        reduce: the interval at which data ranks reduce gradients.
+        order: the order of axes in which ranks are laid out, as letters.
+        schedule: the learning rate schedule, with a reason if the rate jumps when a run is resumed.
     """
 
     layers: ResolvedKey[tuple[int, ...]]
@@ -87,17 +87,17 @@ class Resolution(MachineChoices):
 
 
 def cut(layers: ResolvedKey[tuple[int, ...]]) -> tuple[ResolvedKey[Any], ...]:
-    """The layers of every stage in place of the method that found them, and of what that was found by."""
+    """Return the layers of every stage, which replace the partition method and its inputs."""
     return layers, ResolvedKey("parallel.profile", None), ResolvedKey("parallel.memory_weight", None)
 
 
 def resolved(spec: Spec, keys: Iterable[ResolvedKey[Any]]) -> Spec:
-    """The job with these values in place of its own."""
+    """Return the job with these values in place of its own."""
     return reduce(lambda job, each: _with(job, each.key.split("."), each.value), keys, spec)
 
 
 def _with(table: Any, path: Sequence[str], value: Any) -> Any:
     name, *rest = path
-    if isinstance(table, Mapping):  # slurm.extra: an option that is not given has no key there
+    if isinstance(table, Mapping):  # slurm.extra: an option that is not given has no key
         return {**table, name: value} if value is not None else table
     return table.model_copy(update={name: _with(getattr(table, name), rest, value) if rest else value})

@@ -1,4 +1,4 @@
-"""What a row of a JSON lines file may hold, and what to do with rows that come in the shapes of other tools."""
+"""Rows of JSON Lines files: the accepted contents, and remedies for rows in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 SHAPES = '{"text": "…"} or {"prompt": "…", "completion": "…"}'
 WRITE = f"write {SHAPES} on each line"
 
-# The keys of a row that other tools train on: what such a row is, and how it is written here. The first that fits counts.
+# The keys of rows of other tools: the kind of row, and its form here. The first match counts.
 ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"messages"}), "a chat",
      "apply the model's chat template: write all turns before an answer as prompt and the answer as completion"),
@@ -32,7 +32,7 @@ ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
 
 
 class UnusableRow(ValueError):
-    """A line that is no row to train on; ``remedy`` says how it must look."""
+    """A line that is not a training row; ``remedy`` describes the expected form."""
 
     def __init__(self, reason: str, remedy: str = WRITE) -> None:
         super().__init__(reason)
@@ -40,12 +40,12 @@ class UnusableRow(ValueError):
 
 
 def row_parts(line: bytes) -> list[tuple[str, bool]]:
-    """A row's texts, and whether each counts in the loss: ``{"text": …}``, or a prompt, which does not, and its completion.
+    """Return a row's texts, each with True if it counts in the loss.
 
-    Other keys beside these are ignored.
+    A row is ``{"text": …}``, or a prompt, which does not count, with its completion. Other keys are ignored.
 
     Raises:
-        UnusableRow: it is another kind of row, or none.
+        UnusableRow: it is another kind of row, or not a row.
     """
     try:
         row = json.loads(line)
@@ -65,13 +65,13 @@ def row_parts(line: bytes) -> list[tuple[str, bool]]:
 
 
 def known_keys(row: Collection[str]) -> bool:
-    """Whether these are the keys of a row, ours or another tool's, and not of JSON that happens to be somewhere."""
+    """Return True if these are the keys of a training row, hpc-mp's or another tool's, and not of unrelated JSON."""
     keys = set(row)
     return keys in ({"text"}, {"prompt", "completion"}) or any(wanted <= keys for wanted, _, _ in ELSEWHERE)
 
 
 def _of_another_shape(row: dict[str, Any]) -> UnusableRow:
-    """Why an object is no row to train on."""
+    """Return the error for an object that is not a training row."""
     for key in ("text", "prompt", "completion"):
         if not isinstance(row.get(key, ""), str):
             found = "a chat" if isinstance(row[key], list) and all(isinstance(each, dict) for each in row[key]) else "no string"

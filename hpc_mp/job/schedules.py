@@ -1,6 +1,6 @@
-"""The names of pipeline schedules and the sizes that they take. What their ranks do is in ``hpc_mp/layout/schedule``.
+"""The names of pipeline schedules and the sizes that they accept. The actions of their ranks are in ``hpc_mp/layout/schedule``.
 
-A schedule is a name of ``STAGES_PER_RANK`` or the path of a table, a file that ends in ``.csv``.
+A schedule is a name in ``STAGES_PER_RANK`` or the path of a table, a file that ends in ``.csv``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TABLE = ".csv"
 
 
 def is_table(name: str) -> bool:
-    """Whether a schedule is a file and not a name."""
+    """Return True if a schedule is a file and not a name."""
     return name.endswith(TABLE)
 
 
@@ -32,18 +32,18 @@ def is_schedule(name: str) -> bool:
 
 
 def stages_per_rank(name: str, virtual_stages: int) -> int:
-    """Stages of each rank. ``virtual_stages`` counts where the schedule leaves it open; 1 is what is said by saying nothing."""
+    """Return the stages per rank. ``virtual_stages`` counts only if the schedule does not fix the number; 1 is its default."""
     return STAGES_PER_RANK.get(name) or virtual_stages
 
 
 def check_sizes(name: str, pipeline: int, microbatches: int, virtual_stages: int, section: str = "") -> None:
-    """Whether there is such a schedule.
+    """Check the name and the sizes of a schedule.
 
     Args:
-        section: what stands before the keys in a message, such as ``"parallel."``.
+        section: the prefix of keys in messages, such as ``"parallel."``.
 
     Raises:
-        HpcMpError: an unknown name, a size below 1, or stages per rank or microbatches that the schedule cannot take.
+        HpcMpError: an unknown name, a size below 1, or stages per rank or microbatches that the schedule does not accept.
     """
     if not is_schedule(name):
         raise HpcMpError(f"{section}schedule = {name!r}", "is not a schedule",

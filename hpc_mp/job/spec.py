@@ -1,7 +1,7 @@
-"""The job file: one validated, frozen description of a run. Every table is a class, every key a field with its documentation.
+"""The job file: one validated, frozen description of a run. Every table is a class, every key a documented field.
 
-The string below a field says what the key does; the reference of the documentation is made from these strings, the types and
-the defaults.
+The string below a field documents the key. The reference is generated from these strings, the class docstrings and the
+defaults.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from hpc_mp.job.values import (
     seconds_of,
 )
 
-MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: what torchtitan's recipes give a GPU at a time
-MEMORY_WEIGHT = 0.0  # SageMaker's 0.8 is for models that do not fit: stages of equal bytes wait for the one with most to compute
-UNCOUNTED = 0  # steps of a job that says epochs, until its tokens are counted
-HORIZON = 2  # one forward and one backward: in that time 1F1B, once it is steady, sends one microbatch away and fetches one
-MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
+MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
+MEMORY_WEIGHT = 0.0  # SageMaker's 0.8 is for models that do not fit: stages of equal bytes wait for the slowest stage
+UNCOUNTED = 0  # steps of a job with epochs, until its tokens are counted
+HORIZON = 2  # one forward and one backward: in that time, 1F1B in steady state offloads one microbatch and fetches one
+MOST_MICROBATCHES = 2**16  # a rank's schedule has that many actions of each kind
 
 
 class Job(Section):
-    """Who runs where."""
+    """The placement of the job's ranks on nodes."""
 
     name: Name = "job"
     """What squeue shows; runs lie in `directory/name`. Example: `"llama"`."""
@@ -82,22 +82,22 @@ class Job(Section):
     """Seconds that saving a checkpoint may take; 0 = any time. Example: `14400`."""
 
 
-OF_EACH_S = 0.1  # seconds more for each rank: all of them load their packages from one file system
+OF_EACH_S = 0.1  # additional seconds per rank: all ranks load their packages from one file system
 
 
 def time_to_meet(job: Job) -> float:
-    """``job.meet_timeout`` for all ranks, in seconds; 0 = any time."""
+    """Return ``job.meet_timeout`` for all ranks, in seconds; 0 = no timeout."""
     return job.meet_timeout and job.meet_timeout + OF_EACH_S * job.nodes * job.ranks_per_node
 
 
 def grace_of(slurm: Slurm, job: Job) -> int:
-    """``slurm.grace``, at most a quarter of ``job.time_limit``; in seconds."""
+    """Return ``slurm.grace``, at most a quarter of ``job.time_limit``; in seconds."""
     limit = seconds_of(job.time_limit)
     return slurm.grace if limit is None else max(1, min(slurm.grace, limit // 4))
 
 
 class Model(Section):
-    """Which model: a Hugging Face checkpoint directory, or a config to start from random weights."""
+    """The model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
     pretrained: PathName | None = None
     """A Hugging Face checkpoint directory: its weights, its config and its tokenizer, which `data.tokenizer` can
@@ -120,7 +120,7 @@ class Model(Section):
 
 
 class Data(Section):
-    """What to train on."""
+    """The training data."""
 
     files: Patterns
     """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt":
@@ -142,7 +142,7 @@ class Data(Section):
 
 
 class Parallel(Section):
-    """How the ranks share the work. The data degree is what is left: ranks / (tensor x pipeline x context)."""
+    """The division of the work between ranks. The data degree is the remainder: ranks / (tensor x pipeline x context)."""
 
     tensor: Count = 1
     """Cuts every layer over so many ranks. Talks most: keep it inside a node."""
@@ -221,7 +221,7 @@ class Parallel(Section):
 
 
 class LossScale(Section):
-    """The loss scale of fp16: how it begins, and when it moves."""
+    """The loss scale of fp16: its initial value, and the conditions of its changes."""
 
     initial: Annotated[float, Field(gt=0, strict=True)] = 65536.0
     window: NonNegative = 1000
@@ -233,7 +233,7 @@ class LossScale(Section):
 class Train(Section):
     """The optimization."""
 
-    steps: Count = Field(default_factory=lambda: UNCOUNTED)  # no default that anybody could mean
+    steps: Count = Field(default_factory=lambda: UNCOUNTED)  # not a meaningful default
     """Required, unless `train.epochs` is given. Optimizer steps in all, those before a resume included."""
     epochs: Annotated[float, Field(gt=0, strict=True)] | None = None
     """In place of `train.steps`: how many times every sample is trained on. `hpc-mp launch` tokenizes the text (as `hpc-mp data
@@ -303,8 +303,8 @@ class Train(Section):
 
 
 class Evaluate(Section):
-    """The loss on text that is not trained on: the mean over all its tokens that count, without dropout. Training is the same
-    with and without it, to the last bit."""
+    """The loss on held-out text: the mean over all its tokens that count, without dropout. Training is bit for bit the same with
+    and without it."""
 
     files: tuple[PathName, ...] = ()
     """Paths or globs as in `data.files`, read by the training's tokenizer and cut as `data.sequence_length` says, every token
@@ -314,7 +314,7 @@ class Evaluate(Section):
 
 
 class Checkpoint(Section):
-    """When state is saved. The last step always is."""
+    """The times at which state is saved. It is always saved after the last step."""
 
     every: NonNegative = 0
     """Steps between two checkpoints; 0 = none in between. What a dead node costs is the steps since the last one."""
@@ -354,48 +354,49 @@ class JobSpec(Section):
 
     @property
     def data_degree(self) -> int:
-        """D: how many replicas of the model train side by side."""
+        """D: the number of replicas of the model that train in parallel."""
         p = self.parallel
         return self.ranks // (p.tensor * p.pipeline * p.context)
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline: those of all its ranks."""
+        """The number of pipeline stages, over all ranks of the pipeline."""
         p = self.parallel
         return p.pipeline * stages_per_rank(p.schedule, p.virtual_stages)
 
     @property
     def state_degree(self) -> int:
-        """D × C: how many ranks train the same parameters, on other samples or on other tokens of them."""
+        """D × C: the number of ranks that train the same parameters, on different samples or different tokens of a sample."""
         return self.data_degree * self.parallel.context
 
     @property
     def shard_degree(self) -> int:
-        """Over how many of these ranks ZeRO shards (1 for ZeRO-0)."""
+        """The number of these ranks over which ZeRO shards (1 for ZeRO-0)."""
         if self.parallel.zero == 0:
             return 1
         return self.parallel.shard_degree or self.state_degree
 
     @property
     def reduce(self) -> Literal["microbatch", "step"]:
-        """After what data ranks sum gradients. With one microbatch both are the same, and whole gradients need not be kept."""
+        """The interval at which data ranks reduce gradients. With one microbatch both values are equivalent, and "microbatch"
+        needs no whole gradients."""
         if self.parallel.zero < 2 or (self.parallel.reduce == "step" and self.microbatches > 1):
             return "step"
         return "microbatch"
 
     @property
     def profile(self) -> Path:
-        """Where measured seconds and bytes of the model's units lie."""
+        """The file with measured seconds and bytes of the model's units."""
         return Path(self.parallel.profile or Path(self.job.directory) / ".cache" / f"profile-{self.job.name}.json")
 
     @property
     def memory_weight(self) -> float:
-        """How much memory counts in a measured partition, of 1."""
+        """The weight of memory in a measured partition, between 0 and 1."""
         return MEMORY_WEIGHT if self.parallel.memory_weight is None else self.parallel.memory_weight
 
     @property
     def offload_horizon(self) -> int | None:
-        """How many computations before its backward a microbatch's activations come back; None: they never leave."""
+        """The number of computations before its backward at which a microbatch's activations are fetched; None: not offloaded."""
         p = self.parallel
         if "activations" not in p.offload:
             return None
@@ -405,8 +406,8 @@ class JobSpec(Section):
     def microbatches(self) -> int:
         """Microbatches per replica and optimizer step.
 
-        Default: without a pipeline as few as have at most ``MICROBATCH_TOKENS`` each, else up to 4 per pipeline rank, for
-        interleaved 1F1B a multiple of the ranks if there is one.
+        Default: without a pipeline, the fewest with at most ``MICROBATCH_TOKENS`` tokens each. Otherwise up to 4 per pipeline
+        rank; for interleaved 1F1B, a multiple of the ranks if one exists.
         """
         if self.parallel.microbatches is not None:
             return self.parallel.microbatches

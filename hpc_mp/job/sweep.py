@@ -1,4 +1,4 @@
-"""A sweep: several runs from one job file, which differ in some values. The table of the job file, and the runs that it means."""
+"""Sweeps: several runs from one job file that differ in some values. The table of the job file, and its expansion to runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hpc_mp.base.text import counted
 from hpc_mp.job.errors import dotted, shown
 from hpc_mp.job.values import Count, Section, leaves, toml_value
 
-MOST_RUNS = 1000  # Slurm's arrays have at most 1,001 elements unless a site says otherwise (MaxArraySize)
-# Tables that all runs of a sweep share: one script starts them on Slurm, and a sweep has no sweeps.
+MOST_RUNS = 1000  # Slurm's arrays have at most 1,001 elements unless a site sets MaxArraySize
+# Tables that all runs of a sweep share: one script starts them on Slurm, and sweeps cannot be nested.
 SHARED = ("job", "slurm", "environment", "sweep")
 
 Values = Mapping[str, Any]
@@ -36,12 +36,12 @@ class Sweep(Section):
 
     @property
     def given(self) -> bool:
-        """Whether the job file says anything of a sweep."""
+        """True if the job file has a sweep."""
         return bool(self.model_fields_set)
 
 
 def runs_of(sweep: Sweep) -> tuple[Values, ...]:
-    """The values of every run by their keys (``train.seed``), in order; nothing where there is no sweep.
+    """Return the values of every run by key (``train.seed``), in order; empty without a sweep.
 
     Raises:
         HpcMpError: the sweep names no runs, too many, the same one twice, or values that all runs must share.
@@ -75,18 +75,18 @@ def runs_of(sweep: Sweep) -> tuple[Values, ...]:
 
 
 def words_of(values: Values) -> str:
-    """``train.seed = 1, train.learning_rate = 0.001``."""
+    """Format values as ``train.seed = 1, train.learning_rate = 0.001``."""
     return ", ".join(f"{key} = {toml_value(value)}" for key, value in values.items())
 
 
 def summary_of(sweep: Sweep, runs: Sequence[Values]) -> str:
-    """``4 runs, train.seed(2) × train.learning_rate(2)``."""
+    """Summarize a sweep as ``4 runs, train.seed(2) × train.learning_rate(2)``."""
     shape = " × ".join(f"{key}({len(values)})" for key, values in _flat(sweep.grid).items())
     return ", ".join(filter(None, (counted(len(runs), "run"), shape)))
 
 
 def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
-    """Every combination, the last key varying fastest."""
+    """Return every combination, the last key varying fastest."""
     axes = _flat(grid)
     for key, values in axes.items():
         if not isinstance(values, list):
@@ -101,8 +101,8 @@ def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
 
 
 def _flat(table: Mapping[str, Any]) -> Values:
-    """``"train.seed" = 1`` as it is; ``train.seed = 1`` and ``train = { seed = 1 }``, which TOML reads as tables, by the same
-    name."""
+    """Flatten tables to dotted names. ``"train.seed" = 1`` stays; TOML reads ``train.seed = 1`` and ``train = { seed = 1 }`` as
+    tables."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         for name, leaf in (leaves(key, value) if "." not in key else {key: value}).items():

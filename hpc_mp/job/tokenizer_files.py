@@ -1,4 +1,4 @@
-"""Whose tokenizer a job uses, and whether it fits the model: what its files say, without the library that loads them."""
+"""The tokenizer that a job uses, and its fit to the model, determined from its files without the library that loads them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 
-# Where one of these lies in a directory, there is a tokenizer.
+# A directory with one of these files has a tokenizer.
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
                     "sentencepiece.bpe.model", "tekken.json")
-GPT2_FILES = ["vocab.json", "merges.txt"]  # which say all of GPT-2's kind of tokenizer
-BYTES = 256  # the alphabet of a tokenizer that is trained here; the token that ends documents comes on top
+GPT2_FILES = ["vocab.json", "merges.txt"]  # they define a GPT-2 tokenizer completely
+BYTES = 256  # the alphabet of a tokenizer that is trained here, without the end-of-document token
 
 
 def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
-    """The directory whose tokenizer is used: the given one, else the checkpoint's.
+    """Return the directory whose tokenizer is used: the given one, else the checkpoint's.
 
-    Cheap enough for a login node. None means that a tokenizer is trained on the job's files: for a model that begins with random
-    weights.
+    This is cheap enough for a login node. None means that a tokenizer is trained on the job's files, for a model with random
+    initial weights.
 
     Raises:
-        HpcMpError: ``given`` holds no tokenizer, or there is none for the checkpoint.
+        HpcMpError: ``given`` has no tokenizer, or the checkpoint has none.
     """
     if given is not None and not files_there(given, VOCABULARY_FILES):
         raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
@@ -37,14 +37,14 @@ def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
 
 
 def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
-    """Refuse at launch what no rank could use; ``directory`` as ``find_tokenizer`` gives it.
+    """Refuse an unusable tokenizer at launch; ``directory`` is the result of ``find_tokenizer``.
 
     Args:
         vocabulary: rows of the model's embedding.
 
     Raises:
-        HpcMpError: the tokenizer cannot be read, is of a kind that is not built yet, or has ids beyond the vocabulary; or the
-            vocabulary has no room for one that would be trained.
+        HpcMpError: the tokenizer cannot be read, is of an unsupported kind, or has ids beyond the vocabulary; or the vocabulary
+            is too small for a tokenizer that would be trained.
     """
     if directory is None:
         if vocabulary <= BYTES:
@@ -57,7 +57,7 @@ def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
 
 
 def check_kind(directory: Path) -> None:
-    """Refuse a directory without ``tokenizer.json`` that holds anything but GPT-2's two files. Raises HpcMpError."""
+    """Refuse a directory without ``tokenizer.json``, unless it has exactly GPT-2's two files. Raises HpcMpError."""
     if (directory / "tokenizer.json").exists():
         return
     found = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
@@ -83,7 +83,7 @@ def files_there(directory: Path, names: Sequence[str]) -> list[str]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The entries of a JSON object that are not null; none if there is no such file. Raises HpcMpError."""
+    """Return the entries of a JSON object that are not null; empty if the file does not exist. Raises HpcMpError."""
     if not path.exists():
         return {}
     try:
@@ -94,7 +94,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _size(directory: Path) -> int:
-    """The largest id of a tokenizer + 1, by its files. Raises HpcMpError."""
+    """Return the largest id of a tokenizer + 1, from its files. Raises HpcMpError."""
     file = directory / "tokenizer.json"
     if not file.exists():
         return _largest(read_object(directory / "vocab.json").values()) + 1

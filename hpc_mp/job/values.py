@@ -1,4 +1,4 @@
-"""The kinds of values that a job file's keys take, and those that no key takes; and what every table of it is."""
+"""The types of values of a job file's keys, values that no key accepts, and the base class of its tables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import dotted, shown, wrong
 from hpc_mp.job.schedules import NAMES, TABLE, is_schedule
 
-LEVELS = 32  # of tables and lists inside each other; a Hugging Face configuration has three
+LEVELS = 32  # nesting of tables and lists; a Hugging Face configuration has three
 SURROGATE = re.compile("[\ud800-\udfff]")
-WHOLE = 2**63  # TOML's whole numbers have 64 bits, Python reads longer ones too
+WHOLE = 2**63  # TOML's integers have 64 bits, but Python reads longer ones
 
-# What TOML can say and no key takes: (whether a value is so, the rule, the remedy).
+# Values that TOML allows but no key accepts: (predicate, rule, remedy).
 UNUSABLE: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (lambda v: isinstance(v, int) and not -WHOLE <= v < WHOLE, "does not fit into 64 bits", "write a smaller number"),
     (lambda v: isinstance(v, float) and not math.isfinite(v), "must be finite", "write a number"),
@@ -33,10 +33,10 @@ UNUSABLE: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
 
 
 def check_values(tree: dict[str, Any]) -> None:
-    """Refuse values that no key takes, before anything computes with them.
+    """Refuse values that no key accepts, before anything computes with them.
 
     Raises:
-        HpcMpError: for those in ``UNUSABLE``, and for more than ``LEVELS`` tables and lists inside each other.
+        HpcMpError: a value is in ``UNUSABLE``, or more than ``LEVELS`` tables and lists are nested.
     """
     waiting: list[tuple[tuple[str | int, ...], Any]] = [((), tree)]
     while waiting:
@@ -53,12 +53,12 @@ def check_values(tree: dict[str, Any]) -> None:
 
 
 def must(rule: str, remedy: str, holds: Callable[[Any], object]) -> AfterValidator:
-    """For ``Annotated``: a value of the right type must also satisfy ``holds``."""
+    """Return a validator for ``Annotated``: a value of the right type must also satisfy ``holds``."""
     return AfterValidator(_check(rule, remedy, holds))
 
 
 def must_first(rule: str, remedy: str, holds: Callable[[Any], object]) -> BeforeValidator:
-    """For ``Annotated``: the value must satisfy ``holds`` whatever its type, where pydantic would say it worse."""
+    """Return a validator for ``Annotated`` that runs before the type check, to replace a poorer message of pydantic."""
     return BeforeValidator(_check(rule, remedy, holds))
 
 
@@ -111,13 +111,13 @@ def _are_betas(value: Any) -> bool:
 
 
 PARTITIONS = ("auto", "uniform", "parameters", "cost", "profile")
-AT = "at:"  # and a regular expression
+AT = "at:"  # followed by a regular expression
 OFFLOADED = ("optimizer", "parameters", "activations")
 ONE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
 TIME = re.compile(r"\d{1,9}|\d{1,9}:\d\d?|(\d{1,9}-)?\d{1,9}:\d\d?:\d\d?|\d{1,9}-\d{1,9}(:\d\d?)?")
 
 DEPENDENCY = re.compile(r"(?:(afterok|afterany|afternotok):)?(?!after\w*:|singleton$|expand:|-)([^\x00-\x1f\x7f]+)")
-JOB_ID = re.compile(r"\d+(_\d+)?")  # of Slurm
+JOB_ID = re.compile(r"\d+(_\d+)?")  # a job ID of Slurm
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 NonNegative = Annotated[int, Field(ge=0, strict=True)]
@@ -185,7 +185,7 @@ class Section(BaseModel):
 
 
 def seconds_of(text: str) -> int | None:
-    """A time as Slurm writes it (``"90"`` minutes, ``"1:30:00"``, ``"1-12"``) in seconds; None for 0, which is no limit."""
+    """Convert a time in Slurm's notation (``"90"`` minutes, ``"1:30:00"``, ``"1-12"``) to seconds; None for 0, no limit."""
     days, dash, clock = text.rpartition("-")
     fields = [int(field) for field in clock.split(":")]
     if dash:
@@ -198,7 +198,7 @@ def seconds_of(text: str) -> int | None:
 
 
 def toml_value(value: Any) -> str:
-    """A value on one line, as a job file spells it: numbers, text, truth values, lists and tables."""
+    """Format a value on one line as in a job file: numbers, text, booleans, lists and tables."""
     if isinstance(value, BaseModel):
         value = value.model_dump()
     if isinstance(value, Mapping):
@@ -209,7 +209,7 @@ def toml_value(value: Any) -> str:
 
 
 def leaves(name: str, value: Any) -> dict[str, Any]:
-    """The leaves of a tree of tables under their dotted names; ``name`` is that of the tree, empty for a whole job file."""
+    """Return the leaves of a tree of tables by dotted name; ``name`` is that of the tree, empty for a whole job file."""
     if not isinstance(value, dict):
         return {name: value}
     below = (leaves(f"{name}.{key}" if name else key, inner) for key, inner in value.items())

@@ -1,1 +1,1 @@
-"""A cluster on a laptop: a real Slurm of several hosts on this machine, each host in namespaces of its own."""
+"""A cluster on a laptop: a real Slurm with several hosts on this machine, each in separate namespaces."""

@@ -1,7 +1,7 @@
-"""What can be done with a running cluster: nodes killed and booted, cables pulled and shaped, commands run.
+"""Operations on a running cluster: kill and boot nodes, pull and shape cables, run commands.
 
-Nothing is noted in pid files: a process is found in the process table by its command line, which names the cluster's directory,
-and it counts only if it is root's, for any user can call a process what he likes.
+No pid files are used. A process is found in the process table by its command line, which contains the cluster's directory. It
+must belong to root, because any user can choose a process's command line.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SLURM_VARIABLES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_",
 
 
 class LabError(Exception):
-    """The cluster did not do what it should have done in time."""
+    """Raised if the cluster does not reach the expected state in time."""
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0, pause: float = 0.05) -> None:
-    """Raise LabError with ``what`` if ``condition`` is not true within ``timeout`` seconds."""
+    """Wait for ``condition``. Raises LabError with ``what`` if it is not true within ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
@@ -46,17 +46,17 @@ class LabCluster:
 
     @property
     def conf(self) -> Path:
-        """What SLURM_CONF names."""
+        """The value for SLURM_CONF."""
         return self.directory / "etc" / "slurm.conf"
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment for a Slurm client, on this machine too: this process's own without what Slurm sets."""
+        """The environment of a Slurm client, also on this machine: that of this process without Slurm's variables."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(SLURM_VARIABLES)}
         return kept | {"SLURM_CONF": str(self.conf)}
 
     def inside(self, node: str) -> list[str]:
-        """What to put before a command that is to run inside a node, as root."""
+        """Return the prefix of a command to run it inside a node as root."""
         return ["nsenter", f"--target={self._init_of(node)}", *NAMESPACES, "--pid"]
 
     # --- nodes and cables --------------------------------------------------------------------------------------------
@@ -65,11 +65,11 @@ class LabCluster:
         return self._find(node) is not None
 
     def kill(self, node: str) -> None:
-        """End all processes of a node at once. Slurm calls it DOWN some 10 s later, unless it is booted again before."""
+        """Kill all processes of a node at once. Slurm marks it DOWN about 10 s later, unless it is booted again before."""
         init = self._init_of(node)
         space = os.readlink(f"/proc/{init}/ns/pid")
         os.kill(init, signal.SIGKILL)
-        wait_until(lambda: not _processes(space), f"node {node} dead")  # none has a port that it takes when it is booted
+        wait_until(lambda: not _processes(space), f"node {node} dead")  # so that no process holds a port that the boot needs
 
     def boot(self, node: str) -> None:
         """Start a node that was killed (its /tmp is empty again; its links are as they were)."""
@@ -85,39 +85,39 @@ class LabCluster:
         self.fabric("ip", "link", "set", f"p-{node}", "up" if up else "down")
 
     def shape(self, rate: str, nodes: Sequence[str] | None = None) -> None:
-        """Limit what nodes send and receive, each way, to a rate as tc writes it ("200mbit")."""
+        """Limit the rate of nodes in each direction, in tc's notation ("200mbit")."""
         self._queue(nodes or self.nodes, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
 
     def unshape(self, nodes: Sequence[str] | None = None) -> None:
-        """Take every limit away."""
+        """Remove all rate limits."""
         self._queue(nodes or self.nodes, "noqueue")
 
     # --- Slurm -------------------------------------------------------------------------------------------------------
 
     def idle(self) -> int:
-        """How many nodes are idle (of those that run: 24.11 counts a cloud's sleeping nodes too)."""
+        """Return the number of idle nodes (of ``nodes`` only: 24.11 counts a cloud's sleeping nodes too)."""
         asked = ["sinfo", "--noheader", f"--nodes={','.join(self.nodes)}", "--states=idle", "--format=%D"]
         return int(self.ask(asked).strip() or 0)
 
     def ask(self, argv: Sequence[str]) -> str:
-        """What a Slurm client says on standard output, "" when the controller does not answer."""
+        """Return the standard output of a Slurm client, "" if the controller does not answer."""
         command = [*self._enter(), *argv]
         done = subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         return done.stdout
 
     def wait_idle(self, timeout: float = 60.0) -> None:
-        """Until every node is idle."""
+        """Wait until every node is idle."""
         wait_until(lambda: self.idle() == len(self.nodes), "all nodes idle", timeout)
 
     def logs(self, lines: int = 20) -> str:
-        """The ends of all daemons' logs."""
+        """Return the last lines of all daemons' logs."""
         files = sorted(path for path in (self.directory / "log").iterdir() if path.stat().st_size)
         return "\n".join(f"== {f.name}\n" + "\n".join(f.read_text().splitlines()[-lines:]) for f in files)
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def _command(self, node: str | None) -> list[str]:
-        """The command line of PID 1 of a node, or of the cluster."""
+        """Return the command line of PID 1 of a node, or of the cluster."""
         if node is None:
             return _first(self.directory)
         return ["bash", f"{HERE}/node.sh", node, str(self.directory), conf.node_address(self.number, node)]
@@ -135,32 +135,32 @@ class LabCluster:
         return ["nsenter", f"--target={self._init_of(None)}", *NAMESPACES]
 
     def fabric(self, *argv: str) -> str:
-        """Run a command where the switches are: `p-n1` is the switch's end of n1's cable, `up-s1` and `dn-s1` an uplink's."""
+        """Run a command in the switches' namespace: `p-n1` is the switch's end of n1's cable, `up-s1` and `dn-s1` an uplink."""
         return subprocess.run([*self._enter(), *argv], check=True, capture_output=True, text=True).stdout
 
     @staticmethod
     def network_of(node: str) -> list[str]:
-        """What to put before a command of ``fabric`` that is to run in a node's network; its end of the cable is `eth0`."""
+        """Return the prefix of a command of ``fabric`` to run it in a node's network; the node's end of the cable is `eth0`."""
         return ["nsenter", f"--net=/run/netns/{node}"]
 
     def _cores_of(self, node: str) -> list[str]:
-        """What to put before a command that is to run on the node's share of the cores, if it has one."""
+        """Return the prefix of a command to run it on the node's share of the cores, empty if it has none."""
         shares = dict(line.split() for line in (self.directory / "etc" / "cores").read_text().splitlines())
         return ["taskset", "--cpu-list", shares[node]] if shares else []
 
     def processes(self, node: str) -> list[int]:
-        """All processes of a node, as seen from here."""
+        """Return the pids of all processes of a node, in this process's namespace."""
         return _processes(os.readlink(f"/proc/{self._init_of(node)}/ns/pid"))
 
     def _queue(self, nodes: Sequence[str], *discipline: str) -> None:
-        """The queueing discipline of both ends of the nodes' cables."""
+        """Set the queueing discipline at both ends of the nodes' cables."""
         for node in nodes:
             self.fabric("tc", "qdisc", "replace", "dev", f"p-{node}", "root", *discipline)
             self.fabric(*self.network_of(node), "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
 
 
 def _processes(space: str) -> list[int]:
-    """All that live in this namespace of processes, and those that have ended there and are not buried."""
+    """Return all processes in this pid namespace, including zombies."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -170,7 +170,7 @@ def _processes(space: str) -> list[int]:
 
 
 def first_process(directory: Path) -> int | None:
-    """PID 1 of the cluster in this directory."""
+    """Return the pid of the cluster's first process in this directory, None if it does not run."""
     return find_init(_first(directory))
 
 
@@ -179,9 +179,9 @@ def _first(directory: Path) -> list[str]:
 
 
 def find_init(argv: Sequence[str]) -> int | None:
-    """Root's process with this command line that is PID 1 of its own namespace; its pid as seen from here.
+    """Return the pid, in our namespace, of root's process with this command line that is PID 1 of its namespace, or None.
 
-    Of the script only the name counts: another installation of hpc-mp may have started it.
+    Only the name of the script is compared: another installation of hpc-mp may have started it.
     """
     wanted = _words(argv)
     for process in Path("/proc").glob("[0-9]*"):

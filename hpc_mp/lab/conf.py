@@ -18,20 +18,20 @@ def node_address(number: int, node: str) -> str:
 
 
 def cgroup_conf(release: tuple[int, ...]) -> str:
-    """cgroup.conf: no cgroups are used. Up to 23.11 there is no word for that: slurmd looks for a mounted hierarchy unless a
-    plugin is named, which then has nothing to do."""
+    """Return cgroup.conf, without use of cgroups. Up to 23.11 no option disables them: slurmd looks for a mounted hierarchy
+    unless a plugin is named, which is then unused."""
     return "CgroupPlugin=cgroup/v1\n" if release < (24, 5) else "CgroupPlugin=disabled\n"
 
 
 def munge(directory: Path) -> dict[str, str]:
-    """Lines for a munge of the lab's own. A credential's life (120 s by default) is also how long a requeued job is held back."""
+    """Return settings for a separate munge. The lifetime of a credential (120 s by default) also delays a requeued job."""
     return {"AuthType": "auth/munge", "AuthInfo": f"socket={directory}/munge/socket,cred_expire=5"}
 
 
 def slurm_conf(
     directory: Path, number: int, nodes: Sequence[str], node: str, accounting: bool, overrides: Mapping[str, str]
 ) -> str:
-    """slurm.conf: every line was needed on a real lab, or makes its user wait less. ``node`` is what a node has ("CPUs=4 …");
+    """Return slurm.conf: every line was necessary on a real lab or shortens waits. ``node``: a node's resources ("CPUs=4 …");
     ``overrides`` add or replace lines."""
     settings = {
         "ClusterName": f"lab{number}",
@@ -94,13 +94,13 @@ def topology_conf(leaves: Sequence[Sequence[str]]) -> str:
 
 
 def hosts(number: int, nodes: Sequence[str], machine: str) -> str:
-    """/etc/hosts of the lab. Slurm 24.11 must be able to resolve the submitting host too."""
+    """Return /etc/hosts of the lab. Slurm 24.11 must be able to resolve the submitting host too."""
     names = {address(number, 1): "ctl", **{node_address(number, n): n for n in nodes}, address(number, HOST): machine}
     return "127.0.0.1 localhost\n" + "".join(f"{at} {name}\n" for at, name in names.items())
 
 
 def network(number: int, leaves: Sequence[Sequence[str]]) -> str:
-    """A bridge per switch, a cable (veth pair) per node: `p-n1` at the switch, `eth0` in namespace n1."""
+    """Return the commands for a bridge per switch and a cable (veth pair) per node: `p-n1` at the switch, `eth0` in n1."""
     lines = [
         "link set lo up",
         "link add spine type bridge",

@@ -1,8 +1,8 @@
-"""A cluster that outlives the command that made it: a process in the background keeps it until it is ended.
+"""Clusters that outlive the command that made them: a background process, the keeper, holds a cluster until it is stopped.
 
-A cluster called NAME is the directory /var/lib/hpc-mp-NAME; it is up while a process holds a lock on that directory, which the
-keeper does for as long as it lives. When the keeper ends, however it ends, so does the cluster; when the cluster ends, the keeper
-takes away what is left. Both can be killed at once, by a power cut for one: then the next `start` clears the directory.
+A cluster called NAME is the directory /var/lib/hpc-mp-NAME. It is up while a process holds a lock on that directory, which the
+keeper holds until it ends. When the keeper ends, for any reason, the cluster ends too. When the cluster ends, the keeper removes
+its remains. If both are killed at once, for example by a power cut, the next `start` clears the directory.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ def directory_of(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """Of all clusters that are up."""
+    """Return the names of all clusters that are up."""
     return sorted(path.name.removeprefix(PREFIX) for path in STATE.glob(f"{PREFIX}*") if _held(path))
 
 
 def start(lab: Lab, say_progress: Callable[[str], None]) -> bool:
-    """Bring up a cluster that stays when this process ends, and return when all its nodes are idle.
+    """Start a cluster that stays up after this process ends, and return when all its nodes are idle.
 
     Nothing is left if it cannot start, or if this process is interrupted or killed before that.
 
     Returns:
         False if there is a cluster in that directory already.
     Raises:
-        LabError: it did not start; with the daemons' words.
+        LabError: the cluster did not start; the message contains the daemons' logs.
     """
     lock = _claim(lab.directory)
     if lock is None:
         return False
     reader, say = os.pipe()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # until each half knows what to do when interrupted
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # until both processes can handle signals
     keeper = os.fork()
     if keeper == 0:
-        os.close(reader)  # else it would not notice that nobody listens
+        os.close(reader)  # else the keeper would not get a broken pipe
         _keep(lab, say)
     os.close(say)
     os.close(lock)  # the keeper has it too
@@ -69,13 +69,13 @@ def start(lab: Lab, say_progress: Callable[[str], None]) -> bool:
 
 
 def stop(directory: Path) -> None:
-    """End a cluster and wait until nothing is left of it. LabError if that takes too long."""
+    """Stop a cluster and wait until nothing is left of it. Raises LabError on timeout."""
     try:
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # its keeper locks it longer than it is there: to its own end
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # locked until the keeper ends, even after its removal
     except FileNotFoundError:
         return
     traces = [directory]
-    with suppress(OSError, ValueError):  # one that has but begun to start has no number yet
+    with suppress(OSError, ValueError):  # a cluster that is just starting has no number yet
         traces.append(Path("/sys/class/net", Lab.interface(LabCluster(directory).number)))
     try:
         first = first_process(directory)
@@ -100,7 +100,7 @@ def _held(directory: Path) -> bool:
 
 
 def _locked(lock: int) -> bool:
-    """Whether somebody else has locked the directory that is open here."""
+    """Return True if another process has locked this open directory."""
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -110,7 +110,7 @@ def _locked(lock: int) -> bool:
 
 
 def _claim(directory: Path) -> int | None:
-    """A lock on the empty directory, as a descriptor; None if somebody has it."""
+    """Lock and empty the directory. Return the lock's descriptor; None if the cluster is up."""
     while True:
         directory.mkdir(exist_ok=True)
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -122,7 +122,7 @@ def _claim(directory: Path) -> int | None:
         if not ours:
             os.close(lock)
             return None
-        with suppress(FileNotFoundError):  # one that was just ending may have removed it under our hands
+        with suppress(FileNotFoundError):  # a cluster that was just ending may have removed it meanwhile
             if os.stat(directory).st_ino == os.fstat(lock).st_ino:
                 for left in directory.iterdir():
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -132,7 +132,7 @@ def _claim(directory: Path) -> int | None:
 
 
 def _listen(said: Iterable[str], say_progress: Callable[[str], None]) -> None:
-    """What the keeper says until the cluster is up, a JSON object per line."""
+    """Read the keeper's messages, a JSON object per line, until the cluster is up. Raises LabError if it fails."""
     for line in said:
         message = json.loads(line)
         if "up" in message:
@@ -144,7 +144,7 @@ def _listen(said: Iterable[str], say_progress: Callable[[str], None]) -> None:
 
 
 def _keep(lab: Lab, say: int) -> NoReturn:
-    """The keeper's life: its own session, no terminal, no files of whoever started it."""
+    """Run the keeper: in a separate session, without a terminal and without the parent's standard streams."""
     try:
         os.setsid()
         os.chdir("/")
@@ -163,7 +163,7 @@ def _keep(lab: Lab, say: int) -> NoReturn:
             _say(say, up=True)
             os.close(say)
             lab.process.wait()
-        except Exception as error:  # also a broken pipe: nobody waits for this cluster any more
+        except Exception as error:  # also a broken pipe: the process that waited for this cluster has ended
             with suppress(OSError):
                 _say(say, failed="\n".join([str(error), *getattr(error, "__notes__", ())]))
         finally:

@@ -1,7 +1,7 @@
-"""The making of a cluster, and its end.
+"""Start and end of a cluster.
 
-A cluster is one process tree below one PID 1 (`init.sh`) in namespaces of its own: when that process ends, the kernel ends every
-process, interface and mount of the cluster, and when the process that made the cluster ends, however it ends, so does `init.sh`.
+A cluster is one process tree below one PID 1 (`init.sh`) in separate namespaces. When that process ends, the kernel ends every
+process, interface and mount of the cluster. When the process that made the cluster ends, for any reason, `init.sh` ends too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ KEYS = ("munge/key", "etc/slurm.key")
 class Lab(LabCluster):
     """A cluster that lives from ``up`` to ``down``, or until the process that called ``up`` ends.
 
-    directory: is there and empty; all nodes see it; `down` removes it. leaves: the nodes, by leaf switch.
-    node: what each has, as slurm.conf writes it. accounting: slurmdbd with account `acc` and the ``users``.
+    directory: existing empty directory, visible to all nodes; `down` removes it. leaves: the nodes, by leaf switch.
+    node: resources of each node in slurm.conf's syntax. accounting: slurmdbd with account `acc` and the ``users``.
     overrides: lines of slurm.conf to add or replace.
-    keep: paths below /tmp that nodes see too, for every node has a /tmp of its own.
-    cores: of this machine, shared out among the nodes; default: each node runs on all.
-    release: of Slurm; default: this machine's. patience: seconds for the nodes to become idle.
+    keep: paths below /tmp that nodes see too, although every node has a separate /tmp.
+    cores: cores of this machine to divide among the nodes; default: each node runs on all cores.
+    release: release of Slurm; default: this machine's. patience: timeout in seconds for the nodes to become idle.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Lab(LabCluster):
         self.endings = ExitStack()
 
     def up(self, say: Callable[[str], None] = lambda _: None) -> None:
-        """Start everything and wait until all nodes are idle. LabError with the daemons' words if that fails.
+        """Start everything and wait until all nodes are idle. Raises LabError with the daemons' logs as a note.
 
-        say: called with what is being waited for.
+        say: called with the current step.
         """
         with ExitStack() as endings:
             unshare = ["unshare", *NAMESPACES, "--pid", "--fork", "--kill-child"]
@@ -96,11 +96,11 @@ class Lab(LabCluster):
             self.endings = endings.pop_all()
 
     def down(self) -> None:
-        """End everything; nothing is left: no process, interface, mount, directory."""
+        """End the cluster; no process, interface, mount or directory of it is left."""
         self.endings.close()
 
     def _claim(self) -> int:
-        """The cluster's number: the first for which this machine's end of the cable could be made, which only one can."""
+        """Return the cluster's number: the first for which the interface on this machine can be created, which is exclusive."""
         init = self._init_of(None)
         for number in range(32):
             name = self.interface(number)
@@ -113,16 +113,16 @@ class Lab(LabCluster):
 
     @staticmethod
     def _routed(number: int) -> bool:
-        """Whether this machine has something else at these addresses."""
+        """Return True if this machine already has a route to these addresses."""
         show = ["ip", "route", "show", "to", "root", f"{conf.address(number, 0)}/24"]
         return bool(subprocess.run(show, capture_output=True).stdout)
 
     def _release(self) -> None:
-        """Take this machine's end of the cable away (the kernel would do so a little later)."""
+        """Delete this machine's end of the cable (the kernel would do so a little later)."""
         subprocess.run(["ip", "link", "del", self.interface(self.number)], capture_output=True)
 
     def _evict(self, network: str, spared: int) -> None:
-        """End what was started in the cluster's network and nobody ended: this machine's processes there, but one."""
+        """Kill this machine's remaining processes in the cluster's network, except ``spared``."""
         here = os.readlink("/proc/self/ns/pid")
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -132,11 +132,11 @@ class Lab(LabCluster):
 
     @staticmethod
     def interface(number: int) -> str:
-        """This machine's end of the cluster's cable."""
+        """Return the name of this machine's end of the cluster's cable."""
         return f"slurmlab{number}"
 
     def files(self) -> dict[str, str]:
-        """What stands in the directory's etc: Slurm's files, and `init.sh`'s and `node.sh`'s, where a tab separates words."""
+        """Return the files of the directory's etc: Slurm's, and those of `init.sh` and `node.sh`, where a tab separates words."""
         at = self.directory
         release = self.release or installed_release()
         prolog = {"TaskProlog": str(at / "etc" / PROLOG)} if self.cores else {}
@@ -155,7 +155,7 @@ class Lab(LabCluster):
             "system": "",
             "kept": "\t".join(str(path) for path in (*self.keep, at) if path.is_relative_to("/tmp")) + "\n",
             "hidden": "",
-            PROLOG: (HERE / PROLOG).read_text(),  # every user runs it, and not all may read where hpc-mp lies
+            PROLOG: (HERE / PROLOG).read_text(),  # every user runs it, and not all may read the installation of hpc-mp
         }
 
     def write(self) -> None:
@@ -168,19 +168,19 @@ class Lab(LabCluster):
         for key in KEYS:
             (at / key).touch(0o600)
             (at / key).write_bytes(os.urandom(1024))
-        (at / "etc" / "slurmdbd.conf").chmod(0o600)  # slurmdbd asks for it
+        (at / "etc" / "slurmdbd.conf").chmod(0o600)  # slurmdbd requires it
         (at / "etc" / PROLOG).chmod(0o755)
 
 
 def installed_release() -> tuple[int, ...]:
-    """Of this machine's Slurm, such as (22, 5, 8)."""
+    """Return the release of this machine's Slurm, such as (22, 5, 8)."""
     program = shutil.which("slurmctld") or "/usr/sbin/slurmctld"
     said = subprocess.run([program, "-V"], capture_output=True, text=True).stdout
     return tuple(map(int, re.findall(r"\d+", said)[:3]))
 
 
 def shared_out(cores: Sequence[int], nodes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The cores of each node, the same number each; where there are fewer than nodes, neighbours have different ones."""
+    """Divide the cores evenly among the nodes. If there are fewer cores than nodes, neighbours get different cores."""
     each = len(cores) // len(nodes)
     if not each:
         return {node: (cores[i % len(cores)],) for i, node in enumerate(nodes)} if cores else {}
@@ -188,7 +188,7 @@ def shared_out(cores: Sequence[int], nodes: Sequence[str]) -> dict[str, tuple[in
 
 
 def spread(count: int, switches: int) -> list[tuple[str, ...]]:
-    """Nodes n1 … under so many leaf switches, as evenly as can be, the first ones larger."""
+    """Distribute nodes n1 … over leaf switches as evenly as possible, the first switches with more nodes."""
     nodes = [f"n{i}" for i in range(1, count + 1)]
     sizes = [count // switches + (i < count % switches) for i in range(switches)]
     ends = [sum(sizes[: i + 1]) for i in range(switches)]

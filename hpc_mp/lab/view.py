@@ -1,4 +1,4 @@
-"""What a running cluster looks like: its nodes as Slurm shows them, and their cables."""
+"""View of a running cluster: its nodes as Slurm shows them, and their cables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_mp.lab.cluster import LabCluster
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """Of one node. ``rate``: bit/s each way that it is limited to; None: it is not."""
+    """The cable of one node. ``rate``: limit in bit/s in each direction; None: no limit."""
 
     up: bool
     rate: int | None
@@ -21,7 +21,8 @@ class Cable:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """``state``: Slurm's word ("idle"); None while the controller does not answer. ``cable``: None for other than root."""
+    """The view of one node. ``state``: Slurm's state ("idle"); None while the controller does not answer. ``cable``: None unless
+    the user is root."""
 
     name: str
     switch: str
@@ -38,7 +39,7 @@ def host_views(cluster: LabCluster) -> list[HostView]:
 
 
 def written(rate: int) -> str:
-    """As tc writes a rate."""
+    """Return a rate in tc's notation."""
     for size, unit in ((10**9, "gbit"), (10**6, "mbit"), (10**3, "kbit")):
         if rate >= size:
             return f"{rate / size:g}{unit}"
@@ -58,7 +59,7 @@ def _states(cluster: LabCluster) -> dict[str, str]:
 
 
 def _cables(cluster: LabCluster) -> dict[str, Cable]:
-    """From the switch's end of each."""
+    """Read the cables at the switch's end."""
     links = {link["ifname"]: link for link in json.loads(cluster.fabric("ip", "-json", "link", "show"))}
     limits = {queue["dev"]: queue["options"]["rate"] * 8 for queue in json.loads(cluster.fabric("tc", "-json", "qdisc", "show"))
               if queue["kind"] == "tbf"}

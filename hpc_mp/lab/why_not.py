@@ -1,4 +1,4 @@
-"""Why a cluster cannot run on this machine, in one sentence."""
+"""Reasons why a cluster cannot run on this machine, each in one sentence."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ tc qdisc add dev cable0 root tbf rate 1mbit burst 16kb latency 50ms
 
 
 def missing(commands: Mapping[str, str]) -> list[str]:
-    """The packages of those commands that are not there, each once."""
+    """Return the packages of the missing commands, without duplicates."""
     return list(dict.fromkeys(package for command, package in commands.items() if shutil.which(command) is None))
 
 
 def refused() -> str | None:
-    """What the kernel, or the container around us, says to namespaces, bridges and shaped cables; None when it lets us."""
+    """Return the kernel's or container's error on namespaces, bridges and shaped cables; None if they are permitted."""
     unshare = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-c", PROBE]
     probe = subprocess.run(unshare, capture_output=True, text=True)
     return (probe.stderr.strip() or f"exit {probe.returncode}") if probe.returncode else None
 
 
 def unfit() -> str | None:
-    """Why not, whatever is installed: not Linux, not root."""
+    """Return the reason that no installation can cure: not Linux or not root; None if there is none."""
     if sys.platform != "linux":
         return "it is made of Linux namespaces, and this is no Linux"
     if os.geteuid() != 0:

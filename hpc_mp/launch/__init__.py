@@ -1,1 +1,1 @@
-"""From a job file to running ranks and back to words: plan, render, back ends, staging, status, logs, cancel, `hpc_mp.submit`."""
+"""Launch of job files and operations on runs: plan, script, back ends, staging, status, logs, cancel, `hpc_mp.submit`."""

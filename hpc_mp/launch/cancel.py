@@ -1,4 +1,4 @@
-"""End runs: ask their ranks to save first, and end them for good when they do not in time."""
+"""Cancellation of runs: their ranks are asked to save first, and killed if they do not end in time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.supervisor.exclusions import end_watch
 
 POLL_S = 0.5  # between two polls of the run directory
-KILL_S = 10.0  # until what was killed is gone
+KILL_S = 10.0  # until killed processes are gone
 
 
 def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str], None]) -> dict[RunDirectory, RunStatus]:
-    """Jobs that wait are cancelled, with the runs' successors; ranks save at their next step and stop. All runs are asked before
-    any is waited for.
+    """Cancel waiting jobs, with the runs' successors, and have ranks save at their next step and stop. All runs are asked
+    before any is waited for.
 
     Args:
-        runs: with what each is doing.
-        grace: seconds that they have for it; 0 ends them at once.
-        say: called with what is done.
+        runs: the runs with their current state.
+        grace: seconds that ranks have to save; 0 kills them at once.
+        say: called with a text about each action.
 
     Returns:
-        What each does then.
+        The state of each run afterwards.
 
     Raises:
-        RunFailed: Slurm refuses, or what runs cannot be ended from here.
+        RunFailed: Slurm refuses, or the runs cannot be ended from here.
         OSError: a run directory cannot be written.
     """
     if silent := [now.job for now in runs.values() if now.state == "unknown" and now.job is not None]:
@@ -56,16 +56,16 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
             for run, now in runs.items()}
     live = [run for run, job in jobs.items() if job is not None or held(run)]
     for run in live:
-        write_text(run.stop, "hpc-mp cancel\n")  # also what keeps the job from being queued again
+        write_text(run.stop, "hpc-mp cancel\n")  # also keeps the job from being requeued
     running = [job.id for job in jobs.values() if job is not None]
     ended: dict[RunDirectory, RunStatus] = {}
     if grace and live:
         if running:
-            with suppress(RunFailed):  # they may have ended just now
+            with suppress(RunFailed):  # the jobs may have ended just now
                 for (number, script), ids in _by_signal(live, jobs).items():
                     cancel(ids, number, script)
         for run in live:
-            if jobs[run] is None and isinstance(load_any(run.job), ProgramSpec):  # no program looks for the file of our ranks
+            if jobs[run] is None and isinstance(load_any(run.job), ProgramSpec):  # programs do not look for our ranks' stop file
                 _interrupt(run, (signal.SIGTERM,))
         programs = all(isinstance(load_any(run.job), ProgramSpec) for run in live)
         asked = "sent the ranks program.signal" if programs else "asked the ranks to save at the next step and to stop"
@@ -81,7 +81,7 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
 
 def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None],
             seconds: float) -> dict[RunDirectory, RunStatus]:
-    """Those that end within so many seconds, with what they have come to. Slurm is asked ever more rarely."""
+    """Return the runs that end within ``seconds``, with their final state. Slurm is asked at growing intervals."""
     start = time.monotonic()
     delays = iter(queue.DELAYS_S)
     due = start + next(delays)
@@ -102,7 +102,7 @@ def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob
 
 
 def _by_signal(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None]) -> dict[tuple[str, bool], list[str]]:
-    """The signal that tells ranks to stop, whether the job's script is to tell them, and the jobs whose ranks it tells."""
+    """Group the jobs by the signal that asks their ranks to stop, and by whether the job script must forward it."""
     found: dict[tuple[str, bool], list[str]] = {}
     for run in runs:
         if (job := jobs[run]) is not None:
@@ -124,12 +124,13 @@ def _kill(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | N
 
 
 def _interrupt(run: RunDirectory, numbers: Sequence[signal.Signals]) -> None:
-    """Send these to the launcher of ranks on this machine: it holds the run's lock file open, as its ranks do, which die with it.
+    """Send signals to the launcher of ranks on this machine. It holds the run's lock file open, as do its ranks, which die with
+    it.
 
-    Once the run has ended nothing is sent: its launcher may be at the next run of a sweep.
+    No signal is sent once the run has ended: its launcher may already be at the next run of a sweep.
 
     Raises:
-        RunFailed: it runs on another machine.
+        RunFailed: the launcher runs on another machine.
     """
     holders = sorted(_holders(run.lock), key=lambda process: process.create_time())
     if not holders and held(run):
@@ -141,7 +142,7 @@ def _interrupt(run: RunDirectory, numbers: Sequence[signal.Signals]) -> None:
 
 
 def _holders(lock: Path) -> list[psutil.Process]:
-    """The processes that have the file open."""
+    """Return the processes that have the file open."""
     found = []
     wanted = os.stat(lock)
     for process in psutil.process_iter():

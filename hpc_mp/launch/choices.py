@@ -1,6 +1,6 @@
-"""What a job file leaves to the machine or the cluster: the device, how GPUs are asked for, bad nodes, the environment profile.
+"""Choices that a job file leaves to the machine or the cluster: device, form of the GPU request, avoided nodes, profile.
 
-Pure: facts in, choices with their reasons out. The order of the ranks is the planner's choice.
+Pure functions: facts in, choices with their reasons out. The order of the ranks is the planner's choice.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hpc_mp.rundir import RunDirectory
 
 FORM, TYPE, EXCLUDE, PROFILE = "slurm.gpu_request", "slurm.gpu_type", "slurm.extra.exclude", "environment.profile"
 
-# Names that sites give to slices of a GPU: 1g.10gb, a100_3g.20gb, nvidia_a100_3g.20gb, 1g.10gb.me, mig-3g, mig_1g10gb.
+# Sites' names of GPU slices: 1g.10gb, a100_3g.20gb, nvidia_a100_3g.20gb, 1g.10gb.me, mig-3g, mig_1g10gb.
 MIG = re.compile(r"(^|[_-])mig([_-]|$)|(^|[_-])\d+g\.\d+gb", re.IGNORECASE)
 WITHOUT_TRES = frozenset({"select/cons_res", "select/linear"})  # know --gres, not --gpus-per-node
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """What ranks compute on, and how Slurm is asked for it.
+    """The ranks' device, and the form in which it is requested from Slurm.
 
     Attributes:
-        device: with the memories that are known.
-        form: the value of ``slurm.gpu_request``, and why it is that one.
+        device: the device, with its memory if known.
+        form: the value of ``slurm.gpu_request``, with its reason.
         type: the value of ``slurm.gpu_type``.
     """
 
@@ -47,20 +47,20 @@ class GpuRequest:
 
 
 def as_given(spec: AnySpec, device: Device) -> GpuRequest:
-    """The request where Slurm is asked for nothing, or tells nothing: the job's own."""
+    """Return the job's own values, if Slurm is not asked for GPUs or does not answer."""
     return GpuRequest(device, ResolvedKey(FORM, spec.slurm.gpu_request), ResolvedKey(TYPE, spec.slurm.gpu_type))
 
 
 def slurm_gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
-    """``device``, ``gpu_request`` and ``gpu_type`` decided by the job's partition; the job's own where it is not known.
+    """Decide ``device``, ``gpu_request`` and ``gpu_type`` by the job's partition; keep the job's own values if it is unknown.
 
-    A partition whose nodes list GPUs gives ``cuda`` and the form that the site's Slurm knows, with the type where the
-    site names one; one without gives ``cpu`` and ``none``. Some sites with GPUs do not count them: there say
-    ``device = "cuda"``.
+    A partition whose nodes list GPUs gives ``cuda`` and the request form that the site's Slurm supports, with the type if the
+    site names one. A partition without GPUs gives ``cpu`` and ``none``. Some sites with GPUs do not count them; the job must
+    then set ``device = "cuda"``.
 
     Raises:
-        HpcMpError: there is no such partition; it has slices of GPUs only, no GPUs of the wanted type, too few per node,
-            or several types of which the job names none.
+        HpcMpError: the partition does not exist; it has only slices of GPUs, no GPUs of the wanted type, too few per node, or
+            several types of which the job names none.
     """
     partition = facts.partition
     if facts.silence is not None:
@@ -94,7 +94,7 @@ def _form(spec: AnySpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]
 
 
 def _check_uncounted(spec: AnySpec, facts: ClusterFacts, partition: SlurmPartition) -> None:
-    """Refuse GPUs of a partition that lists none, unless the whole site counts none. Raises HpcMpError."""
+    """Refuse GPUs of a partition that lists none, unless the whole site lists none. Raises HpcMpError."""
     slurm, where = spec.slurm, f"partition {partition.name} lists no GPU"
     elsewhere = ", ".join(facts.gpu_partitions)
     choose = f"choose slurm.partition = {elsewhere}, which lists GPUs" if elsewhere else "choose a partition that lists GPUs"
@@ -115,7 +115,7 @@ def _no_partition(spec: AnySpec, name: str, known: tuple[str, ...]) -> HpcMpErro
 
 
 def _gpu_type(spec: AnySpec, partition: SlurmPartition) -> str | None:
-    """The type to ask for; None where the site names none, or the job's constraint or nodes choose."""
+    """Return the type to request; None if the site names none, or if the job's constraint or nodes determine it."""
     most: dict[str | None, int] = {}
     for kind in partition.kinds:
         for name, count in kind.gpus:
@@ -142,9 +142,10 @@ def _gpu_type(spec: AnySpec, partition: SlurmPartition) -> str | None:
 
 
 def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
-    """``slurm.extra.exclude`` with the nodes that have failed lately, where enough others are there; None: the job's own stands.
+    """Return ``slurm.extra.exclude`` with the nodes that failed recently, if enough others exist; None keeps the job's own
+    value.
 
-    Nodes of other partitions than the job's do not matter, and those that its user names are not for us to leave out.
+    Nodes outside of the job's partition are ignored. Nodes that the user names are never excluded.
 
     Args:
         bad: findings that have not expired, by node.
@@ -153,7 +154,7 @@ def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> Res
     states = {node: NodeState("down" if node in facts.out_of_service else "idle") for node in usable}
     excluded, wanted = (list(expand(str(spec.slurm.extra.get(option, "")))) for option in ("exclude", "nodelist"))
     found = [bad[node] for node in states if node in bad and node not in (*excluded, *wanted)]
-    if facts.allocation is not None:  # whose nodes the job has, whatever is held against them
+    if facts.allocation is not None:  # the job has these nodes, whatever is known against them
         found = [finding for finding in found if finding.node in facts.allocation]
         return ResolvedKey(EXCLUDE, None, f"not avoided, as this allocation has them: {_against(found)}" if found else "")
     if not found:
@@ -167,7 +168,7 @@ def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> Res
 
 
 def spare(nodes: Sequence[BadNode]) -> ResolvedKey[str | None]:
-    """The same for a job that could not start on the other nodes, which lack what it asks for: it may have these."""
+    """Return the choice to avoid no nodes, for a job that could not start on the others."""
     return ResolvedKey(EXCLUDE, None, f"not avoided, as the job could not start on the others: {_against(nodes)}")
 
 
@@ -176,19 +177,19 @@ def _against(nodes: Sequence[BadNode]) -> str:
 
 
 def avoided(given: AnySpec, chosen: ResolvedKey[str | None], bad: Mapping[str, BadNode]) -> tuple[BadNode, ...]:
-    """What is held against the nodes that ``avoid`` has added to those that the user excludes."""
+    """Return the findings on the nodes that ``avoid`` added to the user's exclusions."""
     users = expand(str(given.slurm.extra.get("exclude", "")))
     return tuple(bad[node] for node in expand(chosen.value or "") if node not in users)
 
 
 def choose_profile(spec: AnySpec, noted: str | None) -> ResolvedKey[str | None]:
-    """The environment profile; without a reason where the job does not speak of one.
+    """Return the environment profile; without a reason if the job does not mention one.
 
     Args:
-        noted: the platform that the doctor has seen on the nodes of the cluster; None where it has seen none.
+        noted: the platform that the doctor detected on the cluster's nodes; None if it detected none.
 
     Raises:
-        HpcMpError: there is no such profile.
+        HpcMpError: the profile does not exist.
     """
     wanted = spec.environment.profile
     if wanted is None:

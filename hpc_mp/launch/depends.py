@@ -1,8 +1,8 @@
-"""``slurm.depends``: what must have come before a job starts, as Slurm's ``--dependency`` says it.
+"""``slurm.depends``: conditions for the start of a job, translated to Slurm's ``--dependency``.
 
-A run is looked up in its directory. One that goes on has a Slurm job, and with ``slurm.chain`` several: whichever of them
-completes the run ends with exit code 0, the others do not (they are withdrawn, or end otherwise), so that any of them will do.
-A restart keeps the job's id.
+A run is looked up in its directory. A run that is not over has a Slurm job, and with ``slurm.chain`` several. The job that
+completes the run ends with exit code 0; the others do not (they are withdrawn, or end otherwise). So any of them may satisfy
+the dependency. A restart keeps the job's id.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hpc_mp.job.values import DEPENDENCY, JOB_ID
 from hpc_mp.launch.status import RunStatus, overview
 from hpc_mp.rundir import find_run
 
-# Of each kind, ends by which it holds already, and what an end is called by which it never will.
+# For each kind: the ends that satisfy it already, and the name of an end that never will.
 HOLDS = {"afterok": ("completed",), "afterany": ("completed", "failed", "stopped"), "afternotok": ("failed", "stopped")}
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What a job waits for.
+    """The dependencies of a job.
 
     Attributes:
-        option: of ``--dependency``; None where there is nothing to wait for.
-        words: one line for each that was named.
+        option: value of ``--dependency``; None if there is nothing to wait for.
+        words: one line for each named dependency.
     """
 
     option: str | None
@@ -42,11 +42,11 @@ NONE = Dependencies(None, ())
 
 
 def dependencies(spec: AnySpec, ask: Runner = queue.patient) -> Dependencies:
-    """What the runs and jobs of ``slurm.depends`` are, and what is still to be waited for.
+    """Resolve the runs and jobs of ``slurm.depends``, and determine which are still pending.
 
     Raises:
-        HpcMpError: a run or a job that there is not, or that has ended so that the dependency can never be satisfied; several
-            dependencies of which one is a run with ``slurm.chain``, which Slurm cannot say.
+        HpcMpError: a run or job does not exist, or ended so that the dependency can never be satisfied; or several dependencies
+            include a run with ``slurm.chain``, which Slurm cannot express.
     """
     found = [_one(word, ask) for word in spec.slurm.depends]
     terms = [term for term, _ in found if term is not None]
@@ -57,7 +57,7 @@ def dependencies(spec: AnySpec, ask: Runner = queue.patient) -> Dependencies:
 
 
 def _one(word: str, ask: Runner) -> tuple[str | None, str]:
-    """The term of ``--dependency`` and the words for one dependency."""
+    """Return the term of ``--dependency`` and the words for one dependency."""
     found = DEPENDENCY.fullmatch(word)
     assert found is not None  # a value of the job file is one line
     kind, name = found[1] or "afterok", found[2]
@@ -94,7 +94,7 @@ def _job(word: str, kind: str, job: SlurmJob) -> tuple[str | None, str]:
 
 
 def _ended(word: str, kind: str, state: str, remedy: str, said: str | None = None) -> tuple[None, str]:
-    """Nothing is left to wait for. Raises HpcMpError where the wait would never end."""
+    """Return no term and the words for a dependency that is satisfied. Raises HpcMpError if it never can be."""
     words = said or f"the run has {state}"
     if state not in HOLDS[kind]:
         otherwise = f'or write "afterany:{word.removeprefix(kind + ":")}" to start all the same'
@@ -104,5 +104,5 @@ def _ended(word: str, kind: str, state: str, remedy: str, said: str | None = Non
 
 
 def row(found: Dependencies) -> Sequence[str]:
-    """For the summary of a launch."""
+    """Return rows for the summary of a launch."""
     return [f"depends   {words}" for words in found.words]

@@ -1,4 +1,4 @@
-"""What the launcher needs to know about a Slurm cluster before it writes a job script, asked in one place."""
+"""Facts about a Slurm cluster that the launcher needs to write a job script, queried in one place."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from hpc_mp.job.program import meets_through_mpi
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Facts about a cluster and the partition of one job; None stands for what Slurm did not tell.
+    """Facts about a cluster and the partition of one job; None if Slurm did not report them.
 
     Attributes:
-        version: of Slurm.
+        version: release of Slurm.
         cluster: its name.
-        partition: the one that the job goes to; None also where it names several.
-        limits: of the partitions that the job and its components name, else of the default one.
-        rerouted: whether a plug-in of the site may send a job elsewhere that names no partition.
+        partition: the job's partition; also None if it names several.
+        limits: limits of the partitions that the job and its components name, else of the default one.
+        rerouted: True if a site plug-in may redirect a job that names no partition.
         gpu_partitions: names of the partitions whose nodes list GPUs.
-        unknown_partition: a name in the job that no partition has, hidden ones counted.
-        partition_names: those to choose from, where there is such a name.
+        unknown_partition: a name in the job that no partition has, including hidden ones.
+        partition_names: valid names, if there is such an unknown name.
         out_of_service: nodes of the partition that Slurm gives to no job now.
-        cpus: that a job may use on each node of the partition (``CPUEfctv`` and ``MaxCPUsPerNode``, the least of them).
-        threads_per_core: of these nodes.
+        cpus: CPUs that a job may use on each node of the partition (the minimum of ``CPUEfctv`` and ``MaxCPUsPerNode``).
+        threads_per_core: threads per core of these nodes.
         select: Slurm's ``SelectType``, such as ``select/cons_tres``.
         topology: its ``TopologyPlugin``, such as ``topology/tree``.
-        most_elements: that an array of jobs may have (``MaxArraySize``).
-        srun_options: long options that srun knows, those of the site's plug-ins among them.
-        mpi_plugins: by which srun's tasks may meet through MPI; asked for where they do.
+        most_elements: maximum size of a job array (``MaxArraySize``).
+        srun_options: long options of srun, including those of the site's plug-ins.
+        mpi_plugins: srun's MPI plug-ins; queried only for tasks that meet through MPI.
         allocation: the nodes of the allocation that the job runs in; None outside of one.
-        silence: why partitions are unknown, in Slurm's last words.
+        silence: reason why partitions are unknown, in Slurm's last words.
     """
 
     version: Version | None = None
@@ -66,10 +66,10 @@ class ClusterFacts:
 
 
 def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
-    """Ask Slurm; nothing that it leaves unanswered is an error. A controller that is silent is asked once.
+    """Query Slurm. Unanswered questions are not errors. A silent controller is asked only once.
 
     Args:
-        release: the version to write for, in place of the one found.
+        release: the version to write for, in place of the detected one.
     """
     ask = until_silent(ask)
     silence = partition = unknown = None
@@ -105,12 +105,12 @@ def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask
 
 
 def outside(spec: AnySpec, release: Version | None) -> ClusterFacts:
-    """The facts where Slurm starts no ranks: it is not asked."""
+    """Return the facts if Slurm starts no ranks: it is not queried."""
     return ClusterFacts(release)
 
 
 def _wanted(spec: AnySpec, known: Iterable[SlurmPartition]) -> SlurmPartition | None:
-    """The job's partition, else the default one."""
+    """Return the job's partition, else the default one."""
     name = spec.slurm.partition
     return next((one for one in known if one.name == name or (name is None and one.default)), None)
 
@@ -124,12 +124,13 @@ def _out_of_service(partition: SlurmPartition, ask: Runner) -> frozenset[str]:
 
 
 def _unknown(spec: AnySpec, seen: Sequence[str], ask: Runner) -> str | None:
-    """The first name in the job's lists of partitions that there is not. Sites hide partitions that take jobs all the same.
+    """Return the first name in the job's lists of partitions that does not exist. Sites may hide partitions that still take
+    jobs.
 
     Raises:
-        CommandFailed: Slurm does not tell.
+        CommandFailed: Slurm does not answer.
     """
-    if "clusters" in spec.slurm.extra:  # it is another one's to know
+    if "clusters" in spec.slurm.extra:  # another cluster knows it
         return None
     unseen = [name for words in _lists(spec) for name in words.split(",") if name not in seen]
     hidden = partition_names(ask) if unseen else ()
@@ -137,5 +138,5 @@ def _unknown(spec: AnySpec, seen: Sequence[str], ask: Runner) -> str | None:
 
 
 def _lists(spec: AnySpec) -> list[str]:
-    """The lists of partitions that the job and its components name."""
+    """Return the lists of partitions that the job and its components name."""
     return list(filter(None, (spec.slurm.partition, *(component.partition for component in spec.slurm.components))))

@@ -1,4 +1,4 @@
-"""Which run a word on the command line means: a directory, or the id of a Slurm job; and which runs there are."""
+"""Lookup of runs by a command-line argument (a directory or the id of a Slurm job), and listing of runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DEFAULT = str(Job.model_fields["directory"].default)  # job.directory
 
 
 def find(word: Path, ask: Runner = queue.patient) -> RunDirectory:
-    """The one run that is meant: a run directory, the newest one of ``DIRECTORY/NAME``, or that of a Slurm job.
+    """Return the run that an argument denotes: a run directory, the newest run of ``DIRECTORY/NAME``, or that of a Slurm job.
 
     Raises:
-        HpcMpError: there is none, or an array of several.
+        HpcMpError: no run exists, or the job is an array of several.
     """
     found = find_all(word, ask)
     if len(found) > 1:
@@ -33,7 +33,7 @@ def find(word: Path, ask: Runner = queue.patient) -> RunDirectory:
 
 
 def find_all(word: Path, ask: Runner = queue.patient) -> list[RunDirectory]:
-    """The same; of a whole array all its runs, in their order. Raises HpcMpError: there is none."""
+    """Return the run, or all runs of a whole array in their order. Raises HpcMpError if none exists."""
     if word.exists() or JOB_ID.fullmatch(str(word)) is None:
         return [find_run(word)]
     job_id = str(word)
@@ -49,7 +49,7 @@ def find_all(word: Path, ask: Runner = queue.patient) -> list[RunDirectory]:
 
 
 def job_of(run: RunDirectory) -> str | None:
-    """The id of the Slurm job that runs it; None where it has none of its own."""
+    """Return the id of the Slurm job that runs it; None if it has no separate job."""
     try:
         return run.job_id.read_text(encoding="utf-8").strip()
     except OSError:
@@ -57,13 +57,13 @@ def job_of(run: RunDirectory) -> str | None:
 
 
 def sweep_of(run: RunDirectory) -> list[RunDirectory]:
-    """All runs of the sweep that this run belongs to; itself alone where it belongs to none."""
+    """Return all runs of the sweep that this run belongs to; only the run itself if it belongs to none."""
     return list(members(run)) or [run]
 
 
 def here(directory: Path | None = None) -> list[Path]:
-    """Where the runs of a directory lie: ``runs`` in it, and ``job.directory`` of the job files in it; or around it, when it lies
-    among runs itself."""
+    """Return the directories with the runs of a directory: ``runs`` in it, and ``job.directory`` of the job files in it; or its
+    parent, if it is among runs itself."""
     base = (directory or Path.cwd()).resolve()
     for path in (base, *list(base.parents)[:2]):
         if is_run(path):
@@ -76,7 +76,7 @@ def here(directory: Path | None = None) -> list[Path]:
 
 
 def runs_below(directories: Iterable[Path]) -> Iterator[RunDirectory]:
-    """All runs of ``DIRECTORY/NAME/NNNN``, each once."""
+    """Yield all runs of ``DIRECTORY/NAME/NNNN``, each once."""
     seen: set[Path] = set()
     for directory in directories:
         for run in _below(directory):
@@ -86,7 +86,7 @@ def runs_below(directories: Iterable[Path]) -> Iterator[RunDirectory]:
 
 
 def listing(word: Path | None) -> list[Path] | None:
-    """Where the runs lie that are meant by no word, or by a directory of several jobs; None where a word means one run or job."""
+    """Return the directories of the runs to list, without argument or for a directory of several jobs; None for a run."""
     if word is None:
         return here()
     if not word.is_dir() or is_run(word.resolve()) or _of_name(word.resolve()):
@@ -104,20 +104,20 @@ def _below(directory: Path) -> Iterator[RunDirectory]:
 
 
 def _of_name(base: Path) -> list[RunDirectory]:
-    with suppress(OSError):  # somebody else's
+    with suppress(OSError):  # a directory of another user
         return [RunDirectory(path) for path in numbered(base) if is_run(path)]
     return []
 
 
 def _has_run(run: RunDirectory, job_id: str) -> bool:
-    """Whether the job runs it, or has run an earlier attempt of it, or is queued behind."""
+    """Return True if the job runs it, has run an earlier attempt of it, or is queued behind."""
     job = job_of(run)
     ids = {job, (job or "").partition("_")[0], *successors(run)}
     return job_id in ids or ((job is None or "_" not in job) and run.slurm_log(job_id).exists())
 
 
 def _directory(file: Path) -> str | None:
-    """``job.directory`` of a job file, as far as it is one."""
+    """Return ``job.directory`` of a job file; None if the file is not one."""
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))["job"]["directory"]
     except (OSError, ValueError, KeyError, TypeError):

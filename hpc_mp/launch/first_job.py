@@ -1,4 +1,4 @@
-"""A first job file that runs on what is here: ``slurm/job.toml.j2``, filled in."""
+"""A first job file that can run on the available hardware: ``slurm/job.toml.j2``, filled in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpc_mp.job.values import toml_value
 TEMPLATE = "slurm/job.toml.j2"
 TIME_LIMIT_S = 30 * 60
 GIB, MIB = 2**30, 2**20
-MEMORY_PER_CPU = 2 * GIB  # what a rank of the small model needs on CPUs, with room to spare
+MEMORY_PER_CPU = 2 * GIB  # need of a rank of the small model on CPUs, with a margin
 
-# Emulated ranks: (cores, GiB of memory) that must be there, (nodes, ranks per node). A rank takes half a GiB before it
-# holds any model; two cores carry four ranks of the small one.
+# Emulated ranks: required (cores, GiB of memory), (nodes, ranks per node). A rank takes half a GiB before it holds any model;
+# two cores carry four ranks of the small one.
 EMULATED = (((2, 4), (2, 2)), ((1, 2), (2, 1)), ((0, 0), (1, 1)))
 
 
@@ -41,7 +41,7 @@ LARGE = ModelSize(layers=12, hidden=1024, heads=16, vocabulary=8192, sequence=51
 
 @dataclass(frozen=True, slots=True)
 class FirstJob:
-    """Where the ranks of a first job run, on what, and how they share the model."""
+    """The layout of a first job: the place of its ranks, their device, and how they share the model."""
 
     nodes: int
     ranks_per_node: int
@@ -50,7 +50,7 @@ class FirstJob:
 
     @property
     def tensor(self) -> int:
-        """2 where the ranks of a node pair up: its traffic stays inside the node."""
+        """2 if the ranks of a node pair up, so that their traffic stays inside the node; else 1."""
         return 2 if self.ranks_per_node % 2 == 0 else 1
 
     @property
@@ -63,7 +63,7 @@ class FirstJob:
 
 
 def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
-    """Two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
+    """Return two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
     if site is not None:
         mine = site.terms.quality.per_user if site.terms.quality else {}
         nodes = min(2, len(site.kind.nodes), max(1, mine.get("node", 2)))
@@ -78,7 +78,7 @@ def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
 
 
 def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
-    """A commented job file for what was found; ``site`` is None without Slurm."""
+    """Return a commented job file for the detected hardware; ``site`` is None without Slurm."""
     start = choose(machine, site)
     jinja = jinja2.Environment(finalize=toml_value, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                                keep_trailing_newline=True, autoescape=False)
@@ -88,12 +88,12 @@ def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
 
 
 def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
-    """All of the node that comes with its GPUs, shared out; without GPUs a CPU per rank and what a rank needs there."""
+    """Return a rank's share of the CPUs and memory of a node with GPUs; without GPUs a CPU per rank and its memory."""
     if site.kind.gpu_count:
         return {"cpus-per-task": max(1, site.cpus // start.ranks_per_node), "mem": "0"}
     return {"mem-per-cpu": f"{min(MEMORY_PER_CPU, site.kind.memory // site.kind.cpus) // MIB}M"}
 
 
 def _time_limit(most: str | None) -> str:
-    """Half an hour, or the limit of the site where that is shorter."""
+    """Return half an hour, or the site's limit if that is shorter."""
     return most if most and seconds(most) < TIME_LIMIT_S else "00:30:00"

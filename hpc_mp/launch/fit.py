@@ -1,7 +1,7 @@
-"""Whether a job could ever start: what it asks for, held against what its partition allows and what the nodes there have.
+"""Detection of jobs that can never start: the request is compared with the partition's limits and the hardware of its nodes.
 
-Slurm takes many a job that no node can run, and lets it wait for ever. Refused is only what no order of the queue can mend: a
-node that is busy or down counts like any other, and what Slurm does not tell is no limit.
+Slurm accepts many jobs that no node can run, and lets them wait for ever. A job is refused only if no change in the queue can
+help: a node that is busy or down counts like any other, and facts that Slurm does not report are no limit.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from hpc_mp.launch.render.values import JobComponent, one_thread_per_core, parts
 from hpc_mp.planner.device import Device, Pool
 
 UNSTARTABLE = frozenset({"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"})
-UNSET_MEMORY = 2**20  # Slurm's RealMemory of nodes of which nobody has said it: 1 MB
-UNITS = {"K": 2**10, "": 2**20, "M": 2**20, "G": 2**30, "T": 2**40}  # of --mem; a number alone is megabytes
+UNSET_MEMORY = 2**20  # Slurm's RealMemory for nodes without a configured value: 1 MB
+UNITS = {"K": 2**10, "": 2**20, "M": 2**20, "G": 2**30, "T": 2**40}  # of --mem; without a unit in megabytes
 
 
 @dataclass(frozen=True, slots=True)
 class NodeNeed:
-    """Something that every node of the job must have.
+    """A requirement on every node of the job.
 
     Attributes:
-        value: the key of the job, as its author wrote it.
-        amount: on each node.
-        of: what a kind of nodes has of it; None where Slurm does not tell.
-        words: an amount, in words.
-        remedy: from the most that enough nodes have.
-        sum: how the amount comes about.
+        value: the key of the job, as the user wrote it.
+        amount: the amount on each node.
+        of: returns the amount that a kind of nodes has; None if Slurm does not report it.
+        words: formats an amount.
+        remedy: returns the remedy, given the most that enough nodes have.
+        sum: the derivation of the amount.
     """
 
     value: str
@@ -55,16 +55,16 @@ class NodeNeed:
 def check_fit(spec: AnySpec, facts: ClusterFacts) -> None:
     """Refuse a job that Slurm would never start.
 
-    Where a job names several partitions, one that could run it is enough. GPUs count once it is known that ranks compute on them.
+    If a job names several partitions, one that could run it is enough. GPUs count once it is known that ranks compute on them.
 
     Raises:
-        HpcMpError: the nodes, CPUs, GPUs, memory or time that no partition of the job has, or more runs of a sweep than Slurm
-            takes as one array.
+        HpcMpError: no partition of the job has the nodes, CPUs, GPUs, memory or time, or a sweep has more runs than Slurm takes
+            as one array.
     """
     if facts.most_elements is not None and (runs := len(runs_of(spec.sweep))) > facts.most_elements:
         raise HpcMpError("[sweep]", f"has {counted(runs, 'run')}, and this Slurm takes arrays of {facts.most_elements:,} jobs at "
                          "most (MaxArraySize)", "make several sweeps of it")
-    if "clusters" in spec.slurm.extra:  # the facts are of another one
+    if "clusters" in spec.slurm.extra:  # the facts are of another cluster
         return
     known = {each.partition.name: each for each in facts.limits}
     default = facts.partition.name if facts.partition is not None and not facts.rerouted else None
@@ -77,10 +77,10 @@ def check_fit(spec: AnySpec, facts: ClusterFacts) -> None:
 
 
 def never_starts(job: SlurmJob, spec: AnySpec, ask: Runner = ask) -> SlurmJob:
-    """A job that waits because its partition can never run it, with the one thing that it asks too much of.
+    """Return a job that waits because its partition can never run it, with the one requirement that is too high.
 
     Args:
-        spec: the job of its run, every choice made.
+        spec: the job of its run, with every choice made.
     """
     if not job.waits or job.reason.split(",")[0] not in UNSTARTABLE:
         return job
@@ -93,10 +93,10 @@ def never_starts(job: SlurmJob, spec: AnySpec, ask: Runner = ask) -> SlurmJob:
 
 
 def with_node_memory(device: Device, spec: AnySpec, facts: ClusterFacts, nodes: Sequence[int]) -> Device:
-    """A device whose memory is that of its nodes, where these are of one partition and Slurm counts their memory.
+    """Return the device with the memory of its nodes, if they are in one partition and Slurm counts their memory.
 
     Args:
-        nodes: of every rank, the node that it sits on.
+        nodes: the node of every rank.
     """
     if device.kind != "cpu" or device.pools or facts.partition is None or spec.slurm.components:
         return device
@@ -112,7 +112,7 @@ def with_node_memory(device: Device, spec: AnySpec, facts: ClusterFacts, nodes: 
 
 
 def _by_node(nodes: Sequence[int]) -> list[list[int]]:
-    """The ranks of each node."""
+    """Return the ranks of each node."""
     found: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         found.setdefault(node, []).append(rank)
@@ -120,12 +120,12 @@ def _by_node(nodes: Sequence[int]) -> list[list[int]]:
 
 
 def _hidden(limits: PartitionLimits) -> bool:
-    """Whether the partition has nodes that nobody can see, so that nobody knows what they have."""
+    """Return True if the partition has nodes that we cannot see, so that their hardware is unknown."""
     return limits.total > sum(len(kind.nodes) for kind in limits.partition.kinds)
 
 
 def _refusal(spec: AnySpec, part: JobComponent, number: int, limits: PartitionLimits) -> HpcMpError | None:
-    """Why this partition can never run a part of the job; None where it can."""
+    """Return the reason why this partition can never run a part of the job; None if it can."""
     value = f"slurm.components[{number}].nodes = {part.nodes}" if spec.slurm.components else f"job.nodes = {part.nodes}"
     found = _count_refusal(value, spec, part, limits) or _time_refusal(spec, part, limits)
     if found is not None or _hidden(limits):
@@ -165,7 +165,7 @@ def _time_refusal(spec: AnySpec, part: JobComponent, limits: PartitionLimits) ->
 def _need_refusals(
     value: str, needs: Sequence[NodeNeed], part: JobComponent, limits: PartitionLimits
 ) -> Iterator[HpcMpError]:
-    """What too few nodes have; then what many have, but too few of them together."""
+    """Yield requirements that too few nodes meet; then those that enough nodes meet separately, but too few together."""
     name, nodes, left_out = limits.partition.name, part.nodes, _excluded(part, limits)
     usable = [kind for kind in limits.partition.kinds for node in kind.nodes if node not in left_out]
     for need in needs:
@@ -197,7 +197,7 @@ def _needs(spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> list[N
             ranks_value, ranks * each, lambda kind: kind.cpus // threads, lambda cpus: f"{counted(cpus, 'CPU')}",
             lambda most: f"use {most // each} or fewer, on more nodes, {elsewhere}" if most >= each
             else f"lower slurm.extra.cpus-per-task = {each} to {most} or less, {elsewhere}", total))
-    counted_here = any(kind.gpus for kind in limits.partition.kinds)  # where none are, ``slurm_gpus`` says what that means
+    counted_here = any(kind.gpus for kind in limits.partition.kinds)  # without any, ``slurm_gpus`` handles it
     if counted_here and part.gpus is not None and spec.job.device == "cuda" and spec.slurm.gpu_request != "auto":
         wanted = spec.slurm.gpu_type
         needs.append(NodeNeed(
@@ -214,18 +214,18 @@ def _needs(spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> list[N
 
 
 def _has(need: NodeNeed, kind: NodeKind) -> int:
-    """What is not known is no limit."""
+    """Return the amount that a kind of nodes has; an unknown amount is no limit."""
     found = need.of(kind)
     return need.amount if found is None else found
 
 
 def _gpus(kind: NodeKind, wanted: str | None) -> int:
-    """GPUs of the wanted type, or of no type, which may be of any; of one type where none is wanted."""
+    """Return the GPUs of the wanted type, or without a type, which may be of any; the most of one type if none is wanted."""
     return max((count for name, count in kind.gpus if wanted is None or name in (None, wanted)), default=0)
 
 
 def _memory(part: JobComponent, cpus: int) -> tuple[str, int] | None:
-    """The option that asks for memory, and the bytes that it asks for on a node; None where all of a node's is taken."""
+    """Return the option that requests memory, and the requested bytes per node; None if all of a node's is taken."""
     for key, times in (("mem", 1), ("mem-per-cpu", cpus)):
         found = re.fullmatch(r"(\d+)([KMGT]?)B?", str(part.extra.get(key, "")).upper())
         if found and int(found[1]):
@@ -234,13 +234,13 @@ def _memory(part: JobComponent, cpus: int) -> tuple[str, int] | None:
 
 
 def _excluded(part: JobComponent, limits: PartitionLimits) -> set[str]:
-    """The nodes of the partition that the job leaves out."""
+    """Return the nodes of the partition that the job excludes."""
     text = str(part.extra.get("exclude", ""))
-    if "/" in text:  # a file that holds them
+    if "/" in text:  # a file with the names
         return set()
     return {node for kind in limits.partition.kinds for node in kind.nodes} & set(expand(text))
 
 
 def _with_own_qos(spec: AnySpec) -> bool:
-    """A quality of service may lift a partition's limits of nodes and time, which only Slurm can tell."""
+    """Return True if the job has a quality of service: it may lift the partition's limits, as only Slurm knows."""
     return spec.slurm.qos is not None

@@ -1,4 +1,4 @@
-"""``hpc_mp.run_job``: plan, place, render and start a job, and say what became of it. ``hpc-mp launch`` is its command line."""
+"""``hpc_mp.run_job``: plan, place, render and start a job, and return its outcome. ``hpc-mp launch`` is its command line."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ from hpc_mp.rundir.plan import read_plan
 
 ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named))
 
-# Keys of --set that give variables, which may be passwords.
+# Keys of --set for variables, which may be passwords.
 _VARIABLES = re.compile(r"environment\.set\b|program\.environment\b|^\s*(environment|program|sweep)\s*$")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What is to be launched, and how.
+    """The job to launch, and the options of its launch.
 
     Attributes:
-        job: a job file; or a job made in Python, whose relative paths are seen from the current directory.
+        job: a job file; or a job made in Python, whose relative paths are relative to the current directory.
         on: Slurm, emulated nodes of this machine or mpirun; "auto" is a step inside a live allocation, else Slurm if it
             answers, else emulated nodes.
         overrides: ``"train.steps=20"`` strings, as ``--set`` takes them.
-        wait: whether to wait for the end of a Slurm job; all others are always waited for.
-        resume: go on with the run whose job file this is, else with the newest run of this job, on this or another layout.
-        slurm_version: the release to write the job script for, in place of the one found.
+        wait: True to wait for the end of a Slurm job; all others are always waited for.
+        resume: True to resume the run that this job file belongs to, else the newest run of this job, on this or another
+            layout.
+        slurm_version: the release to write the job script for, in place of the detected one.
     """
 
     job: Path | AnySpec
@@ -69,8 +70,8 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A launch that was not made: a plan for every run of a sweep, the first run's directory, its script, what it trains on
-    (None: it is a program that knows itself), and whether its script would be used, or was asked for."""
+    """A launch that was only planned: a plan for every run of a sweep, the first run's directory, its script, its training text
+    (None for a program, which has its own), and whether its script would be used or was requested."""
 
     plans: tuple[JobPlan, ...]
     run: Path
@@ -79,7 +80,7 @@ class Preview:
     used: bool
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the document for ``--json``."""
         return {"run": str(self.run), "state": "planned", "job_id": None, "where": self.plans[0].where.place,
                 "template": self.script.template, "script": self.script.text, "explanations": self.script.explanations,
                 "choices": self.plans[0].resolution.document(),
@@ -91,7 +92,7 @@ def run_job(
     job: Path | str | AnySpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
     say: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Launch a job and return what became of it; nothing is printed.
+    """Launch a job and return its outcome; nothing is printed.
 
     ::
 
@@ -101,17 +102,17 @@ def run_job(
         else:
             print(outcome.cause)
 
-    A run that fails is an outcome too: its ``state`` is "failed", and ``cause`` says why. A first Ctrl-C lets the ranks save
-    and stop ("stopped"), a second one kills them; while a Slurm job is waited for it ends the waiting ("submitted").
+    A failed run is an outcome too: its ``state`` is "failed", and ``cause`` has the reason. A first Ctrl-C lets the ranks save
+    and stop ("stopped"), a second one kills them; while waiting for a Slurm job, it ends the waiting ("submitted").
 
     Args:
-        job: a job file, or a job made in Python (``JobSpec`` or ``ProgramSpec`` of ``hpc_mp.job``), whose relative paths are seen
-            from the current directory.
-        on: where, as ``hpc-mp launch --on`` takes it: "auto", "slurm", "local" (emulated nodes of this machine) or another.
-        overrides: ``"train.steps=20"`` strings, as ``hpc-mp launch --set`` takes them.
-        wait: whether to wait for the end of a Slurm job; all others are always waited for.
-        resume: go on with the newest run of this job, on this or another layout.
-        say: called with every text that ``hpc-mp launch`` would print: the plan, where the run lies, warnings.
+        job: a job file, or a job made in Python (``JobSpec`` or ``ProgramSpec`` of ``hpc_mp.job``), whose relative paths are
+            relative to the current directory.
+        on: the back end, as for ``hpc-mp launch --on``: "auto", "slurm", "local" (emulated nodes of this machine) or another.
+        overrides: ``"train.steps=20"`` strings, as for ``hpc-mp launch --set``.
+        wait: True to wait for the end of a Slurm job; all others are always waited for.
+        resume: True to resume the newest run of this job, on this or another layout.
+        say: called with every text that ``hpc-mp launch`` would print: the plan, the run's directory, warnings.
 
     Raises:
         HpcMpError: the job, the machine or the cluster cannot do it; nothing has been started or written.
@@ -121,7 +122,7 @@ def run_job(
 
 
 def launch(request: LaunchRequest, listener: Listener) -> Outcome:
-    """As ``run_job``; the listener also gets the progress of the ranks."""
+    """Launch like ``run_job``; the listener also gets the progress of the ranks."""
     plans = plan_job(request, partial(counted_steps, listener=listener))
     backend = BACKENDS[plans[0].where.place]
     check, summary = _once(_check_models(plans, request, listener)), _summary(plans, backend)
@@ -137,7 +138,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
                              if isinstance(plan, TrainingPlan) else "nothing is left to do: the run is complete")
                 done, known = resumed.run.attempt(), verdict(resumed.run)
                 outcome = Outcome(resumed.run.path, "completed", **figures(resumed.run, done))
-                if known is not None and known.state == "completed":  # It ended then, and not now.
+                if known is not None and known.state == "completed":  # it ended earlier, not now
                     return replace(outcome, report=known.report)
                 return conclude(outcome, done, listener.note)
             return backend.start(Launch((plan,), resumed, request.wait, check, listener))
@@ -156,7 +157,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
 
 
 def preview(request: LaunchRequest, listener: Listener) -> Preview:
-    """Check everything and render the job script; start and write nothing."""
+    """Check everything and render the job script, without starting or writing anything."""
     plans = plan_job(request, estimated_steps)
     check_writable(plans[0].spec)
     with _resumed(plans[0], request) as resumed:
@@ -176,16 +177,16 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
 
 
 def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:
-    """The plan of the job, or of every run of its sweep; checked, but for what only transformers knows of its model.
+    """Return the plan of the job, or of every run of its sweep. Everything is checked except what only transformers knows of
+    the model.
 
-    The job of a plan has its sweep where the back end starts all of its runs with one script.
+    The job of a plan keeps its sweep if the back end starts all runs with one script.
 
     Args:
-        count: puts steps in place of epochs.
+        count: replaces epochs by steps.
 
     Raises:
-        HpcMpError: a value that is wrong, files that are not there, a layout that the model, the machine or the cluster
-            does not have.
+        HpcMpError: a value is wrong, files are missing, or the model, the machine or the cluster does not support the layout.
     """
     if request.on not in ON:
         raise HpcMpError(f"on = {request.on!r}", "is no back end", f"choose one of {', '.join(ON)}")
@@ -214,10 +215,10 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
 
 
 def launched_text(plans: Sequence[JobPlan]) -> TrainingText | None:
-    """What the first plan trains on, None for programs; the text of the others, which are runs of its sweep, is checked too.
+    """Return the training text of the first plan, None for programs; the texts of the other runs of its sweep are checked too.
 
     Raises:
-        HpcMpError: it cannot be read, or is not what the model takes.
+        HpcMpError: a text cannot be read, or does not fit the model.
     """
     trained = [plan for plan in plans if isinstance(plan, TrainingPlan)]
     if not trained:
@@ -230,7 +231,7 @@ def launched_text(plans: Sequence[JobPlan]) -> TrainingText | None:
 
 
 def again(request: LaunchRequest, run: Path) -> str:
-    """The command that goes on with a run of this request. Values of variables are left out: they may be passwords."""
+    """Return the command that resumes a run of this request. Values of variables are left out: they may be passwords."""
     if isinstance(request.job, AnySpec):
         return again_alone(request, run)
     return shlex.join(["hpc-mp", "launch", str(request.job), *_on(request),
@@ -238,7 +239,7 @@ def again(request: LaunchRequest, run: Path) -> str:
 
 
 def again_alone(request: LaunchRequest, run: Path) -> str:
-    """The command that goes on with this very run, one of a sweep, by its own job file."""
+    """Return the command that resumes this run of a sweep by its own job file."""
     return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), *_on(request), "--resume"])
 
 
@@ -247,14 +248,14 @@ def _on(request: LaunchRequest) -> list[str]:
 
 
 def _shown(override: str) -> str:
-    """Without the values of variables, which may be passwords; also where a sweep or a whole table gives them."""
+    """Return an override without the values of variables, which may be passwords, also if a sweep or a whole table sets them."""
     key, _, _ = override.partition("=")
     return f"{key}=…" if _VARIABLES.search(key) else override
 
 
 @contextmanager
 def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
-    """The run to go on with, held; None for a new one, as runs of a sweep are that were not started."""
+    """Hold and yield the run to resume; None for a new run, such as a run of a sweep that was not started."""
     if not request.resume or (plan.member is not None and plan.resumes is None):
         yield None
         return
@@ -263,7 +264,7 @@ def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
 
 
 def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | None = None) -> str:
-    """The plan in words; of a sweep the first run's, and the values of all."""
+    """Return the plan in words; for a sweep the first run's, and the values of all."""
     first, title = plans[0], backend.target.title
     if isinstance(first, ProgramPlan):
         words = describe_program(first, title)
@@ -276,7 +277,7 @@ def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | N
 
 
 def _time_remark(limit: str) -> list[str]:
-    """A row on a limit of one or two numbers, which Slurm counts in minutes and seconds; people write them for hours."""
+    """Return a row on a limit of one or two numbers, which Slurm counts in minutes and seconds but users may mean as hours."""
     found, seconds = re.fullmatch(r"(\d{1,3})(:\d\d?)?", limit), seconds_of(limit)
     if found is None or seconds is None:
         return []
@@ -285,7 +286,7 @@ def _time_remark(limit: str) -> list[str]:
 
 
 def _left(plan: JobPlan, request: LaunchRequest) -> str:
-    """A note that the newest run of the job has not come to its end, with the command that goes on; empty where it has."""
+    """Return a note that the job's newest run has not been completed, with the command that resumes it; else an empty string."""
     new = next_run(plan.spec)
     run = RunDirectory(new.with_name(f"{int(new.name) - 1:04d}"))
     ended = None if request.resume or plan.member is not None else verdict(run)
@@ -299,7 +300,7 @@ def _left(plan: JobPlan, request: LaunchRequest) -> str:
 
 
 def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:
-    """The check of all runs, made before the first of them."""
+    """Return the check of all runs, made once, before the first of them."""
     waiting = [check]
 
     def first(ask: ModelChecker) -> None:
@@ -310,7 +311,7 @@ def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], Non
 
 
 def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:
-    """Return the check that asks transformers about the models; a run that goes on keeps its tokenizer unasked."""
+    """Return the check that asks transformers about the models; a resumed run keeps its tokenizer unchecked."""
 
     def check(ask: ModelChecker) -> None:
         for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):

@@ -1,4 +1,4 @@
-"""Who is notified of what a launch does: a terminal, a notebook, or nobody. A launch itself prints nothing."""
+"""Listeners to the progress of a launch: a terminal, a notebook, or none. A launch itself prints nothing."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
 
 class Listener:
-    """Ignores everything; a subclass overrides the methods whose news it wants.
+    """A listener that ignores everything; a subclass overrides the methods that it needs.
 
     Attributes:
-        interval: seconds between two calls of ``update`` while ranks run; None: only when something happens.
+        interval: seconds between two calls of ``update`` while ranks run; None: only at events.
     """
 
     interval: float | None = None
 
     def say(self, text: str) -> None:
-        """Called with what is decided and done, a line or several lines at a time."""
+        """Receive a decision or an action, as one or several lines."""
 
     def note(self, text: str) -> None:
-        """Called with what a user must read at once: a warning, why a job waits, what an interrupt does."""
+        """Receive a text that a user must read at once: a warning, why a job waits, the effect of an interrupt."""
 
     def begin(self, steps: int) -> None:
-        """Called before the ranks of a run with so many optimizer steps are followed."""
+        """Called before the ranks of a run with ``steps`` optimizer steps are followed."""
 
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
-        """Called while they are followed: ``status`` is what rank 0 is doing (None: nothing yet), ``steps`` are those that
-        have ended since the last call."""
+        """Called while ranks are followed. ``status``: rank 0's activity (None: not yet known); ``steps``: newly ended steps."""
 
     def evaluated(self, found: Sequence[Evaluation]) -> None:
-        """Called while they are followed, with the evaluations on held-out text since the last call."""
+        """Called while ranks are followed, with the evaluations on held-out text since the last call."""
 
     def end(self) -> None:
-        """Called when they are no longer followed, however that came."""
+        """Called when ranks are no longer followed, for whatever reason."""
 
     @contextmanager
     def following(self, steps: int) -> Iterator[None]:
-        """``begin`` … ``end`` around a block."""
+        """Call ``begin`` before a block and ``end`` after it."""
         self.begin(steps)
         try:
             yield
@@ -47,7 +46,7 @@ class Listener:
 
 
 class Teller(Listener):
-    """Passes all text to one function, ``print`` for instance."""
+    """A listener that passes all text to one function, such as ``print``."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say

@@ -1,4 +1,4 @@
-"""The logs of a run: which files there are, whose lines are in them, and the failure that ends them."""
+"""The logs of a run: their files, the ranks whose lines they contain, and the failure that ends them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hpc_mp.launch.find import job_of
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart, read_records
 
-LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
-SUPERVISOR = re.compile(r"hpc-mp: (\d\d:\d\d:\d\d .*)")  # in the log of the job script; it says the same into the main log
-# What srun --verbose says beside the ends of tasks, for which alone it is asked.
+LABEL = re.compile(r" *(\d+): ")  # from srun --label: the task number
+SUPERVISOR = re.compile(r"hpc-mp: (\d\d:\d\d:\d\d .*)")  # in the job script's log; the main log has the same line
+# Output of srun --verbose other than the ends of tasks, for which the option is used.
 CHATTER = re.compile(r"srun: (defined options$|-{20} -{20}$|[\w()-]+ +: |end of defined options|jobid \d+: nodes|Implicitly |"
                      r"launch/\w+: |launching StepId=|route/|Complete StepId=|Consumable Resources|topology/|\S+: task)")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A log file; of a node's only the lines of one task, where ``task`` is given. ``mark`` goes before each line. What the
-    supervisor says in it is left out where the log ``echo`` has it too, and what srun says of itself alone."""
+    """A log file; with ``task``, only the lines of one task in a node's log. ``mark`` precedes each line. Left out are lines of
+    the supervisor that the log ``echo`` also contains, and srun's verbose messages about itself."""
 
     path: Path
     task: int | None = None
@@ -47,10 +47,10 @@ class LogSource:
 
 
 class Logs:
-    """Of one attempt; earlier ones lie in ``attempts/K/log``.
+    """The logs of one attempt; those of earlier attempts are in ``attempts/K/log``.
 
     Raises:
-        HpcMpError: there is no such attempt.
+        HpcMpError: the attempt does not exist.
     """
 
     def __init__(self, run: RunDirectory, attempt: int | None) -> None:
@@ -62,34 +62,34 @@ class Logs:
         self._ranks = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == self.attempt}
 
     def main(self) -> list[LogSource]:
-        """What rank 0 and the launcher say, and what Slurm and srun say; what the supervisor says into both logs only once."""
+        """Return the logs of rank 0, the launcher, Slurm and srun. Lines that the supervisor writes to two logs appear once."""
         slurm = [LogSource(path, echo=self.files.main_log) for path in self._slurm_logs()]
-        first = self.rank(0) if self.run.program.exists() else []  # our engine's says it into the main log
+        first = self.rank(0) if self.run.program.exists() else []  # our engine writes it to the main log
         return [*slurm, *self._there([self.files.srun_log]), *first, *self._there([self.files.main_log])]
 
     def _slurm_logs(self) -> list[Path]:
-        """Those of the run's own jobs: all elements of an array write theirs into the directory of the first one."""
+        """Return the logs of the run's own jobs. All elements of an array write theirs to the directory of the first one."""
         job = job_of(self.run)
         if job is not None and "_" in job:
             return sorted(self.run.path.parent.glob(f"*/{RunDirectory.slurm_log.name.format(job=job)}"))
         return sorted(self.files.slurm_log.found(), key=lambda path: path.stat().st_mtime)
 
     def rank(self, rank: int) -> list[LogSource]:
-        """The rank's own file, else its lines in that of its node."""
+        """Return the rank's own file, else its lines in that of its node."""
         start = self._ranks.get(rank)
         task = rank if start is None or start.task is None else start.task
         by_node = LogSource(self.files.node_log(start.node if start else ""), task)
         return self._there([self.files.rank_log(rank)]) or [by_node] * by_node.path.is_file()
 
     def node(self, node: str) -> list[LogSource]:
-        """By the node's name, or its host's: its own file, else those of its ranks."""
+        """Return the file of a node, given by its name or its host's, else the files of its ranks."""
         mine = [start for start in self._ranks.values() if node in (start.node, start.host)]
         found = self._there([self.files.node_log(name) for name in dict.fromkeys([node, *(start.node for start in mine)])])
         return found or [LogSource(source.path, mark=f"{start.rank}: ") for start in _by_rank(mine)
                          for source in self._there([self.files.rank_log(start.rank)])]
 
     def named(self, key: str) -> str:
-        """The ranks or nodes (``key``) that this attempt has started, for a message."""
+        """Return the ranks or nodes (``key``) that this attempt has started, for a message."""
         return ", ".join(map(str, dict.fromkeys(getattr(start, key) for start in _by_rank(self._ranks.values())))) or "none"
 
     @staticmethod
@@ -102,7 +102,7 @@ def _by_rank(starts: Iterable[RankStart]) -> list[RankStart]:
 
 
 class Follower:
-    """Gives the complete lines of logs that it has not given yet."""
+    """Reader of new complete lines in logs."""
 
     def __init__(self) -> None:
         self._files: dict[LogSource, NewLines] = {}

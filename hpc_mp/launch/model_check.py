@@ -1,6 +1,6 @@
-"""What transformers itself says of a model configuration, before anything is started.
+"""Validation of a model configuration by transformers, before anything is started.
 
-To import transformers takes seconds, so what it has accepted is remembered: an empty file for each configuration and
+Importing transformers takes seconds, so accepted configurations are remembered: by an empty file for each configuration and
 installation, in ``$XDG_CACHE_HOME/hpc-mp/models`` (``~/.cache`` by default).
 """
 
@@ -28,20 +28,20 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 def check_model(
     config: dict[str, Any], vocabulary: int, origin: str | None = None, tokenizer: str | None = None, files: Sequence[str] = (),
 ) -> list[str]:
-    """Let transformers validate a configuration that it has not accepted before; returns warnings.
+    """Let transformers validate a configuration that it has not accepted before. Return warnings.
 
-    Where only the control half is installed, the one warning is that nobody has validated it.
+    If only the control half is installed, the one warning is that the model has not been validated.
 
     Args:
-        config: as ``hpc_mp.layout.models.read_config`` gives it.
-        vocabulary: of the model.
-        origin: the checkpoint of another run whose state is taken over.
-        tokenizer: the directory of the tokenizer; None: one is trained.
-        files: of the text.
+        config: configuration from ``hpc_mp.layout.models.read_config``.
+        vocabulary: vocabulary size of the model.
+        origin: another run's checkpoint to start from.
+        tokenizer: directory of the tokenizer; None if one is trained.
+        files: files of the text.
 
     Raises:
-        HpcMpError: a value that transformers refuses, or one that differs from what ``origin`` was trained with, or a tokenizer
-            that would be another one in the exported model.
+        HpcMpError: transformers refuses a value, a value differs from the training of ``origin``, or the tokenizer would differ
+            in the exported model.
     """
     if find_spec("transformers") is None:
         return [f"transformers is not installed here, so it has not validated the model; the ranks will ({REMEDY})"]
@@ -63,7 +63,7 @@ def check_model(
 
 
 def acceptance(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path:
-    """The file that exists once the installed transformers has accepted these values."""
+    """Return the file that exists once the installed transformers has accepted these values."""
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     library = getattr(find_spec("transformers"), "origin", None)
     content = json.dumps([library, library and Path(library).stat().st_mtime_ns, config], sort_keys=True, default=repr)
@@ -71,10 +71,10 @@ def acceptance(config: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
 
 
 def validated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All values of the configuration, defaults of transformers among them.
+    """Return all values of the configuration, including defaults of transformers.
 
     Raises:
-        HpcMpError: one of them is refused.
+        HpcMpError: a value is refused.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -1,4 +1,4 @@
-"""From a job file to a plan: everything that is decided before anything is started or written."""
+"""The plan of a job file: all decisions made before anything is started or written."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from hpc_mp.rundir.sweep import SweepMember
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a plan needs to know of the back end that will start it.
+    """The facts about a back end that a plan needs.
 
     Attributes:
-        title: where its ranks run, for the summary of a plan.
-        facts: asks the cluster, for a job and the release of Slurm to write for (None: the one found).
-        gpus: what its ranks compute on, by the job and these facts. Both raise HpcMpError for what cannot be had.
-        in_script: whether ranks are started by the job script, so that environment profiles and bad nodes count.
+        title: description of where its ranks run, for the summary of a plan.
+        facts: queries the cluster, for a job and the release of Slurm to write for (None: the detected one).
+        gpus: returns the ranks' device, by the job and these facts. Both raise HpcMpError for unavailable resources.
+        in_script: True if the job script starts the ranks, so that environment profiles and bad nodes matter.
         fits: raises HpcMpError for a job that could never start there.
     """
 
@@ -63,7 +63,7 @@ class Target:
 
 
 def asked_once(target: Target) -> Target:
-    """The same target, which asks the cluster once for all jobs that say the same to Slurm: the runs of a sweep."""
+    """Return the same target, which queries the cluster once for all jobs with equal Slurm settings: the runs of a sweep."""
     known: dict[tuple[str, Version | None], ClusterFacts] = {}
 
     def facts(spec: AnySpec, release: Version | None) -> ClusterFacts:
@@ -80,20 +80,20 @@ class JobPlan:
     """A job with every choice made.
 
     Attributes:
-        given: the job as its author wrote it.
+        given: the job as the user wrote it.
         resolution: every choice, with its reason.
-        spec: the job with these choices: what the run directory gets.
-        where: it runs.
-        placement: which rank sits where.
-        device: what the ranks compute on, with the memories that are known.
-        record: what ``plan.json`` holds.
-        facts: what Slurm says of itself; nothing on emulated nodes.
-        template: of the job script, where it is not the shipped one.
-        measured: rates between nodes of the cluster; the order of the hosts follows them.
-        avoided: the nodes that we, not the user, keep the job off.
-        member: which run of a sweep it is; None for a job without one.
-        resumes: the run to go on with; None for a new one.
-        depends: what it waits for in Slurm's queue.
+        spec: the job with these choices, as in the run directory.
+        where: the back end, with its reason.
+        placement: the places of all ranks.
+        device: the ranks' device, with its memory if known.
+        record: content of ``plan.json``.
+        facts: facts from Slurm; empty on emulated nodes.
+        template: template of the job script, if not the shipped one.
+        measured: rates between nodes of the cluster, which determine the order of the hosts.
+        avoided: nodes that we, not the user, exclude.
+        member: its place in a sweep; None without a sweep.
+        resumes: the run to resume; None for a new one.
+        depends: its dependencies in Slurm's queue.
     """
 
     given: AnySpec
@@ -113,13 +113,13 @@ class JobPlan:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in all; 0 where nobody knows of any."""
+        """Optimizer steps in all; 0 if unknown."""
         return self.spec.train.steps if isinstance(self.spec, JobSpec) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan(JobPlan):
-    """That of a training by our own engine; ``shape``: of its model."""
+    """The plan of a training by our own engine; ``shape``: the model's shape."""
 
     given: JobSpec
     resolution: Resolution
@@ -134,13 +134,14 @@ def compose(
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
-        slurm_version: to write the job script for, in place of the one found.
-        earlier: the plan of the run that is resumed: a pipeline of as many stages keeps its cut, whatever release made it.
-        resumed: that run.
+        slurm_version: the release to write the job script for, in place of the detected one.
+        earlier: plan of the resumed run: a pipeline with the same number of stages keeps its cut, whatever release made it.
+        resumed: the resumed run.
 
     Raises:
-        HpcMpError: for a model that is missing or cannot be cut, state beyond the memory or offloaded to where it is, a GPU that
-            is not there, a run in ``checkpoint.resume`` that has nothing to give, an environment profile that there is not.
+        HpcMpError: the model is missing or cannot be cut, the state exceeds the memory or is offloaded to the place where it
+            already is, a GPU is missing, the run in ``checkpoint.resume`` has no usable state, or an environment profile does
+            not exist.
     """
     shape = read_shape(given)
     check_layout(shape, given)
@@ -164,7 +165,7 @@ def compose(
     held = state_bytes(shape, spec, layers.value)
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
     check_offload(spec.parallel, gpus.device)
-    on_cpu = gpus.device.kind == "cpu"  # whose memory is the host's
+    on_cpu = gpus.device.kind == "cpu"  # its memory is the host's
     computes_on = with_node_memory(gpus.device, spec, facts, [rank.node for rank in placement.ranks])
     check_memory([each.total + on_cpu * each.host for each in state], computes_on)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
@@ -176,7 +177,7 @@ def compose(
 
 def machine_choices(given: AnySpec, target: Target, facts: ClusterFacts, bad: Mapping[str, BadNode], gpus: GpuRequest,
                     measured: LinkRates | None) -> MachineChoices:
-    """What the machine or the cluster decides, whatever runs there. Raises HpcMpError for a profile that there is not."""
+    """Make the choices that depend only on the machine or the cluster. Raises HpcMpError if a profile does not exist."""
     profile = choose_profile(given, measured.platform if measured else None)
     return MachineChoices(
         ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type, exclude=avoid(given, facts, bad),
@@ -185,10 +186,10 @@ def machine_choices(given: AnySpec, target: Target, facts: ClusterFacts, bad: Ma
 
 def fitting(given: Spec, choices: MachineChoices, target: Target, facts: ClusterFacts,
             bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
-    """The nodes to exclude: those of ``choices``, or fewer where the job could not start without them.
+    """Return the nodes to exclude: those of ``choices``, or none of ours if the job could not start without them.
 
     Raises:
-        HpcMpError: it could not start at all.
+        HpcMpError: the job could not start at all.
     """
     spec = resolved(given, choices.keys)
     try:
@@ -203,10 +204,10 @@ def fitting(given: Spec, choices: MachineChoices, target: Target, facts: Cluster
 
 
 def without_avoiding(plan: JobPlan) -> JobPlan:
-    """The plan of a job that gets the nodes that we would have kept it off, as it cannot start on the others."""
+    """Return the plan without our exclusions, for a job that cannot start on the other nodes."""
     resolution = replace(plan.resolution, exclude=spare(plan.avoided)) if plan.avoided else plan.resolution
     record = replace(plan.record, choices=tuple(key for key in resolution.keys if key.why))
-    spec: AnySpec  # each by its own kind, which ``resolved`` keeps
+    spec: AnySpec  # each of its own kind, which ``resolved`` keeps
     if isinstance(plan.given, JobSpec):
         spec = resolved(plan.given, resolution.keys)
     else:
@@ -215,7 +216,7 @@ def without_avoiding(plan: JobPlan) -> JobPlan:
 
 
 def newest_run(given: AnySpec) -> RunDirectory | None:
-    """The newest run of this job's name; None where there is none."""
+    """Return the newest run of this job's name; None if no run exists."""
     try:
         return find_run(Path(given.job.directory) / given.job.name)
     except HpcMpError:
@@ -247,7 +248,7 @@ def _resolution(
 
 
 def origin_of(path: Path) -> Path:
-    """The newest checkpoint of the run in ``checkpoint.resume``. Raises HpcMpError when there is none."""
+    """Return the newest checkpoint of the run in ``checkpoint.resume``. Raises HpcMpError if it has none."""
     value = f"checkpoint.resume = {path}"
     try:
         run = find_run(path)

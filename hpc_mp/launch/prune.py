@@ -1,7 +1,7 @@
-"""What of runs can be removed, how much it takes, and why; and its removal.
+"""Removal of data of runs: which parts can be removed, their size, and the reason.
 
-Nothing of a run that may still go on is touched, and never a checkpoint that it would go on from. Caches are shared by all runs
-of a directory: what one of them refers to stays, and everything stays while one of them goes on.
+Nothing is removed of a run that may still continue, and never a checkpoint that it would resume from. Caches are shared by all
+runs of a directory: an entry that any run refers to stays, and everything stays while any run continues.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.retention import best_checkpoint, leftovers
 from hpc_mp.rundir.usage import size
 
-QUIET_S = 3600.0  # without a verdict and without a written file a run is taken for ended after this time
-MAKING_S = 86400.0  # what somebody builds in the cache lies there under a temporary name for less than this
+QUIET_S = 3600.0  # a run without a verdict and without a recent write counts as ended after this time
+MAKING_S = 86400.0  # temporary entries of the cache that are under construction are younger than this
 CACHED = ("tokens-", "tokenizer-", "environment-")
 
 Kind = Literal["checkpoint", "leftover", "cache", "run"]
@@ -42,9 +42,9 @@ class Removable:
     """A file or directory that can be removed.
 
     Attributes:
-        run: whose it is, and whose lock is held meanwhile; None for what several runs share.
-        why: nobody needs it, or what it costs to need it after all.
-        referrers: runs that name it in their job files, and can do without it by now.
+        run: the run that owns it, whose lock is held meanwhile; None if several runs share it.
+        why: reason why it is not needed, or the cost of needing it after all.
+        referrers: runs that name it in their job files but no longer need it.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ class Removable:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """What was looked at and stays, with the reason."""
+    """An item that was examined but stays, with the reason."""
 
     path: Path
     why: str
@@ -65,7 +65,7 @@ class Spared:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What can be removed, and what was asked for and stays."""
+    """The removable items, and requested items that stay."""
 
     removable: tuple[Removable, ...]
     spared: tuple[Spared, ...]
@@ -75,7 +75,7 @@ class Pruning:
         return sum(each.bytes for each in self.removable)
 
     def document(self, removed: Collection[Path], failed: Mapping[Path, str]) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the document for ``--json``."""
         return {
             "bytes": self.bytes,
             "removable": [{**asdict(each), "path": str(each.path), "run": str(each.run) if each.run else None,
@@ -85,11 +85,11 @@ class Pruning:
 
 
 def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runner = queue.patient) -> Pruning:
-    """What can be removed of these runs and of the caches beside them. Nothing is changed.
+    """Return the removable items of these runs and of the caches beside them. Nothing is changed.
 
     Args:
-        keep: how many of the newest sound checkpoints of each stay; None: as many as its job says.
-        whole: the runs themselves.
+        keep: number of the newest sound checkpoints of each run to keep; None: the number in its job.
+        whole: True for whole runs.
     """
     beside = {run.path: run for run in runs_below(dict.fromkeys(run.path.parent.parent for run in runs))}
     every = list({**beside, **{run.path: run for run in runs}}.values())
@@ -117,7 +117,8 @@ def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: R
 
 
 def going_on(run: RunDirectory, jobs: Sequence[SlurmJob]) -> str | None:
-    """Why a run may still go on, in doubt too; None when it has ended. ``jobs``: Slurm's word on its job and its successors."""
+    """Return the reason why a run may still continue; None if it has ended. In doubt it continues. ``jobs``: the Slurm jobs of
+    the run and of its successors."""
     if held(run):
         return "a launch, or ranks on this machine, have it"
     if job := next((job for job in jobs if job.state not in FINAL | {UNKNOWN}), None):
@@ -131,7 +132,7 @@ def going_on(run: RunDirectory, jobs: Sequence[SlurmJob]) -> str | None:
 
 
 def remove(pruning: Pruning, done: Callable[[Removable], object]) -> dict[Path, str]:
-    """Remove everything that can be; returns what could not be, with the reason. ``done`` is called with each that is gone."""
+    """Remove all removable items. Return those that failed, with the reason. ``done`` is called with each removed item."""
     failed: dict[Path, str] = {}
     for each in pruning.removable:
         if each.kind == "cache" and any(other.kind == "run" and other.path in failed for other in pruning.removable):
@@ -150,7 +151,7 @@ def remove(pruning: Pruning, done: Callable[[Removable], object]) -> dict[Path, 
 
 
 def _dispensable(gone: set[Path], specs: Mapping[Path, JobSpec]) -> set[Path]:
-    """Of the runs that are to go, those that none which stays needs; what such a one needs stays too."""
+    """Return the runs to remove that no remaining run needs; runs needed by a kept one are kept too."""
     while needed := {path for path in gone
                      if _referrers(path, {other: spec for other, spec in specs.items() if other not in gone})[0]}:
         gone = gone - needed
@@ -167,10 +168,10 @@ def _whole(run: RunDirectory, others: Mapping[Path, JobSpec]) -> Removable | Spa
 def _parts(
     run: RunDirectory, spec: JobSpec | None, keep: int | None, others: Mapping[Path, JobSpec],
 ) -> Iterator[Removable | Spared]:
-    """Old checkpoints, and what crashed saves and damaged checkpoints have left. A checkpoint that is not sound is not counted
-    among the newest, and stays, for a file system may be to blame."""
+    """Yield old checkpoints, and the remains of crashed saves and damaged checkpoints. An unsound checkpoint does not count among
+    the newest, and stays, because a file system may be to blame."""
     if spec is None:
-        if not run.program.exists():  # what a program saves lies where it likes
+        if not run.program.exists():  # a program saves where it likes
             yield Spared(run.path, "its job.toml is not understood")
         return
     saved = complete_steps(run.checkpoints)
@@ -191,11 +192,11 @@ def _parts(
 
 
 def _referrers(path: Path, others: Mapping[Path, JobSpec]) -> tuple[list[str], list[str]]:
-    """Of the other runs, those that name something of ``path`` and need it still, and those that only began from it; in words."""
+    """Return, in words, the other runs that name something in ``path`` and still need it, and those that only started from it."""
     needed: list[str] = []
     named: list[str] = []
     for other, spec in others.items():
-        if path.is_relative_to(other):  # its own
+        if path.is_relative_to(other):  # the run's own
             continue
         keys = {"checkpoint.resume": spec.checkpoint.resume, "model.pretrained": spec.model.pretrained,
                 "data.tokenizer": spec.data.tokenizer}
@@ -208,12 +209,12 @@ def _referrers(path: Path, others: Mapping[Path, JobSpec]) -> tuple[list[str], l
 
 
 def _means(named: Path, path: Path) -> bool:
-    """Whether ``path`` is named, or holds what is named, or is a run of the job that is named (``DIRECTORY/NAME``)."""
+    """Return True if ``path`` is ``named``, contains it, or is a run of the job ``named`` (``DIRECTORY/NAME``)."""
     return named.is_relative_to(path) or named == path.parent
 
 
 def _cached(cache: Path, runs: Iterable[RunDirectory]) -> Iterator[Removable]:
-    """What none of the runs refers to, and what somebody began to build and never finished."""
+    """Yield entries that no run refers to, and entries whose construction was never finished."""
     used = {name for run in runs for name in _uses(run)}
     for path in sorted(cache.glob("*")):
         if path.name.startswith(CACHED) and path.name not in used:
@@ -225,8 +226,8 @@ def _cached(cache: Path, runs: Iterable[RunDirectory]) -> Iterator[Removable]:
 
 
 def _uses(run: RunDirectory) -> Iterator[str]:
-    """Names in the cache: the tokenizer, which an export takes from there, the tokens of its last attempt and, where that was an
-    older release's, those of the newest checkpoint."""
+    """Yield names in the cache: the tokenizer, needed for an export, the tokens of its last attempt, and the tokens of the newest
+    checkpoint, for runs of an older release."""
     with suppress(OSError):
         yield Path(run.tokenizer.read_text(encoding="utf-8").strip()).name
     with suppress(OSError):
@@ -237,7 +238,7 @@ def _uses(run: RunDirectory) -> Iterator[str]:
 
 
 def _delete(each: Removable) -> None:
-    """A whole run last of all loses what makes it one: whoever is interrupted can begin again. Raises OSError."""
+    """Remove an item. A run loses last the files that make it one, so an interrupted removal can be repeated. Raises OSError."""
     if each.kind == "run":
         run = RunDirectory(each.path)
         for path in each.path.iterdir():
@@ -245,7 +246,7 @@ def _delete(each: Removable) -> None:
                 _erase(path)
     _erase(each.path)
     if each.kind == "run":
-        with suppress(OSError):  # other runs of this name are there
+        with suppress(OSError):  # other runs of this name exist
             each.path.parent.rmdir()
 
 
@@ -264,7 +265,7 @@ def _spec(run: RunDirectory) -> JobSpec | None:
 
 
 def _written(run: RunDirectory) -> float:
-    """When something of the run was last written, unix seconds."""
+    """Return the unix seconds of the last write to the run."""
     times = [run.path.stat().st_mtime]
     for path in (run.status, run.metrics, run.main_log, run.job_id, run.checkpoints, run.log):
         with suppress(OSError):

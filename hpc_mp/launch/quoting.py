@@ -1,4 +1,4 @@
-"""How a value is written so that bash, or sbatch reading its directives, gets exactly that value back."""
+"""Quoting of values, so that bash, or sbatch reading its directives, gets exactly that value back."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import shlex
 
 
 class Verbatim(str):
-    """Text that goes into a script as it is."""
+    """Text that is inserted into a script unchanged."""
 
     __slots__ = ()
 
 
 def shell(value: object) -> str:
-    """One word for bash; ``Verbatim`` text stays as it is."""
+    """Return one word for bash; ``Verbatim`` text is unchanged."""
     return str(value) if isinstance(value, Verbatim) else shlex.quote(str(value))
 
 
 def directive(value: object) -> Verbatim:
-    """One word for a ``#SBATCH`` line, which bash never reads.
+    """Return one word for a ``#SBATCH`` line, which bash never reads.
 
-    sbatch has its own rules (``get_argument`` in src/sbatch/opt.c): a backslash escapes even between single quotes,
-    and ``#`` outside of quotes ends the line, also inside a word.
+    sbatch has its own rules (``get_argument`` in src/sbatch/opt.c): a backslash escapes even between single quotes, and ``#``
+    outside of quotes ends the line, also inside a word.
     """
     text = str(value)
     if shlex.quote(text) == text:
@@ -30,5 +30,5 @@ def directive(value: object) -> Verbatim:
 
 
 def literal(path: object) -> str:
-    """A path in which Slurm's file name patterns (``%j``) find nothing to replace."""
+    """Return a path with Slurm's file name patterns (``%j``) escaped."""
     return str(path).replace("%", "%%")

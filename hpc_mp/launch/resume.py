@@ -1,4 +1,4 @@
-"""Which run ``--resume`` goes on with, whether the job may do so, and the lock that lets only one launch have a run."""
+"""Resuming: the run that ``--resume`` selects, the check of the job, and the lock that lets only one launch have a run."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.records import StepMetrics, read_records
 from hpc_mp.rundir.runs import successors
 
-# What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
+# Keys that determine the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
          "train.optimizer", "train.betas", "train.eps", "train.momentum")
-OF_STATE = ("model.", "train.optimizer")  # of these what no checkpoint can be taken to by another run
-FREE = ("model.stage", "data.stage")  # of these tables, where files are read from
-ENDING_S = 30.0  # that a job which is just ending has before a resume is refused
+OF_STATE = ("model.", "train.optimizer")  # among these, keys that make a checkpoint unusable for another run too
+FREE = ("model.stage", "data.stage")  # in these tables, the location that files are read from
+ENDING_S = 30.0  # time for an ending job before a resume is refused
 POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run that is held and may be gone on with: its open lock file, and whether any steps, or the last
-    evaluation, are left to do."""
+    """A held run that may be resumed: its open lock file, and whether steps or the last evaluation are left to do."""
 
     run: RunDirectory
     lock: int
@@ -48,11 +47,11 @@ class Resumed:
 
 @contextmanager
 def resuming(spec: AnySpec, run: RunDirectory | None, ask: Runner = ask) -> Iterator[Resumed]:
-    """The run that the job goes on with, held.
+    """Hold and yield the run that the job resumes.
 
     Raises:
-        HpcMpError: there is none, it still goes on, a key that must not change did, or ``train.steps`` is less than
-            what has been done.
+        HpcMpError: no run exists, it is still running, a key that must not change did, or ``train.steps`` is less than the
+            steps done.
     """
     if run is None:
         raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run in {Path(spec.job.directory) / spec.job.name}",
@@ -64,10 +63,10 @@ def resuming(spec: AnySpec, run: RunDirectory | None, ask: Runner = ask) -> Iter
 
 
 def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
-    """``train.lr_schedule``, with a reason where the rate of a run that is gone on with leaps, and how to avoid that.
+    """Return ``train.lr_schedule``, with a reason if the learning rate of a resumed run jumps, and how to avoid that.
 
     Args:
-        run: that is gone on with; None for a new one.
+        run: the resumed run; None for a new one.
     """
     chosen: ResolvedKey[str] = ResolvedKey("train.lr_schedule", spec.train.lr_schedule)
     done = 0 if run is None else saved_step(run)
@@ -89,10 +88,10 @@ def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
 
 @contextmanager
 def hold(run: RunDirectory) -> Iterator[int]:
-    """Have the run alone; gives the open lock file, which all emulated ranks inherit: while one lives, it is held.
+    """Hold the run exclusively. Yield the open lock file, which all emulated ranks inherit: it is held while any of them lives.
 
     Raises:
-        HpcMpError: another launch has it, or ranks of one still live.
+        HpcMpError: another launch holds it, or ranks of one still live.
     """
     lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -101,7 +100,7 @@ def hold(run: RunDirectory) -> Iterator[int]:
         except BlockingIOError:
             raise HpcMpError(f"run {run.path}", "is still going on, or another launch resumes it",
                              f"wait for its end, or end it with `hpc-mp cancel {run.path}`") from None
-        except OSError as error:  # Lustre, for one, may be mounted without locks
+        except OSError as error:  # Lustre, for example, may be mounted without locks
             warnings.warn(f"no lock on {run.path} ({error.strerror}): do not resume it twice at once", stacklevel=3)
         yield lock
     finally:
@@ -109,7 +108,7 @@ def hold(run: RunDirectory) -> Iterator[int]:
 
 
 def _check_not_queued(run: RunDirectory, ask: Runner, patience: float = ENDING_S) -> None:
-    """No job of the run goes on. One that is just ending, which takes Slurm some seconds after the ranks, is waited for."""
+    """Check that no job of the run is active. Wait for an ending job, which takes Slurm some seconds after the ranks."""
     try:
         job_id = (run.job_id).read_text().strip()
     except FileNotFoundError:
@@ -138,7 +137,7 @@ def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
 
 
 def _as_launched(run: RunDirectory, spec: AnySpec) -> AnySpec:
-    """The run's own job. Raises HpcMpError where one of the two is a program's and the other is not."""
+    """Return the run's own job. Raises HpcMpError if only one of the two jobs is a program's."""
     launched = load_any(run.job)
     if type(launched) is not type(spec):
         raise HpcMpError(f"--resume of {run.path}", f"was launched {'with' if isinstance(launched, ProgramSpec) else 'without'} "

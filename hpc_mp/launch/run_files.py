@@ -1,4 +1,4 @@
-"""The files of a run that are there before its ranks are."""
+"""The files of a run that exist before its ranks start."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hpc_mp.rundir.sweep import write_member
 
 
 def next_run(spec: AnySpec) -> Path:
-    """Where a new run will probably lie; nothing is made."""
+    """Return the probable path of a new run; nothing is created."""
     base = Path(spec.job.directory) / spec.job.name
     taken = (int(path.name) for path in base.glob("[0-9]*") if path.name.isdigit())
     return base / f"{max(taken, default=0) + 1:04d}"
 
 
 def check_writable(spec: AnySpec) -> None:
-    """Raises HpcMpError when no run can be made in ``job.directory``: its nearest directory that is there says so."""
+    """Raise HpcMpError if no run can be created in ``job.directory``, judged by its nearest existing directory."""
     given = Path(spec.job.directory)
     there = next(path for path in (given / spec.job.name, given, *given.parents) if os.path.lexists(path))
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
@@ -46,27 +46,27 @@ def check_writable(spec: AnySpec) -> None:
 
 
 def next_runs(plans: Sequence[JobPlan], resumed: Resumed | None) -> tuple[Path, ...]:
-    """Where the runs of these plans will lie: the resumed one, else new ones that follow each other; nothing is made."""
+    """Return the paths of the runs of these plans: the resumed one, else consecutive new ones; nothing is created."""
     first = resumed.run.path if resumed is not None else next_run(plans[0].spec)
     return (first, *(first.with_name(f"{int(first.name) + number:04d}") for number in range(1, len(plans))))
 
 
 @contextmanager
 def withdrawn(runs: Sequence[RunDirectory]) -> Iterator[None]:
-    """Remove new runs, and the directories that are empty without them, where the block fails: nothing of them was started."""
+    """Remove new runs, and the directories that become empty, if the block fails: nothing of them was started."""
     try:
         yield
     except Exception:
         for run in runs:
             shutil.rmtree(run.path, ignore_errors=True)
-            with suppress(OSError):  # other runs lie there
+            with suppress(OSError):  # other runs are there
                 run.path.parent.rmdir()
                 run.path.parent.parent.rmdir()
         raise
 
 
 def script(plan: JobPlan, *runs: Path) -> JobScript:
-    """The job script of a plan, for its run, or for all runs of a sweep. Raises HpcMpError as ``render`` does."""
+    """Return the job script of a plan, for its run, or for all runs of a sweep. Raises HpcMpError as ``render`` does."""
     return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template,
                   dependency=plan.depends.option)
 
@@ -81,14 +81,14 @@ class Begun(NamedTuple):
 
 @contextmanager
 def begin(plan: JobPlan, resumed: Resumed | None) -> Iterator[Begun]:
-    """Make a run directory, or take the resumed one into its next attempt, and write what ranks read.
+    """Create a run directory, or begin the next attempt of the resumed run, and write the files that ranks read.
 
     The run is held until the block ends.
 
     Raises:
-        HpcMpError: a job that cannot be rendered, or a directory that cannot be written.
+        HpcMpError: the job cannot be rendered, or a directory cannot be written.
     """
-    script(plan, *next_runs([plan], resumed))  # what it refuses, it refuses before anything is made
+    script(plan, *next_runs([plan], resumed))  # refusals come before anything is created
     if resumed is not None:
         number = prepare_resume(resumed.run)
         earlier = resumed.run
@@ -106,7 +106,7 @@ def begin(plan: JobPlan, resumed: Resumed | None) -> Iterator[Begun]:
 
 
 def begin_sweep(plans: Sequence[JobPlan]) -> tuple[RunDirectory, ...]:
-    """Make a run directory for each run of a sweep; the first one holds the script of all.
+    """Create a run directory for each run of a sweep; the first one contains the script of all.
 
     Raises:
         HpcMpError: as ``begin`` does.
@@ -129,7 +129,7 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
         if plan.member is not None:
             write_member(run, replace(plan.member, first=plan.member.first or all_runs[0].path.name))
         write_text(run.script, text)
-        run.watch_id.unlink(missing_ok=True)  # a watch of an earlier launch finds itself replaced
+        run.watch_id.unlink(missing_ok=True)  # a watch of an earlier launch notices that it was replaced
         run.excluded.unlink(missing_ok=True)
         if plan.avoided:
             write_exclusions(run.excluded, plan.avoided)

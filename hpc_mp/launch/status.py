@@ -1,4 +1,4 @@
-"""What a run is doing: Slurm's word where there is a job, and the run directory, which has the last one."""
+"""The state of a run, from Slurm if it has a job, and from the run directory, which takes precedence."""
 
 from __future__ import annotations
 
@@ -36,40 +36,41 @@ from hpc_mp.rundir.runs import successors
 from hpc_mp.rundir.sweep import SweepMember, read_member
 from hpc_mp.rundir.usage import Usage, usage
 
-RECENT = 20  # steps whose median time foretells the rest
-STIRS_S = 120.0  # within which ranks that go on have written something
-LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as long as those before it, and so many seconds
+RECENT = 20  # steps whose median time predicts the rest
+STIRS_S = 120.0  # live ranks have written something within this time
+LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late at this multiple of the usual time and this many seconds
 SLOW_PHASES = ("saving", "evaluating", AWAITING)  # of rank 0, between two steps
-NAMED = ("local", "mpi")  # back ends that are chosen by name alone where there is a Slurm
-AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
+NAMED = ("local", "mpi")  # back ends that are selected only by name if Slurm is present
+AGAIN = ("requeue", "wait")  # actions at an attempt's end that continue the run
 GOES_ON = ("pending", "running", "unknown")
-BEGINS = re.compile(r"hpc-mp: \d\d:\d\d:\d\d attempt \d+ \(")  # what the supervisor says first
+BEGINS = re.compile(r"hpc-mp: \d\d:\d\d:\d\d attempt \d+ \(")  # the supervisor's first line
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
-UNREADABLE = "unreadable"  # the state, in a list, of a run whose job file this release does not understand
+UNREADABLE = "unreadable"  # the state, in a list, of a run whose job file this release cannot read
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What a run is doing.
+    """The state of a run.
 
     Attributes:
         state: "pending", "running", "completed", "failed", "stopped", or "unknown" (Slurm does not answer, and the run
-            directory does not tell).
-        attempt: from 1.
-        job: of Slurm: that which runs, or comes next; None for emulated nodes and for a step of an allocation.
-        successors: the jobs that carry on after it, in their order.
-        phase: what rank 0 says it is doing.
-        step, steps: finished, and to do in all; 0 where nobody knows it.
+            directory does not show it).
+        attempt: number from 1.
+        job: Slurm job that runs, or comes next; None for emulated nodes and for a step of an allocation.
+        successors: the jobs that continue after it, in their order.
+        phase: rank 0's activity.
+        step, steps: steps finished, and steps in all; 0 if unknown.
         evaluation: the newest one on held-out text. best: the checkpoint with the least loss on it.
-        tokens_per_s: of the last step; eta, step_age: seconds until the last step ends, and since one did.
+        tokens_per_s: throughput of the last step; eta, step_age: seconds until the end of the last step, and since the newest
+            one.
         checkpoint: the newest one.
-        cause: of a failure.
-        late: whether its step takes much longer than those before it; there is no ``eta`` then.
-        before: how the attempt ended after which it was started again, or is to be; None where there was none.
-        sweep: its place in the sweep that it belongs to; None where it belongs to none.
-        usage: what it has cost.
-        plan: what was predicted and chosen; None for ranks that were started by hand.
-        excluded: the nodes that we keep its job off, with the evidence; those that its user excludes are not among them.
+        cause: cause of a failure.
+        late: True if its step takes much longer than those before it; ``eta`` is None then.
+        before: end of the attempt after which it was, or will be, restarted; None without one.
+        sweep: its place in its sweep; None outside of a sweep.
+        usage: its cost.
+        plan: predictions and choices; None for ranks that were started by hand.
+        excluded: nodes that we exclude for its job, with the evidence, without the user's own exclusions.
     """
 
     run: Path
@@ -100,30 +101,30 @@ class RunStatus:
         return self.state in ("completed", "failed", "stopped")
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the document for ``--json``."""
         text = json.dumps(asdict(self), default=str)
-        return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON knows no NaN
+        return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON has no NaN
 
 
 def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
-    """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
+    """Return the state of a run, from its directory and one query to Slurm about its job and the jobs behind it."""
     ids = job_ids(run)
     jobs = queue.job_states(ids, ask) if ids else {}
     return seen(run, [never_starts(jobs[job_id], load_any(run.job), ask) for job_id in ids])
 
 
 def overviews(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[RunStatus]:
-    """Of many runs, with one question to Slurm."""
+    """Return the states of many runs, with one query to Slurm."""
     return [seen(run, jobs) for run, jobs in zip(runs, _jobs(runs, ask), strict=True)]
 
 
 def listed(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[RunStatus]:
-    """The same for a list, in which a run whose files are not understood is ``UNREADABLE``."""
+    """Return the states for a list; a run whose files cannot be read is ``UNREADABLE``."""
     return [_listed(run, jobs) for run, jobs in zip(runs, _jobs(runs, ask), strict=True)]
 
 
 def _jobs(runs: Sequence[RunDirectory], ask: Runner) -> list[list[SlurmJob]]:
-    """Of each run. Slurm is not asked about those that have said how they ended and have no jobs behind them."""
+    """Return the jobs of each run. Slurm is not asked about runs that have a verdict and no jobs behind them."""
     asked = [job_ids(run) if verdict(run) is None or successors(run) else [] for run in runs]
     ids = list(dict.fromkeys(job_id for each in asked for job_id in each))
     jobs = queue.job_states(ids, ask) if ids else {}
@@ -138,7 +139,7 @@ def _listed(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
 
 
 def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
-    """The overview that goes with what Slurm has said of the run's jobs, in their order; asks nobody."""
+    """Return the state of a run for given states of its jobs, in their order; without a query."""
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
     attempt, spec = run.attempt(), load_any(run.job)
@@ -154,7 +155,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     doing = f"{phase} {status.detail}" if status is not None and awaits else phase
     recorded = _recorded(phase, found, done=steps in (0, step))
     if job is not None and job.state == FORGOTTEN and recorded is None and _stirs(run):
-        job = replace(job, state=UNKNOWN)  # its controller has lost it, and its ranks go on
+        job = replace(job, state=UNKNOWN)  # its controller has lost it, and its ranks continue
     state = _state(job, recorded, held(run), run.stop.exists())
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
     step_age = max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None
@@ -181,7 +182,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
 
 
 def job_ids(run: RunDirectory) -> list[str]:
-    """The Slurm job of a run, then its successors; empty where the run has no job of its own."""
+    """Return the Slurm job of a run, then its successors; empty if the run has no separate job."""
     first = job_of(run)
     if first is None:
         return []
@@ -189,14 +190,14 @@ def job_ids(run: RunDirectory) -> list[str]:
 
 
 def go_on(run: RunDirectory) -> str:
-    """The command that goes on with a run that has ended, where it ran."""
+    """Return the command that resumes an ended run on the same back end."""
     plan = read_plan(run)
     on = ["--on", plan.place] if plan is not None and plan.place in NAMED else []
     return shlex.join(["hpc-mp", "launch", str(run.job), *on, "--resume"])
 
 
 def held(run: RunDirectory) -> bool:
-    """Whether a launcher or a rank on emulated nodes has the run (see ``resume.hold``)."""
+    """Return True if a launcher or a rank on emulated nodes holds the run (see ``resume.hold``)."""
     try:
         with open(run.lock, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -208,8 +209,8 @@ def held(run: RunDirectory) -> bool:
 
 
 def _state(job: SlurmJob | None, recorded: str | None, held: bool, asked: bool) -> str:
-    """``recorded``: how the run directory says that it ended; ``asked``: whether its user has asked for that. Slurm forgets the
-    jobs of an array that are cancelled before they start."""
+    """Return the state. ``recorded``: the end according to the run directory; ``asked``: True if the user asked for the end.
+    Slurm forgets the jobs of an array that are cancelled before they start."""
     if job is None:
         return "running" if held and recorded is None else recorded or "failed"
     if job.waits:
@@ -225,13 +226,13 @@ def _state(job: SlurmJob | None, recorded: str | None, held: bool, asked: bool) 
 
 
 def _stirs(run: RunDirectory) -> bool:
-    """Return if its ranks or its supervisor have written anything lately."""
+    """Return True if its ranks or its supervisor have written anything recently."""
     files = (run.status, run.metrics, *(run.log.iterdir() if run.log.is_dir() else ()))
     return any(file.exists() and time.time() - file.stat().st_mtime < STIRS_S for file in files)
 
 
 def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | None:
-    """How the run directory says that this attempt has ended; None while it does not."""
+    """Return the end of this attempt according to the run directory; None before its end."""
     if found is not None:
         return found.state
     if phase == "done" and done:
@@ -240,18 +241,18 @@ def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | Non
 
 
 def _before(run: RunDirectory, attempt: int, job: SlurmJob | None, of_program: bool) -> str | None:
-    """How the attempt ended after which the run was, or is to be, started again."""
+    """Return the end of the attempt after which the run was, or will be, restarted."""
     ends = [end for end in known_history(run) if end.attempt <= attempt and end.action in AGAIN]
     ended = next((end for end in ends if end.attempt == attempt), None)
     if ended is not None:
-        saved = "" if of_program else f", saved up to step {ended.step}"  # nobody knows what a program has saved
+        saved = "" if of_program else f", saved up to step {ended.step}"  # a program's saved state is unknown
         return f"attempt {attempt}{saved}: {ended.message}"
     if job is not None and job.waits and job.restarts and run.attempt_record.exists():
         return f"attempt {attempt}: Slurm has ended it and queued its job again, as where one of its nodes fails"
     if attempt == 1:
         return None
     last, said = cause(run, attempt - 1), verdict(run, attempt - 1)
-    again = next((end.message for end in ends if end.attempt == attempt - 1), None)  # of one that had to go there is no cause
+    again = next((end.message for end in ends if end.attempt == attempt - 1), None)  # a departure has no cause
     words = last.message if last is not None else said.state if said is not None else again
     return None if words is None else f"attempt {attempt - 1}: {words}"
 
@@ -266,17 +267,17 @@ def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
 
 
 def words_of_job(run: RunDirectory, job: SlurmJob) -> str:
-    """How a job ended of which nobody has written down why: in Slurm's words, and the last of its script."""
+    """Return how a job without a verdict ended: in Slurm's words, and the last words of its script."""
     if (unstarted := _unstarted_words(run, job)) is not None:
         return f"Slurm job {job.id} ended as {job.state}: {unstarted}"
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
-    reason = f" ({job.meaning or job.reason})" if job.reason not in ("", UNSTARTED) else ""  # a script that is killed has it too
+    reason = f" ({job.meaning or job.reason})" if job.reason not in ("", UNSTARTED) else ""  # a killed script has it too
     words = last_words([line for line in tail(run.slurm_log(job.id)) if not BEGINS.match(line)])
     return f"Slurm job {job.id} ended as {job.state}{code}{reason}" + (f"; its last words: {words}" if words else "")
 
 
 def _unstarted_words(run: RunDirectory, job: SlurmJob) -> str | None:
-    """What to look at where a node could not open the script or its log; None where it could."""
+    """Return a hint if a node could not open the script or its log; None if it could."""
     log = run.slurm_log(job.id)
     if job.reason != UNSTARTED or log.exists():
         return None

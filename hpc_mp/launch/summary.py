@@ -1,5 +1,4 @@
-"""A plan in words, printed before the start: every choice with its reason, the keys that have no effect where it runs; and, for
-who asks, the defaults."""
+"""A plan in words, printed before the start: every choice with its reason, keys without effect, and, on request, defaults."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from hpc_mp.rundir.history import saved_step
 
 WIDTH = 120
 
-# Which keys have an effect in which back ends only; every other key has one everywhere.
-# What an allocation is asked for, or follows from its end: no step of an allocation can change that.
+# Keys that have an effect only in some back ends; every other key has one everywhere.
+# Properties of an allocation, or consequences of its end: no step of an allocation can change them.
 JOB: tuple[str, ...] = ("slurm",)
-# What the script does (slurm/job.sbatch.j2) or the cluster's nodes do before the ranks.
+# Work of the script (slurm/job.sbatch.j2) or the cluster's nodes before the ranks.
 SCRIPT: tuple[str, ...] = ("slurm", "step")
 
 PLACES: dict[str, tuple[str, ...]] = {
@@ -39,15 +38,15 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 
 def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -> str:
-    """Where it runs and why, how the ranks are laid out and why, and what the model's state takes.
+    """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state.
 
     Args:
-        title: of the back end: where its ranks run.
-        text: what is trained on, where it was looked at.
+        title: description of where the back end's ranks run.
+        text: the training text, if it was examined.
     """
     spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
     context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
-    experts = "" if p.expert == 1 else f" with expert({p.expert})"  # no factor: these ranks are among data × context
+    experts = "" if p.expert == 1 else f" with expert({p.expert})"  # not a factor: these ranks are among data × context
     rows = {
         "where": where_row(plan, title),
         "device": f"{plan.device.kind} ({plan.device.why})",
@@ -83,7 +82,7 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
 
 
 def unseen(plan: JobPlan) -> dict[str, str]:
-    """A row about what the job script needs and this machine has not: the nodes may have it, and nobody can look from here."""
+    """Return a row about files that the job script needs and this machine lacks: the nodes may have them."""
     slurm = plan.given.slurm
     wanted = {"slurm.venv": slurm.venv and f"{slurm.venv}/bin/activate", "slurm.python": slurm.python,
               "slurm.container": slurm.container}
@@ -93,18 +92,18 @@ def unseen(plan: JobPlan) -> dict[str, str]:
 
 
 def where_row(plan: JobPlan, title: str) -> str:
-    """``nodes(2) × ranks_per_node(4) = 8 ranks``, and where."""
+    """Return ``nodes(2) × ranks_per_node(4) = 8 ranks``, and the back end."""
     job, ranks = plan.spec.job, plan.spec.ranks
     return f"nodes({job.nodes}) × ranks_per_node({job.ranks_per_node}) = {counted(ranks, 'rank')}, {title} ({plan.where.why})"
 
 
 def table(rows: Mapping[str, str]) -> str:
-    """Each text behind its name, in lines of one width."""
+    """Return each text after its name, in lines of one width."""
     return "\n".join(_row(name, text) for name, text in rows.items())
 
 
 def defaults(spec: AnySpec) -> dict[str, str]:
-    """Every key that the job file leaves out and that has a value all the same: by section, ``key = value, key = value``."""
+    """Return every key that the job file omits and that has a value: by section, ``key = value, key = value``."""
     sections = {}
     for section in type(spec).model_fields:
         keys = getattr(spec, section)
@@ -133,7 +132,7 @@ def _state(plan: TrainingPlan) -> str:
 
 
 def _backwards(plan: TrainingPlan) -> str:
-    """What ranks keep for their backwards, as far as it can be told before the start."""
+    """Return the state that ranks keep for their backwards, as far as it is known before the start."""
     spec, chunks = plan.spec, plan.record.chunks
     inputs = kept_inputs(plan.shape, spec, plan.record.layers)
     kept = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
@@ -152,14 +151,14 @@ def _row(name: str, text: str) -> str:
 
 
 def without_effect(spec: AnySpec, place: str) -> str | None:
-    """One sentence on the keys that the job gives other values than the defaults, and that do nothing there; None without any.
+    """Return one sentence on keys that the job changes from the defaults but that have no effect there; None without any.
 
     Args:
-        spec: as its author wrote it.
+        spec: the job as the user wrote it.
     """
     vain = [key for key, places in PLACES.items() if place not in places and _given(spec, key)]
     if place == "step":
-        in_step = {"cpus-per-task", *options_of(spec, "step")}  # these are said to srun too
+        in_step = {"cpus-per-task", *options_of(spec, "step")}  # srun gets these too
         vain += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in in_step]
     return f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
 

@@ -1,4 +1,4 @@
-"""A sweep from its launch to its end: which run has which values, the runs one after the other, and which of them is the best."""
+"""A sweep from its launch to its end: the values of its runs, the runs one after the other, and the best of them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from hpc_mp.rundir.outcome import Outcome, together
 from hpc_mp.rundir.runs import is_run
 from hpc_mp.rundir.sweep import SweepMember, best_of, members
 
-MOST_SHOWN = 20  # runs that a summary lists
+MOST_SHOWN = 20  # maximum of runs that a summary lists
 IN_TURN = "one after the other here"
 
 
 def places(spec: AnySpec) -> list[SweepMember | None]:
-    """The place of each run in the sweep that a job file means, in its order; ``[None]`` for a job without one. ``first`` is not
-    known before the first run has a directory."""
+    """Return the place of each run in the sweep of a job file, in order; ``[None]`` for a job without a sweep. ``first`` is
+    unknown until the first run has a directory."""
     runs = runs_of(spec.sweep)
     return [SweepMember("", number, len(runs), values) for number, values in enumerate(runs)] or [None]
 
 
 def resumable(job: Path | AnySpec, spec: AnySpec, placed: Sequence[SweepMember | None]) -> list[RunDirectory | None]:
-    """For each run of a launch with ``--resume`` the run to go on with; None where there is none.
+    """Return, for each run of a launch with ``--resume``, the run to resume; None if it does not exist.
 
-    The job file of a run means that run; another one the newest run of its name, or of a sweep those of its newest sweep that
-    have the same values.
+    The job file of a run selects that run. Another job file selects the newest run of its name, or, for a sweep, the runs of
+    its newest sweep with the same values.
     """
     own = job.resolve().parent if isinstance(job, Path) else None
     if own is not None and own.parent == (Path(spec.job.directory) / spec.job.name).resolve() and is_run(own):
@@ -50,7 +50,7 @@ def resumable(job: Path | AnySpec, spec: AnySpec, placed: Sequence[SweepMember |
 
 
 def check_resumable(found: Sequence[RunDirectory | None], spec: AnySpec, together: bool) -> None:
-    """Refuse to go on with a sweep of which there is nothing, or, where runs are started ``together`` by one script, with any."""
+    """Refuse to resume a sweep without any existing run, or, if one script starts the runs ``together``, any sweep."""
     base = Path(spec.job.directory) / spec.job.name
     if not any(found):
         raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run with these values in the newest sweep of {base}",
@@ -61,10 +61,10 @@ def check_resumable(found: Sequence[RunDirectory | None], spec: AnySpec, togethe
 
 
 def rows(plans: Sequence[JobPlan], side_by_side: bool) -> str:
-    """The runs of a sweep, for the summary of a launch.
+    """Return the runs of a sweep, for the summary of a launch.
 
     Args:
-        side_by_side: whether they can go on at the same time.
+        side_by_side: True if they can run at the same time.
     """
     sweep, placed = plans[0].given.sweep, [plan.member for plan in plans if plan.member is not None]
     most = sweep.simultaneous
@@ -78,7 +78,7 @@ def rows(plans: Sequence[JobPlan], side_by_side: bool) -> str:
 
 
 def _gone(plans: Sequence[JobPlan]) -> Iterator[str]:
-    """What is there already of each run, where the sweep is gone on with."""
+    """Yield the existing state of each run, if the sweep is resumed."""
     resumed = any(plan.resumes is not None for plan in plans)
     for plan in plans:
         if plan.resumes is None:
@@ -91,7 +91,7 @@ def _gone(plans: Sequence[JobPlan]) -> Iterator[str]:
 
 
 def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], listener: Listener) -> Outcome:
-    """The runs of a sweep one after the other: a run that fails, or is cancelled alone, is followed by the next one; an
+    """Run a sweep one run after the other. A run that fails, or is cancelled individually, is followed by the next one. An
     interrupt, or ``cancel --all``, ends the sweep.
 
     Args:
@@ -100,7 +100,7 @@ def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], liste
     ended: list[Outcome] = []
     placed = _joined(plans)
     first = placed[0].first
-    if first:  # What an earlier `cancel --all` asked for has been done: this launch goes on with the sweep.
+    if first:  # an earlier `cancel --all` is over: this launch resumes the sweep
         RunDirectory(Path(plans[0].given.job.directory) / plans[0].given.job.name / first).sweep_stop.unlink(missing_ok=True)
     for position, (plan, member) in enumerate(zip(plans, placed, strict=True), 1):
         listener.say(f"sweep     run {position} of {len(plans)}: {words_of(member.values) or 'the job file as it is'}")
@@ -120,8 +120,8 @@ def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], liste
 
 
 def _joined(plans: Sequence[JobPlan]) -> list[SweepMember]:
-    """The places of these runs: in the sweep that is gone on with, if one is, where runs that are there keep theirs, and new
-    values are new runs of it, behind the others; for it is compared as one."""
+    """Return the places of these runs. In a resumed sweep, existing runs keep their places, and new values become new runs after
+    the others, so that it is compared as one sweep."""
     given = [plan.member for plan in plans if plan.member is not None]
     known = next((members(plan.resumes) for plan in plans if plan.resumes is not None), {})
     if not known:
@@ -141,7 +141,7 @@ def _words(outcome: Outcome) -> str:
 
 
 def best_runs(seen: Sequence[RunStatus]) -> Mapping[Path, str]:
-    """The best run of each sweep that is listed and has ended, with what it is the best by."""
+    """Return the best run of each listed sweep that has ended, with the criterion."""
     sweeps: dict[tuple[Path, str], list[RunStatus]] = {}
     for each in seen:
         if each.sweep is not None:

@@ -1,7 +1,7 @@
-"""What a job trains on, looked at before it starts: every file's first row, the tokenizer, and how far the text reaches.
+"""The training text of a job, examined before the start: every file's first row, the tokenizer, and the amount of text.
 
-The rows of all files are checked without any library of the rank half. Where that is installed, the first row is tokenized as the
-ranks will do it, and tokens that were made before are counted.
+The rows of all files are checked without any library of the rank half. If that is installed, the first row is tokenized as the
+ranks will do it, and existing tokens are counted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hpc_mp.layout.models import read_shape
 from hpc_mp.rundir.records import RankStatus
 
 SHOWN = 60  # characters of a text in the summary
-TOKEN_BYTES = 4  # of English with a vocabulary of tens of thousands, where no tokenizer is at hand to measure it
+TOKEN_BYTES = 4  # for English with a vocabulary of tens of thousands, without a tokenizer to measure it
 
 
 @dataclass(frozen=True, slots=True)
 class TextAmount:
-    """How much there is to train on.
+    """The amount of training text.
 
     Attributes:
-        tokens: in all files.
-        exact: whether they were counted, and not estimated from bytes.
+        tokens: number of tokens in all files.
+        exact: True if they were counted, rather than estimated from bytes.
         samples: whole sequences in an epoch.
-        steps: in which an epoch is through, the last one rounded up.
+        steps: steps of an epoch, the last one rounded up.
     """
 
     tokens: int
@@ -47,14 +47,14 @@ class TextAmount:
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """What the summary of a launch says of a job's text.
+    """The part of a launch's summary about a job's text.
 
     Attributes:
-        rows: the first row of every file; ``held_out`` of those that are evaluated.
-        tokenizer: the directory; None where one is trained on the files.
-        first_tokens: of the first row, as far as it was looked at, with how many count in the loss; None where nothing here can
-            tell. ``first_whole``: whether that is all of it.
-        amount: of tokens.
+        rows: the first row of every file; ``held_out``: of the evaluated files.
+        tokenizer: its directory; None if one is trained on the files.
+        first_tokens: tokens of the first row, as far as examined, and the number that count in the loss; None if unknown.
+            ``first_whole``: True if that is the whole row.
+        amount: amount of tokens.
     """
 
     rows: tuple[FirstRow, ...]
@@ -66,11 +66,11 @@ class TrainingText:
 
     @property
     def first(self) -> FirstRow:
-        """The first file that holds text, as far as it was looked at."""
+        """The first file that contains text, as far as examined."""
         return next((row for row in self.rows if row.parts), self.rows[0])
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the document for ``--json``."""
         tokens, labels = self.first_tokens or (None, None)
         return {
             "files": len(self.rows), "bytes": sum(row.size for row in self.rows), "held_out_files": len(self.held_out),
@@ -80,14 +80,14 @@ class TrainingText:
 
 
 def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tuple[FirstRow, ...], Path | None]:
-    """The first rows of all files, of all held-out files, and the tokenizer's directory.
+    """Return the first rows of all files, of all held-out files, and the tokenizer's directory.
 
     Args:
         vocabulary: rows of the model's embedding.
 
     Raises:
-        HpcMpError: a file that is missing, not text or of rows that are not trained on, too little text for one sample, or a
-            tokenizer that is missing or does not fit.
+        HpcMpError: a file is missing, not text or has rows without trainable text, the text is too short for one sample, or a
+            tokenizer is missing or does not fit.
     """
     files, key = find_files(spec.data.files), "evaluate.files"
     held_out = find_files(spec.evaluate.files, key)
@@ -103,13 +103,13 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
 
 
 def tokenizer_of(spec: JobSpec) -> Path | None:
-    """The directory of the job's tokenizer; None: one is trained. Raises HpcMpError."""
+    """Return the directory of the job's tokenizer; None if one is trained. Raises HpcMpError."""
     return find_tokenizer(Path(spec.data.tokenizer) if spec.data.tokenizer else None,
                           Path(spec.model.pretrained) if spec.model.pretrained else None)
 
 
 def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
-    """As ``check_text``, with tokens where they can be had in a second or two. Raises HpcMpError."""
+    """Return a job's text, checked as in ``check_text``, with tokens if that takes only a second or two. Raises HpcMpError."""
     rows, held_out, tokenizer = check_text(spec, vocabulary)
     size = sum(row.size for row in rows)
     if find_spec("tokenizers") is None:
@@ -137,15 +137,15 @@ def _amount(spec: JobSpec, tokens: int, *, exact: bool) -> TextAmount:
 
 
 def estimated_steps(spec: JobSpec) -> JobSpec:
-    """The job with about the steps that its epochs are: nothing is written for it. Raises HpcMpError as ``report_text`` does."""
+    """Return the job with epochs replaced by estimated steps; writes nothing. Raises HpcMpError as ``report_text``."""
     return spec if spec.train.epochs is None else with_steps(spec, report_text(spec, read_shape(spec).vocabulary).amount.tokens)
 
 
 def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
-    """The job with the steps that its epochs are: its text is tokenized for that, unless it has been.
+    """Return the job with epochs replaced by steps. Its text is tokenized for that, unless it has been.
 
     Raises:
-        HpcMpError: as ``report_text`` does, for the text itself, and where the tokenizers' library is missing.
+        HpcMpError: as ``report_text``, for the text itself, or if the tokenizers' library is missing.
     """
     if spec.train.epochs is None:
         return spec
@@ -167,7 +167,7 @@ def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
 
 
 def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
-    """The rows of a launch's summary on what is trained."""
+    """Return the rows of a launch's summary on the training text."""
     return {
         "text": _files(text.rows) + (f"; held out {_files(text.held_out)}" if text.held_out else ""),
         "tokenizer": _tokenizer(text, spec),
@@ -181,7 +181,7 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
 
 
 def _never_best(spec: JobSpec) -> dict[str, str]:
-    """A note where no checkpoint but the last is one that is evaluated, so that none of them can be the best."""
+    """Return a note if no checkpoint but the last is evaluated, so that no earlier one can be the best."""
     every, saved = spec.evaluate.every, spec.checkpoint.every
     if not (spec.evaluate.files and every and saved) or lcm(every, saved) < spec.train.steps:
         return {}
@@ -191,7 +191,7 @@ def _never_best(spec: JobSpec) -> dict[str, str]:
 
 
 def _trained_on(text: TrainingText) -> dict[str, str]:
-    """A warning where held-out files are files of the training."""
+    """Return a warning if held-out files are also training files."""
     trained = {row.path.resolve() for row in text.rows}
     both = [row.path for row in text.held_out if row.path.resolve() in trained]
     if not both:
@@ -251,5 +251,5 @@ def _epoch(amount: TextAmount, spec: JobSpec) -> str:
 
 
 def _rough(value: float) -> int:
-    """Two digits of an estimate."""
+    """Round an estimate to two digits."""
     return round(float(f"{value:.2g}"))

@@ -1,12 +1,12 @@
-"""How the parameters of a rank lie in memory: flat units, cut into parts of equal length over the data axis.
+"""Flat units: the memory layout of a rank's parameters, cut into parts of equal length over the data axis.
 
-A stage is made of units: one for each block, one for the embedding, one for the last norm and the head, and one for an embedding
-that is the head too. Where ranks share out experts, those of a block are a unit of their own, for other ranks hold the same. A
-unit is one flat array of the parts of its weights that a tensor rank computes with, one after the other, and padded so that it
-splits into as many equal parts as there are shards: the part is what ZeRO gives a rank to update. A part begins and ends
-anywhere, also within a row; of a weight it holds a few rectangles (``boxes``), and so checkpoints name it.
+A stage consists of units: one for each block, one for the embedding, one for the last norm and the head, and one for an embedding
+that is also the head. With expert parallelism, the experts of a block are a separate unit, because they are replicated on other
+ranks. A unit is one flat array of the parts of its weights that a tensor rank computes with, one after another, padded so that it
+splits into as many equal parts as there are shards. A part is what ZeRO gives a rank to update. A part begins and ends anywhere,
+also within a row. Its piece of a weight is a few rectangles (``boxes``), and checkpoints name it by them.
 
-The engine allocates what stands here, and the planner counts it.
+The engine allocates this layout, and the planner counts it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hpc_mp.layout.models.tensor import TensorCut, part_of
 
 Box = tuple[slice, ...]  # a rectangle of a whole tensor
 
-EMBEDDING, HEAD, TIED = "embedding", "head", "tied"  # units that are no block; TIED: the embedding that is the head too
-EXPERTS = " experts"  # behind the name of a block: the unit of those that an expert rank has
-GROUPED = "every-"  # and a number of blocks
-ALIGNED = 8  # elements: a part of 16-bit numbers begins at a multiple of 16 bytes, as vector instructions and NCCL like it
+EMBEDDING, HEAD, TIED = "embedding", "head", "tied"  # units other than blocks; TIED: the embedding that is also the head
+EXPERTS = " experts"  # suffix of a block's name: the unit of the experts that an expert rank has
+GROUPED = "every-"  # prefix of a number of blocks
+ALIGNED = 8  # elements: a part of 16-bit numbers begins at a multiple of 16 bytes, as vector instructions and NCCL prefer
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpan:
-    """Which part of the model a stage is: global layer numbers, and whether it holds the embedding and the head."""
+    """The part of the model in a stage: global layer numbers, and whether it has the embedding and the head."""
 
     layers: range
     first: bool
@@ -39,7 +39,7 @@ class StageSpan:
 
 
 def stage_spans(layers: Sequence[int]) -> tuple[StageSpan, ...]:
-    """The stages of a model, by how many layers each of them has."""
+    """Return the stages of a model, from their numbers of layers."""
     ends = list(accumulate(layers, initial=0))
     return tuple(StageSpan(range(begin, end), stage == 0, stage == len(layers) - 1)
                  for stage, (begin, end) in enumerate(pairwise(ends)))
@@ -50,12 +50,12 @@ class ParameterSlot:
     """A weight in a unit.
 
     Attributes:
-        box: the part of the whole that this tensor rank computes with.
+        box: the part of the whole weight that this tensor rank computes with.
         begin: its first element in the unit.
-        cut: whether tensor ranks compute different things with this weight, rather than all the same.
-        copies: how many tensor ranks have this part, all of them where it is whole.
-        replica: which of these this one is; the first one's counts in checkpoints and norms.
-        partial: whether each of the copies finds a share of the gradient alone.
+        cut: True if tensor ranks compute different results with this weight, False if all compute the same.
+        copies: number of tensor ranks that have this part; all of them if it is the whole weight.
+        replica: number of this copy; the first copy counts in checkpoints and norms.
+        partial: True if each of the copies computes only a share of the gradient.
     """
 
     weight: Weight
@@ -77,7 +77,7 @@ class ParameterSlot:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A rectangle of a weight that a part of a unit holds: ``begin`` is its first element in the part."""
+    """A rectangle of a weight in a part of a unit. ``begin`` is its first element in the part."""
 
     slot: ParameterSlot
     box: Box
@@ -94,7 +94,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """One unit of a tensor rank: its weights one after the other, and in how many parts the whole is cut."""
+    """One unit of a tensor rank: its weights one after another, and its number of parts."""
 
     unit: str
     slots: tuple[ParameterSlot, ...]
@@ -102,12 +102,12 @@ class FlatLayout:
 
     @property
     def of_experts(self) -> bool:
-        """Whether other ranks hold its parts than those of the other units: the ranks with the same experts."""
+        """True if its parts are held by other ranks than those of other units: by the ranks with the same experts."""
         return self.unit.endswith(EXPERTS)
 
     @property
     def block(self) -> str:
-        """What it is there with at the same time: units of a block come and go together."""
+        """Name of its block; the units of a block are gathered and freed together."""
         return self.unit.removesuffix(EXPERTS)
 
     @property
@@ -127,7 +127,7 @@ class FlatLayout:
         return self.part * self.shards
 
     def pieces(self, shard: int) -> Iterator[Piece]:
-        """What the part of a shard holds, in the order of the part's elements; padding is none of it."""
+        """Yield the pieces in a shard's part, in the order of its elements, without padding."""
         low, high = shard * self.part, (shard + 1) * self.part
         for slot in self.slots:
             begin, end = max(low, slot.begin), min(high, slot.begin + slot.size)
@@ -141,7 +141,7 @@ class FlatLayout:
 
 
 def blocks_together(recompute: str) -> int | None:
-    """How many blocks of a stage are computed again together, and so are there together; None where no block is."""
+    """Return the number of blocks of a stage that are recomputed, and so gathered, together; None without recomputation."""
     if recompute == "full":
         return 1
     return int(recompute.removeprefix(GROUPED)) if recompute.startswith(GROUPED) else None
@@ -150,7 +150,7 @@ def blocks_together(recompute: str) -> int | None:
 def unit_weights(
     family: Family, shape: ModelShape, span: StageSpan, expert: ExpertCut = ALL_EXPERTS,
 ) -> dict[str, list[Weight]]:
-    """The weights of every unit of a stage, under their Hugging Face names."""
+    """Return the weights of every unit of a stage, under their Hugging Face names."""
     tied = f"{family.embedding}.weight"
     units: dict[str, list[Weight]] = {}
     outer = family.embedding_weights(shape)
@@ -171,7 +171,7 @@ def rank_units(
     family: Family, shape: ModelShape, spans: Iterable[StageSpan], tensor: TensorCut, shards: int,
     expert: ExpertCut = ALL_EXPERTS,
 ) -> dict[str, FlatLayout]:
-    """The units of a rank that holds these stages. A tied weight is there once, also where both ends are."""
+    """Return the units of a rank that holds these stages. A tied weight appears once, even if the rank has both ends."""
     weights: dict[str, list[Weight]] = {}
     for span in spans:
         weights |= unit_weights(family, shape, span, expert)
@@ -181,8 +181,9 @@ def rank_units(
 def _laid_out(
     unit: str, family: Family, weights: Iterable[Weight], tensor: TensorCut, shards: int, expert: ExpertCut,
 ) -> FlatLayout:
-    """Matrices before vectors, which weight decay mostly spares, so that the optimizer updates long stretches; and among both
-    together what several tensor ranks hold alike, so that they sum its gradients in few messages."""
+    """Lay out a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates long
+    stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
+    messages."""
     parts = [(weight, part_of(family, weight, tensor)) for weight in weights]
     slots: list[ParameterSlot] = []
     begin = 0
@@ -195,8 +196,8 @@ def _laid_out(
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
-    """The rectangles that the elements ``begin`` to ``end`` of a row-major array consist of, in their order: at most two for
-    each dimension but the last, and one more."""
+    """Yield the rectangles that cover the elements ``begin`` to ``end`` of a row-major array, in order: at most two for each
+    dimension but the last, and one more."""
     if len(shape) == 1:
         yield (slice(begin, end),)
         return
@@ -216,8 +217,8 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
 
 
 def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
-    """(first element, elements) of the stretches of a row-major array that a rectangle of it consists of, in its own order."""
-    whole = len(sizes)  # dimensions from this one on are complete, so that their elements follow each other
+    """Yield (first element, elements) of the contiguous stretches of a rectangle in a row-major array, in order."""
+    whole = len(sizes)  # dimensions from this one on are complete, so that their elements are contiguous
     while whole and (box[whole - 1].start, box[whole - 1].stop) == (0, sizes[whole - 1]):
         whole -= 1
     strides = [prod(sizes[dimension + 1:]) for dimension in range(len(sizes))]
@@ -231,7 +232,7 @@ def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
 
 
 def pieces(shape: tuple[int, ...], most: int) -> Iterator[Box]:
-    """Rectangles that make up a tensor, in the order of its elements, each of no more than ``most`` of them."""
+    """Yield rectangles that make up a tensor, in the order of its elements, each of at most ``most`` elements."""
     row = prod(shape[1:])
     if row > most:
         for at in range(shape[0]):

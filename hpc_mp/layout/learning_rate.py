@@ -1,4 +1,4 @@
-"""The learning rate of every step: ranks train by it, and a launch foretells it, so both halves have the one function."""
+"""The learning rate of every step: ranks train by it, and a launch predicts it, so both halves share this function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class RateSettings(Protocol):
-    """What the rate follows from; the job file's ``[train]`` table has these fields."""
+    """The settings that determine the rate; the job file's ``[train]`` table has these fields."""
 
     @property
     def learning_rate(self) -> float: ...
@@ -20,7 +20,7 @@ class RateSettings(Protocol):
 
 
 def learning_rate(number: int, settings: RateSettings) -> float:
-    """The rate of optimizer step ``number`` (from 0): linear warm-up over ``warmup_steps`` that ends at the full rate,
+    """Return the rate of optimizer step ``number`` (from 0): linear warm-up over ``warmup_steps`` that ends at the full rate,
     then constant, or down to zero at ``steps`` along a line or half a cosine (arXiv:1608.03983)."""
     if number < settings.warmup_steps:
         return settings.learning_rate * (number + 1) / settings.warmup_steps
@@ -29,16 +29,17 @@ def learning_rate(number: int, settings: RateSettings) -> float:
     return settings.learning_rate * falls[settings.lr_schedule]
 
 
-LEAP = 0.05  # the share by which a rate must differ from the one before it, and from the one foreseen, to be called a leap
+LEAP = 0.05  # relative difference from the previous rate, and from the expected one, that counts as a leap
 
 
 def leap(done: int, last: float, before: RateSettings, now: RateSettings) -> float | None:
-    """The rate of the next step under ``now``, where it is neither like that of the last step nor what ``before`` would have made
-    it; None where training goes on smoothly.
+    """Return the rate of the next step if it is a leap; None if training continues smoothly.
+
+    It is a leap if the rate under ``now`` differs both from the last step's rate and from the rate under ``before``.
 
     Args:
-        done: how many steps a run has behind it, at least 1; fewer than ``now.steps``.
-        last: the rate of the last of them.
+        done: number of completed steps, at least 1; fewer than ``now.steps``.
+        last: the rate of the last completed step.
     """
     comes = learning_rate(done, now)
     foreseen = learning_rate(done, before) if done < before.steps else last

@@ -1,1 +1,1 @@
-"""Findings in what others wrote: sbatch scripts and Slurm configurations, by rules as tables."""
+"""Linters for the user's sbatch scripts and Slurm configurations, with rules as tables."""

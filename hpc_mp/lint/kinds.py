@@ -1,4 +1,4 @@
-"""What a file is, by its name and its text: ``hpc-mp lint`` is given files, not kinds."""
+"""Kinds of files, recognized by name and text: ``hpc-mp lint`` is given files, not kinds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _JINJA = re.compile(r"\{%-?\s*(if|for|set|include|import|from|extends|block|macr
 _SETTING = re.compile(r"(?:(?:export|declare -x)\s+)?[A-Za-z_]\w*=.*|setenv\s+\w+\s.*|unset\s+\w+|export\s+[\w ]+")
 _SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|NodeName|PartitionName)\s*=", re.MULTILINE | re.IGNORECASE)
 _SWITCHES = re.compile(r"^\s*(Switch|Block|Ring)Name\s*=", re.MULTILINE | re.IGNORECASE)
-_RECIPE: tuple[tuple[Kind, Callable[[Path, str], object]], ...] = (  # the first that holds
+_RECIPE: tuple[tuple[Kind, Callable[[Path, str], object]], ...] = (  # the first match counts
     ("jinja", lambda path, text: path.suffix in (".j2", ".jinja", ".jinja2") or _JINJA.search(text)),
     ("project", lambda path, text: path.name == "project.ini"),
     ("job", lambda path, text: path.suffix == ".toml" and set(_tables(text)) & set(JobSpec.model_fields)),
@@ -50,12 +50,12 @@ RENDER_FIRST = Finding("HM001", "error", "", "a template: render it first. What 
 
 
 def kind_of(path: Path, text: str) -> Kind | None:
-    """The kind of a file; None if it is none of ``KINDS``."""
+    """Return the kind of a file; None if it is none of ``KINDS``."""
     return next((kind for kind, holds in _RECIPE if holds(path, text)), None)
 
 
 def _tables(text: str) -> dict[str, object]:
-    """The tables of a TOML file; of one that is broken, those whose heads can be read."""
+    """Return the tables of a TOML file; of a broken file, those whose headers can be read."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -63,7 +63,7 @@ def _tables(text: str) -> dict[str, object]:
 
 
 def _only_variables(text: str) -> bool:
-    """Whether each line that is no comment sets or unsets a variable, and there is one; functions in env do not count."""
+    """Return True if there are lines other than comments, and each sets or unsets a variable. Functions in env are ignored."""
     plain = re.sub(r"^BASH_FUNC_.*?^}$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line.strip() for line in plain.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return bool(lines) and all(map(_SETTING.fullmatch, lines))

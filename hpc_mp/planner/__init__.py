@@ -1,1 +1,1 @@
-"""What a layout costs: memory, traffic, collectives and fabrics; and which orders of ranks and hosts cost least."""
+"""The costs of a layout: memory, traffic, collectives and fabrics; and the orders of ranks and hosts that cost least."""

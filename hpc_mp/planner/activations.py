@@ -1,17 +1,18 @@
-"""What ranks keep between forwards and backwards: how many chunks at once, and of what size where that can be told.
+"""Activations that ranks keep between forwards and backwards: the number of chunks at once, and their size if predictable.
 
-With b sequences of s tokens in a microbatch, h hidden units and c bytes of a number as it is computed with, a chunk keeps
+With b sequences of s tokens in a microbatch, h hidden units and c bytes of a number in the compute format, a chunk keeps
 
 =================== ==============================================================================================================
 recompute           of the blocks of its stage
 =================== ==============================================================================================================
 full                b s h c for each block: its input
-every-N             b s h c for each group of N blocks; in its backward, a group keeps for a while what ``none`` does
-none, selective     what the modules of the family happen to save; counted in the step that a rank traces, see the report
+every-N             b s h c for each group of N blocks; in its backward, a group temporarily keeps what ``none`` does
+none, selective     what the modules of the family save; counted in the step that a rank traces, see the report
 =================== ==============================================================================================================
 
-Besides, the first stage keeps the token ids and the last one what the norm, the head and the loss need, about (h + V / T) numbers
-for each token; these are few chunks under 1F1B, whose last stage holds one. tests/train/test_activations.py counts the same.
+In addition, the first stage keeps the token ids and the last one what the norm, the head and the loss need, about (h + V / T)
+numbers for each token. These are few chunks under 1F1B, whose last stage holds one. tests/train/test_activations.py counts the
+same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hpc_mp.rundir.plan import ChunkCounts
 
 
 def chunk_counts(spec: JobSpec) -> tuple[ChunkCounts, ...]:
-    """Of every pipeline rank, how many chunks it is between forward and backward of, and where their activations are."""
+    """Return for every pipeline rank its peak number of chunks between forward and backward, and where their activations are."""
     found = []
     for actions in schedule_of(spec).ranks:
         plan = Residency() if spec.offload_horizon is None else residency(actions, spec.offload_horizon)
@@ -36,8 +37,8 @@ def chunk_counts(spec: JobSpec) -> tuple[ChunkCounts, ...]:
 
 
 def kept_inputs(shape: ModelShape, spec: JobSpec, layers: Sequence[int]) -> int | None:
-    """Bytes of the inputs that a chunk of the stage with most layers keeps, under ``full`` and ``every-N``; None with others,
-    whose bytes are counted and not predicted."""
+    """Return the bytes of the inputs that a chunk of the stage with most layers keeps, under ``full`` and ``every-N``; None
+    otherwise, because those bytes are counted and not predicted."""
     together = blocks_together(spec.parallel.recompute)
     if together is None:
         return None

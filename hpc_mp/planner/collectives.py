@@ -1,20 +1,20 @@
-"""Collectives: the counts and formulas of nccl-tests, and what busbw a healthy fabric gives.
+"""Collectives: the counts and formulas of nccl-tests, and the expected busbw of a healthy fabric.
 
 nccl-tests 2.19.6: ``doc/PERFORMANCE.md`` (bandwidths) and ``src/*.cu`` (counts, columns of the table). A size S is that of the
 whole array: what all ranks together hold for all-gather, reduce-scatter and all-to-all.
 
-What a fabric gives is the fastest of NCCL's algorithms on its links and NICs, at this payload.
+The expected busbw is that of the fastest of NCCL's algorithms on the fabric's links and NICs, at this payload.
 
-An operation takes ``base + steps × latency + S/A + 2·√(fill · S/A)``: its start, the steps that a byte goes through, the bytes
-S at the algorithm's rate A, and the filling of the pipeline (with chunks of the best size, pipelining p steps of latency L
-costs 2·√(pL·S/A)). Latencies are those of NCCL's own tuner; rates follow from what crosses which link:
+An operation takes ``base + steps × latency + S/A + 2·√(fill · S/A)``: its start, the steps that a byte goes through, the bytes S
+at the algorithm's rate A, and the filling of the pipeline (with chunks of the best size, pipelining p steps of latency L costs
+2·√(pL·S/A)). Latencies are those of NCCL's own tuner; rates follow from the traffic over each link:
 
 - ring: every link and the NICs of every node carry the busbw itself, 2(n−1)/n · S in the time of an all-reduce.
 - tree between k nodes: S leaves a node of 2, 2·S one of more (in two trees, each node is inside one and a leaf of the other).
 - NVLS: NVSwitch adds up, each GPU sends S·(n+1)/n, so busbw is 2(n−1)/(n+1) of the links' rate (nccl-tests' PERFORMANCE.md).
 
-No algorithm without reduction in the network beats ``ceiling``: 2(k−1)/k · S has to leave a node, so a GPU's share of the
-NICs carries at least (k−1)/(n−1) of busbw (``nic_share``).
+No algorithm without reduction in the network beats ``ceiling``: 2(k−1)/k · S has to leave a node, so a GPU's share of the NICs
+carries at least (k−1)/(n−1) of busbw (``nic_share``).
 
 ``tests/planner/test_collectives.py`` compares the model with published measurements, row by row.
 """
@@ -29,7 +29,7 @@ from typing import Literal
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.planner.fabrics import Fabric, NcclModel, Protocol, TcpModel, nccl_model, tcp_model
 
-ALIGN = 16  # bytes: a rank's part is a whole number of these
+ALIGN = 16  # bytes: a rank's part is a multiple of it
 
 Placed = Literal["out_of_place", "in_place"]
 PLACED: tuple[Placed, Placed] = ("out_of_place", "in_place")
@@ -39,7 +39,7 @@ PLACED: tuple[Placed, Placed] = ("out_of_place", "in_place")
 class Counts:
     """Elements of one operation in a group.
 
-    ``param`` is what the library is given, the table's ``count``; ``total`` the whole array, whose bytes are the ``size``.
+    ``param`` is the library's argument, the table's ``count``; ``total`` the whole array, whose bytes are the ``size``.
     """
 
     param: int
@@ -53,13 +53,13 @@ class Collective:
     """One operation.
 
     Attributes:
-        program: of nccl-tests.
-        reduces: it adds what ranks send.
-        rooted: rank 0 of the group is its root.
-        parts: whether each rank (``each``) sends or receives a part of the array, or all of it.
+        program: its program in nccl-tests.
+        reduces: True if it sums the ranks' data.
+        rooted: True if rank 0 of the group is its root.
+        send_part, receive_part: True if each rank sends or receives a part of the array instead of all of it.
         factor: busbw / algbw for n ranks: the share of the array that the busiest link has to carry.
-        checked: placements whose data are compared; the others are timed only, as nccl-tests does.
-        native: how libraries offer it. torch reduces and broadcasts in place: out of place it has to copy first.
+        checked: placements whose data are compared; the others are only timed, as in nccl-tests.
+        native: the placement that libraries offer. torch reduces and broadcasts in place: out of place it has to copy first.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Collective:
     native: Placed = "out_of_place"
 
     def counts(self, size: int, ranks: int, element: int) -> Counts:
-        """For at most ``size`` bytes of elements of ``element`` bytes."""
+        """Return the counts for at most ``size`` bytes of elements of ``element`` bytes."""
         total = size // element
         if not self.split:
             return Counts(total, total, total, total)
@@ -83,7 +83,7 @@ class Collective:
         return Counts(part, total, part if self.send_part else total, part if self.receive_part else total)
 
     def bandwidths(self, size: int, seconds: float, ranks: int) -> tuple[float, float]:
-        """algbw and busbw in GB/s (10⁹) of an operation on ``size`` bytes; 0 for one that took no time."""
+        """Return algbw and busbw in GB/s (10⁹) of an operation on ``size`` bytes; 0 for an operation that took no time."""
         algorithm = size / seconds / 1e9 if seconds > 0 else 0.0
         return algorithm, algorithm * self.factor(ranks)
 
@@ -111,7 +111,7 @@ COLLECTIVES: dict[str, Collective] = {each.name: each for each in (
 
 
 def collective(name: str) -> Collective:
-    """Raises HpcMpError for a name that is none of ``COLLECTIVES``."""
+    """Return a collective. Raises HpcMpError for a name that is not in ``COLLECTIVES``."""
     if name not in COLLECTIVES:
         raise HpcMpError(f"collective {name!r}", f"must be {', '.join(COLLECTIVES)}", "name one of them")
     return COLLECTIVES[name]
@@ -119,8 +119,8 @@ def collective(name: str) -> Collective:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """``busbw`` in GB/s, ``seconds`` of an operation, the algorithm that takes the least time, and ``reach``: the share of
-    the busbw that an endless payload gets. Near 1 bandwidth decides, near 0 latency does."""
+    """The expected performance: ``busbw`` in GB/s, ``seconds`` of an operation, the fastest algorithm, and ``reach``: the
+    share of the busbw of an infinite payload. Near 1 bandwidth dominates, near 0 latency does."""
 
     busbw: float
     seconds: float
@@ -129,20 +129,20 @@ class Expectation:
 
 
 def expected(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> float:
-    """busbw in GB/s over NCCL; see ``expect``."""
+    """Return the busbw in GB/s over NCCL; see ``expect``."""
     return expect(collective, size, nodes, ranks_per_node, fabric, beside).busbw
 
 
 def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> Expectation:
-    """Over NCCL (or RCCL).
+    """Return the expectation over NCCL (or RCCL).
 
     Args:
         size: bytes of the whole array.
-        nodes, ranks_per_node: of the group.
-        beside: groups on each node that use its NICs at the same time, this one included.
+        nodes, ranks_per_node: size of the group.
+        beside: number of groups on each node that use its NICs at the same time, including this one.
 
     Raises:
-        HpcMpError: the group reaches several nodes, and the fabric has nothing between them.
+        HpcMpError: the group spans several nodes, and the fabric has no network between them.
     """
     n = nodes * ranks_per_node
     if n <= max(fabric.domain, ranks_per_node):
@@ -165,14 +165,14 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
 def expect_tcp(
     collective: str, size: int, nodes: int, ranks_per_node: int, node_rate: float, gloo: bool, beside: int = 1
 ) -> Expectation:
-    """Over gloo, or over MPI as good as it can be, between nodes whose network carries ``node_rate`` GB/s each way."""
+    """Return the expectation over gloo, or over ideal MPI, between nodes whose network carries ``node_rate`` GB/s each way."""
     data = tcp_model()
     n = nodes * ranks_per_node
     factor = COLLECTIVES[collective].factor(n)
     shape = _Shape(n, ranks_per_node, nodes, math.inf, node_rate * data.payload / beside)
     rate = _ring_rate(collective, shape)
     if collective == "sendrecv":
-        rate *= ranks_per_node  # the one rank that sends to the next node has all of the network
+        rate *= ranks_per_node  # a single rank sends to the next node and has all of the network
     if gloo:
         rate *= _gloo_share(collective, n, nodes, beside, data)
     turns = {"all_reduce": 2 * (n - 1), "reduce_scatter": 2 * (n - 1), "all_gather": n - 1}
@@ -182,20 +182,19 @@ def expect_tcp(
 
 
 def ceiling(nodes: int, ranks_per_node: int, fabric: Fabric) -> float:
-    """GB/s busbw of an all-reduce that no algorithm between the nodes can beat without reduction in the network."""
+    """Return the GB/s busbw of an all-reduce that no algorithm between the nodes can exceed without reduction in the network."""
     factor = COLLECTIVES["all_reduce"].factor(nodes * ranks_per_node)
     return _outside(fabric, ranks_per_node, 1) * nodes * factor / (2 * (nodes - 1))
 
 
 def nic_share(busbw: float, nodes: int, ranks_per_node: int) -> float:
-    """What a GPU's share of its node's NICs carried at least, in GB/s, during an all-reduce of this busbw."""
+    """Return the least GB/s that a GPU's share of its node's NICs carried during an all-reduce of this busbw."""
     return busbw * (nodes - 1) / (nodes * ranks_per_node - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """n ranks on k nodes, g of them on each; GB/s from a GPU to the others of its node, and of the node's network that this
-    group may use."""
+    """n ranks on k nodes, g on each; GB/s from a GPU to the others of its node, and of the network available to this group."""
 
     n: int
     g: int
@@ -205,20 +204,21 @@ class _Shape:
 
 
 def _inside(fabric: Fabric, ranks: int) -> float:
-    """No limit when a node has no other rank."""
+    """Return the GB/s from a GPU to the others of its node; no limit if a node has no other rank."""
     if ranks == 1:
         return math.inf
     return fabric.link * (min(fabric.links, ranks - 1) if fabric.mesh else fabric.links)
 
 
 def _outside(fabric: Fabric, ranks: int, beside: int) -> float:
-    """The NICs that ``ranks`` GPUs of a node reach (each its share of them, or one that it shares), among ``beside`` groups."""
+    """Return the GB/s of the NICs that ``ranks`` GPUs of a node reach (each its share, or a shared one), among ``beside``
+    groups."""
     return fabric.nic * min(max(1.0, fabric.nics * min(1.0, ranks / fabric.gpus)), fabric.nics / beside)
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """An algorithm with a protocol: busbw in GB/s, seconds before the first byte has arrived, seconds to fill its pipeline."""
+    """An algorithm with a protocol: busbw in GB/s, seconds before the first byte arrives, seconds to fill its pipeline."""
 
     name: str
     busbw: float
@@ -231,7 +231,7 @@ class _Way:
 
 
 def _algorithms(collective: str, shape: _Shape, fabric: Fabric, protocol: Protocol, model: NcclModel) -> Iterator[_Way]:
-    """None where the algorithm does not serve."""
+    """Yield the algorithm of a protocol, if it supports the operation on this shape."""
     levels = 2 * math.ceil(math.log2(shape.k))
     if protocol.algorithm == "ring":
         rate = _ring_rate(collective, _Shape(shape.n, shape.g, shape.k, shape.inside, shape.network * model.nic_ring))
@@ -249,16 +249,16 @@ def _algorithms(collective: str, shape: _Shape, fabric: Fabric, protocol: Protoc
 def _ring_rate(collective: str, shape: _Shape) -> float:
     if shape.k == 1:
         return shape.inside
-    if collective == "sendrecv":  # the last rank of a node alone sends to the next node
+    if collective == "sendrecv":  # only the last rank of a node sends to the next node
         return min(shape.inside, shape.network / shape.g)
-    if collective == "all_to_all":  # of what a rank sends, (n − g) / n leaves the node, together with that of g − 1 others
+    if collective == "all_to_all":  # (n − g) / n of a rank's data leaves the node, together with that of g − 1 others
         inside = shape.inside * (shape.n - 1) / max(1, shape.g - 1)
         return min(inside, shape.network / shape.g * (shape.n - 1) / (shape.n - shape.g))
     return min(shape.inside, shape.network)
 
 
 def _ring_steps(collective: str, shape: _Shape) -> tuple[int, int]:
-    """Inside nodes, and between them."""
+    """Return the steps inside nodes, and between them."""
     if collective in ("sendrecv", "all_to_all"):
         return int(shape.g > 1), int(shape.k > 1)
     turns = 2 if collective == "all_reduce" else 1
@@ -272,13 +272,13 @@ def _tree_rate(shape: _Shape, model: NcclModel) -> float:
 
 
 def _way(protocol: Protocol, rate: float, inside: int, between: int, fabric: Fabric) -> _Way:
-    hops = 2 if protocol.protocol == "Simple" else 1  # Simple flushes what a NIC has written, which takes another one
+    hops = 2 if protocol.protocol == "Simple" else 1  # Simple flushes a NIC's writes, which takes another hop
     latency = protocol.base + inside * protocol.inside + between * (protocol.between + hops * fabric.hop)
     return _Way(f"{protocol.algorithm} {protocol.protocol}", rate, latency * 1e-6, protocol.fill * 1e-6)
 
 
 def _gloo_share(collective: str, n: int, nodes: int, beside: int, data: TcpModel) -> float:
-    """Of the rate that is left for what has to be sent."""
+    """Return the share of the rate that is left for the data that must be sent."""
     if collective == "all_to_all" or (collective == "all_gather" and n == 2):
         return data.gloo_crossing if beside == 1 else 1.0
     sent = {"reduce_scatter": data.gloo_reduce_scatter, "broadcast": math.ceil(math.log2(nodes))}

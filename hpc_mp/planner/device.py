@@ -1,4 +1,4 @@
-"""What the emulated ranks compute on, and whether the model's state fits there."""
+"""The device of emulated ranks, and the check that the model's state fits there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Asked = Literal["auto", "cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One memory and the ranks that share it; ``size`` in bytes, None when nobody tells."""
+    """One memory and the ranks that share it; ``size`` in bytes, None if unknown."""
 
     name: str
     size: int | None
@@ -31,7 +31,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What ranks compute on, why, and the memories they live in (none known: no pools)."""
+    """The device that ranks compute on, the reason, and the memories they use (unknown: no pools)."""
 
     kind: Asked
     why: str
@@ -39,19 +39,19 @@ class Device:
 
 
 def local_device(asked: Asked, ranks: int) -> Device:
-    """The device of ``ranks`` emulated ranks here. Raises HpcMpError as ``choose`` does."""
+    """Return the device of ``ranks`` emulated ranks here. Raises HpcMpError like ``choose``."""
     return choose(asked, ranks, find_gpus(), torch_has_cuda(), psutil.virtual_memory().total)
 
 
 def choose(asked: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
-    """``auto`` is cuda where every rank gets a GPU of its own; ``cuda`` with fewer has rank r share GPU r mod GPUs.
+    """Choose the device. ``auto`` is cuda if every rank gets its own GPU; ``cuda`` with fewer lets rank r share GPU r mod GPUs.
 
     Args:
-        cuda_built: whether the installed torch can use GPUs.
-        memory: of this machine, in bytes.
+        cuda_built: True if the installed torch can use GPUs.
+        memory: memory of this machine, in bytes.
 
     Raises:
-        HpcMpError: cuda is asked for and there is no GPU, or torch cannot use it.
+        HpcMpError: cuda is requested and no GPU exists, or torch cannot use it.
     """
     lacking = ""
     if not gpus:
@@ -90,7 +90,7 @@ def check_memory(state: Sequence[int], device: Device) -> None:
 
 
 def check_offload(parallel: Parallel, device: Device) -> None:
-    """Refuse to offload into the memory in which everything lies already. Raises HpcMpError."""
+    """Refuse to offload into the memory that holds everything already. Raises HpcMpError."""
     if "optimizer" in parallel.offload and parallel.offload_directory is None and device.kind == "cpu":
         raise HpcMpError(f"parallel.offload = {toml_value(parallel.offload)}",
                          "has no effect on CPUs: their memory is the host's",
@@ -98,7 +98,7 @@ def check_offload(parallel: Parallel, device: Device) -> None:
 
 
 def torch_has_cuda() -> bool:
-    """Read from torch's version file: importing torch costs a second."""
+    """Return True if torch has CUDA, read from its version file: importing torch costs a second."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False

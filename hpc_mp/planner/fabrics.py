@@ -1,4 +1,4 @@
-"""What links and NICs of a node carry, from the catalogue of machines; and NCCL's protocols, from ``env/collectives.toml``."""
+"""Rates of the links and NICs of a node, from the catalogue of machines; and NCCL's protocols, from ``env/collectives.toml``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Nodes of one type and what connects them; rates in GB/s of payload in one direction.
+    """Nodes of one type and their connections; rates in GB/s of payload in one direction.
 
     Attributes:
         name, title: short name, or that of the machine; in words.
         gpu: name of the GPU model.
-        gpus, nics: of a node. ``domain``: GPUs that NVLink reaches, where that is more than a node's.
-        links, link: NVLinks (or the like) of a GPU, and the rate of one. ``mesh``: each reaches one other GPU.
+        gpus, nics: number per node. ``domain``: GPUs that NVLink reaches, if that is more than a node's.
+        links, link: NVLinks (or the like) of a GPU, and the rate of one. ``mesh``: True if each reaches one other GPU.
         nvls: share of the links' rate when the switch adds up; 0: it cannot.
-        nic: rate of one. hop: µs of a step between nodes beyond NCCL's figure.
-        ll: GB/s at most of protocol LL inside a node.
+        nic: rate of one NIC. hop: µs of a step between nodes beyond NCCL's figure.
+        ll: limit of protocol LL inside a node in GB/s.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Protocol:
     """An algorithm with one of NCCL's protocols.
 
     Attributes:
-        base, inside, between: µs of its start, of a step inside a node, and of one between nodes.
-        share: of the bandwidth, that is left for data.
+        base, inside, between: µs of its start, of a step inside a node, and of a step between nodes.
+        share: share of the bandwidth that is left for data.
         fill: µs until its pipeline is full.
-        most: GB/s busbw between nodes.
+        most: limit of busbw between nodes in GB/s.
     """
 
     algorithm: str
@@ -78,7 +78,7 @@ class NcclModel:
 
 @dataclass(frozen=True, slots=True)
 class TcpModel:
-    """gloo and MPI between hosts; the fields are those of ``[tcp]``."""
+    """Parameters of gloo and MPI between hosts; the fields are those of ``[tcp]``."""
 
     payload: float
     step: float
@@ -92,7 +92,7 @@ def _data() -> dict[str, Any]:
 
 
 def fabric_of(machine: MachineType) -> Fabric | None:
-    """The fabric of such nodes; None where the rates of its GPUs' links are not known."""
+    """Return the fabric of such nodes; None if the rates of its GPUs' links are unknown."""
     gpu = machine.gpu
     if gpu is None:
         return None
@@ -105,12 +105,12 @@ def fabric_of(machine: MachineType) -> Fabric | None:
 
 
 def fabrics() -> tuple[Fabric, ...]:
-    """Those that have a short name: the measured ones, and those that users name."""
+    """Return the fabrics with a short name: the measured ones, and those that users name."""
     return tuple(_named(short=True))
 
 
 def fabric(name: str) -> Fabric:
-    """The fabric of that short name, else of the machine of that name, whatever its case.
+    """Return the fabric of that short name, else of the machine of that name, case-insensitive.
 
     Raises:
         HpcMpError: the catalogue has none.

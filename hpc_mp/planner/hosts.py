@@ -1,4 +1,4 @@
-"""Which host is which node of a placement: by the switches between them, by measured rates, and why."""
+"""The assignment of hosts to the nodes of a placement: by the switches between them, by measured rates, with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cost = Callable[[Sequence[str]], tuple[float, ...]]
 def choose_host_order(
     placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree, measured: LinkRates | None = None,
 ) -> tuple[tuple[str, ...], str]:
-    """The host of every node of the placement, and the reason: by the rates measured between hosts and by the switches."""
+    """Return the host of every node of the placement, and the reason: by measured rates between hosts and by the switches."""
     known = rates(measured) if measured is not None and measured.recent() else None
     uneven = known is not None and known.uneven(hosts)
     if not uneven and not tree.above:
@@ -38,7 +38,7 @@ def choose_host_order(
 
 
 def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
-    """The reason of an order of hosts that a program's ranks keep, and the slow links, which this order does not avoid."""
+    """Describe an order of hosts that a program's ranks keep, and the slow links, which this order does not avoid."""
     known = rates(measured) if measured is not None and measured.recent() else None
     slow = ", ".join(_some([words for _, words in slow_words(known, hosts)])) if known is not None else ""
     return ("rank map: in Slurm's order of hosts, so that a rank is the task of its number, and who sends to whom is not known"
@@ -46,7 +46,7 @@ def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
 
 
 def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | None) -> str | None:
-    """What ``choose_host_order`` will have to do with the rates of the cluster, before anybody knows the job's nodes."""
+    """Describe the slow links of the cluster that ``choose_host_order`` will handle, before the job's nodes are known."""
     if measured is None or rank_map != "auto" or nodes == 1:
         return None
     if not measured.recent():
@@ -57,7 +57,7 @@ def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | Non
 
 
 def leaves(placement: Placement, hosts: Sequence[str], tree: SwitchTree) -> tuple[str, ...]:
-    """The leaf switch of every rank; a host that the tree does not name counts as a leaf by itself.
+    """Return the leaf switch of every rank; a host that the tree does not name counts as a separate leaf.
 
     Raises:
         HpcMpError: fewer hosts than the placement has nodes.
@@ -69,12 +69,12 @@ def leaves(placement: Placement, hosts: Sequence[str], tree: SwitchTree) -> tupl
 
 
 def uplinks(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree) -> dict[str, Traffic]:
-    """Bytes per axis that leave each leaf switch in one optimizer step. Raises HpcMpError as ``leaves`` does."""
+    """Return the bytes per axis that leave each leaf switch in one optimizer step. Raises HpcMpError like ``leaves``."""
     return unit_loads(placement, traffic, leaves(placement, hosts, tree))
 
 
 def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Callable[[Sequence[str]], float]:
-    """The cost of an order of hosts, ``hosts[i]`` for node i: bytes that leave the busiest leaf switch in one step."""
+    """Return the cost function of an order of hosts, ``hosts[i]`` for node i: bytes per step out of the busiest leaf switch."""
     edges = node_edges(placement, traffic)
     weights = {axis: float(getattr(traffic, axis)) for axis in AXES}
 
@@ -91,11 +91,11 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
 
 def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree,
                rates: TieredRates | None = None) -> tuple[str, ...]:
-    """The order of hosts for the nodes of a placement.
+    """Return the order of hosts for the nodes of a placement.
 
-    By switches: the one in which least leaves the busiest leaf switch, of equal ones one with hosts of a leaf side by side.
-    Where some order lets a step wait less by the rates (``step_times``): the one in which it waits least, and of equal ones
-    the best by switches.
+    By switches, it is the order in which the least leaves the busiest leaf switch, and of equal ones an order with the hosts of a
+    leaf side by side. If some order makes a step wait less by the rates (``step_times``), it is the order with the least wait,
+    and of equal ones the best by switches.
     """
     leaving = hosts_cost(placement, traffic, tree)
 
@@ -112,7 +112,7 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
 
 def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str],
                tree: SwitchTree) -> str:
-    """``rank map: n1 n3 n2 n4 → 8.1 MB per step out of the busiest leaf switch, 12.3 MB in the order given``."""
+    """Return ``rank map: n1 n3 n2 n4 → 8.1 MB per step out of the busiest leaf switch, 12.3 MB in the order given``."""
     cost = hosts_cost(placement, traffic, tree)
     before, after = cost(given), cost(ordered)
     leaves = f"{data_size(after)} per step out of the busiest leaf switch" if after else "nothing leaves a leaf switch"
@@ -121,7 +121,10 @@ def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
 
 def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: TieredRates,
                when: str) -> str:
-    """``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates measured 3 d ago, 810 ms in the order given; n2–n3 has …``."""
+    """Describe an order of hosts and its slow links by measured rates:
+
+    ``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates measured 3 d ago, 810 ms in the order given; n2–n3 has …``.
+    """
     cost = step_times(placement, traffic, rates)
     (after, _), (before, _) = cost(ordered), cost(given)
     sent = flows(placement, traffic)
@@ -139,7 +142,7 @@ def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
 
 
 def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
-    """The host or the two hosts, and ``n2–n3 has 38 % of the usual rate``."""
+    """Return the host or the two hosts, and ``n2–n3 has 38 % of the usual rate``."""
     return [(members, f"{'–'.join(members)} has {100 * share:.0f} % of the usual rate")
             for members, share in rates.slow(hosts).items()]
 
@@ -150,18 +153,18 @@ def _some(words: list[str]) -> list[str]:
 
 
 def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, float]]:
-    """The cost of an order of hosts, ``hosts[i]`` for node i: (longest, all), both in seconds per optimizer step.
+    """Return the cost function of an order of hosts, ``hosts[i]`` for node i: (longest, all), both in seconds per optimizer step.
 
-    With B(i→j) = the bytes that node i sends node j, r(i, j) = the rate between their hosts and R(i) = the best rate of the
-    host of node i:
+    With B(i→j) = the bytes that node i sends node j, r(i, j) = the rate between their hosts and R(i) = the best rate of the host
+    of node i:
 
-    - a pair takes max(B(i→j), B(j→i)) / r(i, j): directions do not hold each other up;
-    - a node takes Σⱼ B(i→j) / R(i): all that leaves it passes its own cable;
-    - longest = the most that any pair or node takes, for they all work at the same time;
-    - all = Σ over pairs of (B(i→j) + B(j→i)) / r(i, j): of orders with the same longest it is least where least passes
-      the slow links.
+    - a pair takes max(B(i→j), B(j→i)) / r(i, j): directions do not delay each other;
+    - a node takes Σⱼ B(i→j) / R(i): everything that leaves it passes its own cable;
+    - longest = the maximum over pairs and nodes, because they all work at the same time;
+    - all = Σ over pairs of (B(i→j) + B(j→i)) / r(i, j): among orders with the same longest it is least if the least traffic
+      passes the slow links.
 
-    Where all rates are equal, all orders cost the same to the last bit.
+    If all rates are equal, all orders cost the same to the last bit.
     """
     sent = flows(placement, traffic)
     pairs = tuple((i, j, max(one, other), one + other) for i, j in sorted({(min(way), max(way)) for way in sent})
@@ -182,13 +185,13 @@ def _bytes(sent: dict[tuple[int, int], Traffic], i: int, j: int) -> float:
 
 
 def cheapest(starts: Sequence[Order], first: Cost, then: Cost, movable: Collection[str], tries: int) -> Order:
-    """The order that costs least by ``first``, of equal ones by ``then``; of still equal ones the most like ``starts[0]``.
+    """Return the order with the least cost by ``first``, among equal ones by ``then``, then the most similar to ``starts[0]``.
 
     Args:
-        starts: orders that may be good, as they stand and dealt out: as the rows of a grid that is read by columns.
-        then: is asked only about orders that are equal by ``first``, and so may take longer.
-        movable: of two hosts that are exchanged one is of these.
-        tries: how many orders may be looked at beyond these.
+        starts: candidate orders, tried unchanged and dealt out: as the rows of a grid that is read by columns.
+        then: called only for orders that are equal by ``first``, and so may be slower.
+        movable: an exchange of two hosts must involve one of these.
+        tries: limit of further orders that are tried.
     """
     def likely(order: Sequence[str]) -> tuple[float, ...]:
         return *then(order), sum(map(ne, order, starts[0]))
@@ -201,7 +204,7 @@ def cheapest(starts: Sequence[Order], first: Cost, then: Cost, movable: Collecti
 
 
 def _descended(order: Order, first: Cost, then: Cost, movable: Collection[str], tries: int) -> Order:
-    """Two hosts exchanged, time and again, as long as that makes it cheaper."""
+    """Exchange two hosts repeatedly, as long as that lowers the cost."""
     while near := [*islice(_exchanged(order, movable), tries)]:
         tries -= len(near)
         found = _least([order, *near], first, then)

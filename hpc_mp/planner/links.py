@@ -1,4 +1,4 @@
-"""What the ranks of a placement send over the links between nodes and between switches."""
+"""Traffic of a placement's ranks over the links between nodes and between switches."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ Edges = Iterator[tuple[int, int]]
 
 
 def _ring(group: Group) -> Edges:
-    """Every rank sends to the next, the last to the first."""
+    """Yield a ring: every rank sends to the next, the last to the first."""
     return zip(group, group[1:] + group[:1], strict=True)
 
 
 def _pairs(group: Group) -> Edges:
-    """Every rank sends to every other one."""
+    """Yield all pairs: every rank sends to every other rank."""
     return permutations(group, 2)
 
 
 def _chain(group: Group) -> Edges:
-    """Every stage sends activations to the next one and gradients to the one before."""
+    """Yield a chain: every stage sends activations to the next one and gradients to the one before."""
     for a, b in pairwise(group):
         yield a, b
         yield b, a
 
 
 def _ends(group: Group) -> Edges:
-    """The first and the last stage send each other."""
+    """Yield both directions between the first and the last stage."""
     if len(group) > 1:
         yield group[0], group[-1]
         yield group[-1], group[0]
 
 
 def _shards(group: Group, shards: int | None) -> Edges:
-    """Shard groups are blocks of data × context."""
+    """Yield the rings of shard groups, which are blocks of data × context."""
     size = shards or len(group)
     for begin in range(0, len(group), size):
         yield from _ring(group[begin:begin + size])
 
 
 def _replicas(group: Group, shards: int | None) -> Edges:
-    """Ranks that hold the same part are ``shards`` apart."""
+    """Yield the rings of ranks that hold the same part; they are ``shards`` apart."""
     for begin in range(shards or 0):
         yield from _ring(group[begin::shards])
 
 
-# axis -> the groups of the placement that it lives in, and who sends to whom in one of them
+# axis -> the groups of the placement that it uses, and the (sender, receiver) pairs in one of them
 AXES: dict[str, tuple[str, Callable[[Group, Traffic], Edges]]] = {
     "tp": ("tp", lambda group, _: _ring(group)),
     "cp": ("cp", lambda group, _: _ring(group)),
@@ -68,18 +68,18 @@ AXES: dict[str, tuple[str, Callable[[Group, Traffic], Edges]]] = {
 
 
 def _groups(placement: Placement, kind: str) -> Iterable[Group]:
-    """State and gradients travel among the ranks of data × context."""
+    """Return the groups of a kind. State and gradients travel among the ranks of data × context."""
     return placement.state_groups if kind == "dp" else placement.groups.get(kind, ())
 
 
 def node_loads(placement: Placement, traffic: Traffic) -> tuple[Traffic, ...]:
-    """Bytes per axis that leave each node in one optimizer step."""
+    """Return the bytes per axis that leave each node in one optimizer step."""
     loads = unit_loads(placement, traffic, nodes_of(placement))
     return tuple(loads[node] for node in range(placement.nodes))
 
 
 def unit_loads(placement: Placement, traffic: Traffic, unit_of: Sequence[Unit]) -> dict[Unit, Traffic]:
-    """Bytes per axis that leave each unit (a node, a leaf switch) in one step; ``unit_of`` names that of every rank."""
+    """Return the bytes per axis that leave each unit (a node, a leaf switch) in one step; ``unit_of``: the unit by rank."""
     edges = edges_out(placement, traffic, unit_of)
     stages = range(placement.degrees.pipeline)
     return {unit: load_of(traffic, {axis: sum(edges[axis, stage, unit] for stage in stages) for axis in AXES})
@@ -87,36 +87,36 @@ def unit_loads(placement: Placement, traffic: Traffic, unit_of: Sequence[Unit]) 
 
 
 def node_edges(placement: Placement, traffic: Traffic) -> Counter[tuple[str, int, int]]:
-    """How many messages' ways lead from node to node, by (axis, sender, receiver)."""
+    """Return the number of message paths from node to node, by (axis, sender, receiver)."""
     node = nodes_of(placement)
     return Counter((axis, node[a], node[b]) for axis, a, b in _edges(placement, traffic) if node[a] != node[b])
 
 
 def flows(placement: Placement, traffic: Traffic) -> dict[tuple[int, int], Traffic]:
-    """Bytes per axis that one node sends another in one optimizer step, by (sender, receiver)."""
+    """Return the bytes per axis that one node sends another in one optimizer step, by (sender, receiver)."""
     counts = node_edges(placement, traffic)
     return {(a, b): load_of(traffic, {axis: counts[axis, a, b] for axis in AXES})
             for a, b in dict.fromkeys((a, b) for _, a, b in counts)}
 
 
 def edges_out(placement: Placement, traffic: Traffic, unit_of: Sequence[Unit]) -> Counter[tuple[str, int, Unit]]:
-    """How many messages' ways lead out of each unit, by (axis, sender's stage, unit)."""
+    """Return the number of message paths out of each unit, by (axis, sender's stage, unit)."""
     return Counter((axis, placement.ranks[a].pp, unit_of[a]) for axis, a, b in _edges(placement, traffic)
                    if unit_of[a] != unit_of[b])
 
 
 def load_of(traffic: Traffic, edges: dict[str, int]) -> Traffic:
-    """Bytes of so many messages of each axis. Edges are counted before they are multiplied: equal counts then give equal
-    bytes, and ties stay ties."""
+    """Return the bytes of that many messages of each axis. Edges are counted before they are multiplied: equal counts then
+    give equal bytes, and ties stay ties."""
     return Traffic(**{axis: count * getattr(traffic, axis) for axis, count in edges.items()})
 
 
 def nodes_of(placement: Placement) -> list[int]:
-    """The node of every rank."""
+    """Return the node of every rank."""
     return [place.node for place in placement.ranks]
 
 
 def _edges(placement: Placement, traffic: Traffic) -> Iterator[tuple[str, int, int]]:
-    """Every (axis, sender, receiver)."""
+    """Yield every (axis, sender, receiver)."""
     return ((axis, a, b) for axis, (kind, edges) in AXES.items()
             for group in _groups(placement, kind) for a, b in edges(group, traffic))

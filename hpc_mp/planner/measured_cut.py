@@ -1,8 +1,8 @@
-"""The cut of a measured model into stages: even in time; even in time and memory where the fullest rank would not fit.
+"""The cut of a measured model into stages: even in time; even in time and memory if the fullest rank would not fit.
 
-The step waits for the stage that computes longest, so that time alone counts as long as every rank fits into the memory of the
-device that was measured. A rank holds its state (``memory``) and, for as many chunks as its schedule keeps at once, the measured
-activations of the fullest of its stages. Tensor and context ranks have equal shares of activations, which are measured whole.
+The step waits for the stage that computes longest, so only time counts as long as every rank fits into the memory of the measured
+device. A rank holds its state (``memory``) and, for as many chunks as its schedule keeps at once, the measured activations of the
+fullest of its stages. Tensor and context ranks have equal shares of activations, which are measured whole.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.memory import state_bytes
 
-WEIGHTS = tuple(tenths / 10 for tenths in range(11))  # of memory, the rest is time's
+WEIGHTS = tuple(tenths / 10 for tenths in range(11))  # of memory; the rest is the weight of time
 
 
 def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
-    """The stages of a job with ``partition = "profile"``.
+    """Return the stages of a job with ``partition = "profile"``.
 
-    ``memory_weight`` counts as the job says it. Left out, the smallest one is taken with which every rank fits; if none does, the
-    one whose fullest rank holds least.
+    ``memory_weight`` counts as the job states it. If it is left out, the smallest weight with which every rank fits is taken; if
+    none fits, the weight whose fullest rank holds least.
 
     Raises:
-        HpcMpError: the profile is missing, or is one of something else.
+        HpcMpError: the profile is missing, or is a profile of something else.
     """
     profile = read_profile(spec, shape)
     if spec.parallel.memory_weight is not None or profile.memory is None:
@@ -49,7 +49,7 @@ def _weighed(spec: JobSpec, weight: float) -> JobSpec:
 
 
 def fullest(layers: tuple[int, ...], profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> int:
-    """Bytes of the rank that holds most: state and activations."""
+    """Return the bytes of the rank that holds most: state and activations."""
     kept = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
             + profile.head.activations * span.last for span in stage_spans(layers)]
     shares = spec.parallel.tensor * spec.parallel.context

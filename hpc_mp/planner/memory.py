@@ -1,26 +1,26 @@
 """Bytes of model state per rank: parameters, gradients and optimizer state; activations are not counted here.
 
 With P parameters on a rank of the tensor and pipeline axes, d shards, m bytes of a master and of a gradient sum, c bytes of a
-parameter as it is computed with, and s numbers of optimizer state per parameter, a rank holds
+parameter in the compute format, and s numbers of optimizer state per parameter, a rank holds
 
 ==== ==================================== ======================== =============
 zero parameters                           gradients                optimizer
 ==== ==================================== ======================== =============
-0    c P (+ m P where the formats differ) m P                      s m P
+0    c P (+ m P if the formats differ)    m P                      s m P
 1    c P (+ m P/d)                        m P                      s m P/d
 2    c P (+ m P/d)                        m P/d + one unit's m U   s m P/d
 3    m P/d + two units' c U               m P/d + one unit's m U   s m P/d
 ==== ==================================== ======================== =============
 
-Where gradients are summed once per step, ZeRO-2 and 3 hold m P of them like ZeRO-1: microbatches add up in whole ones.
-With recompute ``every-N`` N + 1 units are gathered in place of two. Where ranks share out experts, each of a block's two units
-has its own d, and U is both of them: they come and go together. So bf16 over fp32 masters with AdamW: ZeRO-1 6 + 12/d bytes
-per parameter, ZeRO-2 2 + 16/d and a unit, ZeRO-3 16/d and units. The units are those of ``layout/flat.py``, which the engine
-allocates, padding and all: the counts are equal to the byte.
+If gradients are summed once per step, ZeRO-2 and 3 hold m P of them like ZeRO-1, because microbatches add up in whole gradients.
+With recompute ``every-N``, N + 1 units are gathered instead of two. With expert parallelism, each of a block's two units has its
+own d, and U is both of them, because they are gathered and freed together. So bf16 over fp32 masters with AdamW: ZeRO-1 6 + 12/d
+bytes per parameter, ZeRO-2 2 + 16/d and a unit, ZeRO-3 16/d and units. The units are those of ``layout/flat.py``, which the
+engine allocates, including padding: the counts are equal to the byte.
 
-Where optimizer state is offloaded it counts as bytes of the host or of the disk, and the rank holds the buffers of
-``layout/offload.py`` instead. With parameters offloaded, m P/d of them, and c P/d where the formats differ, count as bytes of the
-host, and the buffers, which have a row for them, among those of the optimizer; then units without other shards pass too.
+Offloaded optimizer state counts as bytes of the host or of the disk, and the rank holds the buffers of ``layout/offload.py``
+instead. With parameters offloaded, m P/d of them, and c P/d if the formats differ, count as bytes of the host. The buffers, which
+have a row for them, count as optimizer bytes. Then units without other shards are also gathered and freed.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from hpc_mp.layout.offload import BUFFERS, chunk_elements
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 
-# precision -> bytes of a master parameter and of a gradient sum, and of a parameter as computed with
+# precision -> bytes of a master parameter and of a gradient sum, and of a parameter in the compute format
 BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (4, 2), "fp16": (4, 2)}
 SLOTS = {"adamw": 2, "sgd": 0}  # tensors of optimizer state per parameter, in the master's format
 
 
 def state_bytes(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...]) -> dict[tuple[int, int], StateBytes]:
-    """State of the ranks at (pipeline, tensor) coordinates at the fullest moment of a step, whatever their data coordinate.
+    """Return the state of the ranks at (pipeline, tensor) coordinates at the peak of a step, whatever their data coordinate.
 
     Args:
-        layers: of every stage.
+        layers: layers of every stage.
     """
     return {(pipeline, tensor): _bytes(spec, list(units_of(shape, spec, layers, pipeline, tensor).values()))
             for pipeline in range(spec.parallel.pipeline) for tensor in range(spec.parallel.tensor)}
 
 
 def cut_of(spec: JobSpec, rank: int = 0) -> TensorCut:
-    """What a rank of the tensor axis has."""
+    """Return the cut of a rank of the tensor axis."""
     return TensorCut(spec.parallel.tensor, rank, spec.parallel.tensor_modules)
 
 
 def units_of(
     shape: ModelShape, spec: JobSpec, layers: tuple[int, ...], pipeline: int, tensor: int,
 ) -> dict[str, FlatLayout]:
-    """The flat units of a rank at these coordinates, by name."""
+    """Return the flat units of a rank at these coordinates, by name."""
     spans = stage_spans(layers)
     held = [spans[stage] for stage, holder in enumerate(schedule_of(spec).placement) if holder == pipeline]
     return rank_units(family_of(shape.model_type), shape, held, cut_of(spec, tensor), spec.shard_degree,
@@ -89,7 +89,7 @@ def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:
 
 
 def _whole(units: list[FlatLayout], passing: list[FlatLayout], most: int) -> int:
-    """Elements of units that a rank has whole at once, of those that pass of no more blocks than ``most``."""
+    """Return the elements of units that a rank has whole at once; of the passing units only those of ``most`` blocks."""
     blocks: Counter[str] = Counter()
     for unit in passing:
         blocks[unit.block] += unit.padded

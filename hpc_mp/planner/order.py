@@ -1,4 +1,4 @@
-"""In which letter order the ranks of a job are laid out, and why: the one in which a step waits least for links between nodes."""
+"""The letter order of a job's ranks, with the reason: the order in which a step waits least for links between nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DEFAULT_BANDWIDTH = 25e9
 
 @dataclass(frozen=True, slots=True)
 class OrderCost:
-    """One order: its busiest node, the bytes per axis that leave it in a step, the bytes a step waits for, and how long.
+    """The cost of one order: its busiest node, the bytes per axis that leave it in a step, and the bytes and seconds waited.
 
-    ``waited`` is the busiest node's load: reductions run beside the backwards, so that stages use the links side by side.
+    ``waited`` is the busiest node's load: reductions run beside the backwards, so that stages use the links concurrently.
     """
 
     order: str
@@ -32,7 +32,7 @@ class OrderCost:
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """The letters that were chosen, why, and the seconds per step for which ranks wait for links between nodes, if known."""
+    """The chosen letters, the reason, and the seconds per step that ranks wait for links between nodes, if known."""
 
     letters: str
     why: str
@@ -40,11 +40,11 @@ class RankOrder:
 
 
 def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
-    """``parallel.order = "auto"`` takes the order in which a step waits least.
+    """Return the order of a job; for ``parallel.order = "auto"`` the order in which a step waits least.
 
     Args:
-        traffic: of the job.
-        measured: what the doctor has measured on this cluster; the median rate counts, for nobody knows the nodes yet.
+        traffic: traffic of the job.
+        measured: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet.
     """
     asked, p = spec.parallel.order, spec.parallel
     if asked != "auto":
@@ -66,11 +66,10 @@ def cheapest_order(
     degrees: Degrees, traffic: Traffic, ranks_per_node: int, bandwidth: float = DEFAULT_BANDWIDTH,
     rank_map: RankMap = "block",
 ) -> tuple[str, list[OrderCost]]:
-    """The order in which a step waits least for the links between nodes, and the cost of every order.
+    """Return the order in which a step waits least for the links between nodes, and the cost of every order.
 
-    ``bandwidth`` is in bytes per second. Costs stand in the order of ``ORDERS``, or where there is a context axis of
-    ``ORDERS_WITH_CONTEXT``; of equal ones the first wins: ties go to DPT, or DPCT. Latency and overlap with computing are not
-    counted.
+    ``bandwidth`` is in bytes per second. Costs are in the order of ``ORDERS``, or with a context axis of ``ORDERS_WITH_CONTEXT``;
+    of equal ones the first wins: ties go to DPT, or DPCT. Latency and overlap with computation are not counted.
     """
     costs = []
     for order in ORDERS if degrees.context == 1 else ORDERS_WITH_CONTEXT:

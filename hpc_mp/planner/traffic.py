@@ -1,4 +1,4 @@
-"""How many bytes the ranks of a job send each other in an optimizer step, by axis, as the engine sends them.
+"""Bytes that the ranks of a job send each other in an optimizer step, by axis, as the engine sends them.
 
 With m microbatches, T and C the tensor and context degrees, A the bytes of one activation (microbatch × sequence / C × hidden), K
 those of the keys and values of a rank's tokens and heads, Q those of its queries, D the ranks of data × context, s the shard
@@ -9,34 +9,33 @@ axis     to                           bytes per step
 ======== ============================ ==========================================================================================
 tp       its neighbour in a ring      2 (T−1)/T × m × (4 per layer, 1 for the embedding, 1 for the head) × A, and 3 numbers per
                                       token for the loss: all-reduces forward and backward, or, with sequence parallelism,
-                                      an all-gather and a reduce-scatter in place of each; 2 more per layer that is
-                                      computed again (recompute full or every-N); and gradients, see below
+                                      an all-gather and a reduce-scatter instead of each; 2 more per recomputed layer
+                                      (recompute full or every-N); and gradients, see below
 cp       its neighbour in a ring      m × layers × (2 (C−1) × K forward and backward, C × K of gradients in at least fp32),
-                                      (C−1) × K more for a layer that is computed again
+                                      (C−1) × K more for a recomputed layer
 cp_pairs each other rank of its       m × layers × 4 (Q + K) / C, with ulysses instead: tokens for heads and back, forward and
-         context group                backward; 2 (Q + K) / C more where computed again. K counts heads that are repeated
+         context group                backward; 2 (Q + K) / C more if recomputed. K counts heads that are repeated
 pp       the next and previous stage  m × A each, for every stage of the rank; A/T with sequence parallelism
 dp       its neighbour in the ring of without shards 2 (D−1)/D × the rank's gradients; with them (s−1) × its part of its units ×
          its shard group              (all-gathers in the compute format + reduce-scatters in the master format)
 replicas its neighbour in the ring of 2 (R−1)/R × its part of the gradients, in the master format
          ranks with the same part
-ep       each other rank of its       m × (4 per layer, 2 more where computed again) × K A / E for K experts of each token, 8
-         expert group                 bytes for each of the receiver's experts. An expectation: routers decide. With a
-                                      capacity, an expert gets no more than that of each sample
-expert_  as dp and replicas, among    the same of the units of experts
+ep       each other rank of its       m × (4 per layer, 2 more if recomputed) × K A / E for K experts of each token, 8 bytes
+         expert group                 for each of the receiver's experts. An expectation: routers decide. With a capacity, an
+                                      expert gets no more than that of each sample
+expert_  as dp and replicas, among    the same for the units of experts
 dp, …    the ranks with the same ones
-tied     the other end of a pipeline  its part of the embedding's gradient, where the head is a copy of it
+tied     the other end of a pipeline  its part of the embedding's gradient, if the head is a copy of it
 ======== ============================ ==========================================================================================
 
-All-gathers and reduce-scatters per step: ZeRO-0 and 1 have one of each, ZeRO-2 one and m, ZeRO-3 2 m and m; the embedding's
-parameters are gathered m times, for its backward does not need them. With ``parallel.reduce`` "step" there is one reduce-scatter.
-Under bf16 the master format is fp32, so ZeRO-1 moves 2 + 4 bytes per parameter and ZeRO-0, which all-reduces, 8. Parts are those
-of ``layout/flat.py``, padding and all. Tensor ranks sum the gradients of key-value heads that they share, and with sequence
-parallelism those of all weights that they hold whole, as often as the data axis does. Modules that are not cut send nothing, but
-for attention with sequence parallelism, whose tokens are gathered. Where experts have a capacity, context ranks, and with
-sequence parallelism tensor ranks whose experts are whole, all-reduce 4 bytes for each choice of a microbatch's tokens in each
-layer, once more where it is computed again.
-tests/planner/test_traffic.py counts the same bytes in running ranks.
+All-gathers and reduce-scatters per step: ZeRO-0 and 1 have one of each, ZeRO-2 one and m, ZeRO-3 2 m and m. The embedding's
+parameters are gathered m times, because its backward does not need them. With ``parallel.reduce`` "step" there is one
+reduce-scatter. Under bf16 the master format is fp32, so ZeRO-1 moves 2 + 4 bytes per parameter and ZeRO-0, which all-reduces, 8.
+Parts are those of ``layout/flat.py``, including padding. Tensor ranks sum the gradients of key-value heads that they share, and
+with sequence parallelism those of all weights that they hold whole, as often as the data axis does. Modules that are not cut send
+nothing, except attention with sequence parallelism, whose tokens are gathered. If experts have a capacity, context ranks, and
+with sequence parallelism tensor ranks with whole experts, all-reduce 4 bytes for each choice of a microbatch's tokens in each
+layer, once more if it is recomputed. tests/planner/test_traffic.py counts the same bytes in running ranks.
 """
 
 from __future__ import annotations
@@ -65,14 +64,14 @@ def degrees_of(spec: JobSpec) -> Degrees:
 
 
 def traffic_of(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> Traffic:
-    """Of every axis what the place in the pipeline sends that sends most. ``layers``: of every stage."""
+    """Return for every axis the traffic of the pipeline place that sends most. ``layers``: of every stage."""
     places = [rank_traffic(spec, shape, layers, place) for place in range(spec.parallel.pipeline)]
     return Traffic(**{axis: max(getattr(place, axis) for place in places) for axis in AXES}, shards=places[0].shards,
                    expert_shards=places[0].expert_shards)
 
 
 def reduce_choice(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> ResolvedKey[str]:
-    """After what gradients are summed, and what each way costs; no reason where ranks keep whole gradients anyway."""
+    """Return when gradients are summed, and the cost of each alternative; no reason if ranks keep whole gradients anyway."""
     p, m, key = spec.parallel, spec.microbatches, "parallel.reduce"
     if p.zero < 2 or spec.shard_degree == 1 or (m == 1 and p.reduce == "auto"):
         return ResolvedKey(key, spec.reduce)
@@ -92,14 +91,14 @@ def reduce_choice(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> 
 
 
 def rank_traffic(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], pipeline: int) -> Traffic:
-    """What the first rank at a place of the pipeline sends along each axis."""
+    """Return the bytes that the first rank at a place of the pipeline sends along each axis."""
     p, m = spec.parallel, spec.microbatches
     master, computed = BYTES[spec.train.precision]
     spans, placement = stage_spans(layers), schedule_of(spec).placement
     held = [stage for stage, holder in enumerate(placement) if holder == pipeline]
     first, last = 0 in held, len(spans) - 1 in held
     tokens = spec.data.sequence_length // p.context
-    shares = p.tensor if p.sequence else 1  # of the tokens of a rank, between cut layers
+    shares = p.tensor if p.sequence else 1  # of a rank's tokens, between cut layers
     activation = spec.microbatch_size * -(-tokens // shares) * shape.hidden * computed
     units = units_of(shape, spec, layers, pipeline, 0)
     tensor = _tensor_axis(spec, shape, [spans[stage] for stage in held], shares * activation)
@@ -121,7 +120,7 @@ def rank_traffic(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], pipe
 
 
 def _tensor_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan], activation: int) -> float:
-    """What a tensor rank of these stages sends for activations, their gradients and the loss. ``activation``: bytes of one."""
+    """Return a tensor rank's bytes for these stages' activations, their gradients and the loss. ``activation``: bytes of one."""
     family, cut = family_of(shape.model_type), cut_of(spec)
     ends = heads = 0  # of cut layers: each has an all-reduce, or an all-gather and a reduce-scatter
     again = 0.0
@@ -134,9 +133,9 @@ def _tensor_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan], activ
             mixed = family.experts is not None and cut.cuts(family.module_of(f"{path}.{family.experts}.weight"))
             left += mixed
             ends += entered + left
-            if (together := blocks_together(spec.parallel.recompute)) is not None:  # the forward's half of it all
+            if (together := blocks_together(spec.parallel.recompute)) is not None:  # the forward's half of everything
                 ends_group = (place + 1) % together == 0 or place + 1 == len(span.layers)
-                left -= mixed and ends_group  # a sum that nothing behind it needs is not made again
+                left -= mixed and ends_group  # a sum that no later computation needs is not recomputed
                 again += (entered + left) / 2 if spec.parallel.sequence else left
         ends += span.first and cut.cuts(family.embedding)
         heads += span.last and cut.cuts(family.embedding if shape.tied else family.head)
@@ -146,8 +145,8 @@ def _tensor_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan], activ
 
 
 def _shared_gradients(spec: JobSpec, units: dict[str, FlatLayout]) -> float:
-    """What a tensor rank sends to sum gradients of which several ranks hold shares: of key-value heads that they share, and with
-    sequence parallelism of all that is whole, whenever the data axis sums."""
+    """Return the bytes that a tensor rank sends to sum gradients of which several ranks hold shares: those of shared key-value
+    heads, and with sequence parallelism of all whole weights, whenever the data axis sums."""
     slots = [(spec.microbatches if spec.reduce == "microbatch" and unit.shards > 1 else 1, slot)
              for unit in units.values() for slot in unit.slots if slot.partial or spec.parallel.sequence]
     return BYTES[spec.train.precision][0] * sum(times * _ring_all_reduce(slot.copies) * slot.size for times, slot in slots)
@@ -158,12 +157,12 @@ def _kind(units: dict[str, FlatLayout], of_experts: bool) -> dict[str, FlatLayou
 
 
 def _of_all(shards: int, ranks: int) -> int | None:
-    """How many of the ranks a ring of shards has; None: all of them, or there are no shards."""
+    """Return the number of ranks in a ring of shards; None: all of them, or no shards."""
     return shards if 1 < shards < ranks else None
 
 
 def _expert_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> float:
-    """What a rank of these stages sends each other rank of its expert group, if routers choose all experts alike."""
+    """Return the bytes that a rank sends each other rank of its expert group, if routers choose all experts alike."""
     p = spec.parallel
     if p.expert == 1:
         return 0.0
@@ -180,7 +179,7 @@ def _expert_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> fl
 
 
 def _choices(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
-    """What a rank of these stages sends along the tensor and along the context axis, so that experts know how much they take."""
+    """Return the bytes that a rank sends along the tensor and the context axis to enforce the experts' capacity."""
     if spec.train.expert_capacity is None:
         return 0.0, 0.0
     layers = [layer for span in spans for layer in span.layers]
@@ -191,7 +190,7 @@ def _choices(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[
 
 
 def _sharing_tensor_ranks(spec: JobSpec, shape: ModelShape, layer: int) -> int:
-    """The tensor ranks that share out the tokens of samples where the experts of a layer are."""
+    """Return the number of tensor ranks that share the tokens of samples at a layer's experts."""
     family = family_of(shape.model_type)
     whole = not cut_of(spec).cuts(family.module_of(f"{family.blocks}.{layer}.{family.experts}.weight"))
     return spec.parallel.tensor if spec.parallel.sequence and whole else 1
@@ -200,17 +199,19 @@ def _sharing_tensor_ranks(spec: JobSpec, shape: ModelShape, layer: int) -> int:
 def _data_axis(
     spec: JobSpec, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool, last: bool,
 ) -> tuple[float, float]:
-    """Bytes of ``dp`` and of ``replicas`` for a rank that holds a part of these units, perhaps the first and the last stage.
+    """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units.
+
+    ``first``, ``last``: True if it has the first, the last stage.
 
     Args:
-        ranks: that train the same parameters.
+        ranks: number of ranks that train the same parameters.
     """
     master, computed = BYTES[spec.train.precision]
     zero, m = spec.parallel.zero, spec.microbatches
     part = sum(unit.part for unit in units.values())
     if shards == 1:
         return _ring_all_reduce(ranks) * part * master, 0.0
-    embedded = sum(units[name].part for name in (EMBEDDING, TIED) if name in units) if first else 0  # in the forward alone
+    embedded = sum(units[name].part for name in (EMBEDDING, TIED) if name in units) if first else 0  # only in the forward
     passes = 2 * (part - embedded) + embedded + (2 * units[TIED].part if first and last and TIED in units else 0)
     gathered = {1: part, 2: part, 3: m * passes}[zero]
     scattered = m * part if spec.reduce == "microbatch" else part
@@ -219,7 +220,7 @@ def _data_axis(
 
 
 def _context_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
-    """Bytes of ``cp`` and of ``cp_pairs`` for a rank of these stages."""
+    """Return the bytes of ``cp`` and of ``cp_pairs`` for a rank of these stages."""
     p, computed = spec.parallel, BYTES[spec.train.precision][1]
     family, cut = family_of(shape.model_type), cut_of(spec)
     passes = 2 if blocks_together(p.recompute) is None else 3  # forward and backward, or the forward twice
@@ -234,5 +235,5 @@ def _context_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> t
 
 
 def _ring_all_reduce(ranks: int) -> float:
-    """What a rank sends in a ring's all-reduce, relative to the bytes that are reduced."""
+    """Return the bytes that a rank sends in a ring's all-reduce, relative to the bytes that are reduced."""
     return 2 * (ranks - 1) / ranks

@@ -1,1 +1,1 @@
-"""What a rank's process does before it becomes somebody's program, and the look at ranks that hang. No torch is imported here."""
+"""The process of a rank until it becomes the user's program, and the inspection of ranks that hang. No torch is imported here."""

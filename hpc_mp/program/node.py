@@ -1,8 +1,8 @@
-"""``python -m hpc_mp.program.node RUN``: the task of a node on which mpirun starts the ranks (``slurm.mpi = "mpirun"``).
+"""``python -m hpc_mp.program.node RUN``: a node's task on which mpirun starts the ranks (``slurm.mpi = "mpirun"``).
 
-srun starts one such task on every node, with the CPUs, GPUs and memory of its ranks. That on the first node runs mpirun, which
-has its daemons started by ``agent HOST COMMAND`` as it would by ssh; the agent hands the command to the task on that host. So the
-ranks are of srun's step like any others: what Slurm sends to the step reaches them, and nothing of them outlives it.
+srun starts one such task on every node, with the CPUs, GPUs and memory of its ranks. The task on the first node runs mpirun.
+mpirun starts its daemons by ``agent HOST COMMAND``, as it would by ssh; the agent passes the command to the task on that host.
+So the ranks belong to srun's step: Slurm's signals to the step reach them, and none of them outlives it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from hpc_mp.rundir.rank_env import node_name
 ASKED = 'slurm.mpi = "mpirun"'
 BRING = "name the module that brings it in slurm.modules, or let slurm.setup put its directory on PATH"
 OTHERWISE = 'name a module of Open MPI, MPICH or Intel MPI in slurm.modules, or set program.start = "node"'
-AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun cuts a path in words at its blanks
+AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun splits a path at its blanks
 TAKEN = (*PASSED, signal.SIGABRT)
-KEPT_BACK = PASSED  # from mpirun and its daemons: Slurm may send it to all of a step, and they would end ranks that save
-END_OF_ALL, SIGNAL = "end", "signal"  # what the task of a node is told, in place of a command of mpirun
-WORKERS = 64  # nodes that are told at once
+KEPT_BACK = PASSED  # not for mpirun and its daemons: Slurm may signal the whole step, and they would end ranks that save
+END_OF_ALL, SIGNAL = "end", "signal"  # messages to a node's task, other than a command of mpirun
+WORKERS = 64  # nodes contacted concurrently
 POLL_S = 0.1
-REPEAT_S = 2.0  # between two requests to stop: a rank may not have begun when the first one comes
-LAG_S = 10.0  # in which mpirun must see that all that it has started is dead
-REACHED_S = 60.0  # until the task of a node must be there: srun starts them all at once
+REPEAT_S = 2.0  # between two requests to stop: a rank may not have begun at the first one
+LAG_S = 10.0  # in which mpirun must notice that all its processes are dead
+REACHED_S = 60.0  # until a node's task must be reachable: srun starts all at once
 
 
 def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """The exit code of the task: that of the rank here that has ended first by itself; else that of mpirun on the first node, and
-    0 on the others; 2 where there is no mpirun, with a record of why."""
+    """Run the task and return its exit code: that of this node's rank that first ended by itself; else mpirun's on the first
+    node, and 0 on the others; 2 if mpirun is missing, with a record of the reason."""
     noted: list[int] = []
     for number in TAKEN:
         signal.signal(number, lambda number, frame: noted.append(number))
@@ -70,7 +70,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
         mpirun = _start(run, record, own) if here == 0 else None
     except HpcMpError as error:
         print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
-        with suppress(OSError):  # a full disk is no reason to hide it: the log has it too
+        with suppress(OSError):  # a full disk must not hide the reason: the log has it too
             said = f"{record.hosts[0]}: {error}"
             write_failure(run, RankFailure(0, record.hosts[0], "user", said, time.time(), record.attempt))
         return 2
@@ -95,8 +95,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def send_signal(record: AttemptRecord, number: str) -> None:
-    """Have the tasks of all nodes pass a signal, by its name without SIG, on to their ranks. Slurm would send it to mpirun and
-    its daemons too where it knows processes by their parents (``proctrack/linuxproc``), and those would end the ranks."""
+    """Have the tasks of all nodes forward a signal, given by its name without SIG, to their ranks. If Slurm tracks processes by
+    their parents (``proctrack/linuxproc``), its own signal would also reach mpirun and its daemons, which would end the ranks."""
 
     def ask(host: str) -> None:
         with suppress(OSError, EOFError, AuthenticationError):  # the task may have ended just now
@@ -107,7 +107,7 @@ def send_signal(record: AttemptRecord, number: str) -> None:
 
 
 def _environment(run: RunDirectory, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of mpirun and its daemons: they look up the agent, whose file is made here."""
+    """Return the environment of mpirun and its daemons, and write the agent that they look up on PATH."""
     agent = guards(environ) / AGENT
     python = [sys.executable, "-P", "-m", "hpc_mp.program.node", str(run.path)]
     agent.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n', encoding="utf-8")
@@ -117,7 +117,7 @@ def _environment(run: RunDirectory, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _start(run: RunDirectory, record: AttemptRecord, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """mpirun, with the ranks' guards as what it starts. Raises HpcMpError when there is none, or none that we know."""
+    """Start mpirun, which starts the ranks' guards. Raises HpcMpError if it is missing or of an unknown family."""
     found = family(patient, OTHERWISE, ASKED, BRING)
     placement = from_dict(read_json(run.placement))
     rank = [sys.executable, "-P", "-m", "hpc_mp.program", str(run.path)]
@@ -131,7 +131,7 @@ def _start(run: RunDirectory, record: AttemptRecord, own: Mapping[str, str]) -> 
 
 
 class PassedOn:
-    """What is sent to the task of a node goes to the guards of its ranks: daemons of mpirun would end them at most signals."""
+    """Forwarding of signals from a node's task to the guards of its ranks. mpirun's daemons end the ranks at most signals."""
 
     def __init__(self, run: RunDirectory, attempt: int, stop: str, directory: Path) -> None:
         self._run, self._attempt, self._directory = run, attempt, directory
@@ -139,8 +139,8 @@ class PassedOn:
         self._asked, self._sent = False, 0.0
 
     def note(self, number: int) -> None:
-        """A signal has come."""
-        if number == signal.SIGABRT:  # the ranks hang: it is for the programs themselves, which write their stacks
+        """Handle a received signal."""
+        if number == signal.SIGABRT:  # the ranks hang: the programs themselves write their stacks at it
             for process in processes(self._run, self._attempt):
                 _kill(process.pid, signal.SIGABRT)
         elif number in (self._stop, STOP):
@@ -149,15 +149,15 @@ class PassedOn:
             self._to_guards(number)
 
     def send(self) -> None:
-        """Ask the ranks to stop, once that is asked of them: again and again, for a guard asks its rank but once."""
+        """Repeat the request to stop once it has been made. A guard forwards it to its rank only once."""
         if self._asked and time.monotonic() - self._sent > REPEAT_S:
             self._sent = time.monotonic()
             self._to_guards(STOP)
 
     def end(self) -> bool:
-        """Let no rank outlive mpirun and its daemons, as where one of them has died; whether one has."""
+        """Kill ranks that outlived mpirun and its daemons, for example after the death of a daemon. Return True if any had."""
         left = self._guards()
-        self._to_guards(signal.SIGKILL)  # by which their ranks die too
+        self._to_guards(signal.SIGKILL)  # their ranks die too
         return bool(left)
 
     def _guards(self) -> list[int]:
@@ -169,7 +169,7 @@ class PassedOn:
 
 
 class NodeAccess:
-    """Where agents of mpirun ask for its daemon to be started on this node.
+    """The access point where mpirun's agents request the start of its daemon on this node.
 
     Attributes:
         over: set once the daemon has ended, or mpirun.
@@ -209,8 +209,8 @@ class NodeAccess:
 
 
 def agent(path: Path, words: Sequence[str]) -> int:
-    """``ssh HOST WORDS``, on a host of the job: the exit code of what was started there."""
-    for number in KEPT_BACK:  # mpirun lets its children have what it was kept from
+    """Run words on a host of the job, like ``ssh HOST WORDS``, and return their exit code."""
+    for number in KEPT_BACK:  # children of mpirun may get the signals that it does not
         signal.signal(number, signal.SIG_IGN)
     words = [*words]
     while words and words[0].startswith("-"):  # an option of ssh
@@ -221,7 +221,7 @@ def agent(path: Path, words: Sequence[str]) -> int:
 
 
 def _ask(record: AttemptRecord, host: str, words: Sequence[str], patience: float = REACHED_S) -> int:
-    """Raises OSError, or EOFError when its task ends."""
+    """Send words to a node's task and return its answer. Raises OSError, or EOFError if the task ends."""
     secret, due = record.secret.encode(), time.monotonic() + patience
     address = dict(zip(record.hosts, record.addresses, strict=True))[host]
     while True:
@@ -240,7 +240,7 @@ def _ask(record: AttemptRecord, host: str, words: Sequence[str], patience: float
 
 
 def _is_guard(pid: str) -> bool:
-    """Still: one that was killed has not taken its note away."""
+    """Return True if the process is still a guard: a killed guard has not removed its note."""
     try:
         return b"hpc_mp.program" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

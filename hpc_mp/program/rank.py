@@ -1,6 +1,6 @@
-"""From a process that a launcher has started to the program: who it is, where it runs, what it finds in its environment.
+"""The transition from a launched process to the user's program: its rank, its place, and its environment.
 
-The process becomes the program (``exec``): its signals, its exit code and its memory are the program's own.
+The process becomes the program (``exec``): its signals, exit code and memory are the program's own.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from hpc_mp.rundir.program import (
 from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name, say_host
 
 EMULATED = "HPC_MP_EMULATED"
-MOST_FILES = 1 << 16  # that are looked at one by one, in some milliseconds
-OURS = (*BETWEEN, OWN_PATH, *by_agent(""))  # variables that are no business of the program's
-SLOTS, COUNTS = "SLURM_TASKS_PER_NODE", re.compile(r"(?<![\dx])\d+")  # 1(x2),1: no number of nodes
-# A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.
+MOST_FILES = 1 << 16  # maximum that is checked one by one, in a few milliseconds
+OURS = (*BETWEEN, OWN_PATH, *by_agent(""))  # variables that the program does not need
+SLOTS, COUNTS = "SLURM_TASKS_PER_NODE", re.compile(r"(?<![\dx])\d+")  # in 1(x2),1: not the number of nodes
+# A printed line must reach the log at once, even just before a crash. A crash of native code must leave its stack.
 DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-# Python ignores SIGPIPE and SIGXFSZ; the job script has the others ignored or kept back until its programs can take them.
+# Python ignores SIGPIPE and SIGXFSZ; the job script has the others ignored or blocked until its programs can handle them.
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGUSR2, signal.SIGTERM)
 
 
 def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """Become the program; returns only where that cannot be: 2, with a record of why, or 1 for a rank of an earlier attempt."""
+    """Become the program. Return only if that fails: 2, with a record of the reason, or 1 for a rank of an earlier attempt."""
     run = RunDirectory(path)
     record = read_attempt(run.attempt_record) if TOKEN in environ else None
     if record is not None and record.token != environ[TOKEN]:
@@ -72,20 +72,20 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
             become(program, found)
         except HpcMpError as error:
             print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
-            with suppress(OSError):  # a full disk is no reason to hide it: the log has it too
+            with suppress(OSError):  # a full disk must not hide the reason: the log has it too
                 write_failure(run, RankFailure(who.rank, who.node, "user", f"{who.node}: {error}", time.time(), attempt))
             return 2
 
-    if program.mpi and record is not None and (program.mpirun or not record.hosts):  # mpirun says little of the ends of ranks
+    if program.mpi and record is not None and (program.mpirun or not record.hosts):  # mpirun reports little of ranks' ends
         return guard(program, run, who, attempt, start, guards(environ) if record.hosts else run.guards)
     return start()
 
 
 def emulated(path: Path) -> int:
-    """As ``main``, in a process that was forked from one whose open files are not the program's."""
+    """Run ``main`` in a process that was forked from one whose open files do not belong to the program."""
     for number in _open_files():
         if number > 2:
-            with suppress(OSError):  # that of the listing itself is gone by now
+            with suppress(OSError):  # the listing's own descriptor is closed by now
                 os.set_inheritable(number, False)
     if not os.environ.get("PYTHONPATH"):
         os.environ.pop("PYTHONPATH", None)
@@ -93,7 +93,7 @@ def emulated(path: Path) -> int:
 
 
 def _open_files() -> Iterable[int]:
-    """Numbers of this process's files, all that it may have where /proc does not show it (in a process namespace of its own)."""
+    """Return the descriptors of this process; all possible ones if /proc does not show them (in a separate process namespace)."""
     try:
         return map(int, os.listdir("/proc/self/fd"))
     except OSError:
@@ -101,8 +101,8 @@ def _open_files() -> Iterable[int]:
 
 
 def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What the program finds: what the job has, without what is between us; its own variables; who it is as the last word."""
-    ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # there is no Slurm on emulated nodes
+    """Return the program's environment: the job's without internal variables, the program's own, and the rank's identity last."""
+    ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # emulated nodes have no Slurm
     inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
     path = {"PATH": environ[OWN_PATH]} if OWN_PATH in environ else {}
     starts = for_launchers(program.ranks_per_node, inherited) if program.ranks_per_node and EMULATED not in environ else {}
@@ -110,14 +110,14 @@ def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mappin
 
 
 def for_launchers(ranks_per_node: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which an mpirun or srun in the command of a node starts ranks in the job: its steps share what our step holds
-    (else they wait for its end), and each node has a slot for each of its ranks, not for our one task."""
+    """Return variables with which an mpirun or srun in a node's command starts ranks in the job: its steps share the resources of
+    our step (else they wait for its end), and each node has a slot per rank, rather than one for our single task."""
     slots = {name: COUNTS.sub(str(ranks_per_node), environ[name]) for name in (SLOTS,) if name in environ}
     return {"SLURM_OVERLAP": "1", **slots} if slots else {}
 
 
 def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the program. Raises HpcMpError where there is no such directory or program here."""
+    """Replace this process by the program. Raises HpcMpError if the directory or the program does not exist here."""
     name = program.command[0]
     try:
         os.chdir(program.directory)
@@ -139,7 +139,7 @@ def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:
 
 
 def _identity(placement: Placement, record: AttemptRecord | None, environ: Mapping[str, str], mpirun: bool = False) -> RankEnv:
-    """By the place where this process runs, where somebody has said which host is which node; else as its launcher says."""
+    """Return the identity by the place of this process, if hosts were assigned to nodes; else by the launcher's variables."""
     if record is None or not record.hosts or mpirun:
         who = identity(environ)
         if who.world != len(placement.ranks):

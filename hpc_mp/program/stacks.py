@@ -1,7 +1,8 @@
-"""``python -m hpc_mp.program.stacks RUN ATTEMPT TIME``: on a node whose ranks hang, write down where each of them stands.
+"""``python -m hpc_mp.program.stacks RUN ATTEMPT TIME``: write down the stacks of a node's ranks, which hang.
 
-By py-spy, where it is there and the kernel lets it; else by SIGABRT at ``TIME`` (unix seconds, the same on all nodes: the first
-rank that dies ends the others), at which Python writes the stacks of all threads into the rank's log (PYTHONFAULTHANDLER).
+py-spy is used if it is installed and the kernel permits it. Else ranks get SIGABRT at ``TIME`` (unix seconds, the same on all
+nodes: the first rank that dies ends the others). Python then writes the stacks of all threads to the rank's log
+(PYTHONFAULTHANDLER).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.rank_env import SOURCES
 
 TOOL = "py-spy"
-TOOL_S = 4.0  # a process that does not answer the debugger (in state D, say) must not keep the others waiting
-ABORT_S = 4.0  # to write its stacks as it dies: another SIGABRT, which whoever ends it may send, would end it in the middle
-WORKERS = 8  # further processes of a rank, its data loader's, that are looked at
-NO_CORE = 1  # byte: of this size no core is written, to a file or to a program (core(5)); that of a rank may be hundreds of GB
+TOOL_S = 4.0  # a process that does not answer the debugger (for example in state D) must not delay the others
+ABORT_S = 4.0  # to write its stacks as it dies: another SIGABRT, from the process that ends it, would interrupt this
+WORKERS = 8  # maximum of further processes of a rank, such as its data loader's, that are inspected
+NO_CORE = 1  # byte: at this size no core is written to a file or a program (core(5)); a rank's core may be hundreds of GB
 WORDS = 200  # characters of a command line
 
 
@@ -38,8 +39,8 @@ class RankProcess:
     """A process of a rank.
 
     Attributes:
-        environ: as it was started with.
-        state: in the kernel's words, with where in the kernel it sleeps.
+        environ: its initial environment.
+        state: state in the kernel's words, with the kernel function in which it sleeps.
     """
 
     pid: int
@@ -59,10 +60,10 @@ class RankProcess:
 
 
 def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[int]:
-    """Write down where the ranks of this machine stand; the ranks that were found.
+    """Write down the stacks of the ranks on this machine. Return the ranks found.
 
     Args:
-        until: when those get SIGABRT of which py-spy has told nothing.
+        until: unix seconds at which ranks without stacks from py-spy get SIGABRT.
     """
     ranks: dict[int, list[RankProcess]] = {}
     for process in processes(run, attempt):
@@ -73,7 +74,7 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
         stacks = {pid: answer.result() for pid, answer in asked.items()}
     for rank, found in chosen.items():
         text = "\n".join(f"{process}\n{stacks[process.pid]}" for process in found)
-        with suppress(OSError):  # a full disk must not keep them from being ended
+        with suppress(OSError):  # a full disk must not keep them alive
             write_text(run.rank_stack(rank), text)
     silent = [found[0].pid for found in chosen.values() if not any(stacks[process.pid] for process in found)]
     for pid in (process.pid for found in ranks.values() for process in found):
@@ -89,7 +90,7 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
 
 
 def lives(pid: int) -> bool:
-    """Return if a process has not ended, buried or not."""
+    """Return True if a process has not ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -97,12 +98,12 @@ def lives(pid: int) -> bool:
 
 
 def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:
-    """Those of this attempt's ranks that this user may look into, by pid."""
+    """Return the processes of this attempt's ranks that this user may inspect, by pid."""
     wanted = {"HPC_MP_RUN": str(run.path), "HPC_MP_ATTEMPT": str(attempt)}
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with suppress(OSError, ValueError, IndexError):  # it has ended, or is somebody else's
+            with suppress(OSError, ValueError, IndexError):  # it has ended, or belongs to another user
                 environ = dict(word.split("=", 1) for word in _words(entry, "environ") if "=" in word)
                 rank = rank_of(environ) if wanted.items() <= environ.items() else None
                 if rank is not None:
@@ -111,7 +112,7 @@ def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
-    """By the name of torchrun's, else by that of MPI's launcher; None for the one command of a node, which is no rank."""
+    """Return the rank from torchrun's variable, else from that of MPI's launcher; None for the one command of a node."""
     names = ("RANK",) if "NODE_RANK" in environ else ("RANK", *(rank for _, _, (rank, _, _) in SOURCES))
     return next((int(environ[name]) for name in names if name in environ), None)
 
@@ -126,13 +127,13 @@ def _process(pid: int, rank: int, environ: Mapping[str, str]) -> RankProcess:
 
 
 def in_order(processes: Sequence[RankProcess]) -> list[RankProcess]:
-    """The program itself first: of the processes that are Python's the one that none of the others has started."""
+    """Sort the program itself first: the Python process that none of the others has started."""
     pids = {process.pid for process in processes if process.is_python}
     return sorted(processes, key=lambda process: (not process.is_python, process.parent in pids, process.pid))
 
 
 def stack(process: RankProcess, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> str:
-    """The stacks of all its threads as faulthandler writes them; empty where py-spy cannot tell."""
+    """Return the stacks of all threads in faulthandler's format; empty if py-spy cannot read them."""
     near = (os.environ.get("PATH", ""), os.path.dirname(sys.executable), process.environ.get("PATH", ""),
             os.path.dirname(process.command[0]) if process.command else "")
     tool = shutil.which(TOOL, path=os.pathsep.join(filter(None, near)))
@@ -141,7 +142,7 @@ def stack(process: RankProcess, run: Callable[..., subprocess.CompletedProcess[s
     try:
         said = run([tool, "dump", "--json", "--pid", str(process.pid)], capture_output=True, text=True, timeout=TOOL_S)
         return "".join(map(_thread, json.loads(said.stdout)))
-    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):  # it may not, or does not know this Python
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):  # not permitted, or an unknown Python
         return ""
 
 
@@ -151,7 +152,7 @@ def _thread(thread: Mapping[str, Any]) -> str:
 
 
 def without_core(pid: int) -> None:
-    """Let it write no core as it dies."""
+    """Prevent a core dump when the process dies."""
     with suppress(OSError, ValueError):
         _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
         allowed = NO_CORE if most == resource.RLIM_INFINITY else min(NO_CORE, most)

@@ -1,7 +1,8 @@
-"""The watch over slurmstepd, which starts the ranks of a node: if it is killed they live on, and neither Slurm nor srun notices.
+"""The watch over slurmstepd, which starts the ranks of a node. If it is killed, they live on, and neither Slurm nor srun
+notices.
 
-A process beside the first rank of the node waits for its end. It then ends what is left of the step there, so that nothing of it
-disturbs the next attempt, and writes down what has failed.
+A process beside the first rank of the node waits for its end. It then ends the rest of the step there, so that nothing of it
+disturbs the next attempt, and records the failure.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ POLL_S = 0.2
 
 
 def watch_stepd(run: RunDirectory, environ: Mapping[str, str] = os.environ) -> None:
-    """Start the watch, which ends with this process; nothing unless this is the first task of its node that srun has started."""
+    """Start the watch, which ends with this process. Does nothing unless this is the first task that srun started on its node."""
     stepd = stepd_above()
     killed = stepd == 0 and environ.get("SLURM_TASK_PID") == str(os.getpid())  # while this program was being loaded
     if not (stepd or killed) or TOKEN not in environ or environ.get("SLURM_LOCALID") != "0":
@@ -36,7 +37,7 @@ def watch_stepd(run: RunDirectory, environ: Mapping[str, str] = os.environ) -> N
         os.waitpid(child, 0)
         return
     try:
-        if os.fork() == 0:  # no child of the rank, which may wait for all of its children
+        if os.fork() == 0:  # not a child of the rank, which may wait for all its children
             _detach()
             _watch(run, environ, stepd, task)
     finally:
@@ -44,7 +45,7 @@ def watch_stepd(run: RunDirectory, environ: Mapping[str, str] = os.environ) -> N
 
 
 def _detach() -> None:
-    """Leave the streams and signals of the rank."""
+    """Detach from the rank's streams and signals."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -70,7 +71,7 @@ def _watch(run: RunDirectory, environ: Mapping[str, str], stepd: int | None, tas
 
 def await_end(*pids: int) -> None:
     """Wait until one of these processes has ended."""
-    with suppress(OSError, AttributeError):  # before Linux 5.3
+    with suppress(OSError, AttributeError):  # AttributeError before Linux 5.3
         ends = select.poll()
         for pid in pids:
             ends.register(os.pidfd_open(pid), select.POLLIN)
@@ -89,7 +90,7 @@ def stepd_above() -> int | None:
 
 
 def _of_step(environ: Mapping[str, str]) -> Iterator[int]:
-    """Processes of this step here, without this one."""
+    """Yield the other processes of this step on this node."""
     words = {f"{name}={environ.get(name)}" for name in STEP}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid() and words <= set(_read(int(entry), "environ").split("\0")):
@@ -97,7 +98,7 @@ def _of_step(environ: Mapping[str, str]) -> Iterator[int]:
 
 
 def _read(pid: int, name: str) -> str:
-    """A file of a process; empty if it is not there or somebody else's."""
+    """Return a file of a process; empty if it does not exist or belongs to another user."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
     return ""

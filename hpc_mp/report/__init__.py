@@ -1,1 +1,1 @@
-"""Pictures of a run as one HTML file, from its run directory alone."""
+"""Figures of a run as one HTML file, drawn only from its run directory."""

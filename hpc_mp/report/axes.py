@@ -1,4 +1,4 @@
-"""Axes of a drawing: values to pixels, and round numbers to write beside them."""
+"""Axes of a figure: mapping of values to pixels, and round numbers as labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TINY = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The linear map of ``low`` to pixel ``start`` and ``high`` to pixel ``end``; if they are equal, to the middle."""
+    """A linear map of ``low`` to pixel ``start`` and ``high`` to pixel ``end``. Equal ends map to the middle."""
 
     low: float
     high: float
@@ -25,16 +25,16 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark on an axis: its pixel and what stands beside it."""
+    """A mark on an axis: its pixel and its label."""
 
     at: float
     label: str
 
 
 def rounds(low: float, high: float, most: int, whole: bool = False) -> tuple[float, ...]:
-    """Multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``most`` + 1; on request ``whole`` numbers only.
+    """Return multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``most`` + 1; with ``whole`` only integers.
 
-    A range too narrow to be divided has ``low`` alone.
+    For a range too narrow to divide, return only ``low``.
     """
     if high - low <= max(1e-12 * max(abs(low), abs(high)), TINY):
         return (low,)
@@ -47,7 +47,7 @@ def rounds(low: float, high: float, most: int, whole: bool = False) -> tuple[flo
 
 
 def ticks(scale: Scale, most: int, whole: bool = False) -> tuple[Tick, ...]:
-    """Round numbers on a scale, all in the same unit and with the same number of decimals."""
+    """Return round numbers on a scale, all in the same unit and with the same number of decimals."""
     values = rounds(scale.low, scale.high, most, whole)
     largest = max((abs(value) for value in values), default=0.0)
     unit, prefix = next(((unit, prefix) for unit, prefix in PREFIXES if largest >= 10 * unit), (1.0, ""))

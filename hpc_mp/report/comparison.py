@@ -1,4 +1,4 @@
-"""Several runs on one page: their curves laid over each other, what differs in their job files, and how each of them ended."""
+"""A comparison of several runs on one page: overlaid curves, the differences of their job files, and how each run ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpc_mp.rundir.records import losses
 from hpc_mp.rundir.retention import best_evaluation
 from hpc_mp.rundir.sweep import best_of
 
-COLOURS = 7  # of page.css; from then on the lines are dashed, in the same colours
+COLOURS = 7  # of page.css; further lines repeat the colours, dashed
 DASHES = 4
 NONE = "–"
 LOSS = "Loss, first and last"
@@ -34,7 +34,7 @@ SECRET = ("environment.set.", "program.environment.")
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A line of a table: what it is about, and the words for each run. ``marked``: the run that is best by it, if one is."""
+    """A row of a table: its subject, and a text for each run. ``marked``: the run with the best value, if any."""
 
     what: str
     cells: tuple[str, ...]
@@ -51,7 +51,7 @@ def write_comparison(runs: Sequence[RunDirectory], page: Path | None = None) -> 
 
 
 def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
-    """The page as of ``now`` (unix seconds). Everything that comes from the runs is escaped."""
+    """Return the page as of ``now`` (unix seconds). All text from the runs is escaped."""
     labels = labels_of(runs)
     states = [summarize(run) for run in runs]
     return filled(
@@ -71,7 +71,7 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
 
 
 def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
-    """``demo 0001``; where two runs are called so, the part of their paths in which all of them differ."""
+    """Return labels such as ``demo 0001``; if two runs share one, the part of their paths in which all of them differ."""
     names = [name(run.path, run.spec) for run in runs]
     if len(set(names)) == len(names):
         return tuple(names)
@@ -81,8 +81,8 @@ def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
 
 
 def differences(specs: Sequence[AnySpec | None], swept: Collection[str] = ()) -> tuple[ComparedRow, ...]:
-    """The keys of the resolved job files that are not alike in all of them. Variables may be passwords: their values are left
-    out, unless a sweep has ``swept`` over them. A job file that is not understood has no keys, and does not count."""
+    """Return the keys of the resolved job files that differ. Variables may be passwords: their values are left out, unless a
+    sweep has ``swept`` over them. An invalid job file has no keys and does not count."""
     found: list[Mapping[str, Any] | None] = [None if spec is None else leaves("", spec.model_dump()) for spec in specs]
     known = [each for each in found if each is not None]
     keys = dict.fromkeys(key for each in known for key in each)
@@ -96,7 +96,7 @@ def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
 
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
-    """How far every run has come, at which cost, and to what; rows in which no run has anything are left out."""
+    """Return every run's progress, cost and result; rows without any value are left out."""
     by_loss = _best_by_loss(runs)
     rows = [ComparedRow(what, tuple(words(run) or NONE for run in runs), by_loss if what == LOSS else None)
             for what, words in ENDS]
@@ -110,7 +110,7 @@ def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
 
 
 def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
-    """The best run of a sweep that has no held-out losses; the losses of other runs need not be of the same text."""
+    """Return the best run of a sweep without held-out losses. The losses of unrelated runs may be of different texts."""
     if len({(run.path.resolve().parent, run.sweep.first) if run.sweep else run.path for run in runs}) > 1:
         return None
     known = [losses(run.metrics) for run in runs]
@@ -120,12 +120,12 @@ def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
 
 
 def _same_text(runs: Sequence[RunFacts]) -> bool:
-    """Whether the newest evaluations of all runs are over as many tokens; losses on other texts say nothing of each other."""
+    """Return True if the newest evaluations of all runs have the same number of tokens. Losses on other texts do not compare."""
     return len({run.evaluations[-1].label_tokens for run in runs if run.evaluations}) <= 1
 
 
 def notes(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[str, ...]:
-    """What a reader must know before he compares."""
+    """Return caveats that a reader must know before comparing."""
     found = [f"{label}: {problem}" for run, label in zip(runs, labels, strict=True) for problem in run.problems]
     if not _same_text(runs):
         counts = ", ".join(f"{label} {run.evaluations[-1].label_tokens:,}" for run, label in zip(runs, labels, strict=True)
@@ -157,7 +157,7 @@ def _speed(run: RunFacts) -> str:
 
 def _memory(run: RunFacts) -> str:
     peak = max((each.peak_memory_bytes for each in run.metrics), default=0)
-    return memory_size(peak) if peak else ""  # a program does not say it
+    return memory_size(peak) if peak else ""  # a program does not report it
 
 
 def _tokens(run: RunFacts) -> str:
@@ -178,4 +178,4 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Attempts", lambda run: str(run.attempt)),
     ("Layout", lambda run: layout(run.placement, run.spec, run.plan, run.program)),
 )
-BEST_AT = 5  # among them: after the last held-out loss
+BEST_AT = 5  # index of the row after the last held-out loss

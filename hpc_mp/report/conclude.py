@@ -1,4 +1,4 @@
-"""The end of a run, written down once: its verdict with the report beside it, and the user's command that hears of it."""
+"""The conclusion of a run, recorded once: its verdict, its report, and the user's notification command."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
-    """Write ``outcome.json``, and ``report.html`` if the run has trained; returns the outcome with the report's path. Who asked
-    for it (``notify.command``) is notified, once for each attempt that ends so.
+    """Write ``outcome.json``, and ``report.html`` if the run has trained. Return the outcome with the report's path. Run the
+    user's command (``notify.command``), once for each attempt that ends so.
 
-    The verdict is there before the report is drawn, which shows it: whoever is killed in between leaves at least the verdict.
-    A run whose directory was removed has failed, whatever its ranks say, and nothing is written. A full disk, or a report that
-    cannot be drawn, is no reason to hide how a run ended.
+    The verdict is written before the report, which shows it: if the process is killed in between, at least the verdict exists.
+    A run whose directory was removed has failed, whatever its ranks report, and nothing is written. A full disk, or a report
+    that cannot be drawn, must not hide how a run ended.
 
     Args:
-        attempt: whose end this is, from 1.
-        warn: told why there is no report of a run that has trained; the main log says where it failed.
+        attempt: number of the attempt, from 1.
+        warn: called with the reason if no report of a trained run could be drawn; the main log has the traceback.
     """
     run = RunDirectory(outcome.run)
     if run.removed:
@@ -44,7 +44,7 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
 
 
 def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) -> None:
-    """Start the user's command; that it fails is no reason to hide how the run ended, and is said in the main log too."""
+    """Start the user's command. Its failure must not hide how the run ended; it is reported in the main log too."""
     try:
         command = load_any(run.job).notify.command
     except HpcMpError:
@@ -58,8 +58,8 @@ def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) 
 
 
 def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
-    """The page of a run; a run is no worse for lack of one."""
-    from hpc_mp.report.page import write_report  # it takes a while to import, and many a launch ends without one
+    """Draw the page of a run. A failure to draw it does not affect the run."""
+    from hpc_mp.report.page import write_report  # slow to import, and many launches end without a page
 
     try:
         return write_report(run)

@@ -15,14 +15,13 @@ WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
 MOST_POINTS = 600
 LABEL_WIDTH, LABEL_GAP = 64, 4  # of "attempt 123"
-SCALE_OVER_MEDIAN = 3  # a warming-up step takes many times as long as the others: it must not press them flat
-HUGE = 1e300  # what differs by more cannot be subtracted any more; NaN is not below it either
+SCALE_OVER_MEDIAN = 3  # a warming-up step takes many times as long as the others and must not flatten them
+HUGE = 1e300  # larger differences cannot be computed; NaN is not below it either
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One figure: its heading, what it shows, whether its axis starts at 0 and whether it leaves outliers above it, and
-    whether the loss on held-out text belongs into it."""
+    """One figure: its heading and quantity, and whether its axis starts at 0, cuts outliers off, and shows the held-out loss."""
 
     title: str
     subtitle: str
@@ -44,7 +43,7 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where an attempt went on: its first step's pixel, and that of its label; None where another one stands there."""
+    """The start of a later attempt: its first step's pixel, and that of its label; None if the label would overlap another."""
 
     at: float
     attempt: int
@@ -53,8 +52,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One figure in pixels. ``steps``, ``values`` and ``points`` belong together, one for one; ``held_out`` are points of the
-    evaluations."""
+    """One figure in pixels. ``steps``, ``values`` and ``points`` correspond one to one; ``held_out`` are evaluations."""
 
     panel: Panel
     steps: tuple[int, ...]
@@ -71,7 +69,7 @@ AS_SAID = "as the program says"
 
 
 def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (), of_program: bool = False) -> tuple[Curve, ...]:
-    """The figures; none before the first step has ended. Of a program, those of which it has said anything."""
+    """Return the figures; none before the first step has ended. For a program, only those of quantities that it reported."""
     if not metrics:
         return ()
     panels = PANELS if not of_program else tuple(
@@ -81,7 +79,7 @@ def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (
 
 
 def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> Curve:
-    """``metrics`` holds one step at least."""
+    """Return one figure. ``metrics`` must hold at least one step."""
     every = [(metric.step, panel.value(metric)) for metric in metrics]
     finite = [(step, value) for step, value in every if abs(value) < HUGE]
     kept = thinned(finite, MOST_POINTS)
@@ -108,7 +106,7 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
 
 
 def labelled(resumes: Sequence[Resume], end: float) -> tuple[Resume, ...]:
-    """With labels where they overlap no other one: the newest first, none beyond the pixel ``end``."""
+    """Add labels that do not overlap: the newest first, none beyond the pixel ``end``."""
     found, free = [], end
     for resume in reversed(resumes):
         beside = resume.at + LABEL_GAP, resume.at - LABEL_GAP - LABEL_WIDTH  # its line, on either side
@@ -119,7 +117,7 @@ def labelled(resumes: Sequence[Resume], end: float) -> tuple[Resume, ...]:
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:
-    """At most ``most`` of the points: the lowest and the highest of every stretch, so that no spike is lost."""
+    """Return at most ``most`` of the points: the lowest and the highest of every stretch, so that no spike is lost."""
     if len(points) <= most:
         return points
     stretches = most // 2 - 1  # the first and the last point are kept as well
@@ -131,7 +129,7 @@ def thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[in
 
 
 def _range(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
-    """The lower and upper end of the y axis."""
+    """Return the lower and upper end of the y axis."""
     if panel.from_zero:
         most = min(max(values), SCALE_OVER_MEDIAN * median(values)) if panel.outliers else max(values)
         return 0.0, 1.08 * most

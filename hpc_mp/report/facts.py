@@ -1,4 +1,4 @@
-"""What lies in a run directory, read into one frozen value: whatever is absent or broken is left out, and said."""
+"""The content of a run directory, read into one frozen value. Absent or broken files are left out and listed as problems."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ class RunFacts:
     """A run directory.
 
     Attributes:
-        attempt: the current one, from 1; ``starts`` and ``failures`` hold all of them, ``traces`` (by rank), ``status``
-            and ``verdict`` this one alone. The failure of a rank that was started again in the same attempt is left out.
-        spec: of a training; program: of a program. None of the two for a job file that is not understood.
-        plan: what the current attempt was predicted to need, and how its layers were divided; None where nobody wrote it.
-        causes: attempt → why it failed, as far as anybody says.
-        earlier: attempt → its placement, of those before the current one.
-        sweep: its place in the sweep that it belongs to; None where it belongs to none.
-        usage: what it has cost until it ended, or until its last word.
-        best: the checkpoint with the least loss on held-out text; None where none was evaluated.
-        written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
-        problems: what was there and could not be read.
+        attempt: number of the current one, from 1; ``starts`` and ``failures`` hold all attempts, ``traces`` (by rank),
+            ``status`` and ``verdict`` only the current one. The failure of a rank that was restarted in the same attempt is
+            left out.
+        spec: job file of a training; program: of the user's program. Both None for an invalid job file.
+        plan: predicted needs of the current attempt and the division of its layers; None without one.
+        causes: attempt → cause of its failure, if known.
+        earlier: attempt → its placement, for attempts before the current one.
+        sweep: its place in its sweep; None outside of a sweep.
+        usage: its cost until it ended, or until its last record.
+        best: the checkpoint with the least loss on held-out text; None if none was evaluated.
+        written: unix seconds of the last write to ``metrics.jsonl``; None without the file.
+        problems: files that exist but could not be read.
     """
 
     path: Path
@@ -71,7 +72,7 @@ class RunFacts:
 
 
 def read_facts(run: RunDirectory) -> RunFacts:
-    """Read everything a page needs. Never raises for a run that has only begun or is half-written."""
+    """Read everything that a page needs. Never raises for a run that has only begun or is half-written."""
     reader = _RunReader(run)
     attempt = run.attempt()
     traces = reader.all(run.trace.found(), RankTrace)
@@ -109,7 +110,7 @@ R = TypeVar("R")
 
 
 class _RunReader:
-    """Reads files of one run; what is broken becomes a problem, what is absent is nothing."""
+    """Reader of one run's files. Broken files become problems, absent files are ignored."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -168,7 +169,7 @@ class _RunReader:
             return None
 
     def usage(self, status: RankStatus | None) -> Usage | None:
-        """None where it cannot be told: whoever has copied a run may have left its job file behind."""
+        """Return the cost; None if it cannot be determined, for example for a copied run without its job file."""
         try:
             return usage(self.run, status.time if status is not None and self.verdict() is None else None)
         except OSError as error:

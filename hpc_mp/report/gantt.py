@@ -1,4 +1,4 @@
-"""The Gantt charts: the pipeline as executed, and as it would be with equal stages and no waiting for messages."""
+"""Gantt charts: the pipeline as executed, and as it would be with equal stages and no waiting for messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpc_mp.report.pipeline import Bubble, Line, chosen, compared, executed, idl
 from hpc_mp.rundir.records import RankTrace, TracedAction
 
 WIDTH, LEFT, RIGHT = 1080, 132, 78
-ROW, BAR, BETWEEN = 26, 20, 6  # BETWEEN: further apart where the next pipeline begins
-NARROWEST = 4.0  # pixels; what is narrower is drawn without number and hover text
+ROW, BAR, BETWEEN = 26, 20, 6  # BETWEEN: additional space before the next pipeline
+NARROWEST = 4.0  # pixels; narrower boxes are drawn without number and hover text
 DIGIT = 6.4
 
-# kind: (CSS class, what the hover text calls it). SENDs only hand a message over.
+# kind: (CSS class, name in the hover text). SENDs only hand a message over.
 KINDS: dict[str, tuple[str, str]] = {
     "F": ("forward", "forward"),
     "B": ("backward", "backward"),
@@ -50,7 +50,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rank. ``slivers``: CSS class → SVG path of the actions too narrow for a box; ``idle``: the share of time."""
+    """One rank. ``slivers``: CSS class → SVG path of the actions too narrow for a box; ``idle``: its idle share of the time."""
 
     label: str
     detail: str
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChart:
-    """Rows over time, from the first action on. ``took``: from the first computation to the last, in words."""
+    """Rows over time, from the first action on. ``took``: time from the first computation to the last, in words."""
 
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
@@ -73,7 +73,7 @@ class ScheduleChart:
 
 @dataclass(frozen=True, slots=True)
 class Gantt:
-    """``ideal`` and ``bubble`` are None without a pipeline; ``legend`` names the classes that occur."""
+    """The charts of one step. ``ideal`` and ``bubble`` are None without a pipeline; ``legend`` names the classes that occur."""
 
     step: int
     executed: ScheduleChart
@@ -84,7 +84,7 @@ class Gantt:
 
 
 def gantt(traces: Mapping[int, RankTrace], placement: Placement, spec: JobSpec) -> Gantt | None:
-    """None when no rank has traced a step."""
+    """Return the charts; None if no rank has traced a step."""
     traced = {rank: trace for rank, trace in traces.items() if trace.actions}
     places, shown = chosen(placement, traced)
     if not places:

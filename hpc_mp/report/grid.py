@@ -1,4 +1,4 @@
-"""The rank grid: which rank sits on which node, at which coordinates, and with whom it communicates."""
+"""The rank grid: the node, the coordinates and the communication groups of each rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import groupby
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir.records import RankStart
 
-# Matplotlib's viridis, sampled: ordered like the stages, and told apart with any kind of colour vision.
+# Matplotlib's viridis, sampled: ordered like the stages, and distinguishable with any kind of colour vision.
 RAMP = ((68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142), (31, 158, 137), (53, 183, 121),
         (110, 206, 88), (181, 222, 43), (253, 231, 37))
 RAMP_BEGIN, RAMP_END = 0.28, 0.9
-DENSITIES = ((32, "roomy"), (128, "close"))  # ranks up to which a cell holds both its labels; beyond: the number alone
+DENSITIES = ((32, "roomy"), (128, "close"))  # maximum of ranks for which a cell holds both its labels; beyond: only the number
 GROUPS = {"dp": "replicas", "pp": "pipeline", "cp": "context group", "tp": "tensor group"}
 MOST_COLUMNS = 4
 MEMBERS_SHOWN = 16
@@ -29,7 +29,7 @@ class Shade:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One rank. ``groups`` names the group of every axis that it is a member of (``tp3``), for highlighting."""
+    """One rank. ``groups`` names its group on every axis (``tp3``), for highlighting."""
 
     rank: int
     label: str
@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class NodeBox:
-    """One node; ``host`` is empty where it says no more than the name."""
+    """One node; ``host`` is empty if it equals the name."""
 
     name: str
     host: str
@@ -49,7 +49,7 @@ class NodeBox:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The whole picture. ``columns``: cells side by side in a node; ``stages``: the legend."""
+    """The whole figure. ``columns``: cells side by side in a node; ``stages``: the legend."""
 
     nodes: tuple[NodeBox, ...]
     density: str
@@ -59,11 +59,11 @@ class Grid:
 
 
 def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str, ...] | None = None) -> Grid:
-    """The picture of a placement.
+    """Return the figure of a placement.
 
     Args:
-        starts: rank → the newest word of its start, as far as ranks have said one.
-        axes: to show; None: those with more than one coordinate.
+        starts: rank → its newest start, for ranks that have announced one.
+        axes: axes to show; None: those with more than one coordinate.
     """
     axes = present_axes(placement) if axes is None else axes
     shades = tuple(shade(stage, placement.degrees.pipeline) for stage in range(placement.degrees.pipeline))
@@ -90,19 +90,19 @@ def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str,
 
 
 def present_axes(placement: Placement) -> tuple[str, ...]:
-    """The axes with more than one coordinate."""
+    """Return the axes with more than one coordinate."""
     degrees = placement.degrees
     sizes = {"dp": degrees.data, "pp": degrees.pipeline, "cp": degrees.context, "tp": degrees.tensor}
     return tuple(axis for axis, count in sizes.items() if count > 1)
 
 
 def coordinates(place: RankPlace, axes: tuple[str, ...]) -> str:
-    """``d0 p1 t1``, of the given axes."""
+    """Return the coordinates on the given axes, such as ``d0 p1 t1``."""
     return " ".join(f"{axis[0]}{getattr(place, axis)}" for axis in axes)
 
 
 def shade(stage: int, stages: int) -> Shade:
-    """The colour of a stage: the ramp divided evenly among the stages."""
+    """Return the colour of a stage: the ramp divided evenly among the stages."""
     share = (stage / (stages - 1) if stages > 1 else 0.15) * (RAMP_END - RAMP_BEGIN) + RAMP_BEGIN
     index, rest = divmod(share * (len(RAMP) - 1), 1)
     low, high = RAMP[int(index)], RAMP[min(int(index) + 1, len(RAMP) - 1)]
@@ -111,7 +111,7 @@ def shade(stage: int, stages: int) -> Shade:
 
 
 def luminance(rgb: tuple[int, ...]) -> float:
-    """Relative luminance, 0 … 1 (WCAG 2.2)."""
+    """Return the relative luminance, 0 … 1 (WCAG 2.2)."""
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -1,4 +1,4 @@
-"""Self-contained HTML files: one frame around every page, and how a page is published."""
+"""Self-contained HTML files: one frame around every page, and the publication of a page."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PRIVATE = 0o600  # logs and job files are the user's own
 
 
 def filled(template: str, now: float, **values: Any) -> str:
-    """A page as of ``now`` (unix seconds): ``frame.html.j2`` around ``template``. All values are escaped; the style and the one
-    script, which the page names by its hash so that no other runs, are ours."""
+    """Return a page as of ``now`` (unix seconds): ``frame.html.j2`` around ``template``. All values are escaped. The style and
+    the only script are ours; the page names the script by its hash, so that no other can run."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
@@ -36,10 +36,10 @@ def filled(template: str, now: float, **values: Any) -> str:
 
 
 def publish(page: Path, text: str) -> Path:
-    """Write a page (mode 600); one that is there is replaced whole.
+    """Write a page (mode 600), replacing an existing one atomically.
 
     Raises:
-        HpcMpError: it cannot be written.
+        HpcMpError: the page cannot be written.
     """
     temporary = page.with_name(f".{page.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Memory of the ranks: stacked bars of what is known, up to the peak, against the limit."""
+"""Memory of the ranks: stacked bars of the known parts, up to the peak, against the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 10, 14, 24
 MOST_BARS = 64
 MOST_LABELS = 33
 WIDEST = 64
-LIMIT_WITHIN = 3  # the axis reaches up to the limit unless that is more than so many times the highest peak
+LIMIT_WITHIN = 3  # the axis includes the limit unless it exceeds this multiple of the highest peak
 
 STATE = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
 KNOWN = (*STATE, ("activations", "activations kept for backwards"))
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One rank, or the fullest rank of a stage."""
+    """One rank, or a stage's rank with the most memory."""
 
     x: float
     width: float
@@ -47,7 +47,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class MemoryChart:
-    """``per``: what a bar stands for; ``limit``: its pixel, None where it lies above the axis or is not known."""
+    """The chart. ``per``: the unit of a bar; ``limit``: its pixel, None if it is above the axis or unknown."""
 
     step: int
     per: str
@@ -60,7 +60,7 @@ class MemoryChart:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a bar shows: the label beneath it, the first line of its hover text, and the bytes."""
+    """The content of a bar: the label beneath it, the first line of its hover text, and the bytes."""
 
     label: str
     heading: str
@@ -72,7 +72,7 @@ class _Held:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """CSS class and bytes, from the bottom up, without empty ones."""
+        """CSS class and bytes of each part, from the bottom up, without empty ones."""
         known = [(kind, getattr(self.memory, kind)) for kind, _ in KNOWN]
         rest = self.memory.peak - sum(part for _, part in known)
         return [(kind, part) for kind, part in (*known, ("rest", rest)) if part > 0]
@@ -81,10 +81,10 @@ class _Held:
 def memory(
     traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None, chunks: Sequence[ChunkCounts] = (),
 ) -> MemoryChart | None:
-    """One bar per rank, or beyond 64 of them one per stage; None when no rank has said anything.
+    """Return one bar per rank, or beyond 64 ranks one per stage; None if no rank has reported its memory.
 
     Args:
-        chunks: of every pipeline rank, as its schedule says.
+        chunks: chunk counts of every pipeline rank, from its schedule.
     """
     known = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
     if not known:
@@ -115,7 +115,7 @@ def memory(
 
 
 def _activations(spec: JobSpec | None, chunks: Sequence[ChunkCounts]) -> str:
-    """What is kept for backwards, in words."""
+    """Return the activations kept for backwards, in words."""
     if spec is None or not chunks:
         return ""
     held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
@@ -162,7 +162,7 @@ def _bars(all_held: Sequence[_Held], y: Scale) -> tuple[Bar, ...]:
 
 
 def _ticks(y: Scale) -> tuple[Tick, ...]:
-    """Round numbers in the binary unit that the top of the axis has."""
+    """Return round numbers in the binary unit of the axis's upper end."""
     power = min((int(y.high).bit_length() - 1) // 10, len(BINARY) - 1)
     unit, name = 1024**power, BINARY[power]
     return tuple(Tick(y(value * unit), f"{value:g} {name}") for value in rounds(0, y.high / unit, 5))

@@ -1,4 +1,4 @@
-"""The user's command at a run's end: started once, without a shell, with the outcome in its variables."""
+"""The user's command at a run's end: started once, without a shell, with the outcome in its environment variables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hpc_mp.rundir import SECRET, TOKEN
 from hpc_mp.rundir.outcome import Outcome
 
 LIMIT_S = 60.0  # the job's nodes wait for it
-WORDS = 500  # signs of what it said that are kept
+WORDS = 500  # maximum of characters kept of its output
 
-# Variable of the command, and key of ``outcome.json``.
+# Environment variable of the command, and key of ``outcome.json``.
 VARIABLES = {
     "HPC_MP_RUN": "run",
     "HPC_MP_STATE": "state",
@@ -28,7 +28,8 @@ VARIABLES = {
 
 
 def variables(outcome: Outcome) -> dict[str, str]:
-    """How a run ended; what is not known is empty. ``HPC_MP_NAME`` is the job's name, ``HPC_MP_CAUSE`` why it failed."""
+    """Return the outcome as variables, empty if unknown. ``HPC_MP_NAME``: the job's name; ``HPC_MP_CAUSE``: the cause of a
+    failure."""
     document = outcome.document()
     found = {name: document[key] for name, key in VARIABLES.items()}
     found |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}
@@ -36,7 +37,7 @@ def variables(outcome: Outcome) -> dict[str, str]:
 
 
 def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
-    """Start the command and wait for its end; in one line why it failed, None when it did not."""
+    """Start the command and wait for its end. Return the reason of its failure in one line; None if it succeeded."""
     inherited = {name: value for name, value in os.environ.items() if name not in (TOKEN, SECRET)}
     try:
         done = subprocess.run(command, cwd=outcome.run, env={**inherited, **variables(outcome)}, stdin=subprocess.DEVNULL,
@@ -44,7 +45,7 @@ def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
                               timeout=LIMIT_S, check=False)
     except OSError as error:
         return f"notify.command cannot be started ({error.strerror})"
-    except (subprocess.TimeoutExpired, ValueError) as error:  # a value with a zero byte, for one
+    except (subprocess.TimeoutExpired, ValueError) as error:  # for example a value with a zero byte
         return f"notify.command was given up ({error})"
     said = " ".join(done.stdout.split())[-WORDS:]
     return f"notify.command exited with {done.returncode}" + (f": {said}" if said else "") if done.returncode else None

@@ -1,4 +1,4 @@
-"""Curves of several runs laid over each other, in one figure each."""
+"""Overlaid curves of several runs, in one figure per quantity."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hpc_mp.report.axes import Scale, Tick, ticks
 from hpc_mp.report.curves import AS_SAID, BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
 from hpc_mp.report.facts import RunFacts
 
-FLATTEST = 5  # the curve of the run that falls least takes a fifth of the height at least
+FLATTEST = 5  # the curve of the run that falls least takes at least a fifth of the height
 THROUGHPUT = "Throughput"
-POINTS = 6_000  # in a figure with many runs: what a browser draws at once, and a page of a few hundred kB
+POINTS = 6_000  # in a figure with many runs: a browser draws them at once, and the page has a few hundred kB
 Points = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class OverlayPanel:
-    """One figure: its heading, what it shows, and what its axes say.
+    """One figure: its heading, its quantity, and its axes.
 
     Attributes:
-        points: of a run, by its steps or whatever ``along`` says.
-        low: the y axis begins at 0 instead of the lowest value.
-        dots: there are few points, and each is marked.
+        points: points of a run, over its steps or over the unit named by ``along``.
+        low: True if the y axis begins at 0 instead of the lowest value.
+        dots: True if the points are few and each is marked.
     """
 
     title: str
@@ -37,7 +37,7 @@ class OverlayPanel:
 
 @dataclass(frozen=True, slots=True)
 class OverlayLine:
-    """A run's curve: ``at``, ``values`` and ``pixels`` belong together, one for one; ``run`` is its number on the page."""
+    """A run's curve: ``at``, ``values`` and ``pixels`` correspond one to one; ``run`` is its number on the page."""
 
     run: int
     at: tuple[int, ...]
@@ -47,7 +47,7 @@ class OverlayLine:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """One figure in pixels, and what could not be drawn."""
+    """One figure in pixels, and notes on points that could not be drawn."""
 
     panel: OverlayPanel
     lines: tuple[OverlayLine, ...]
@@ -71,7 +71,7 @@ BY_TOKENS = OverlayPanel("Loss by tokens", "for the runs' steps are not of one s
 
 
 def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
-    """The figures that have a point at least; the loss by tokens too where the steps of the runs are not of one size."""
+    """Return the figures with at least one point, including the loss by tokens if the runs' steps differ in size."""
     sizes = {run.metrics[-1].tokens // run.metrics[-1].step for run in runs if run.metrics and run.metrics[-1].step}
     panels: tuple[OverlayPanel, ...] = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
     if all(run.program is not None for run in runs):
@@ -80,7 +80,7 @@ def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, 
 
 
 def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
-    """None where no run has a finite value, or programs have given none: then they are 0."""
+    """Return one figure; None if no run has a finite value, or if programs reported none: their values are then 0."""
     every = [panel.points(run) for run in runs]
     finite = [[(at, value) for at, value in points if abs(value) < HUGE] for points in every]
     if not any(value for points in finite for _, value in points):
@@ -110,7 +110,7 @@ def _line(number: int, points: Points, x: Scale, y: Scale, high: float) -> Overl
 
 
 def _range(panel: OverlayPanel, runs: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The ends of the y axis. One run whose loss has left all bounds, or steps that warm up, press no other curve flat."""
+    """Return the ends of the y axis. A run whose loss diverges, or steps that warm up, must not flatten the other curves."""
     every = [value for run in runs for value in run]
     if panel.low:
         usual = SCALE_OVER_MEDIAN * max(median(run) for run in runs)

@@ -1,4 +1,4 @@
-"""The page: facts in, one self-contained HTML file out."""
+"""The report page: facts in, one self-contained HTML file out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HIDDEN = "(hidden)"
 
 
 def write_report(run: RunDirectory, page: Path | None = None) -> Path:
-    """Write ``report.html``, or another ``page``, from whatever lies in the run directory.
+    """Write ``report.html``, or another ``page``, from the content of the run directory.
 
     Raises:
         HpcMpError: the page cannot be written.
@@ -28,7 +28,7 @@ def write_report(run: RunDirectory, page: Path | None = None) -> Path:
 
 
 def render(facts: RunFacts, now: float) -> str:
-    """The page as of ``now`` (unix seconds). Everything that comes from the run is escaped."""
+    """Return the page as of ``now`` (unix seconds). All text from the run is escaped."""
     summary = summarize(facts)
     placement, spec = facts.placement, facts.spec
     has_axes = facts.program is None or facts.program.program.axes is not None
@@ -64,13 +64,13 @@ def _job_text(facts: RunFacts) -> str:
 
 
 def without_secrets(spec: Spec) -> Spec:
-    """Variables may be passwords, and pages are passed around: their values are left out."""
+    """Return the job without the values of its variables: they may be passwords, and pages are passed around."""
     hidden = spec.environment.model_copy(update={"set": dict.fromkeys(spec.environment.set, HIDDEN)})
     return spec.model_copy(update={"environment": hidden})
 
 
 def _newest(facts: RunFacts) -> dict[int, RankStart]:
-    """Rank → its newest start in the current attempt."""
+    """Return rank → its newest start in the current attempt."""
     return {start.rank: start for start in facts.starts if start.attempt == facts.attempt}
 
 
@@ -84,14 +84,14 @@ def _model(facts: RunFacts) -> str:
 
 
 def _ranks(placement: Placement, starts: dict[int, RankStart]) -> list[tuple[int, str, str, tuple[int, ...]]]:
-    """Rank, node and host as far as they are known, and local rank and coordinates."""
+    """Return rank, node and host (if known), and local rank and coordinates."""
     return [(at.rank, starts[at.rank].node if at.rank in starts else str(at.node),
              starts[at.rank].host if at.rank in starts else "", (at.local_rank, at.dp, at.pp, at.cp, at.tp))
             for at in placement.ranks]
 
 
 def _groups(placement: Placement) -> list[tuple[str, int, int, int, int, str]]:
-    """Kind, number of groups, ranks in each, nodes spanned, inter-node hops, and the members of all."""
+    """Return kind, number of groups, ranks in each, nodes spanned, inter-node hops, and the members of all."""
     reach = reach_of(placement)
     return [(kind, len(groups), len(groups[0]), reach[kind].nodes, reach[kind].hops,
              " | ".join(" ".join(map(str, group)) for group in groups)) for kind, groups in placement.groups.items()]

@@ -1,4 +1,4 @@
-"""What the pipeline did, rank by rank, and what its schedule would do with nothing in the way."""
+"""The executed pipeline, rank by rank, and its schedule simulated without delays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpc_mp.layout.schedule.simulate import Slot
 from hpc_mp.report.grid import coordinates
 from hpc_mp.rundir.records import RankTrace, TracedAction
 
-MOST_RANKS = 8  # beyond: whole pipelines, as many as fit and one at least
+MOST_RANKS = 8  # beyond this: whole pipelines, as many as fit and at least one
 
 LOOPED = "({p} − 1) / ({v} + {p} − 1)"
 FORMULAS = {
@@ -30,7 +30,7 @@ FORMULAS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a row shows: pipeline rank ``stage`` and actions in seconds from the start."""
+    """The content of a row: pipeline rank ``stage`` and actions in seconds from the start."""
 
     label: str
     detail: str
@@ -40,8 +40,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """Idle shares of the pipeline, 0 … 1: as executed, with the stages' own median times and nothing in the way, and of
-    equal stages, with the formula in words."""
+    """Idle shares of the pipeline, 0 … 1: as executed, with the stages' own median times and no delays, and with equal stages,
+    whose formula is given in words."""
 
     measured: float
     own_times: float
@@ -50,7 +50,7 @@ class Bubble:
 
 
 def chosen(placement: Placement, traced: Mapping[int, RankTrace]) -> tuple[list[RankPlace], str]:
-    """The ranks to draw, pipeline by pipeline, and in words which those are."""
+    """Return the ranks to draw, pipeline by pipeline, and a text that names the selection."""
 
     def chain(place: RankPlace) -> tuple[int, int, int]:
         return place.dp, place.cp, place.tp
@@ -70,7 +70,7 @@ def chosen(placement: Placement, traced: Mapping[int, RankTrace]) -> tuple[list[
 
 
 def executed(places: Sequence[RankPlace], traced: Mapping[int, RankTrace], axes: tuple[str, ...]) -> list[Line]:
-    """What the ranks did, in seconds from the first action of them all."""
+    """Return the ranks' actions, in seconds from the first action of all."""
     origin = min(span.start for place in places for span in traced[place.rank].actions)
     return [
         Line(f"rank {place.rank}", coordinates(place, axes), place.pp,
@@ -81,8 +81,8 @@ def executed(places: Sequence[RankPlace], traced: Mapping[int, RankTrace], axes:
 
 
 def compared(lines: Sequence[Line], spec: JobSpec) -> tuple[Timeline | None, Bubble | None]:
-    """The ideal, and how far the executed pipeline is from it; nothing when a kind of computation was not measured, or when the
-    job's own table is no longer where it was."""
+    """Return the ideal timeline and the bubble; None for both if a kind of computation was not measured, or if the job's own
+    schedule table no longer exists."""
     p = spec.parallel
     computed = [span for line in lines for span in line.spans if span.kind in COMPUTE and span.end > span.start]
     try:
@@ -103,7 +103,7 @@ def compared(lines: Sequence[Line], spec: JobSpec) -> tuple[Timeline | None, Bub
 
 
 def simulated(timeline: Timeline) -> list[Line]:
-    """A timeline as lines, one for every pipeline rank."""
+    """Return a timeline as lines, one for every pipeline rank."""
 
     def line(rank: int, slots: Sequence[Slot]) -> Line:
         stages = ", ".join(map(str, sorted({slot.action.stage for slot in slots})))
@@ -115,26 +115,26 @@ def simulated(timeline: Timeline) -> list[Line]:
 
 
 def wall_time(lines: Iterable[Line]) -> float:
-    """Seconds from the first to the last computation of them all."""
+    """Return the seconds from the first to the last computation of all lines."""
     computed = [span for line in lines for span in line.spans if span.kind in COMPUTE]
     return max((span.end for span in computed), default=0) - min((span.start for span in computed), default=0)
 
 
 def idle(line: Line, wall: float) -> float:
-    """The share of ``wall`` seconds in which a rank computes nothing."""
+    """Return the share of ``wall`` seconds in which a rank computes nothing."""
     busy = sum(span.end - span.start for span in line.spans if span.kind in COMPUTE)
     return max(0.0, 1 - busy / wall) if wall > 0 else 0.0
 
 
 def _ideal(computed: Iterable[TracedAction], schedule: Schedule, per_stage: bool) -> Timeline:
-    """A schedule with the median times of each kind of computation: of all stages, or of each its own."""
+    """Return a schedule with the median times of each kind of computation: over all stages, or ``per_stage``."""
     times: dict[tuple[str, int | None], list[float]] = defaultdict(list)
     for span in computed:
         for key in ((span.kind, None), (span.kind, span.stage)):
             times[key].append(span.end - span.start)
 
     def time(kind: Kind, stage: int) -> float:
-        """A stage without a trace is as fast as the others."""
+        """Return the median time; a stage without a trace is as fast as the others."""
         return median((per_stage and times.get((kind, stage))) or times[kind, None])
 
     kinds = {kind for kind in COMPUTE if (kind, None) in times}

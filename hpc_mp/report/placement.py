@@ -1,4 +1,4 @@
-"""The placement as a terminal picture: nodes are boxes under their leaf switch, ranks stand in them with coordinates."""
+"""The placement as a terminal picture: nodes are boxes under their leaf switch and contain ranks with their coordinates."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RANKS_PER_LINE = 2
 
 def picture(placement: Placement, max_nodes: int = 16, hosts: Sequence[str] = (),
             tree: SwitchTree | None = None) -> RenderableType:
-    """Boxes of nodes, at most ``max_nodes``; ``5 d0p1t1`` = rank 5 at dp 0, pp 1, tp 1 (axes of degree 1 are left out).
+    """Draw nodes as boxes, at most ``max_nodes``; ``5 d0p1t1`` = rank 5 at dp 0, pp 1, tp 1 (axes of degree 1 are left out).
 
-    Colour tells the pipeline stage, bold alternates from one tensor group to the next. With ``hosts``, the host of every
-    node, boxes bear their names; with ``tree`` too, consecutive nodes stand under the name of their leaf switch.
+    Colour shows the pipeline stage; bold alternates from one tensor group to the next. With ``hosts``, the host of every node,
+    boxes bear their names; with ``tree`` too, consecutive nodes are under the name of their leaf switch.
     """
     degrees = placement.degrees
     sizes = {"dp": degrees.data, "pp": degrees.pipeline, "cp": degrees.context, "tp": degrees.tensor}

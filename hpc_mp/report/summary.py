@@ -1,4 +1,4 @@
-"""The head of the page: how the run stands, why it failed, its layout in one line, its key numbers; and its attempts."""
+"""The head of the page: the run's state, the cause of a failure, its layout in one line, its key numbers, and its attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_mp.rundir.records import StepMetrics, losses
 from hpc_mp.rundir.retention import best_evaluation
 from hpc_mp.rundir.usage import Usage
 
-# In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
+# In the main log: failed saves, failed ranks and attempts, checkpoints that a resume skipped.
 PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")
 WARNING = "warning: "
 MOST_LINES = 50
@@ -28,7 +28,7 @@ UNSAVED = "the last checkpoint could not be saved"
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A key number: its name, its value, and beneath it what puts it into proportion."""
+    """A key number: its name, its value, and a note that puts it into proportion."""
 
     name: str
     value: str
@@ -37,7 +37,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``state``: completed, failed, stopped, running, or what else the launcher says.
+    """The state of the run. ``state``: completed, failed, stopped, running, or another state reported by the launcher.
 
     ``cause`` is empty unless it failed; ``traceback`` is that of the rank that the cause names, if it left one.
     """
@@ -76,8 +76,8 @@ def summarize(facts: RunFacts) -> Summary:
 
 def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | None = None,
            program: ProgramSpec | None = None) -> str:
-    """One line: nodes × ranks, degrees, layers of the stages, ZeRO, schedule, order; as much of it as is known. Nobody knows the
-    axes of a ``program`` that has not named them."""
+    """Return one line: nodes × ranks, degrees, layers of the stages, ZeRO, schedule, order, as far as known. The axes of a
+    ``program`` that has not named them are unknown."""
     parts = []
     if placement is not None and program is not None and program.program.axes is None:
         each = program.job.ranks_per_node if program.program.start == "node" else placement.ranks_per_node
@@ -102,7 +102,7 @@ def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | No
 
 
 def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
-    """What a reader looks for first; nothing before the first step has ended."""
+    """Return the most important numbers; none before the first step has ended."""
     if not facts.metrics:
         return ()
     last = facts.metrics[-1]
@@ -123,7 +123,7 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
         *_used(facts.usage),
         *([Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank")]
-          if peak else []),  # a program does not say it
+          if peak else []),  # a program does not report it
     )
 
 
@@ -135,7 +135,7 @@ def _used(used: Usage | None) -> list[Number]:
 
 
 def _best(facts: RunFacts) -> Iterator[Number]:
-    """The least loss on held-out text, and the checkpoint that is best by it."""
+    """Yield the least loss on held-out text, and the best checkpoint by it."""
     least = best_evaluation(facts.evaluations)
     if least is None:
         return
@@ -146,7 +146,7 @@ def _best(facts: RunFacts) -> Iterator[Number]:
 
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
-    """Of the first and the last step that have one; how many have none."""
+    """Return the loss of the first and the last step that have one, and the number of steps without one."""
     found = losses(metrics)
     without = len(metrics) - len(found)
     steps = f"{counted(without, 'step')} without one" if without else ""
@@ -157,13 +157,13 @@ def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
 
 
 def later_half(metrics: tuple[StepMetrics, ...]) -> tuple[StepMetrics, ...]:
-    """The second half of the newest attempt's steps: the first ones warm up, other attempts may have other layouts."""
+    """Return the second half of the newest attempt's steps: the first ones warm up, and other attempts may have other layouts."""
     newest = tuple(metric for metric in metrics if metric.attempt == metrics[-1].attempt)
     return newest[len(newest) // 2:]
 
 
 def name(path: Path, spec: JobSpec | None) -> str:
-    """``demo 0001``: the job's name and the number of its run."""
+    """Return the job's name and the number of its run: ``demo 0001``."""
     return f"{spec.job.name if spec else path.parent.name} {path.name}"
 
 
@@ -188,7 +188,7 @@ def _doing(facts: RunFacts) -> str:
 
 
 def lifetime(facts: RunFacts, state: str) -> tuple[float, float] | None:
-    """From the first rank's start to the last word, unix seconds; None before the first."""
+    """Return the unix seconds of the first rank's start and of the last record; None before the first."""
     times = [*(start.time for start in facts.starts), *(failure.time for failure in facts.failures)]
     times += [facts.status.time] if facts.status else []
     times += [facts.written] if facts.written is not None and state == "running" else []
@@ -206,7 +206,7 @@ def _when(facts: RunFacts, state: str) -> str:
 
 
 def _newest(lines: list[str]) -> tuple[str, ...]:
-    """The last ones, each once."""
+    """Return the last lines, each once."""
     lines = list(dict.fromkeys(lines))
     left_out = [f"({len(lines) - MOST_LINES:,} earlier ones are in log/main.log)"] if len(lines) > MOST_LINES else []
     return (*left_out, *lines[-MOST_LINES:])
@@ -214,7 +214,7 @@ def _newest(lines: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt of the run; all in words, empty where nothing is known."""
+    """One attempt of the run, in words; empty fields are unknown."""
 
     number: int
     began: str
@@ -224,7 +224,7 @@ class AttemptRow:
 
 
 def attempts(facts: RunFacts, state: str) -> tuple[AttemptRow, ...]:
-    """``state``: that of the current attempt. Steps that a resume cut back are counted where they were done again."""
+    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count where they were repeated."""
     return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
 
 

@@ -1,4 +1,4 @@
-"""The run directory: the sheet of paper between the control half and the ranks."""
+"""The run directory: the files through which the control half and the ranks communicate."""
 
 from hpc_mp.base.files import cut_metrics, read_json, read_lines, sync, write_json, write_text
 from hpc_mp.base.line_file import LineFile

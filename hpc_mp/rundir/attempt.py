@@ -1,8 +1,8 @@
-"""One attempt of a run: its record, and what it writes, read while it runs.
+"""One attempt of a run: its record, and readers of the files that it writes.
 
-The record says which hosts take part, where the ranks meet, and the fencing token that tells the attempt from earlier ones. It is
-written once by whoever starts ranks, before they start. A requeued job has the same id and script; ranks of its earlier
-start may live on, on a node that was cut off and came back. They carry another token.
+The record names the hosts, the address where the ranks meet, and the fencing token that distinguishes the attempt from earlier
+ones. The launcher of the ranks writes it once, before they start. A requeued job has the same id and script. Ranks of its
+earlier start may still live, on a node that was cut off and came back. They carry another token.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics, read_record, record_of_line
 
 TOKEN = "HPC_MP_TOKEN"  # the environment variable in which a rank carries its token
-SECRET = "HPC_MP_SECRET"  # and the one in which ranks of a launcher that writes no record carry their secret
+SECRET = "HPC_MP_SECRET"  # environment variable of a rank's secret, if the launcher writes no record
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """What ranks read when they start.
+    """The record that ranks read when they start.
 
     Attributes:
-        token: unlike that of any other start of this run (on Slurm: job id, dot, restart count).
-        attempt: from 1; records of metrics.jsonl and ranks.jsonl carry it.
-        hosts: the scheduler's name of each node of placement.json, in its order; none where only what starts ranks knows them.
-        address: where ranks meet: rank 0's host; empty where only that knows it.
-        port: on that host.
-        secret: what ranks know and nobody else on the network: they prove with it that they belong together.
+        token: unique to this start of the run (on Slurm: job id, dot, restart count).
+        attempt: number from 1; records of metrics.jsonl and ranks.jsonl contain it.
+        hosts: the scheduler's name of each node of placement.json, in its order; empty if only the launcher of the ranks knows
+            them.
+        address: rank 0's host, where ranks meet; empty if only the launcher of the ranks knows it.
+        port: port on that host.
+        secret: shared secret by which the ranks prove to each other that they belong to this attempt.
         end: unix seconds at which the scheduler ends the job; None without a limit.
         grace: seconds before ``end`` at which ranks save and stop.
         time: unix seconds at which the attempt began, its nodes allocated; 0 in records of earlier releases.
-        addresses: names of the hosts that can be resolved, in their order, where tasks of nodes start something on each other.
+        addresses: resolvable names of the hosts, in their order, if tasks of nodes start something on each other.
     """
 
     token: str
@@ -52,12 +53,12 @@ class AttemptRecord:
 
 
 def write_attempt(path: Path, record: AttemptRecord) -> None:
-    """Publish it atomically, for the eyes of the run's owner. Raises OSError."""
+    """Publish the record atomically, readable only by the run's owner. Raises OSError."""
     write_text(path, render_json(asdict(record)), opener=owners)
 
 
 def read_attempt(path: Path) -> AttemptRecord:
-    """Raises OSError or ValueError when it is absent or broken."""
+    """Read the record. Raises OSError or ValueError if it is absent or broken."""
     try:
         tree = read_json(path)
         return AttemptRecord(**{**tree, "hosts": tuple(tree["hosts"]), "addresses": tuple(tree.get("addresses", ()))})
@@ -65,18 +66,18 @@ def read_attempt(path: Path) -> AttemptRecord:
         raise ValueError(f"{path} is no record of an attempt ({error})") from None
 
 
-# What libraries say of every end, and stacks of native crashes: no reason of one.
+# Lines that libraries write at every end, and stacks of native crashes: they give no reason.
 NOISE = re.compile(r"\[rank\d+\]:\[W|\[W\d+ |wandb: |\s*warnings\.warn\(|.*resource_tracker|"
                    r'Extension modules: |\s+File "|Current thread |Thread 0x|\s+<no Python frame>|Fatal Python error: |'
                    r"\*\*\* (Process received signal|End of error message)|\[\S+:\d+\] (\[ ?\d+\]|Signal)")
 WORRIED = re.compile(r"\b(error|fatal|failed|failure|cannot|can't|could not|unable|no such|not found|invalid|unrecognized|"
                      r"exception|assertion|denied|abort\w*)\b", re.IGNORECASE)
 CALM = re.compile(r"\b(warn(ing)?|info|debug|deprecated)\b|terminate called without", re.IGNORECASE)
-NEAR = 8  # lines from the end on in which one that speaks of an error tells more than the last
+NEAR = 8  # last lines among which one that mentions an error is preferred over the last one
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Of these lines the last that speaks of an error near the end, else the last that is more than a rule of dashes."""
+    """Return the last line that mentions an error, if it is near the end; else the last line with words."""
     said: list[str] = []
     for line in reversed(lines):
         if any(map(str.isalnum, line)) and not NOISE.match(line):
@@ -86,14 +87,14 @@ def last_words(lines: Sequence[str]) -> str:
     return next((line for line in said if WORRIED.search(line) and not CALM.search(line)), said[0] if said else "")
 
 
-TAIL = 1 << 20  # bytes of a log in which its last lines are looked for: one exception may fill hundreds of KiB
+TAIL = 1 << 20  # bytes at the end of a log that are searched for its last lines: one exception may fill hundreds of KiB
 
 
 def tail(path: Path, begin: int = 0) -> list[str]:
-    """The last lines of a log, the first of them perhaps in part; none where there is none.
+    """Return the last lines of a log, the first of them perhaps partial; empty if the file does not exist.
 
     Args:
-        begin: byte before which nothing is read.
+        begin: offset in bytes before which nothing is read.
     """
     try:
         with open(path, "rb") as file:
@@ -104,12 +105,12 @@ def tail(path: Path, begin: int = 0) -> list[str]:
 
 
 def lines_of(data: bytes) -> list[str]:
-    """Lines as a terminal shows them: of what a progress bar has written over itself, the last."""
+    """Return lines as a terminal shows them: if a progress bar overwrote its line, only the last text."""
     return [line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").split("\n")]
 
 
 class AttemptReader:
-    """The files of an attempt, and of those that Slurm makes of it by queueing the job again; earlier ones are passed over."""
+    """Reader of an attempt's files, and of later attempts that Slurm makes by requeueing. Earlier attempts are skipped."""
 
     def __init__(self, run: RunDirectory, number: int) -> None:
         self.run = run
@@ -118,17 +119,17 @@ class AttemptReader:
         self._evaluations = NewLines(run.evaluations)
 
     def steps(self) -> list[StepMetrics]:
-        """Metrics of the steps that ended since the last call."""
+        """Return the metrics of the steps that ended since the last call."""
         records = (record_of_line(line, StepMetrics) for line in self._metrics.read())
         return [record for record in records if record is not None and record.attempt >= self.number]
 
     def evaluations(self) -> list[Evaluation]:
-        """On held-out text, those made since the last call."""
+        """Return the evaluations on held-out text made since the last call."""
         records = (record_of_line(line, Evaluation) for line in self._evaluations.read())
         return [record for record in records if record is not None and record.attempt >= self.number]
 
     def status(self) -> RankStatus | None:
-        """What rank 0 says it is doing; None while it has said nothing."""
+        """Return rank 0's report of its activity; None before its first."""
         try:
             status = read_record(self.run.status, RankStatus)
         except (OSError, ValueError):
@@ -136,5 +137,5 @@ class AttemptReader:
         return status if status.attempt >= self.number else None
 
     def last_lines(self, rank: int) -> list[str]:
-        """The last lines in the log of a rank, the first of them perhaps in part; none when it has said nothing."""
+        """Return the last lines of a rank's log, the first of them perhaps partial; empty if the rank has written nothing."""
         return tail(self.run.rank_log(rank))

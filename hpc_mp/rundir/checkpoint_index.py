@@ -1,9 +1,9 @@
-"""Where every tensor of a checkpoint lies, and the hashes by which whoever reads a part of a file knows that it is sound.
+"""The location of every tensor of a checkpoint, and the hashes with which a reader of a part of a file verifies that part.
 
-A checkpoint's tensors lie in safetensors files, one for each rank that wrote some, as rectangles of whole tensors. The ranks of
-a stage list theirs in one ``index-00000.json``: so a reader opens only the files that hold what it needs, and does not have to
-read the headers of thousands. Files are hashed in blocks, as they are written; a reader hashes the blocks it reads, and no byte
-is read for the hash alone.
+A checkpoint's tensors are in safetensors files, one for each rank that wrote some, as rectangles of whole tensors. The ranks of
+a stage list their tensors in one ``index-00000.json``. A reader opens only the files that it needs, and does not read the
+headers of thousands. Files are hashed in blocks while they are written. A reader hashes the blocks that it reads; no byte is
+read only for its hash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INDEXES = "index-*.json"
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A rectangle of a tensor: in which file, from which byte on, and where in the whole."""
+    """A rectangle of a tensor: its file, its first byte, and its position in the whole tensor."""
 
     file: str
     begin: int
@@ -50,14 +50,14 @@ class HashedFile:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointIndex:
-    """What some ranks have written."""
+    """The files and tensors that some ranks have written."""
 
     files: Mapping[str, HashedFile]
     tensors: Mapping[str, StoredTensor]
 
 
 def merged(indexes: Iterable[CheckpointIndex]) -> CheckpointIndex:
-    """All of them; parts of one tensor come together."""
+    """Combine indexes; parts of the same tensor are joined."""
     files: dict[str, HashedFile] = {}
     tensors: dict[str, StoredTensor] = {}
     parts: defaultdict[str, list[StoredPart]] = defaultdict(list)
@@ -70,13 +70,13 @@ def merged(indexes: Iterable[CheckpointIndex]) -> CheckpointIndex:
 
 
 def read_indexes(checkpoint: Path) -> CheckpointIndex:
-    """That of all stages. Raises OSError, ValueError, KeyError or TypeError for one that cannot be read."""
+    """Read the index of all stages. Raises OSError, ValueError, KeyError or TypeError if one cannot be read."""
     return merged(index_of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(checkpoint.glob(INDEXES)))
 
 
 def document_of(index: CheckpointIndex) -> dict[str, Any]:
-    """As ``index_of`` reads it: ``{"files": {NAME: [bytes, [hash, …]]}, "tensors": {NAME: [dtype, shape, [part, …]]}}``, a part
-    being ``[file, begin, offsets, sizes]``."""
+    """Return the JSON form that ``index_of`` reads. A part is ``[file, begin, offsets, sizes]``. The form is ``{"files": {NAME:
+    [bytes, [hash, …]]}, "tensors": {NAME: [dtype, shape, [part, …]]}}``."""
     return {"files": {name: [file.bytes, file.blocks] for name, file in index.files.items()},
             "tensors": {name: [tensor.dtype, tensor.shape, [[p.file, p.begin, p.offsets, p.sizes] for p in tensor.parts]]
                         for name, tensor in index.tensors.items()}}
@@ -95,7 +95,7 @@ def block_hash(content: bytes | memoryview) -> str:
 
 
 def problem_of(path: Path, file: HashedFile, hashes: bool) -> str | None:
-    """What is wrong with a file, by its size or, with ``hashes``, by all of its blocks; None: nothing. Raises OSError."""
+    """Return a file's problem, found by its size or, with ``hashes``, by all its blocks; None if it is sound. Raises OSError."""
     found = path.stat().st_size
     if found != file.bytes:
         return f"{path.name} has {found} bytes, {file.bytes} were saved"

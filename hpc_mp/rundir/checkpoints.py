@@ -1,8 +1,8 @@
-"""Checkpoint manifests: which checkpoint directories are complete, and what is wrong with the others.
+"""Checkpoint manifests: which checkpoint directories are complete, and the problems of the others.
 
-A checkpoint is written as ``checkpoints/.step-00000010.TOKEN`` and renamed to ``checkpoints/step-00000010`` after
-``complete.json`` lists every JSON file with its size and SHA-256, the indexes among them, which list the files with tensors
-and their hashes. A directory without that marker, or one that disagrees with it, is never loaded.
+A checkpoint is written as ``checkpoints/.step-00000010.TOKEN``. ``complete.json`` then lists every JSON file with its size and
+SHA-256; the indexes among them list the tensor files and their hashes. Last, the directory is renamed to
+``checkpoints/step-00000010``. A directory without that marker, or one that disagrees with it, is never loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpc_mp.rundir.layout import MARKER, STEP
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a complete checkpoint holds beside tensors: file name -> (bytes, SHA-256)."""
+    """The files of a complete checkpoint other than tensors: file name -> (bytes, SHA-256)."""
 
     step: int
     files: Mapping[str, tuple[int, str]]
@@ -33,7 +33,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step of a published checkpoint directory."""
+    """Return the step of a published checkpoint directory."""
     return int(checkpoint.name.removeprefix(STEP))
 
 
@@ -48,7 +48,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises OSError, ValueError, KeyError, TypeError or AttributeError when there is no sound marker."""
+    """Read the marker. Raises OSError, ValueError, KeyError, TypeError or AttributeError if no sound marker exists."""
     text = (directory / MARKER).read_text(encoding="utf-8")
     document = json.loads(text)
     manifest = Manifest(document["step"], {n: (f["bytes"], f["sha256"]) for n, f in document["files"].items()})
@@ -58,10 +58,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def problem(directory: Path, hashes: bool = True) -> str | None:
-    """Why a checkpoint must not be loaded, naming the file; None when it is complete and unharmed.
+    """Return the reason why a checkpoint must not be loaded, naming the file; None if it is complete and sound.
 
     Args:
-        hashes: whether to read all tensors for it; without, only their files' sizes are looked at.
+        hashes: True to read and verify all tensors; False checks only the sizes of their files.
     """
     try:
         manifest = read_manifest(directory)
@@ -85,7 +85,7 @@ def problem(directory: Path, hashes: bool = True) -> str | None:
 
 
 def _problem_of_shards(directory: Path, hashes: bool) -> str | None:
-    """Of the files with tensors, which the indexes list with their hashes."""
+    """Check the tensor files, which the indexes list with their hashes."""
     files = read_indexes(directory).files
     for name, file in files.items():
         try:
@@ -98,14 +98,14 @@ def _problem_of_shards(directory: Path, hashes: bool) -> str | None:
 
 
 def _document(manifest: Manifest) -> dict[str, Any]:
-    """The marker; its last entry is the SHA-256 of the others, so that a changed marker is told from changed files."""
+    """Return the marker. Its last entry is the SHA-256 of the others, which distinguishes a changed marker from changed files."""
     files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(manifest.files.items())}
     document = {"format": 2, "step": manifest.step, "files": files}
     return document | {"sha256": hashlib.sha256(render_json(document).encode()).hexdigest()}
 
 
 def complete_steps(checkpoints: Path) -> list[Path]:
-    """Published checkpoint directories, oldest first (unverified); a program's own ``step-10`` is none."""
+    """Return published checkpoint directories, oldest first (unverified). A program's own ``step-10`` is not one."""
     named = checkpoints.glob(STEP + "[0-9]" * len(checkpoint_name(0).removeprefix(STEP)))
     return sorted((path for path in named if path.is_dir()), key=lambda path: path.name)
 
@@ -113,11 +113,11 @@ def complete_steps(checkpoints: Path) -> list[Path]:
 def newest_complete(
     checkpoints: Path, hashes: bool = True, but: Collection[Path] = (),
 ) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest checkpoint that verifies, and the newer ones that were skipped with the reason.
+    """Return the newest checkpoint that verifies, and the newer ones that were skipped with the reason.
 
     Args:
         hashes: as in ``problem``.
-        but: known not to be sound.
+        but: checkpoints known to be damaged.
     """
     skipped: list[tuple[Path, str]] = []
     for path in (path for path in reversed(complete_steps(checkpoints)) if path not in but):
@@ -129,7 +129,7 @@ def newest_complete(
 
 
 def put_aside(path: Path) -> None:
-    """Take a damaged checkpoint out of the series: it must not count as the newest, nor as one of those kept."""
+    """Remove a damaged checkpoint from the series: it must count neither as the newest nor as one of those kept."""
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)

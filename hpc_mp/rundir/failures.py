@@ -1,8 +1,8 @@
-"""Why ranks ended: one record per rank.
+"""Failures of ranks: one record per rank.
 
-When one rank dies or stands still, the others lose it, wait for it in vain, and are ended: most of what is written then is an
-echo. ``KINDS`` holds all kinds of failure, those that bring others about before those that are brought about, and the
-consequences of each. The cause is found in ``hpc_mp.diagnosis``.
+When a rank dies or stalls, the others lose it, wait for it in vain, and are ended. Most of the records are then echoes.
+``KINDS`` holds all kinds of failure, causes before consequences, and what follows from each. ``hpc_mp.diagnosis`` finds the
+cause.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from hpc_mp.rundir.standings import Standing, standing_of
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """Attributes:
-    level: what brings others about is lower; of equal ones the earliest failure is the cause.
-    text: what a rank, task, node or job of which it is found has done; empty where the message says it itself.
-    retry: another attempt may go well: a fault of the machine, or one that nobody can tell from it.
-    blame_node: the node of which it is found should be left out then.
+    """A kind of failure.
+
+    Attributes:
+    level: precedence: causes have lower levels than their consequences; among equal levels the earliest failure is the cause.
     """
 
     level: int
@@ -36,11 +35,11 @@ class FailureKind:
 
     @property
     def echo(self) -> bool:
-        """Whether another rank's end or stand may have brought it about."""
+        """True if the end or stall of another rank may have caused it."""
         return self.level >= ECHO
 
 
-ECHO = 10  # the level from which on another rank's end or stand may have brought a failure about
+ECHO = 10  # level from which the end or stall of another rank may have caused a failure
 KINDS: dict[str, FailureKind] = {
     "memory": FailureKind(0, "ran out of memory"),
     "hardware": FailureKind(1, "has a hardware fault", retry=True, blame_node=True),
@@ -70,30 +69,30 @@ KINDS: dict[str, FailureKind] = {
     "vanished": FailureKind(ECHO + 6, retry=True),
     "unknown": FailureKind(ECHO + 7),
 }
-BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15})  # HUP, INT, USR1, USR2, TERM
-BY_A_LIMIT = frozenset({-24, -25})  # on CPU time and file size: it would be met again
-BY_ITSELF = frozenset({-4, -6, -8, -11})  # what code does to itself: ILL, ABRT, FPE, SEGV
+BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15})  # signals sent by somebody: HUP, INT, USR1, USR2, TERM
+BY_A_LIMIT = frozenset({-24, -25})  # limits on CPU time and file size: another attempt would meet them again
+BY_ITSELF = frozenset({-4, -6, -8, -11})  # signals that code causes itself: ILL, ABRT, FPE, SEGV
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """The end of one rank, as it wrote it down itself or, if it could not, as whoever saw it end did.
+    """The end of one rank, recorded by itself or, if it could not, by the process that saw it end.
 
     Attributes:
         node: the scheduler's name; ``host``: the machine's own.
         kind: a key of ``KINDS``.
-        message: what it was, without who.
+        message: description of the failure without its subject.
         time: unix seconds.
         attempt: from 1.
-        place: its coordinates, ``(("dp", 0), …)``; empty when nobody has noted them.
-        traceback: of a Python error; may be empty.
-        nodes: those that it found lost; ``silent``: their beats stopped, else connections broke; ``ambiguous``: this node
-            may be the lost one as well.
-        standing: where it stood; None: nobody knows.
-        of_node: whether it is the one command of a node, which numbers its ranks itself.
-        inner: which of those it says has failed; None where it says nothing of that.
+        place: the rank's coordinates, ``(("dp", 0), …)``; empty if not recorded.
+        traceback: traceback of a Python error; may be empty.
+        nodes: nodes that the rank found lost; ``silent``: their heartbeats stopped, else connections broke; ``ambiguous``: this
+            node may be the lost one instead.
+        standing: state in which it stalled; None if unknown.
+        of_node: True if it is the one command of a node, which numbers its ranks itself.
+        inner: the rank that this command reports as failed; None if it reports none.
     """
 
     rank: int
@@ -114,50 +113,50 @@ class RankFailure:
     inner: int | None = None
 
     def __str__(self) -> str:
-        """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
+        """Return the standard wording: who, where, what it did, and why. For an input error only the message, for its author."""
         if self.kind == "user":
             return one_line(self.message)
         return sentence(f"node {self.node}" if self.of_node else who(self.rank, self.place, self.node), self.kind, self.message)
 
 
-YEAR_3000 = 32_503_680_000  # unix seconds: what calendars can show
+YEAR_3000 = 32_503_680_000  # unix seconds; calendars can show no later times
 AXES = ("dp", "pp", "cp", "tp")
 
 
 def coordinates(place: RankPlace) -> tuple[tuple[str, int], ...]:
-    """Of a rank on all axes, as records hold them."""
+    """Return a rank's coordinates on all axes, in the form of the records."""
     return tuple((axis, getattr(place, axis)) for axis in AXES)
 
 
 def who(rank: int, place: Iterable[tuple[str, int]] = (), node: str | None = None) -> str:
-    """``rank 3 (dp 0, pp 1, tp 1) on n2``."""
+    """Return a rank in words: ``rank 3 (dp 0, pp 1, tp 1) on n2``."""
     shown = ", ".join(f"{axis} {at}" for axis, at in place if axis != "cp" or at)
     return f"rank {rank}" + (f" ({shown})" if shown else "") + (f" on {node}" if node else "")
 
 
 def sentence(subject: str, kind: str, message: str) -> str:
-    """What has failed, what it has done, and the evidence."""
+    """Return a sentence that states the subject, the failure, and the evidence."""
     text, said = KINDS[kind].text, one_line(message)
     return " ".join(filter(None, (subject, text and f"{text}:" if said else text, said)))
 
 
 def one_line(message: str) -> str:
-    """A message of several lines, as CUDA's are, in one, without colours and the like: it is the last line of logs."""
+    """Return a message of several lines, such as CUDA's, as one line without control sequences: it is the last line of logs."""
     plain = CONTROL.sub("", message)
     return " ".join(line.strip() for line in plain.splitlines() if line.strip())
 
 
 def precedence(kind: str, time: float) -> tuple[int, float]:
-    """By which the cause comes first among failures; ``time``: unix seconds, infinite where it is not known."""
+    """Return the sort key by which the cause is first among failures. ``time``: unix seconds, infinite if unknown."""
     return KINDS[kind].level, time
 
 
 def kind_of_end(code: int, program: bool = False) -> str:
-    """The kind of failure of a process that ended without a word; ``code`` as ``subprocess`` gives it.
+    """Return the kind of failure of a process that ended without a message. ``code``: as from ``subprocess``.
 
     Args:
-        program: whether it is somebody's program: a crash in its own native code, which in our engine speaks of the machine, is
-            then the program's.
+        program: True for the user's program. A crash in native code then counts as the program's fault; in our engine it
+            indicates a fault of the machine.
     """
     if program and code in BY_ITSELF:
         return "crash"
@@ -165,14 +164,14 @@ def kind_of_end(code: int, program: bool = False) -> str:
 
 
 def write_failure(run: RunDirectory, failure: RankFailure) -> None:
-    """Raises OSError."""
+    """Write the record of a failure. Raises OSError."""
     tree = asdict(failure)
     del tree["place"]
     write_json(run.failure(failure.attempt, failure.rank), tree | dict(failure.place))
 
 
 def read_failure(path: Path) -> RankFailure:
-    """Raises OSError or ValueError when it is absent or broken."""
+    """Read the record of a failure. Raises OSError or ValueError if it is absent or broken."""
     tree = read_json(path)
     try:
         standing = tree.get("standing")
@@ -191,9 +190,9 @@ def read_failure(path: Path) -> RankFailure:
 
 
 def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFailure]:
-    """Of all ranks whose end is known, by rank; ``attempt``: None for all attempts.
+    """Return the failures of all ranks whose end is known, by rank. ``attempt``: None for all attempts.
 
-    What is broken is left out, and so is the end of a rank that has begun anew since in the same attempt.
+    Broken records are left out. So is the end of a rank that has started again since in the same attempt.
     """
     begun = {(line["attempt"], line["rank"]): line for line in announced(run)}
     found = []
@@ -208,7 +207,7 @@ def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFai
 
 
 def announced(run: RunDirectory) -> list[dict[str, Any]]:
-    """The lines of ``ranks.jsonl`` that tell of a rank of an attempt."""
+    """Return the lines of ``ranks.jsonl`` that announce a rank of an attempt."""
     with suppress(OSError):
         return [line for line in read_lines(run.ranks) if isinstance(line, dict)
                 and isinstance(line.get("attempt"), int) and isinstance(line.get("rank"), int)]

@@ -1,4 +1,4 @@
-"""What became of each attempt of a run: ``RUN/history.jsonl``, one line per attempt that has ended."""
+"""The outcome of each attempt of a run: ``RUN/history.jsonl``, one line per attempt that has ended."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from hpc_mp.rundir.records import Evaluation, StepMetrics, last_records, read_re
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How one attempt ended.
+    """The end of one attempt.
 
     Attributes:
-        step: of the newest checkpoint then; of a program the latest that it has ever said (``hpc_mp.log``), 0 where it says none.
+        step: step of the newest checkpoint then; for a program the latest step that it ever reported (``hpc_mp.log``), 0 if it
+            reports none.
         kind: "completed", "stopped", or a key of ``failures.KINDS``.
-        nodes: to blame.
-        action: what was done about it: "done", "requeue", "wait" (a successor goes on) or "fail"; "resume": no end, but
-            somebody who wants the run to go on, and has mended what was to mend.
+        nodes: nodes to blame.
+        action: what followed: "done", "requeue", "wait" (a successor continues) or "fail"; "resume" is not an end: the user
+            resumed the run and has fixed what had failed.
         time: unix seconds.
-        rank, node: of the failure; None when it was no rank, or no node.
-        returned: nodes of it that an earlier attempt had blamed and that had come back since: a failure that does not count.
-        departed: why the job had to go, where Slurm wanted that: such a stop says nothing of the run.
+        rank, node: rank and node of the failure; None if it was not a rank's or not a node's.
+        returned: its nodes that an earlier attempt had blamed and that had come back since: such a failure does not count.
+        departed: the reason why Slurm wanted the job to leave, if it did: such a stop says nothing about the run.
     """
 
     token: str
@@ -44,18 +45,18 @@ class AttemptEnd:
 
     @property
     def counts(self) -> bool:
-        """Whether it is a failure that ``slurm.retries`` counts."""
+        """True if it is a failure that ``slurm.retries`` counts."""
         return self.kind != "stopped" and not self.returned
 
 
 def history(run: RunDirectory) -> list[AttemptEnd]:
-    """All ends, the earliest first."""
+    """Return all ends, the earliest first. Raises OSError, KeyError or TypeError for a file that is unreadable or broken."""
     return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"]), "returned": tuple(line.get("returned", ()))})
             for line in read_lines(run.history)]
 
 
 def known_history(run: RunDirectory) -> list[AttemptEnd]:
-    """The same; a file that is broken or cannot be read tells nothing."""
+    """Return all ends, the earliest first; empty if the file is broken or cannot be read."""
     try:
         return history(run)
     except (OSError, KeyError, TypeError):
@@ -63,34 +64,33 @@ def known_history(run: RunDirectory) -> list[AttemptEnd]:
 
 
 def record(run: RunDirectory, end: AttemptEnd) -> None:
-    """Raises OSError when it cannot be written."""
+    """Append an end. Raises OSError if it cannot be written."""
     with open(run.history, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(end)) + "\n")
 
 
 def saved_step(run: RunDirectory) -> int:
-    """The step of the newest checkpoint; 0 without any."""
+    """Return the step of the newest checkpoint; 0 without one."""
     saved = complete_steps(run.checkpoints)
     return step_of(saved[-1]) if saved else 0
 
 
 def furthest_step(run: RunDirectory, spec: AnySpec) -> int:
-    """How far the run has come: the step of its newest checkpoint, or the latest that its program has ever said."""
+    """Return the run's progress: the step of its newest checkpoint, or the latest step that its program ever reported."""
     if not isinstance(spec, ProgramSpec):
         return saved_step(run)
-    said = last_records(run.metrics, StepMetrics, 1)  # of this attempt: a later one cuts off what it does again
+    said = last_records(run.metrics, StepMetrics, 1)  # of this attempt: a later one removes the steps that it repeats
     return max([end.step for end in history(run)] + [record.step for record in said], default=0)
 
 
 def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
-    """The latest ends since which the run has come no further than ``step`` and nobody has resumed it."""
+    """Return the latest ends since which the run has not progressed past ``step`` and has not been resumed by the user."""
     return list(takewhile(lambda end: end.step == step and end.action != "resume", reversed(ends)))
 
 
 def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Those ``hosts`` that an earlier attempt has blamed. What fails there may still be the old fault: a node that comes back
-    has remnants to clear, or goes again. Each blame excuses one end, so that a node that fails for ever still ends the run.
-    """
+    """Return the ``hosts`` that an earlier attempt has blamed. A failure there may still be the old fault: a node that comes back
+    has remnants to clear, or fails again. Each blame excuses one end, so that a node that fails repeatedly still ends the run."""
     doubtful: set[str] = set()
     for end in ends:
         doubtful = doubtful - {*end.returned} if end.returned else doubtful | {*end.nodes}
@@ -98,8 +98,8 @@ def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...
 
 
 def complete(run: RunDirectory, spec: AnySpec) -> bool:
-    """Whether the run has a sound checkpoint of its last step and, where the job evaluates, the evaluation after it; of a
-    program, whether its last attempt has ended well."""
+    """Return True if the run has a sound checkpoint of its last step and, if the job evaluates, the evaluation after it. For a
+    program: if its last attempt has ended well."""
     if isinstance(spec, ProgramSpec):
         return any(end.kind == "completed" for end in history(run)[-1:])
     saved = complete_steps(run.checkpoints)

@@ -1,4 +1,4 @@
-"""Where everything of a run lies: one table of its files, which the code, the documentation and the tests read."""
+"""The layout of a run directory: one table of its files, which the code, the documentation and the tests read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from string import Formatter
 from typing import Self, overload
 
-MARKER = "complete.json"  # in a checkpoint: its JSON files with their SHA-256, which list the others; else nothing is loaded
-COUNTERS = "state.json"  # in a checkpoint: how far training has come, and what it was trained as
-STEP = "step-"  # a checkpoint's directory is this and the step, in eight digits
+MARKER = "complete.json"  # in a checkpoint: its JSON files with their SHA-256, which list the others; required for loading
+COUNTERS = "state.json"  # in a checkpoint: training progress, and the origin of the state
+STEP = "step-"  # a checkpoint's directory is this prefix and the step, in eight digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class RunFile:
     """A file or folder of a run directory; ``run.metrics`` is its path in the run directory ``run``.
 
     Attributes:
-        name: its path below the run directory. A folder's ends with "/".
-        writer, readers: the rooms, programs or people that write and read it.
-        holds: what it holds, in one sentence without its full stop.
+        name: path relative to the run directory. A folder's name ends with "/".
+        writer, readers: the subpackages, programs or people that write and read it.
+        holds: its content, in one sentence without a full stop.
     """
 
     name: str
@@ -40,10 +40,11 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """One file per rank, host, job, step or attempt; ``run.rank_log(3)`` is that of rank 3 in the run directory ``run``.
+    """A set of files, one per rank, host, job, step or attempt. ``run.rank_log(3)`` is that of rank 3 in the run directory
+    ``run``.
 
     Attributes:
-        name: with a field of ``str.format`` for each value, ``log/rank-{rank:05d}.log``.
+        name: path with a field of ``str.format`` for each value, ``log/rank-{rank:05d}.log``.
         writer, readers, holds: as in ``RunFile``.
     """
 
@@ -70,18 +71,18 @@ class FilesOfRun:
     pattern: str
 
     def __call__(self, *values: int | str) -> Path:
-        """The path for these values, in the pattern's order."""
+        """Return the path for these values, given in the pattern's order."""
         return self.run / self.pattern.format(**dict(zip(self._fields(), values, strict=True)))
 
     def found(self, *values: int | str) -> list[Path]:
-        """Those that are there, in the order of their names; ``values`` fix the pattern's first fields."""
+        """Return the existing files, sorted by name. ``values`` fix the pattern's first fields."""
         fixed = dict(zip(self._fields(), values, strict=False))
         glob = "".join(_escaped(text) + ("" if field is None else _escaped(format(fixed[field], rule)) if field in fixed else "*")
                        for text, field, rule in self._parts())
         return sorted(self.run.glob(glob))
 
     def values(self, path: Path) -> tuple[str, ...]:
-        """What the fields are in a path that ``found`` gave."""
+        """Return the values of the fields in a path that ``found`` returned."""
         pattern = "".join(re.escape(text) + ("" if field is None else "(.*)") for text, field, _ in self._parts())
         found = re.fullmatch(pattern.removesuffix("/"), str(path.relative_to(self.run)))
         assert found is not None, f"{path} does not lie where {self.pattern} says"
@@ -96,7 +97,7 @@ class FilesOfRun:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """One run, ``DIRECTORY/NAME/0001``, and the names of everything in it."""
+    """The directory of one run, ``DIRECTORY/NAME/0001``, and the names of all its files."""
 
     path: Path
 
@@ -215,8 +216,7 @@ class RunDirectory:
 
     @property
     def removed(self) -> bool:
-        """Whether somebody has removed it since it was begun; ranks may have made parts of it anew. A file system that does not
-        answer says nothing of it."""
+        """True if the run directory was removed; ranks may have recreated parts. False if the file system does not answer."""
         try:
             self.job.stat()
         except FileNotFoundError:
@@ -226,11 +226,11 @@ class RunDirectory:
         return False
 
     def attempt(self) -> int:
-        """The number of the current attempt, from 1: one more than those put away."""
+        """Return the number of the current attempt, from 1: one more than those put away."""
         return 1 + sum(1 for path in self.put_away.found() if path.name.isdigit())
 
     def of_attempt(self, number: int) -> RunDirectory:
-        """Where the job, plan, placement and logs of an attempt lie: here those of the current one."""
+        """Return the directory with the job, plan, placement and logs of an attempt: this one for the current attempt."""
         aside = self.put_away(number)
         return RunDirectory(aside) if number < self.attempt() and aside.is_dir() else self
 
@@ -241,5 +241,5 @@ FILES: tuple[RunFile | RunFiles, ...] = tuple(
 
 
 def _escaped(text: str) -> str:
-    """Text that means itself in a glob."""
+    """Return text with the special characters of globs escaped."""
     return re.sub(r"([*?[])", r"[\1]", text)

@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its tensors: how far training has come, and what it was trained as."""
+"""The state of a checkpoint beside its tensors: the training progress, and the origin of the parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_mp.base.files import read_json
 from hpc_mp.layout.models.fields import CARRIED
 from hpc_mp.rundir.layout import COUNTERS
 
-# Fields of a transformers configuration that change nothing of what a causal language model computes in training.
+# Fields of a transformers configuration that do not affect what a causal language model computes in training.
 NEUTRAL = CARRIED | {"_name_or_path", "initializer_range", "pretraining_tp"}
 
 TAKE_WEIGHTS = "put that back; or `hpc-mp export` that run, and begin with its weights: model.pretrained"
@@ -21,15 +21,15 @@ TAKE_WEIGHTS = "put that back; or `hpc-mp export` that run, and begin with its w
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What parameters and optimizer state come from, and in which order samples came.
+    """The origin of parameters and optimizer state, and of the order of samples.
 
     Attributes:
-        model: the fields of its transformers configuration that count, defaults among them.
-        optimizer: ``train.optimizer``.
-        tokenizer: the SHA-256 of its tokenizer.json.
-        data: the name of the token set, which stands for the text's content and its tokenizer.
-        sequence_length, seed: with the token set they make the order of samples.
-        documents: ``data.documents``; runs that began before there was a choice had them joined.
+        model: relevant fields of the transformers configuration, defaults among them.
+        optimizer: value of ``train.optimizer``.
+        tokenizer: SHA-256 of its tokenizer.json.
+        data: name of the token set, which identifies the text's content and its tokenizer.
+        sequence_length, seed: with the token set they determine the order of samples.
+        documents: value of ``data.documents``; "joined" for runs from before this key existed.
     """
 
     model: Mapping[str, Any]
@@ -41,21 +41,21 @@ class Origin:
     documents: str = "joined"
 
     def same_samples(self, other: Origin) -> bool:
-        """Whether both mean the same sample by its position."""
+        """Return True if a position denotes the same sample in both."""
         return (self.data, self.sequence_length, self.seed) == (other.data, other.sequence_length, other.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """How far training has come.
+    """The progress of training.
 
     Attributes:
-        step: optimizer steps; ``skipped``: how many of them changed nothing, because their gradient norm was not finite or none
-            of their tokens counted; ``absorbed``: of these, how many do not count in ``train.skip_steps``: fp16's loss scale gave
-            way for them, or no token counted.
+        step: optimizer steps done; ``skipped``: the steps among them that changed nothing, because their gradient norm was not
+            finite or none of their tokens counted; ``absorbed``: the skipped steps that do not count in ``train.skip_steps``,
+            because fp16's loss scale was lowered for them or no token counted.
         samples: the position of the next sample.
-        tokens: that were trained on.
-        loss_scale: the state of fp16's; empty: it has yet to begin.
+        tokens: number of tokens trained on.
+        loss_scale: state of fp16's loss scale; empty before its start.
     """
 
     step: int
@@ -69,7 +69,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class OriginDifference:
-    """The first thing in which what is to be trained differs from what a checkpoint was trained as."""
+    """The first difference between the training to do and the origin of a checkpoint."""
 
     what: str
     before: Any
@@ -80,14 +80,14 @@ class OriginDifference:
 
 
 def model_fields(configuration: Mapping[str, Any], dropouts: tuple[str, ...]) -> dict[str, Any]:
-    """What counts of a transformers configuration (``to_dict``). Probabilities of dropout may change as training goes on."""
+    """Return the relevant fields of a transformers configuration (``to_dict``). Dropout probabilities may change."""
     counting = {key: value for key, value in configuration.items() if key not in NEUTRAL and key not in dropouts}
     found: dict[str, Any] = json.loads(json.dumps(counting, sort_keys=True, default=str))
     return found
 
 
 def first_difference(before: Origin, now: Mapping[str, Any]) -> OriginDifference | None:
-    """Of the parts of an origin given in ``now``. Fields of a model that only one release of transformers knows do not count."""
+    """Return the first difference among the parts in ``now``. Model fields of one transformers release only do not count."""
     for part in (field.name for field in fields(Origin) if field.name in now):
         was, has = getattr(before, part), now[part]
         if part != "model":
@@ -101,14 +101,14 @@ def first_difference(before: Origin, now: Mapping[str, Any]) -> OriginDifference
 
 
 def check_resumable(value: str, counters: Counters, now: Mapping[str, Any], steps: int) -> None:
-    """Another run's checkpoint can be gone on with by a job that is ``now`` and trains up to ``steps``.
+    """Check that a job with origin ``now``, which trains up to ``steps``, can continue from another run's checkpoint.
 
     Args:
-        value: the key of the job file that names the run, with its value.
-        now: parts of an origin, as far as they are known.
+        value: the job file's key that names the run, with its value.
+        now: the known parts of an origin.
 
     Raises:
-        HpcMpError: it cannot.
+        HpcMpError: it cannot continue.
     """
     if difference := first_difference(counters.origin, now):
         raise HpcMpError(value, str(difference),
@@ -119,7 +119,7 @@ def check_resumable(value: str, counters: Counters, now: Mapping[str, Any], step
 
 
 def counters_of(checkpoint: Path) -> Counters:
-    """Those of a complete checkpoint. Raises HpcMpError when another release wrote something else."""
+    """Read the counters of a complete checkpoint. Raises HpcMpError if another release wrote another format."""
     try:
         document = read_json(checkpoint / COUNTERS)
         return Counters(**document | {"origin": Origin(**document["origin"])})
@@ -129,5 +129,5 @@ def counters_of(checkpoint: Path) -> Counters:
 
 
 def counters_document(counters: Counters) -> dict[str, Any]:
-    """As ``counters_of`` reads it."""
+    """Return the document that ``counters_of`` reads."""
     return asdict(counters)

@@ -1,4 +1,4 @@
-"""The verdict: what became of an attempt of a run, and why it failed. Once in ``outcome.json`` it is the only answer."""
+"""The verdict: how an attempt of a run ended, and why it failed. Once it is in ``outcome.json``, it is the only answer."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.records import Evaluation, StepMetrics, losses, read_records
 from hpc_mp.rundir.retention import best_checkpoint, best_evaluation
 
-STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
+STOPPED = os.EX_TEMPFAIL  # exit code of a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
-WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each is worse than those before it
+WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each state is worse than those before it
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a run failed.
+    """The reason why a run failed.
 
     Attributes:
         kind: a key of ``failures.KINDS``.
         message: one sentence or, for "user", one paragraph.
-        rank, node: who and where; None when it was no rank.
-        log: the file that says more, if there is one.
+        rank, node: the failed rank and its node; None if it was not a rank.
+        log: the file with more details, if it exists.
         time: unix seconds.
     """
 
@@ -42,18 +42,19 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
-        steps: how many optimizer steps the run has behind it.
-        first_step: the number of the first step that has a loss, 0 before it; above 1 for a run that took another one's state.
-        first_loss, loss: of the first and the last of the run's steps that have one; None before the first.
-        evaluation_loss: of the newest evaluation on held-out text; None where there is none. best_evaluation_loss: the least.
-        tokens_per_s: mean over this attempt's steps without its first, which warms up.
-        checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text, of those that were evaluated.
-        report: the page that was drawn of the run; None where none was.
-        elements: of an array, the outcome of each of its runs; this one is then the worst of them. not_started: how many others
-            it was to have.
+        steps: number of optimizer steps done.
+        first_step: number of the first step with a loss, 0 before it; above 1 for a run that continued from another run's
+            state.
+        first_loss, loss: loss of the first and the last step of the run that have one; None before the first.
+        evaluation_loss: loss of the newest evaluation on held-out text; None without one. best_evaluation_loss: the least.
+        tokens_per_s: mean over this attempt's steps, without the first, which warms up.
+        checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text, among those evaluated.
+        report: the page drawn of the run; None without one.
+        elements: for an array, the outcome of each of its runs; this outcome is then the worst of them. not_started: number of
+            its runs that were never started.
     """
 
     run: Path
@@ -74,7 +75,7 @@ class Outcome:
     not_started: int = 0
 
     def document(self) -> dict[str, Any]:
-        """For ``--json`` and ``outcome.json``. What is not finite is null: JSON knows no NaN."""
+        """Return the document for ``--json`` and ``outcome.json``. Numbers that are not finite become null: JSON has no NaN."""
         of_array = ("elements", "not_started")
         tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key not in of_array}
         return tree | ({"elements": [each.document() for each in self.elements], "not_started": self.not_started}
@@ -82,13 +83,13 @@ class Outcome:
 
 
 def together(elements: Sequence[Outcome]) -> Outcome:
-    """The outcome of an array: that of its worst element, with all of them beside it."""
+    """Return the outcome of an array: that of its worst element, with all elements attached."""
     return replace(max(elements, key=lambda outcome: WORSE.index(outcome.state)), elements=tuple(elements))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``outcome.json``, as far as it cannot be read elsewhere. ``attempt``: from 1."""
+    """The part of ``outcome.json`` that no other file holds. ``attempt``: from 1."""
 
     attempt: int
     state: State
@@ -97,12 +98,12 @@ class Verdict:
 
 
 def write_outcome(outcome: Outcome, attempt: int) -> None:
-    """Raises OSError."""
+    """Write ``outcome.json``. Raises OSError."""
     write_json(RunDirectory(outcome.run).outcome, outcome.document() | {"attempt": attempt})
 
 
 def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
-    """The verdict on an attempt, None for the current one; None while there is none. Raises ValueError when it is broken."""
+    """Return the verdict on an attempt, by default the current one; None before it exists. Raises ValueError if it is broken."""
     number = run.attempt() if attempt is None else attempt
     try:
         tree = read_json(run.of_attempt(number).outcome)
@@ -118,7 +119,7 @@ def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | Non
 
 
 def verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
-    """As ``read_verdict``; a broken one counts as none."""
+    """Return the same as ``read_verdict``, but None for a broken verdict."""
     try:
         return read_verdict(run, attempt)
     except ValueError:
@@ -126,7 +127,7 @@ def verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
 
 
 def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
-    """The part of an ``Outcome`` that lies in the run directory; ``attempt``: from which on the speed is measured."""
+    """Return the fields of an ``Outcome`` that the run directory determines. ``attempt``: the first attempt in the throughput."""
     records = read_records(run.metrics, StepMetrics)
     evaluations = read_records(run.evaluations, Evaluation)
     least, best = best_evaluation(evaluations), best_checkpoint(run)

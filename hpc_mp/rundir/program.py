@@ -1,4 +1,4 @@
-"""``program.json``: what every rank of a program becomes, byte for byte; and the variables that tell it who it is."""
+"""``program.json``: the command that every rank of a program executes, and the variables that tell the rank who it is."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.records import read_record
 
-if TYPE_CHECKING:  # a rank reads what is written here, and need not have what validates job files
+if TYPE_CHECKING:  # a rank imports this module and may lack the libraries that validate job files
     from hpc_mp.job import ProgramSpec
 
 
-OWN_PATH = "HPC_MP_PATH"  # the job's PATH, to which something was added for mpirun alone
+OWN_PATH = "HPC_MP_PATH"  # the job's PATH, to which an entry was added only for mpirun
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramCommand:
-    """A program, as ranks start it.
+    """A program and the way its ranks start it.
 
     Attributes:
-        command: it and its arguments; no shell reads them.
-        directory: in which it runs.
-        environment: variables of its own.
-        ranks_per_node: that it starts itself on every node, where it is started once per node; None: it is started once per rank.
-        axes: whether it has axes, of which its ranks are told their coordinates.
-        mpi: whether its ranks meet through MPI, which tells each of them who it is.
-        mpirun: whether mpirun starts them in a job of Slurm too.
-        signal: that asks it to stop, by its name without SIG.
-        stop_codes: by which it says that it has saved.
+        command: the program and its arguments; not read by a shell.
+        directory: its working directory.
+        environment: additional variables.
+        ranks_per_node: number of ranks that it starts itself on every node, if it is started once per node; None if once per
+            rank.
+        axes: True if it has axes; its ranks are then given their coordinates.
+        mpi: True if its ranks meet through MPI, which tells each of them who it is.
+        mpirun: True if mpirun starts them in Slurm jobs too.
+        signal: the signal that asks it to stop, by its name without SIG.
+        stop_codes: exit codes by which it reports that it has saved.
     """
 
     command: tuple[str, ...]
@@ -48,7 +49,7 @@ class ProgramCommand:
 
 
 def write_program(path: Path, spec: ProgramSpec) -> None:
-    """For the eyes of the run's owner: arguments and variables may be passwords. Raises OSError."""
+    """Write ``program.json``, readable only by the run's owner: arguments and variables may be passwords. Raises OSError."""
     given = spec.program
     itself = spec.job.ranks_per_node if given.start == "node" else None
     command = ProgramCommand(given.command, given.directory, given.environment, itself, given.axes is not None,
@@ -57,8 +58,8 @@ def write_program(path: Path, spec: ProgramSpec) -> None:
 
 
 def use_staged(path: Path, prefix: Path) -> None:
-    """Have ranks look up on PATH, where the copy of an environment comes first, a program that the command names by its path in
-    that environment. Raises OSError.
+    """Have ranks look up the program on PATH, where the copy of an environment comes first, if the command names it by its path
+    in that environment. Raises OSError.
 
     Args:
         prefix: directory of the environment.
@@ -74,16 +75,16 @@ def _write(path: Path, command: ProgramCommand) -> None:
 
 
 def read_program(path: Path) -> ProgramCommand:
-    """Raises OSError, or ValueError when it is no such document."""
+    """Read ``program.json``. Raises OSError, or ValueError if it is not such a document."""
     return read_record(path, ProgramCommand)
 
 
 def own_variables(program: ProgramCommand, run: RunDirectory, placement: Placement, rank: int,
                   meeting: tuple[str, str]) -> dict[str, str]:
-    """Who a rank is, or the one command of a node; nothing where MPI says it.
+    """Return the variables that identify a rank or the one command of a node; empty if MPI identifies it.
 
     Args:
-        meeting: address and port of rank 0's host, on which nobody listens yet.
+        meeting: address and port of rank 0's host; nobody listens there yet.
     """
     if program.mpi:
         return {}
@@ -94,10 +95,11 @@ def own_variables(program: ProgramCommand, run: RunDirectory, placement: Placeme
 
 
 def rank_variables(placement: Placement, rank: int, address: str, port: str) -> dict[str, str]:
-    """Who a rank is and where all meet, as torchrun says it; NODE_RANK, which Lightning reads, is the same as GROUP_RANK.
+    """Return a rank's identity and the rendezvous address in torchrun's variables. NODE_RANK, which Lightning reads, equals
+    GROUP_RANK.
 
     Args:
-        address, port: of rank 0's host, on which nobody listens yet.
+        address, port: address and port of rank 0's host; nobody listens there yet.
     """
     place = placement.ranks[rank]
     node = str(place.node)
@@ -114,7 +116,7 @@ def rank_variables(placement: Placement, rank: int, address: str, port: str) -> 
 
 
 def axis_variables(placement: Placement, rank: int, file: Path) -> dict[str, str]:
-    """The coordinates of a rank on the program's axes, how large these are, and the file that has those of all ranks."""
+    """Return a rank's coordinates on the program's axes, the sizes of the axes, and the file with those of all ranks."""
     place, degrees = placement.ranks[rank], placement.degrees
     sizes = {"tp": degrees.tensor, "pp": degrees.pipeline, "cp": degrees.context, "dp": degrees.data}
     at = {f"HPC_MP_{axis.upper()}_RANK": str(getattr(place, axis)) for axis in sizes}
@@ -122,12 +124,12 @@ def axis_variables(placement: Placement, rank: int, file: Path) -> dict[str, str
 
 
 def node_variables(placement: Placement, node: int, address: str, port: str) -> dict[str, str]:
-    """The same for a command that is started once per node; its ranks it numbers itself."""
+    """Return the variables of a command that is started once per node; it numbers its ranks itself."""
     return {"NODE_RANK": str(node), "NNODES": str(placement.nodes), "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
 def filled_in(program: ProgramCommand, run: Path, own: Mapping[str, str]) -> tuple[str, ...]:
-    """The command of a node: placeholders replaced by what ``node_variables`` says, every other brace left as it is."""
+    """Return the command of a node: placeholders replaced by the values of ``node_variables``, every other brace unchanged."""
     values = {"{nodes}": own["NNODES"], "{node_rank}": own["NODE_RANK"], "{ranks_per_node}": str(program.ranks_per_node),
               "{master_addr}": own["MASTER_ADDR"], "{master_port}": own["MASTER_PORT"], "{run}": str(run)}
     pattern = re.compile("|".join(map(re.escape, values)))
@@ -135,5 +137,5 @@ def filled_in(program: ProgramCommand, run: Path, own: Mapping[str, str]) -> tup
 
 
 def run_variables(run: Path, attempt: int) -> Mapping[str, str]:
-    """What a program may want to know of its run: a later attempt is to go on from what an earlier one has saved."""
+    """Return variables that describe the run to a program: a later attempt should resume an earlier one's saved state."""
     return {"HPC_MP_RUN": str(run), "HPC_MP_ATTEMPT": str(attempt), **({"HPC_MP_RESUME": "1"} if attempt > 1 else {})}

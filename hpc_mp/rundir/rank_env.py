@@ -1,4 +1,4 @@
-"""Which rank am I? Where a launcher says on which host which rank runs, from the place; else from its variables."""
+"""The identity of a rank: from its place, if a launcher states which rank runs on which host; else from its environment."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class RankEnv:
     source: str
 
 
-SPARE_FILES = 64  # descriptors of a rank besides its connections: libraries, logs, data, devices
+SPARE_FILES = 64  # descriptors of a rank in addition to its connections: libraries, logs, data, devices
 
 
 def check_open_files(connections: int, most: int, where: str) -> None:
-    """Rank 0 may open enough. Raises HpcMpError.
+    """Check that rank 0 may open enough files. Raises HpcMpError.
 
     Args:
-        connections: that it holds, one to every rank for the rendezvous among them.
-        most: the hard limit of the process; below 0 there is none.
+        connections: number that it holds, one to every rank for the rendezvous among them.
+        most: the hard limit of the process; negative if unlimited.
     """
     needed = connections + SPARE_FILES
     if 0 <= most < needed:
@@ -41,8 +41,8 @@ def check_open_files(connections: int, most: int, where: str) -> None:
                          f"raise it to {needed} or more (limits.conf, LimitNOFILE of slurmd), or use fewer ranks")
 
 
-# source: (rank, world, local rank) variables, in the order they are looked up. A batch shell has SLURM_PROCID too but no
-# step, so a step is asked for; torchrun inside a Slurm job says so with TORCHELASTIC_RUN_ID and wins.
+# source: (rank, world, local rank) variables, in order of lookup. A batch shell has SLURM_PROCID too but no step, so a step is
+# required. torchrun in a Slurm job is recognized by TORCHELASTIC_RUN_ID and takes precedence.
 SOURCES: tuple[tuple[str, str, tuple[str, str, str]], ...] = (
     ("torchrun", "TORCHELASTIC_RUN_ID", ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
     ("Slurm", "SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")),
@@ -57,12 +57,12 @@ def node_name(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def emulated_node(node: int) -> str:
-    """The name of an emulated node."""
+    """Return the name of an emulated node."""
     return f"node{node}"
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
-    """Raises HpcMpError when variables are half there; without any, this is the only rank."""
+    """Return this process's identity; without any variables it is the only rank. Raises HpcMpError for an incomplete set."""
     for source, marker, names in SOURCES:
         if marker not in environ:
             continue
@@ -76,17 +76,17 @@ def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
 
 
 def say_host(run: RunDirectory, who: RankEnv) -> None:
-    """Note that a rank has begun, and on which host."""
+    """Record that a rank has started, and on which host."""
     with suppress(OSError):  # a full disk must not stop a rank
         run.rank_host(who.rank).write_text(who.node, encoding="utf-8")
 
 
 def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: int, source: str) -> RankEnv:
-    """The rank that the placement has where this process runs, whatever order the launcher started processes in.
+    """Return the rank placed where this process runs, in whatever order the launcher started processes.
 
     Args:
-        hosts: of each node of the placement. Nodes of the same name lie on one host, one after the other.
-        local_rank: which process on the host this is, from 0.
+        hosts: host of each node of the placement. Nodes of the same name are on one host, one after the other.
+        local_rank: index of this process on the host, from 0.
 
     Raises:
         HpcMpError: no rank has its place here.
@@ -102,10 +102,10 @@ def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: 
 
 
 def check_place(placement: Placement, who: RankEnv, hosts: Sequence[str] | None) -> None:
-    """Every rank must run where the placement says. ``hosts``: of each node; None when no launcher has named them.
+    """Check that a rank runs where the placement puts it. ``hosts``: host of each node; None if no launcher has named them.
 
     Raises:
-        RuntimeError: with both places.
+        RuntimeError: the places differ; names both.
     """
     place = placement.ranks[who.rank]
     host = who.node if hosts is None else hosts[place.node]

@@ -1,7 +1,7 @@
-"""What ranks write while a run goes on: one frozen value per document or line, and how it is written and read.
+"""Records that ranks write during a run: one frozen value per document or line, with its writer and reader.
 
-A reader passes over keys that it does not know, so that a newer run can be read; a document that lacks a key, or has one of the
-wrong kind, is refused. ``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` hold the others.
+A reader ignores unknown keys, so that it can read a newer run. A document that lacks a key, or has one of the wrong type, is
+refused. ``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` hold the other records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Seconds = Annotated[float, Field(ge=0, lt=32_503_680_000)]
 Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be none: not finite, and ``null`` in a file, for JSON knows no NaN."""
 
-LONGEST_LINE = 1024  # bytes; twice what a line of metrics.jsonl takes
+LONGEST_LINE = 1024  # bytes; twice the length of a line of metrics.jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,20 @@ class StepMetrics:
 
     Attributes:
         step: from 1.
-        loss: the mean over all tokens of the global batch that count, in nats; not finite in a step that was skipped, because its
-            gradient norm was not finite or because none of its tokens counts (``label_tokens`` is 0).
-        tokens: that were trained on in all steps so far, those that do not count in the loss among them.
-        step_time_s: seconds from the step's begin to its end on rank 0; evaluations and saves lie between two steps.
-        tokens_per_s: of this step, all ranks together.
-        grad_norm: L2 over all parameters, before clipping.
-        peak_memory_bytes: the most that any rank has held since its start: allocated on its GPU, or on CPUs its resident memory.
-        learning_rate: with which this step was made, as ``train.warmup_steps`` and ``train.lr_schedule`` have it.
-        label_tokens: of this step, those that counted in the loss.
-        attempt: from 1; a resume or a restart by Slurm is the next one.
-        loss_scale: of fp16, after the step; 1 otherwise.
-        router_loss: what routers of experts add to the loss that is trained (``train.router_balance``, ``train.router_z``).
-        dropped_share: of the choices of all tokens in all layers, those that experts did not take (``train.expert_capacity``);
-            none where experts have no capacity.
+        loss: mean over all tokens of the global batch that count, in nats; not finite in a skipped step, if its gradient norm
+            was not finite or none of its tokens counts (``label_tokens`` is 0).
+        tokens: number trained on in all steps so far, including those that do not count in the loss.
+        step_time_s: seconds from the step's start to its end on rank 0; evaluations and saves are between two steps.
+        tokens_per_s: throughput of this step, all ranks together.
+        grad_norm: L2 norm over all parameters, before clipping.
+        peak_memory_bytes: the maximum held by any rank since its start: allocated on its GPU, or on CPUs its resident memory.
+        learning_rate: rate of this step, from ``train.warmup_steps`` and ``train.lr_schedule``.
+        label_tokens: tokens of this step that count in the loss.
+        attempt: number from 1; a resume or a restart by Slurm is the next one.
+        loss_scale: fp16's loss scale after the step; 1 otherwise.
+        router_loss: part of the trained loss added by the routers of experts (``train.router_balance``, ``train.router_z``).
+        dropped_share: fraction of the expert choices of all tokens in all layers that experts did not take
+            (``train.expert_capacity``); NaN if experts have no capacity.
     """
 
     step: Count
@@ -67,7 +67,7 @@ class StepMetrics:
 
 
 def losses(steps: Iterable[StepMetrics]) -> list[float]:
-    """Of the steps that have one."""
+    """Return the losses of the steps that have one."""
     return [step.loss for step in steps if math.isfinite(step.loss)]
 
 
@@ -76,10 +76,10 @@ class Evaluation:
     """A line of ``evaluations.jsonl``: the loss on the held-out text after a step, written by rank 0.
 
     Attributes:
-        step: after which; from 1.
-        loss: the mean over all held-out tokens that count, in nats; without dropout.
-        label_tokens: of the held-out text, those that count.
-        seconds: that it took.
+        step: step after which it was made; from 1.
+        loss: mean over all held-out tokens that count, in nats; without dropout.
+        label_tokens: tokens of the held-out text that count.
+        seconds: duration of the evaluation.
         attempt: from 1.
     """
 
@@ -92,14 +92,14 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """A line of ``ranks.jsonl``: one rank that came to life.
+    """A line of ``ranks.jsonl``: the start of one rank.
 
     Attributes:
         node: the scheduler's name; ``host``: the machine's own.
         dp, pp, cp, tp: the rank's coordinates.
-        token: of the attempt that it belongs to.
-        device: its name.
-        task: Slurm's number of it, with which srun marks its lines; None where nobody numbers tasks.
+        token: token of its attempt.
+        device: name of its device.
+        task: its Slurm task number, which srun writes before its lines; None if tasks are not numbered.
         time: unix seconds.
     """
 
@@ -119,12 +119,12 @@ class RankStart:
     task: int | None = None
 
 
-AWAITING = "waiting for Slurm"  # the phase of a run whose ranks have ended and whose supervisor waits to queue it again
+AWAITING = "waiting for Slurm"  # phase of a run whose ranks have ended and whose supervisor waits to requeue it
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """``status.json``: what rank 0 is doing, and how many bytes of it are done; ``time`` in unix seconds."""
+    """``status.json``: rank 0's activity and its progress in bytes; ``time`` in unix seconds."""
 
     attempt: int
     phase: str
@@ -135,7 +135,7 @@ class RankStatus:
 
 
 class TracedAction(NamedTuple):
-    """An action of a schedule as it was executed, in unix seconds; in a simulation, in seconds from its start."""
+    """An executed action of a schedule, in unix seconds; in a simulation, in seconds from its start."""
 
     kind: str
     stage: int
@@ -146,8 +146,8 @@ class TracedAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes of one rank. ``peak`` is the most it ever held, ``limit`` what it may hold (0: unknown); ``host`` and ``disk``: what
-    of its state lies there instead; ``activations``: the most that it kept for backwards on its device, ``away`` on the host."""
+    """Memory of one rank in bytes. ``peak``: the maximum ever held; ``limit``: its limit (0: unknown); ``host`` and ``disk``:
+    state kept there instead; ``activations``: the maximum kept for backwards on its device; ``away``: the same on the host."""
 
     parameters: Count
     optimizer: Count
@@ -174,7 +174,7 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class StagedEnvironment:
-    """``environment.json``: the archive that nodes unpack, the directory that it was packed from, and the bytes unpacked."""
+    """``environment.json``: the archive that nodes unpack, the directory that it was packed from, and its size unpacked."""
 
     archive: str
     prefix: str
@@ -182,7 +182,7 @@ class StagedEnvironment:
 
 
 def line_of(record: Any) -> str:
-    """A record as a line of a JSON-lines file, without its newline."""
+    """Return a record as a line of a JSON-lines file, without its newline."""
     return json.dumps({key: None if isinstance(value, float) and not math.isfinite(value) else value
                        for key, value in asdict(record).items()})
 
@@ -193,17 +193,17 @@ def write_record(path: Path, record: Any) -> None:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Raises OSError, or ValueError when it is no such document."""
+    """Read a record. Raises OSError, or ValueError if it is not such a document."""
     return _understood(read_json(path), kind)
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
-    """The lines of a JSON-lines file; an absent file is empty, and lines that are not understood are left out. Raises OSError."""
+    """Return the records of a JSON-lines file; an absent file is empty, and invalid lines are left out. Raises OSError."""
     return [record for record in understood_lines(path, kind) if record is not None]
 
 
 def last_records(path: Path, kind: type[Record], most: int) -> list[Record]:
-    """At most so many of the last lines, without a look at those before: a long run has millions. Raises OSError."""
+    """Return at most ``most`` records from the end, without reading the lines before: a long run has millions. Raises OSError."""
     try:
         with open(path, "rb") as file:
             begin = max(0, file.seek(0, os.SEEK_END) - most * LONGEST_LINE)
@@ -216,13 +216,13 @@ def last_records(path: Path, kind: type[Record], most: int) -> list[Record]:
 
 
 def understood_lines(path: Path, kind: type[Record]) -> Iterator[Record | None]:
-    """The same with None for every line that is not understood."""
+    """Yield the records of a JSON-lines file, with None for every invalid line."""
     for document in read_lines(path):
         yield record_of(document, kind)
 
 
 def record_of(document: Any, kind: type[Record]) -> Record | None:
-    """None for what is no such document."""
+    """Return a record; None if the document is not one."""
     try:
         return _understood(document, kind)
     except ValueError:
@@ -230,7 +230,7 @@ def record_of(document: Any, kind: type[Record]) -> Record | None:
 
 
 def record_of_line(line: str, kind: type[Record]) -> Record | None:
-    """None for a line that is no such document."""
+    """Return the record in a line; None if the line does not hold one."""
     try:
         return _understood(json.loads(line), kind)
     except ValueError:
@@ -238,7 +238,7 @@ def record_of_line(line: str, kind: type[Record]) -> Record | None:
 
 
 def _understood(document: Any, kind: type[Record]) -> Record:
-    """Raises ValueError with the number of keys that are wrong."""
+    """Return the validated record. Raises ValueError with the number of wrong keys."""
     try:
         found: Record = _adapter(cast(Any, kind)).validate_python(document)
     except ValidationError as error:

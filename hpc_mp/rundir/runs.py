@@ -1,4 +1,4 @@
-"""How runs are numbered, made and found, how an attempt is put away before the next one, and which jobs are queued behind."""
+"""Creation, numbering and lookup of runs; archiving of an attempt before the next one; the jobs queued behind a run's job."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpc_mp.base.text import several
 from hpc_mp.rundir.layout import RunDirectory
 
 GIVE = "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job"
-PRIVATE = 0o700  # logs and samples are the user's own: nobody else reads a run directory
+PRIVATE = 0o700  # logs and samples are the user's own: nobody else may read a run directory
 
 
 def create_run(directory: Path, name: str) -> RunDirectory:
     """Make the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
 
     Raises:
-        HpcMpError: when the directory cannot be written.
+        HpcMpError: the directory cannot be written.
     """
     base = directory / name
     try:
@@ -42,10 +42,10 @@ def create_run(directory: Path, name: str) -> RunDirectory:
 
 
 def find_run(path: Path) -> RunDirectory:
-    """``path`` itself when it is a run directory, else the newest run below ``DIRECTORY/NAME``.
+    """Return ``path`` itself if it is a run directory, else the newest run below ``DIRECTORY/NAME``.
 
     Raises:
-        HpcMpError: when there is none.
+        HpcMpError: no run exists there.
     """
     path = path.resolve()
     if is_run(path):
@@ -61,12 +61,12 @@ def find_run(path: Path) -> RunDirectory:
 
 
 def prepare_resume(run: RunDirectory) -> int:
-    """Put the attempt that was away to ``attempts/K/``: copies of its inputs, and its logs; returns the new one's number.
+    """Archive the previous attempt in ``attempts/K/``: copies of its inputs, and its logs. Return the new attempt's number.
 
-    A rank of that attempt that still lives, on a node that was cut off, goes on writing into the logs put away.
+    A rank of that attempt that still lives, on a node that was cut off, continues to write to the archived logs.
 
     Raises:
-        HpcMpError: when the run directory cannot be written; it is then as it was.
+        HpcMpError: the run directory cannot be written; it is left unchanged.
     """
     attempt = run.attempt()
     aside = RunDirectory(run.put_away(attempt))
@@ -87,13 +87,13 @@ def prepare_resume(run: RunDirectory) -> int:
 
 
 def is_run(path: Path) -> bool:
-    """A job file alone may be its author's own, in the directory that he launches it from."""
+    """Return True if ``path`` is a run. A job file without a placement may be the user's own, in the directory of the launch."""
     run = RunDirectory(path)
     return run.job.is_file() and run.placement.is_file()
 
 
 def numbered(base: Path) -> list[Path]:
-    """The directories below ``DIRECTORY/NAME`` that may be runs."""
+    """Return the directories below ``DIRECTORY/NAME`` that may be runs."""
     try:
         return [Path(e.path) for e in os.scandir(base) if e.name.isdigit() and e.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -101,12 +101,12 @@ def numbered(base: Path) -> list[Path]:
 
 
 def record_successors(run: RunDirectory, jobs: list[str]) -> None:
-    """Raises OSError."""
+    """Write the ids of the queued jobs. Raises OSError."""
     write_json(run.successors, jobs)
 
 
 def successors(run: RunDirectory, job_id: str | None = None) -> tuple[str, ...]:
-    """Ids of the jobs queued behind ``job_id``, all of them by default; the next one first."""
+    """Return ids of the jobs queued behind ``job_id``, by default all of them; the next one first."""
     try:
         jobs = tuple(map(str, read_json(run.successors)))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Copies of files on a node's own disk: found by ranks under the whole path of their source, used only when complete.
+"""Copies of files on a node's local disk. Ranks find a copy by the full path of its source. They use only complete copies.
 
-The copy of ``/disk/me/model`` lies at ``ROOT/disk/me/model``; beside it ``model.staged``, written last, holds
-``SIZE NAME`` for every file, each ended by a zero byte. ``slurm/node-start.sh`` writes the same.
+The copy of ``/disk/me/model`` is at ``ROOT/disk/me/model``. The file ``model.staged`` beside it is written last. It holds
+``SIZE NAME`` for every file, each ended by a zero byte. ``slurm/node-start.sh`` writes the same format.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-STAGED = "HPC_MP_STAGED"  # the environment variable that names ROOT; unset where nothing is staged
+STAGED = "HPC_MP_STAGED"  # environment variable that names ROOT; unset if nothing is staged
 
 log = logging.getLogger(__name__)
 
 
 def staging_root(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where this node's copies lie; None when nothing is staged."""
+    """Return the directory of this node's copies; None if nothing is staged."""
     return Path(environ[STAGED]) if environ.get(STAGED) else None
 
 
 def staged(path: Path, root: Path | None) -> Path:
-    """The complete local copy of an absolute ``path``, else ``path`` itself."""
+    """Return the complete local copy of an absolute ``path``, else ``path`` itself."""
     if root is None:
         return path
     copy = _copy(path, root)
@@ -32,10 +32,9 @@ def staged(path: Path, root: Path | None) -> Path:
 
 
 def stage_directory(source: Path, root: Path) -> Path:
-    """Copy ``source`` to the node's own disk unless that is done; returns the copy, links replaced by what they mean.
+    """Copy ``source`` to the node's local disk unless that is done. Return the copy, with links replaced by their targets.
 
-    Of processes that do so at once, one copies and the others wait. When the disk takes no copy, a warning is logged and
-    ``source`` returned.
+    Of concurrent processes, one copies and the others wait. If the copy fails, log a warning and return ``source``.
     """
     copy = _copy(source, root)
     try:
@@ -44,7 +43,7 @@ def stage_directory(source: Path, root: Path) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _complete(copy):
                 _publish(source, copy)
-    except OSError as error:  # shutil.Error too, which lists the files it could not copy
+    except OSError as error:  # also shutil.Error, which lists the files that it could not copy
         log.warning("%s is not staged (%s): it is read where it is", source, error.strerror or error)
         return source
     return copy
@@ -64,7 +63,7 @@ def _publish(source: Path, copy: Path) -> None:
 
 
 def _complete(copy: Path) -> bool:
-    """Whether every file is there in the size that the marker says."""
+    """Return True if every file exists with the size that the marker states."""
     try:
         return sorted(_beside(copy, ".staged").read_bytes().split(b"\0")) == sorted(_listing(copy).split(b"\0"))
     except OSError:

@@ -1,7 +1,7 @@
-"""Where ranks stand: what each rank that stands still waits for, as it writes it down itself.
+"""Stalled ranks: what each of them waits for, as it records itself.
 
-Each rank counts the messages that it has come to on every channel and notes the one that it waits in. Who waits for whom is found
-in ``hpc_mp.diagnosis.waits``.
+Each rank counts the messages that it has reached on every channel, and records the one that it waits in.
+``hpc_mp.diagnosis.waits`` finds out who waits for whom.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Wait:
 
     Attributes:
         operation: "all_reduce", "recv", "rendezvous" …
-        ranks: the others that must come to it.
-        channel: on which the others count it: a process group, or one direction between two of its ranks.
-        number: of this message on its channel, from 1.
+        ranks: the other ranks that must reach it.
+        channel: where the others count it: a process group, or one direction between two of its ranks.
+        number: number of this message on its channel, from 1.
     """
 
     operation: str
@@ -38,15 +38,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a rank stands.
+    """The position of a stalled rank.
 
     Attributes:
-        time, since: unix seconds: when this was written, and since when the rank has not moved.
-        period: seconds after which a living rank writes it anew; 0: it is the rank's last word.
+        time, since: unix seconds of this record, and of the rank's last progress.
+        period: seconds after which a living rank writes it again; 0 if it is the rank's last record.
         step, microbatch: from 1 and from 0; 0 and None before the first.
-        place: the function in which its main thread stands, with file and line.
-        wait: None: it waits for nobody.
-        passed: how many messages it has come to, by channel.
+        place: current function of its main thread, with file and line.
+        wait: the message that it waits in; None if it waits for no rank.
+        passed: number of messages that it has reached, by channel.
     """
 
     rank: int
@@ -67,7 +67,7 @@ class Standing:
 
 
 def write_standing(run: RunDirectory, attempt: int, standing: Standing) -> None:
-    """A few hundred bytes over those that were there. Raises OSError."""
+    """Write a few hundred bytes over the previous record. Raises OSError."""
     path = run.standing(attempt, standing.rank)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_suffix(".new")
@@ -76,7 +76,7 @@ def write_standing(run: RunDirectory, attempt: int, standing: Standing) -> None:
 
 
 def read_standings(run: RunDirectory, attempt: int) -> list[Standing]:
-    """Of all ranks of an attempt that stood still when they were last seen; what is broken is left out."""
+    """Return the positions of all ranks of an attempt that were stalled when last seen. Broken records are left out."""
     found = []
     for path in run.standing.found(attempt):
         with suppress(OSError, ValueError):
@@ -85,7 +85,7 @@ def read_standings(run: RunDirectory, attempt: int) -> list[Standing]:
 
 
 def standing_of(tree: Mapping[str, Any]) -> Standing:
-    """From its JSON form. Raises ValueError when it is none."""
+    """Build it from its JSON form. Raises ValueError if it is not valid."""
     try:
         wait = tree["wait"]
         return Standing(**{**tree, "wait": Wait(**{**wait, "ranks": tuple(wait["ranks"])}) if wait else None})

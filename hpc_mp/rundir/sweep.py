@@ -1,4 +1,4 @@
-"""Which run of a sweep a run is, and the other runs of that sweep: ``sweep.json`` in the directory of each."""
+"""The place of a run in its sweep, and the other runs of that sweep: ``sweep.json`` in the directory of each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class SweepMember:
     """The place of a run in its sweep.
 
     Attributes:
-        first: the number of the sweep's first run (``0001``), beside which all others lie: by it they know each other.
-        number: from 0.
-        of: how many runs the sweep has.
-        values: by their keys, what this run has in place of the job file's values.
+        first: number of the sweep's first run (``0001``), which identifies the sweep among the runs in the same directory.
+        number: index of this run, from 0.
+        of: number of runs in the sweep.
+        values: values of this run that replace the job file's, by key.
     """
 
     first: str
@@ -30,12 +30,12 @@ class SweepMember:
 
 
 def write_member(run: RunDirectory, member: SweepMember) -> None:
-    """Raises OSError."""
+    """Write the run's place in its sweep. Raises OSError."""
     write_json(run.sweep, asdict(member))
 
 
 def read_member(run: RunDirectory) -> SweepMember | None:
-    """None for a run of no sweep, and where the file is broken."""
+    """Read the run's place; None for a run outside of a sweep, or if the file is broken."""
     try:
         tree = read_json(run.sweep)
         return SweepMember(str(tree["first"]), int(tree["number"]), int(tree["of"]), dict(tree["values"]))
@@ -44,12 +44,12 @@ def read_member(run: RunDirectory) -> SweepMember | None:
 
 
 def members(run: RunDirectory) -> dict[RunDirectory, SweepMember]:
-    """All runs of the sweep that this run belongs to, in their order; of no sweep: nothing."""
+    """Return all runs of the sweep that this run belongs to, in their order; empty outside of a sweep."""
     mine = read_member(run)
     if mine is None:
         return {}
     found: dict[RunDirectory, SweepMember] = {}
-    with suppress(OSError):  # somebody else's
+    with suppress(OSError):  # a directory of another user
         for path in numbered(run.path.parent):
             each = read_member(RunDirectory(path)) if is_run(path) else None
             if each is not None and each.first == mine.first:
@@ -58,17 +58,17 @@ def members(run: RunDirectory) -> dict[RunDirectory, SweepMember]:
 
 
 def end_sweep(run: RunDirectory) -> None:
-    """No further run of its sweep is started. Raises OSError."""
+    """Start no further run of the sweep of ``run``. Raises OSError."""
     if (mine := read_member(run)) is not None:
         (run.path.parent / mine.first / RunDirectory.sweep_stop.name).touch()
 
 
 def best_of(losses: Iterable[tuple[float | None, float | None]]) -> tuple[int, str] | None:
-    """Which run of a sweep is the best, and by what: the least held-out loss where each run that has a loss has one of these
-    too, else the least loss of the last steps. None where fewer than two runs have a loss.
+    """Return the index of the best run of a sweep, and the criterion: the least held-out loss if every run with a loss has one,
+    else the least last loss. None if fewer than two runs have a loss.
 
     Args:
-        losses: of each run the last loss and the least held-out one.
+        losses: last loss and least held-out loss of each run.
     """
     known = {index: pair for index, pair in enumerate(losses) if pair[0] is not None}
     if len(known) < 2:

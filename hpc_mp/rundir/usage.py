@@ -1,5 +1,5 @@
-"""What a run has cost until now: node hours, GPU hours, time in the queue, steps that were trained and lost. All of it comes from
-the run directory, for most clusters keep no accounts that a user may read."""
+"""The cost of a run so far: node hours, GPU hours, time in the queue, steps trained and lost. All of it comes from the run
+directory, since most clusters keep no accounting that a user may read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a run has cost.
+    """The cost of a run.
 
     Attributes:
-        node_hours: from the start of each attempt to its end, times its nodes; emulated nodes count too.
-        gpu_hours: the same times the ranks that had a GPU; 0 on CPUs.
-        queue_s: seconds from each submission, or each requeueing, to the start of its job; None where no Slurm job was queued.
-        lost_steps: that had been trained, and were trained again from an earlier checkpoint; ``lost_s``: the seconds they took.
+        node_hours: time from the start of each attempt to its end, times its nodes; emulated nodes count too.
+        gpu_hours: the same time, times the ranks that had a GPU; 0 on CPUs.
+        queue_s: seconds from each submission or requeue to the start of its job; None if no Slurm job was queued.
+        lost_steps: steps that were trained again from an earlier checkpoint; ``lost_s``: the seconds that they took.
     """
 
     node_hours: float
@@ -38,7 +38,7 @@ class Usage:
     lost_s: float
 
     def words(self) -> str:
-        """For people; empty for a run that has cost nothing yet."""
+        """Return the cost in words; empty for a run that has cost nothing yet."""
         parts = [f"{_hours(self.node_hours)} node hours" if self.node_hours else "",
                  f"{_hours(self.gpu_hours)} GPU hours" if self.gpu_hours else "",
                  f"{duration(self.queue_s)} in the queue" if self.queue_s and self.queue_s >= 1 else "",
@@ -47,11 +47,11 @@ class Usage:
 
 
 def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
-    """What a run has cost.
+    """Return the cost of a run.
 
     Args:
-        until: unix seconds, for a run that goes on; None: until its end, as far as the run directory tells.
-        waits: whether nothing of it runs now, as its job is in the queue.
+        until: unix seconds, for a run that continues; None: until its end, as far as the run directory shows it.
+        waits: True if nothing of it runs now because its job is in the queue.
     """
     number = run.attempt()
     starts = read_records(run.ranks, RankStart)
@@ -82,7 +82,7 @@ def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
 
 
 def _record(run: RunDirectory, attempt: int) -> AttemptRecord | None:
-    """What the supervisor wrote when the attempt began; None while it waits, and where nobody supervises."""
+    """Return the record that the supervisor wrote when the attempt began; None while it waits, and without a supervisor."""
     try:
         found = read_attempt(run.of_attempt(attempt).attempt_record)
     except (OSError, ValueError):
@@ -91,13 +91,13 @@ def _record(run: RunDirectory, attempt: int) -> AttemptRecord | None:
 
 
 def launched(run: RunDirectory) -> float:
-    """When the run was launched first, unix seconds: the job file of its first attempt is as old, for copies keep their time."""
+    """Return the unix seconds of the run's first launch: the mtime of its first attempt's job file, which copies keep."""
     first = run.of_attempt(1).job
     return (first if first.exists() else run.job if run.job.exists() else run.path).stat().st_mtime
 
 
 def size(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory; what vanishes meanwhile does not count, links are not followed."""
+    """Return the bytes of a file, or of all files below a directory. Vanishing files do not count; links are not followed."""
     if path.is_dir() and not path.is_symlink():
         return sum(_sizes(path))
     with suppress(OSError):
@@ -106,7 +106,7 @@ def size(path: Path) -> int:
 
 
 def cut_steps(run: RunDirectory, step: int) -> None:
-    """Put the metrics of the steps after ``step`` aside as lost: training goes on from there, and writes them again."""
+    """Move the metrics of the steps after ``step`` to the lost ones: training resumes there, and writes them again."""
     beyond = [record for line in read_lines(run.metrics)
               if (record := record_of(line, StepMetrics)) is not None and record.step > step]
     file = LineFile(run.lost)
@@ -127,7 +127,7 @@ def _sizes(path: Path) -> Iterator[int]:
 
 def _end(run: RunDirectory, attempt: int, newest: int, began: float, ends: Sequence[AttemptEnd],
          lost: Iterable[StepMetrics]) -> float:
-    """When an attempt ended: as its supervisor says; else as its verdict is old, which copies keep; else after its steps."""
+    """Return the end of an attempt: from its supervisor, else the mtime of its verdict, which copies keep, else its steps."""
     for end in ends:
         if end.attempt == attempt and end.action != "resume":
             return end.time

@@ -1,4 +1,4 @@
-"""``python -m hpc_mp.supervisor [--after CODE] RUN -- srun … COMMAND``: one attempt of a run, or what is left of it."""
+"""``python -m hpc_mp.supervisor [--after CODE] RUN -- srun … COMMAND``: one attempt of a run, or the rest of one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hpc_mp.supervisor.signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code of the job: 0 where the run is complete or the job is queued again, 75 stopped, 2 the input is wrong, else
-    what srun ended with."""
-    signals = Signals()  # first of all: Slurm may warn at any moment
+    """Run the supervisor and return the exit code of the job: 0 if the run is complete or the job is requeued, 75 if stopped, 2
+    for a wrong input, else srun's code."""
+    signals = Signals()  # first, since Slurm may warn at any moment
     from hpc_mp.base.errors import HpcMpError
     from hpc_mp.supervisor.after import go_on_after
     from hpc_mp.supervisor.attempt import start

@@ -1,7 +1,7 @@
-"""After the death of a supervisor: the job script, which outlives it, has the run go on.
+"""Recovery after the death of a supervisor: the job script, which outlives it, lets the run continue.
 
-The supervisor may be killed, as the kernel does where memory ends, before the ranks start, while they run, or while it writes
-down how they ended. The ranks live on: they are asked to save and stop, and what is left of the attempt's end is done.
+The supervisor may be killed, for example by the kernel if memory is exhausted: before the ranks start, while they run, or while
+it records their end. The ranks live on: they are asked to save and stop, and the rest of the attempt's end is done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hpc_mp.supervisor.unended import LAUNCHING
 
 
 def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals) -> int:
-    """Do what is left to do after a supervisor that ended with ``code``; the exit code of the job.
+    """Do the remaining work of a supervisor that ended with ``code``, and return the exit code of the job.
 
     Raises HpcMpError and OSError as ``attempt.start`` does.
     """
@@ -43,7 +43,7 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
     ended = next((end for end in history.history(run) if record is not None and end.token == record.token), None)
     killed = code > 128
     if given is None or (ended is None and not killed and (record is None or code in (2, STOPPED))):
-        return code  # it has said why itself
+        return code  # it has reported the reason itself
     supervised = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), given, command)
     if ended is not None:
         if ended.action in ("done", "fail") and not run.outcome.exists():
@@ -58,7 +58,7 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
     here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     said = f"the supervisor on {here} {ending(128 - code if killed else code)}"
     resumes = not isinstance(attempt.spec, ProgramSpec) or attempt.spec.program.resumes
-    follows = "save and stop, and the run goes on" if resumes else "go on to their end"  # they would begin anew
+    follows = "save and stop, and the run goes on" if resumes else "go on to their end"  # they would start over
     attempt.say(f"attempt {attempt.record.attempt}: {said}; its ranks {follows}")
     died = RootCause(Cause("supervisor", said, None, here, time=time.time()), (), retry=True)
     if resumes:
@@ -72,7 +72,7 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
 
 
 def _ending(ended: history.AttemptEnd) -> Ending:
-    """As it is written down."""
+    """Return the ending from its record."""
     if ended.action == "done":
         return "completed" if ended.kind == "completed" else "stopped"
     return RootCause(Cause(ended.kind, ended.message, ended.rank, ended.node, time=ended.time), (), retry=False)
@@ -87,10 +87,10 @@ def _record(run: RunDirectory, given: Allocation | None) -> AttemptRecord | None
 
 
 def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
-    """Return True if training is complete, or srun has told of a good end of all tasks of a program.
+    """Return True if training is complete, or if srun reported that all tasks of a program ended successfully.
 
     Args:
-        ran: whether these were seen; else what srun has told may be of the step before.
+        ran: True if the tasks were seen to run; else srun's messages may concern an earlier step.
     """
     spec, log = attempt.spec, attempt.run.srun_log
     if not isinstance(spec, ProgramSpec):

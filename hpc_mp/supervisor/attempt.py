@@ -1,4 +1,4 @@
-"""One attempt of a run, from its beginning to the end of its ranks."""
+"""One attempt of a run, from its start to the end of its ranks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from hpc_mp.supervisor.srun import StepCommand, end_steps, follow
 
 
 def start(path: Path, command: Sequence[str], signals: Signals) -> int:
-    """Start the ranks with ``command``, follow them to their end, and do what follows from it.
+    """Start the ranks with ``command``, follow them to their end, and act on it.
 
-    Returns the exit code of the job. Raises HpcMpError and OSError for a run directory or an allocation without use.
+    Returns the exit code of the job. Raises HpcMpError and OSError for an unusable run directory or allocation.
     """
     run = RunDirectory(path)
     waiting = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
@@ -46,7 +46,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
     attempt.say(f"attempt {attempt.record.attempt} (token {attempt.record.token}) on {hosts}; {attempt.host_order}")
     retries, stalled = attempt.spec.slurm.retries, stalled_ends(attempt)
-    if sum(end.counts for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
+    if sum(end.counts for end in stalled) > retries:  # Slurm does not ask before it requeues a job
         last = next(end for end in stalled if end.counts)
         said = f"{last.message}; {len(stalled)} attempts{lacking(attempt)}"
         died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
@@ -56,7 +56,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         unwatched = watch_running(run, attempt.spec, attempt.record.hosts)
         if unwatched is not None:
             attempt.say(f"should the first node die, nobody takes excluded nodes back ({unwatched})")
-    if attempt.allocation is not None:  # elsewhere profiles have no effect, and launch has said so
+    if attempt.allocation is not None:  # elsewhere profiles have no effect, and launch has reported that
         command, base, profiled = apply_profile(run, attempt.spec, command, os.environ)
         attempt = replace(attempt, command=command, base_environ=base)
         if profiled is not None:
@@ -78,26 +78,26 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
 
 def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | None:
-    """Return the watch over the ranks of a program, by which they are warned too; None for our own engine.
+    """Return the watch over the ranks of a program, which also warns them; None for our own engine.
 
     Args:
-        begins: whether they are started now.
+        begins: True if they are started now.
     """
     if not isinstance(attempt.spec, ProgramSpec):
         return None
     watch = ProgramWatch(attempt, attempt.spec, begins)
-    if attempt.allocation is not None:  # mpirun passes on what it gets
+    if attempt.allocation is not None:  # mpirun forwards the signals that it gets
         signals.warn = partial(watch.warn, signals)
     return watch
 
 
 def has_failed(attempt: AttemptContext, watch: ProgramWatch | None) -> Callable[[], bool]:
-    """Return the question if a rank has failed or all of them hang; ranks of our own engine notice a hang by themselves."""
+    """Return a test for a failed rank or a hang of all ranks; ranks of our own engine notice a hang themselves."""
     return attempt.has_failed if watch is None else lambda: attempt.has_failed() or watch.poll()
 
 
 def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
-    """The death of srun as the cause. Ranks of it that still run save before their nodes are tidied up."""
+    """Return the death of srun as the cause. Its ranks that still run save before their nodes are tidied up."""
     here, given = node_name(os.environ), attempt.allocation
     if given is not None and is_own(known_job(given.job_id), given.job_id, attempt.run.script):
         end_steps(given.job_id, attempt.record.grace)
@@ -106,7 +106,7 @@ def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
 
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:
-    """For a job of a chain, or one that was stopped while it waited."""
+    """Conclude a job of a chain that has no work left, or one that was stopped while it waited."""
     stopped = waiting.run.stop.exists()
     waiting.say(f"nothing to do: the run {'was stopped' if stopped else 'is complete'}")
     conclude_run(waiting, waiting.run.attempt(), "stopped" if stopped else "completed")

@@ -1,4 +1,4 @@
-"""Records that ranks of our own engine write of themselves; for the ranks of a program their supervisor writes them."""
+"""Records that ranks of our own engine write about themselves; for the ranks of a program the supervisor writes them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RUNNING, PHASES = "running", {"completed": "done", "stopped": "stopped"}
 
 def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], hosts: Sequence[str], device: str,
               token: str = "", began: float | None = None) -> None:
-    """A line of every rank in ``ranks.jsonl``, and what they are doing.
+    """Write a line for every rank to ``ranks.jsonl``, and their phase.
 
     Args:
-        hosts: of each node of the places. Tasks are dealt to them in blocks.
+        hosts: host of each node of the places. Tasks are distributed to them in blocks.
         began: unix seconds; None: now.
     """
     seats = sorted(places, key=lambda place: (place.node, place.local_rank))
@@ -33,7 +33,7 @@ def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], host
 
 
 def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
-    """How the attempt went, in the words of a rank 0."""
+    """Write the end of the attempt in the words of a rank 0."""
     say_phase(run, attempt, PHASES.get(state, state))
 
 

@@ -1,4 +1,4 @@
-"""The end of an attempt: how its ranks ended, and what follows from it."""
+"""The end of an attempt: how its ranks ended, and the action that follows."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
 from hpc_mp.supervisor.signals import Signals
 
-ENDS_S = 10.0  # what is left to write down how the run ended, before Slurm ends the job
-SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that say more than that a node was gone
-EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could listen
+ENDS_S = 10.0  # to record the run's end before Slurm ends the job
+SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that are more specific than a lost node
+EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could handle it
               for code in (-number, 128 + number))
 
 
@@ -51,12 +51,12 @@ Ending = Literal["completed", "stopped"] | RootCause
 
 def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals, watch: ProgramWatch | None, *,
            lost: RootCause | None = None, died: RootCause | None = None) -> int:
-    """Tidy the nodes up, judge how the ranks ended, and do what follows; the exit code of the job.
+    """Tidy the nodes up, judge how the ranks ended, and act on it. Return the exit code of the job.
 
     Args:
-        code: of srun.
+        code: srun's exit code.
         lost: the end of srun, if it was killed.
-        died: that of a supervisor, where nothing else explains that of the ranks.
+        died: the end of a supervisor, if nothing else explains the end of the ranks.
     """
     run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
@@ -67,7 +67,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
     attempt = _with_end(attempt, job)
-    cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was a signal alone
+    cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was only a signal
     departed = _departed(attempt, job, script)
     if departed == QUEUED_AGAIN and stepd_above() == 0:  # Slurm gives no reason then
         here = node_name(os.environ)
@@ -85,32 +85,32 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
 
 
 def _with_end(attempt: AttemptContext, job: Words) -> AttemptContext:
-    """The attempt with the end of its job as it is now: somebody may have given it more time, or less."""
+    """Return the attempt with its job's current end: its time limit may have been changed."""
     end = time_of(job.get("EndTime", "")) if job.get("JobState") == "RUNNING" else None
     return attempt if end is None else replace(attempt, record=replace(attempt.record, end=end))
 
 
 def _departed(attempt: AttemptContext, job: Words, script: ScriptLog | None) -> str:
-    """Why the job has to go; empty if it may stay, if a node of it failed, and if its run is complete."""
+    """Return the reason why the job has to leave; empty if it may stay, if one of its nodes failed, or if its run is complete."""
     if attempt.allocation is None or history.complete(attempt.run, attempt.spec) or node_lost(attempt.run, script):
         return ""
     return departure(job, attempt.allocation.restart, said_in(script)) or ""
 
 
 def stalled_ends(attempt: AttemptContext) -> list[history.AttemptEnd]:
-    """Ends since which the run has come no further."""
+    """Return the ends since which the run has made no progress."""
     return history.without_progress(history.history(attempt.run), history.furthest_step(attempt.run, attempt.spec))
 
 
 def lacking(attempt: AttemptContext) -> str:
-    """Return the progress that the run lacks, in words; empty if nobody knows how far a program comes."""
+    """Return the missing progress in words; empty if a program's progress is unknown."""
     if isinstance(attempt.spec, JobSpec):
         return " without a new checkpoint"
     return " without a later step" if history.furthest_step(attempt.run, attempt.spec) else ""
 
 
 def _first_code(run: RunDirectory, code: int) -> int:
-    """srun's code is the greatest of all tasks': what the first task ended with tells more."""
+    """Return the code of the task that ended first, which tells more than srun's, the greatest of all tasks."""
     log = run.srun_log
     said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
     return code and (first_code(said) or code)
@@ -121,14 +121,14 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
     again = code == 0 and interrupted(attempt)
     failed_node = code != 0 and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
-        well = code == 0 and not attempt.by_mpirun  # what was silent is a process that a rank has left behind
+        well = code == 0 and not attempt.by_mpirun  # the silent process is one that a rank left behind
         hang = watch.hang() if watch is not None and not well else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or failed_node
         overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
         found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, ranks_asked)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
-    if code == 0 and not again:  # so srun ends, too, where it is ended while it starts its tasks
+    if code == 0 and not again:  # srun also ends so if it is ended while it starts its tasks
         return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
     if (code in (STOPPED, *EARLY) or asked or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"
@@ -136,8 +136,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
 
 
 def interrupted(attempt: AttemptContext) -> bool:
-    """Return True if Slurm has queued the job again though its step ended well: srun may end with 0 if a node fails while its
-    tasks are being started."""
+    """Return True if Slurm requeued the job though its step ended well: srun may end with 0 if a node fails during its tasks'
+    start-up."""
     given = attempt.allocation
     return (given is not None and not history.complete(attempt.run, attempt.spec)
             and queued_again(given.job_id, given.restart, attempt.run.script))
@@ -145,12 +145,12 @@ def interrupted(attempt: AttemptContext) -> bool:
 
 def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
         departed: str = "", expired: bool = False) -> int:
-    """Carry the decision out, and write down what was done.
+    """Carry the decision out, and record the action.
 
     Args:
-        unreached: nodes that srun could not reach in the end; None: nobody knows.
-        departed: why the job had to go; empty if it could have stayed.
-        expired: whether Slurm ends it for its time limit.
+        unreached: nodes that srun could not reach at the end; None if unknown.
+        departed: reason why the job had to leave; empty if it could have stayed.
+        expired: True if Slurm ends it for its time limit.
     """
     if not attempt.is_current():
         return 1
@@ -165,26 +165,26 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
         if run.stop.exists():
             ending, decision = "stopped", replace(decision, action="done", why=STOPPED_BY_USER)
     action, why = _again(attempt, decision, blamed, refused, expired)
-    with suppress(OSError):  # a full disk must not change what the job's end is
+    with suppress(OSError):  # a full disk must not change the end of the job
         history.record(run, history.AttemptEnd(
             record.token, record.attempt, history.furthest_step(run, attempt.spec), died.cause.kind if died else str(ending),
             message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
             died.cause.node if died else None, _returned(attempt) if died else (), departed))
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
-    if action in ("done", "fail"):  # whoever waits for the verdict has the words by then
+    if action in ("done", "fail"):  # readers that wait for the verdict have the text by then
         conclude_run(attempt, record.attempt, ending, departed)
     if action == "fail":
         return code if 0 < code < 256 else 1
-    return 0 if ending == "completed" or action == "requeue" else STOPPED  # by it jobs that depend on this one know
+    return 0 if ending == "completed" or action == "requeue" else STOPPED  # jobs that depend on this one see it
 
 
 def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None,
            expired: bool) -> tuple[str, str]:
-    """Have the job queued again if that was decided; what was done, and a sentence about it.
+    """Requeue the job if that was decided. Return the action and a sentence about it.
 
     Args:
-        refused: why it cannot be, where that is known.
-        expired: whether Slurm ends it for its time limit.
+        refused: reason why it cannot be requeued, if known.
+        expired: True if Slurm ends it for its time limit.
     """
     given, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
@@ -209,7 +209,7 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
 
 
 def _await_notice(attempt: AttemptContext, given: Allocation, dead: Sequence[str], message: str) -> str | None:
-    """Wait until Slurm knows that nodes are dead; why the job cannot be queued again after that."""
+    """Wait until Slurm knows that nodes are dead. Return the reason why the job cannot be requeued afterwards."""
     run, number, end = attempt.run, attempt.record.attempt, attempt.record.end
     needed = notice_s()
     left = needed if end is None else max(0.0, min(needed, end - time.time() - ENDS_S))
@@ -224,7 +224,7 @@ def _await_notice(attempt: AttemptContext, given: Allocation, dead: Sequence[str
 
 
 def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -> str:
-    """Have Slurm keep the job that it has queued again off bad nodes, as long as it can; for a sentence about it."""
+    """Have Slurm keep the requeued job off bad nodes, as long as it can start without them. Return a clause about it."""
     run = attempt.run
     known = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
     if not known:
@@ -244,7 +244,7 @@ def _returned(attempt: AttemptContext) -> tuple[str, ...]:
 
 
 def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
-    """The verdict on the whole run, with its report, for whoever asks without Slurm; jobs queued behind it are withdrawn."""
+    """Record the verdict on the run, with its report, so that it is known without Slurm. Withdraw its queued successors."""
     run, job_id = supervised.run, supervised.job_id
     cause = ending.cause if isinstance(ending, RootCause) else Cause("cancelled", departed) if departed else None
     state = "failed" if isinstance(ending, RootCause) else ending
@@ -260,7 +260,7 @@ def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, depart
 
 
 def _remember(attempt: AttemptContext, died: RootCause) -> tuple[BadNode, ...]:
-    """Later jobs on this cluster leave the blamed nodes out for a while; what is held against them."""
+    """Record the blamed nodes, so that later jobs on this cluster exclude them for a while, and return the findings."""
     if attempt.allocation is None or not died.nodes_to_blame:
         return ()
     now, kind = time.time(), died.cause.kind

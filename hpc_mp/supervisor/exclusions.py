@@ -1,14 +1,14 @@
-"""Our exclusions of nodes, looked after while a job waits and no process of it lives: by a tiny job, the watch.
+"""Maintenance of our node exclusions while a job waits and no process of it lives, by a tiny job, the watch.
 
-Slurm keeps a job off excluded nodes for ever, and when the job's first node dies, or another one while the job is queued, nobody
-of us is there to see that too few others are left. Only Slurm itself is. So beside a job with exclusions a second job is queued,
-of one task and a second, which takes them back when the first would not start otherwise (``cluster.exclusions``):
+Slurm keeps a job off excluded nodes for ever. When the job's first node dies, or another one while the job is queued, no
+process of ours notices that too few others are left. Only Slurm itself runs then. So a job with exclusions gets a second job,
+of one task and a second, which takes the exclusions back if the first job would not start otherwise (``cluster.exclusions``):
 
-- while the job waits, on one of the excluded nodes. It starts when such a node is up and free, which is when taking it back
-  helps, and never stands in the job's way, which cannot have that node. It comes again every ``AGAIN_S``.
-- while the job runs, on one of the job's own nodes but the first. It can start when the job has left them.
+- while the job waits, on one of the excluded nodes. It starts when such a node is up and free, which is when taking the
+  exclusion back helps. It never delays the job, which cannot have that node. It comes again every ``AGAIN_S``.
+- while the job runs, on one of the job's own nodes except the first. It can start when the job has left them.
 
-``watch.id`` names the one that counts: another that finds itself replaced does nothing.
+``watch.id`` names the valid one: a watch that finds itself replaced does nothing.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hpc_mp.job import AnySpec, load_any
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.runs import successors
 
-AGAIN_S = 25  # seconds between two looks while the job waits
-SETTLES_S = 15  # in which Slurm clears up after a start that has ended, and says how long it holds the job back
-RUNNING_S = 600  # the same beside a job of one node that runs: its own node cannot tell when it dies
-UNSAID = ("", "None")  # why a job waits, before the scheduler has looked at it
+AGAIN_S = 25  # seconds between two checks while the job waits
+SETTLES_S = 15  # in which Slurm cleans up after a start that has ended, and reports how long it holds the job back
+RUNNING_S = 600  # the same beside a running job of one node: its own node cannot report its death
+UNSAID = ("", "None")  # reasons of a waiting job that the scheduler has not looked at yet
 SCRIPT = """#!/bin/bash
 # A job of a second that hpc-mp queues beside one that it keeps off nodes: it takes them back when the others are too few.
 exec {python} -P -m hpc_mp.supervisor.watch {run}
@@ -45,14 +45,14 @@ exec {python} -P -m hpc_mp.supervisor.watch {run}
 
 
 def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), spare: int = 0) -> Keeping:
-    """Decide anew which of our exclusions hold for a job that pends, have Slurm know, and write it down.
+    """Decide again which of our exclusions hold for a pending job, update Slurm, and record them.
 
     Args:
-        blamed: nodes to exclude now, beside those of before.
-        spare: how many nodes more than it needs must be left to the job.
+        blamed: nodes to exclude now, in addition to earlier ones.
+        spare: number of nodes beyond its need that must be left to the job.
 
     Raises:
-        CommandFailed: Slurm refuses, or does not answer.
+        CommandFailed: Slurm refuses or does not answer.
         OSError: the run directory cannot be written.
     """
     before = read_exclusions(run.excluded)
@@ -60,16 +60,16 @@ def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), s
     recorded = {finding.node for finding in before}
     if not ours:
         return Keeping((), ())
-    write_exclusions(run.excluded, tuple(ours.values()))  # first: the rest of Slurm's list is the user's
+    write_exclusions(run.excluded, tuple(ours.values()))  # first, because the rest of Slurm's list is the user's
     keeping = exclude(job_id, tuple(ours.values()), recorded, load_any(run.job).job.nodes + spare)
     write_exclusions(run.excluded, keeping.kept)
     return keeping
 
 
 def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[BadNode]) -> tuple[Keeping, str | None]:
-    """Keep a job that has just been queued again off the nodes to blame, with a watch beside it; why there is no watch.
+    """Keep a requeued job off the nodes to blame, with a watch beside it. Return also the reason if no watch could be queued.
 
-    Without one the job keeps a node to spare, so that it starts though one more is lost.
+    Without a watch the job keeps a spare node, so that it starts even if one more is lost.
 
     Raises:
         CommandFailed, OSError: as ``reconsider`` does.
@@ -83,15 +83,15 @@ def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[Ba
 
 
 def watch_waiting(run: RunDirectory, spec: AnySpec, nodes: Collection[str]) -> str | None:
-    """Have a watch come to one of the excluded ``nodes`` soon; why there is none."""
+    """Queue a watch for one of the excluded ``nodes``, soon. Return the reason if it could not be queued."""
     return _replace(run, spec, nodes, [f"--begin=now+{AGAIN_S}"])
 
 
 def watch_running(run: RunDirectory, spec: AnySpec, hosts: Sequence[str]) -> str | None:
-    """Have a watch come to one of the job's ``hosts`` when the job has left them; why there is none. Nothing is done for a job
-    without exclusions."""
+    """Queue a watch for one of the job's ``hosts``, for when the job has left them. Return the reason if it could not be queued.
+    Does nothing for a job without exclusions."""
     ours = read_exclusions(run.excluded)
-    if not ours or not run.job_id.exists():  # a step of somebody's session is not started again
+    if not ours or not run.job_id.exists():  # a step of the user's session is not started again
         end_watch(run)
         return None
     if len(hosts) > 1:
@@ -100,15 +100,15 @@ def watch_running(run: RunDirectory, spec: AnySpec, hosts: Sequence[str]) -> str
 
 
 def end_watch(run: RunDirectory) -> None:
-    """Withdraw the watch, if there is one."""
+    """Withdraw the watch, if one exists."""
     with suppress(OSError):
         withdraw([run.watch_id.read_text(encoding="utf-8").strip()])
         run.watch_id.unlink(missing_ok=True)
 
 
 def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
-    """Mend the exclusions of the run's job if it waits, and come again while there are some; the watch does that, as the job
-    ``own``. Return a sentence about it.
+    """Repair the exclusions of the run's job if it waits, and queue the next watch while exclusions remain. The watch calls
+    this as the job ``own``. Return a sentence about it.
 
     Raises:
         CommandFailed, OSError: as ``reconsider`` does.
@@ -135,8 +135,8 @@ def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
 
 
 def _hastened(job: SlurmJob, ask: Runner) -> bool:
-    """Return True once Slurm no longer holds back the job that waits. It says so only after it has cleared up behind the start
-    that ended; that is awaited here, as the next watch may come only when an excluded node is back."""
+    """Return True once Slurm no longer holds back the waiting job. Slurm reports that only after cleaning up behind the ended
+    start. This waits for it, as the next watch may come only when an excluded node is back."""
     deadline = time.monotonic() + SETTLES_S
     while not held_back(job.id):
         job = queue.job_states([job.id], ask)[job.id]
@@ -155,7 +155,7 @@ def _replace(run: RunDirectory, spec: AnySpec, places: Collection[str], options:
 
 
 def _queue(run: RunDirectory, spec: AnySpec, places: Collection[str], options: Sequence[str]) -> str | None:
-    """Submit a watch for one of the ``places``; why it could not be."""
+    """Submit a watch for one of the ``places``. Return the reason if that failed."""
     slurm, log = spec.slurm, str(run.watch_log).replace("%", "%%")
     site = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos, "reservation": slurm.reservation}
     try:

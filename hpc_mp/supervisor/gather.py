@@ -27,21 +27,21 @@ from hpc_mp.rundir.standings import read_standings
 from hpc_mp.supervisor.context import AttemptContext
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
-LONG_TAIL = 1 << 20  # of those of a program, of which one exception may fill hundreds of KiB, and of srun
-DEEP, DEEP_LINES = 1 << 28, 400  # bytes and lines of a log for a task that others on its node have drowned
+LONG_TAIL = 1 << 20  # the same for a program, of which one exception may fill hundreds of KiB, and for srun
+DEEP, DEEP_LINES = 1 << 28, 400  # bytes and lines of a log searched for a task whose output others on its node have drowned
 OVER_LIMIT = re.compile(r"StepId=(\d+\.\d+) exceeded (?:virtual )?memory limit")
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptLog:
-    """Slurm's own log of the job's script, and where in it this attempt begins: every attempt of a job adds to one file."""
+    """Slurm's log of the job script, and the position in it where this attempt begins: all attempts of a job share one file."""
 
     path: Path
     begin: int
 
 
 def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
-    """The file that this process writes to; None where that is no file."""
+    """Return the file that this process writes to; None if it is not a file."""
     try:
         path = Path(os.readlink(descriptor))
         return ScriptLog(path, path.stat().st_size) if path.is_file() else None
@@ -50,13 +50,13 @@ def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
 
 
 def said_in(script: ScriptLog | None) -> tuple[str, ...]:
-    """The last lines of others in the script's log, of this attempt."""
+    """Return the last lines of other programs in the script's log, from this attempt."""
     lines = _tail(script.path, script.begin) if script is not None else ()
     return tuple(line for line in lines if not line.startswith(OURS))
 
 
 def before(script: ScriptLog | None) -> list[str]:
-    """The lines of the script's log that were there when this attempt began."""
+    """Return the lines of the script's log from before this attempt."""
     if script is None:
         return []
     with open(script.path, "rb") as file:
@@ -65,25 +65,25 @@ def before(script: ScriptLog | None) -> list[str]:
 
 
 def user_cancelled(script: ScriptLog | None) -> bool:
-    """Return True if somebody has ended the job with scancel, or sent its script SIGTERM: slurmstepd gives no reason then."""
+    """Return True if the job was ended with scancel, or its script was sent SIGTERM: slurmstepd gives no reason then."""
     return any(map(JOB_CANCELLED.search, said_in(script)))
 
 
 def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
-    """Return True if Slurm has ended the job for a node: it sends SIGTERM then, as it does to a job that is to stop."""
+    """Return True if Slurm has ended the job because of a node: it sends SIGTERM then, as for a requested stop."""
     said = _tail(run.srun_log) + said_in(script)
     return any(NODE_LOST.search(line) for line in said)
 
 
 def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask,
            hang: Hang | None = None, unended: Sequence[str] = ()) -> Evidence:
-    """Read what there is; whatever is absent, broken or refused is left out.
+    """Read all available evidence. Anything absent, broken or refused is left out.
 
     Args:
-        code: srun's.
+        code: srun's exit code.
         script: the log of the job's script.
-        hang: that was noticed.
-        unended: hosts that did not tell of the ends of their tasks.
+        hang: the hang that was noticed.
+        unended: hosts that did not report the ends of their tasks.
     """
     run, number = attempt.run, attempt.record.attempt
     hosts, places = attempt.seats()
@@ -123,12 +123,12 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
 
 
 def _by_host(logs: FilesOfRun, size: int = TAIL) -> dict[str, tuple[str, ...]]:
-    """The last lines of each host's log, by host."""
+    """Return the last lines of each host's log, by host."""
     return {logs.values(path)[0]: _tail(path, size=size) for path in logs.found()}
 
 
 def _by_rank(run: RunDirectory, places: Sequence[RankPlace], hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The same where each rank has a log of its own, with its number before its lines as srun would write it."""
+    """Return the same if each rank has its own log, with its number before its lines as srun would write it."""
     found: dict[str, tuple[str, ...]] = {}
     for place in places:
         lines = tuple(f"{place.rank}: {line}" for line in _tail(run.rank_log(place.rank), size=LONG_TAIL))
@@ -137,7 +137,7 @@ def _by_rank(run: RunDirectory, places: Sequence[RankPlace], hosts: Sequence[str
 
 
 def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The same with the last lines of the tasks that ended first, where those of their node are mostly of others."""
+    """Return the logs with the last lines of the tasks that ended first, if other tasks dominate their node's log."""
     first = next((end for end in task_ends(srun) if end.code != 0), None)
     if first is None or first.host not in logs:
         return logs
@@ -150,7 +150,7 @@ def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tu
 
 
 def _lines_of_task(path: Path, task: int) -> list[str]:
-    """Its last lines, with its number in front."""
+    """Return the last lines of a task, with its number in front."""
     pattern = re.compile(rb"(?m)^ *%d: .*$" % task)
     with suppress(OSError, ValueError), open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         begin = max(0, len(data) - DEEP)
@@ -160,7 +160,7 @@ def _lines_of_task(path: Path, task: int) -> list[str]:
 
 
 def _tail(path: Path, begin: int = 0, size: int = TAIL) -> tuple[str, ...]:
-    """The last whole lines of a file, from the offset ``begin`` on, of so many bytes at most."""
+    """Return the last whole lines of a file, from the offset ``begin`` on, at most ``size`` bytes."""
     try:
         with open(path, "rb") as file:
             cut = file.seek(0, 2) - size
@@ -189,6 +189,6 @@ def _resident(run: RunDirectory) -> dict[int, int]:
 
 
 def _largest(lines: list[str], ask: Runner) -> int | None:
-    """Slurm ends a whole step for its memory without naming a task; its accounting knows which was the largest."""
+    """Return the largest task, from Slurm's accounting: Slurm ends a whole step for its memory without naming a task."""
     step = next((found[1] for line in lines if (found := OVER_LIMIT.search(line))), None)
     return largest_task(step, ask) if step is not None else None

@@ -1,4 +1,4 @@
-"""Before ranks that hang are ended: the stack of each of them, and whom the others wait for."""
+"""Recording of stacks before ranks that hang are ended: each rank's stack, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.srun import StepCommand, follow
 
 MODULE = "hpc_mp.program.stacks"
-MEET_S = 8.0  # until all nodes have been asked: then ranks of which nothing is known get SIGABRT, on all nodes at once
-AT_MOST_S = 20.0  # for the step: a node that is gone does not answer, and must not keep the verdict waiting
+MEET_S = 8.0  # until all nodes have been queried: then ranks without a known stack get SIGABRT, on all nodes at once
+AT_MOST_S = 20.0  # for the step: a lost node does not answer, and must not delay the verdict
 
 
 def record_on_all_nodes(attempt: AttemptContext) -> None:
-    """Start a step that writes down where every rank stands, and ends those that only tell as they die."""
+    """Start a step that records the stacks of all ranks, and ends those that write them only as they die."""
     words = [sys.executable, "-P", "-m", MODULE, str(attempt.run.path), str(attempt.record.attempt), str(time.time() + MEET_S)]
     argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)
-    if argv is None:  # mpirun's ranks, of which only those on this host can be seen
+    if argv is None:  # mpirun's ranks, of which only those on this host are visible
         record_stacks(attempt.run, attempt.record.attempt)
     else:
         follow(StepCommand(argv, one_task_environment(attempt.environ), attempt.run.srun_log), None, at_most=AT_MOST_S)
 
 
 def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) -> None:
-    """Move stacks that SIGABRT has made ranks write into their logs to the files where stacks are looked for.
+    """Copy stacks that ranks wrote to their logs at SIGABRT to the stack files.
 
     Args:
-        lines: the last ones of a rank's log.
+        lines: returns the last lines of a rank's log.
     """
     for stack in read_stacks(run):
         said = aborted(lines(stack.rank)) if not stack.frames else ()
@@ -46,7 +46,7 @@ def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) 
 
 
 def explained(hang: Hang, run: RunDirectory) -> Hang:
-    """The hang with what the stacks say of it."""
+    """Return the hang with the findings from the stacks."""
     stacks = read_stacks(run)
     apart = standing_apart(stacks, hang.first)
     rank = apart if apart is not None else hang.rank
@@ -54,7 +54,7 @@ def explained(hang: Hang, run: RunDirectory) -> Hang:
 
 
 def where(run: RunDirectory) -> str:
-    """For the log: where the stacks lie."""
+    """Return the location of the stacks, for the log."""
     ranks = [stack.rank for stack in read_stacks(run)]
     name = f"{run.rank_stack.pattern.partition('{')[0]}*"
     return f"where {numbers(ranks)} stood: {name}" if ranks else "no stacks of its ranks could be had"

@@ -1,8 +1,8 @@
-"""``program.sh``: what every rank of a program runs inside of a container.
+"""``program.sh``: the script that every rank of a program runs inside of a container.
 
-Outside of containers ``hpc_mp.program`` finds out which rank a process is and becomes the program. An image of somebody's program
-has no hpc-mp, and perhaps no Python: so what a rank must know is written down before the ranks start, for any POSIX shell.
-The half that is always the same is ``slurm/rank-in-container.sh``.
+Outside of containers ``hpc_mp.program`` determines the rank of a process and becomes the program. The image of a user's program
+has no hpc-mp, and perhaps no Python. So the script, with all that a rank must know, is written before the ranks start, for any
+POSIX shell. The constant half is ``slurm/rank-in-container.sh``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hpc_mp.rundir import AttemptRecord, RunDirectory
 from hpc_mp.rundir.program import ProgramCommand, filled_in, own_variables, read_program, run_variables
 from hpc_mp.supervisor.context import AttemptContext
 
-# Variables of the job script (slurm/job.sbatch.j2) that an image may have too, whose own would win.
+# Variables of the job script (slurm/job.sbatch.j2) that an image may set too, and whose values in the image would win.
 SAID_AGAIN = ("HPC_MP_LOCAL", "HPC_MP_STAGED", "OMP_NUM_THREADS", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
               "CUDA_CACHE_PATH", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_DUMP_TEMP_FILE")
 
 
 def write_program_script(attempt: AttemptContext, spec: ProgramSpec, before: Mapping[str, str]) -> None:
-    """Write the script of this attempt, for the eyes of the run's owner.
+    """Write the script of this attempt, readable only by the run's owner.
 
     Args:
-        before: the job script's environment, without what the profile has changed in it.
+        before: the job script's environment, without the profile's changes.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -45,11 +45,11 @@ def write_program_script(attempt: AttemptContext, spec: ProgramSpec, before: Map
 
 def program_script(program: ProgramCommand, run: RunDirectory, placement: Placement, record: AttemptRecord,
                    again: Mapping[str, str]) -> str:
-    """The text of ``program.sh``. Pure.
+    """Return the text of ``program.sh``. Pure.
 
     Args:
-        record: of the attempt: its hosts, and where its ranks meet.
-        again: variables that must be what they are outside, whatever the image says.
+        record: record of the attempt, with its hosts and rendezvous address.
+        again: variables that must keep their outside values, whatever the image sets.
     """
     own = [own_variables(program, run, placement, rank, (record.address, str(record.port)))
            for rank in range(len(placement.ranks))]
@@ -74,7 +74,7 @@ def program_script(program: ProgramCommand, run: RunDirectory, placement: Placem
 
 
 def _seats(placement: Placement, hosts: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """The host and Slurm's local number of each task, and its rank."""
+    """Yield the host and Slurm's local number of each task, and its rank."""
     taken: Counter[str] = Counter()
     for place in sorted(placement.ranks, key=lambda place: (place.node, place.local_rank)):
         host = hosts[place.node]
@@ -88,7 +88,7 @@ def _exports(variables: Mapping[str, str], known: Mapping[str, str] | None = Non
 
 
 def _words(program: ProgramCommand, run: RunDirectory, own: Mapping[str, str]) -> list[str]:
-    """The command as a shell reads it; of its placeholders the number of the node alone is not known before."""
+    """Return the command as shell words; of its placeholders only the node's number is not known before."""
     if program.ranks_per_node is None:
         return [shlex.quote(word) for word in program.command]
     pieces = (word.split("\0") for word in filled_in(program, run.path, {**own, "NODE_RANK": "\0"}))
@@ -96,5 +96,5 @@ def _words(program: ProgramCommand, run: RunDirectory, own: Mapping[str, str]) -
 
 
 def _json(text: str) -> str:
-    """Between the quotation marks of a JSON document."""
+    """Return the text escaped for use between the quotation marks of a JSON document."""
     return json.dumps(text)[1:-1]

@@ -1,7 +1,7 @@
-"""The short steps before and after the ranks: one task per node, in plain bash.
+"""Short steps before and after the ranks: one task per node, in plain bash.
 
-Before: the run directory is proved to be seen, the node's own directory made, what is to be staged is staged. After: what
-libraries left on the node is kept when ranks failed, and the node's own directory is removed.
+Before: check that the run directory is visible, make the node's own directory, and stage files. After: keep files that
+libraries left on the node if ranks failed, and remove the node's own directory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import StepCommand, follow
 
-END_S = 60.0  # a node that cannot be tidied up must not keep the others waiting
+END_S = 60.0  # a node that cannot be tidied up must not delay the others
 
 
 def start(attempt: AttemptContext, signals: Signals) -> int:
-    """Prepare every node; the step's exit code, 0 also where ranks are not started by srun."""
+    """Prepare every node. Return the step's exit code, 0 also if srun does not start the ranks."""
     if attempt.allocation is not None and attempt.allocation.restart:
         use_up_numbers(attempt.command, one_task_environment(attempt.environ), attempt.allocation.restart)
     step = _step(attempt, "slurm/node-start.sh", *_wanted(attempt.run, attempt.spec))
@@ -32,9 +32,9 @@ def start(attempt: AttemptContext, signals: Signals) -> int:
 
 
 def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
-    """Keep what tells of a failure, and tidy up; nodes that are gone do not matter.
+    """Keep evidence of a failure, and tidy up; lost nodes are ignored.
 
-    Returns the nodes that srun could not reach; None where it did not end in time, and nobody knows.
+    Returns the nodes that srun could not reach; None if it did not end in time, so that they are unknown.
     """
     step = _step(attempt, "slurm/node-end.sh", "failed" if failed else "done")
     if step is None:
@@ -60,8 +60,7 @@ def _wanted(run: RunDirectory, spec: AnySpec) -> list[str]:
 
 
 def _step(attempt: AttemptContext, name: str, *arguments: str) -> StepCommand | None:
-    """A step that runs a script once per node. The script's text is given, not its path: the step is there to find out what a
-    node can see."""
+    """Return a step that runs a script once per node. Its text is passed, not its path: the step checks a node's view."""
     text = asset(name).read_text(encoding="utf-8")
     words = ["bash", "-c", text, name, str(attempt.run.path), attempt.record.token, *arguments]
     argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)

@@ -1,4 +1,4 @@
-"""Before the ranks start: a new attempt, the order of the hosts, where the ranks meet, and the environment profile."""
+"""Preparation of the ranks' start: a new attempt, the order of the hosts, the rendezvous address, and the environment profile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
 
 def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = None) -> AttemptContext:
-    """Make a new attempt the run's current one, and write down what its ranks need.
+    """Make a new attempt the run's current one, and write the files that its ranks need.
 
     Args:
         script: the log of the job's script.
@@ -53,7 +53,7 @@ def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = 
     run, spec, placement, given = waiting.run, waiting.spec, waiting.placement, waiting.allocation
     hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)
-    if earlier is not None and earlier.attempt == run.attempt():  # nobody has put it away: Slurm started this script again
+    if earlier is not None and earlier.attempt == run.attempt():  # it was not put away: Slurm started this script again
         _close(waiting, earlier, ask, script)
         prepare_resume(run)
     number = run.attempt()
@@ -68,7 +68,7 @@ def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = 
 
 
 def port(run: Path, token: str) -> int:
-    """A port of this attempt alone: another run on the same host, or a lost rank of an earlier attempt, has another."""
+    """Return a port for this attempt: another run on the same host, or a lost rank of an earlier attempt, has a different one."""
     return FIRST_PORT + zlib.crc32(f"{run} {token}".encode()) % PORTS
 
 
@@ -80,7 +80,7 @@ def _earlier(run: RunDirectory) -> AttemptRecord | None:
 
 
 def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: ScriptLog | None) -> None:
-    """An attempt without an end was ended by Slurm or by the death of its first node: say so, and note nodes that are down."""
+    """Record the end of an attempt without one, which Slurm or the death of its first node ended, and note down nodes."""
     run = waiting.run
     ends = history(run)
     if any(end.token == earlier.token for end in ends):
@@ -111,21 +111,21 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
     waiting.say(f"attempt {earlier.attempt}: {said}")
     if waiting.allocation is not None and down:
         now = time.time()
-        with suppress(OSError):  # a full disk keeps no job from running
+        with suppress(OSError):  # a full disk must not keep a job from running
             remember(ledger(waiting.allocation.cluster), [
                 BadNode(node, "node", f"down after {run.path} ended without a word there", str(run.path), now, now + AVOIDED_S,
                         "likely") for node in down])
 
 
 def last_sign(run: RunDirectory, earlier: AttemptRecord) -> float:
-    """Unix seconds of the last thing that an attempt wrote which nobody saw end: a step, or what a rank said."""
+    """Return unix seconds of the last write of an attempt without a recorded end: a step, or output of a rank."""
     files = [run.metrics, run.status, run.attempt_record, *run.log.glob("*.log")]
     seen = [path.stat().st_mtime for path in files if path.exists()]
     return max(earlier.time, min(time.time(), max(seen, default=earlier.time)))
 
 
 def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
-    """A host for every node of the placement, and why; with ``rank_map = "auto"`` by measured rates and by switches."""
+    """Return a host for every node of the placement, and the reason; with ``rank_map = "auto"`` by rates and switches."""
     run, given, placement = waiting.run, waiting.allocation, waiting.placement
     if given is None:
         return (), "rank map: as the launcher has it"
@@ -134,7 +134,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
     hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
     measured = read_measured(run.measured)
-    here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
+    here = measured if measured is not None and measured.cluster == given.cluster else None  # node names repeat elsewhere
     if isinstance(waiting.spec, ProgramSpec):
         return hosts, kept_order_words(hosts, here)
     plan, rank_map = read_plan(run), waiting.spec.parallel.rank_map
@@ -147,19 +147,20 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     return ordered, f"{why}; switches according to {witness}" if tree.above else why
 
 
-PYXIS_NAMES = "--container-env="  # srun's option: else the values of the image win over these
+PYXIS_NAMES = "--container-env="  # srun's option; without it the image's values win over these
 
 
 def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], environ: Mapping[str, str],
                   source: NodeSource | None = None) -> tuple[list[str], dict[str, str], str | None]:
-    """The ranks' command and environment, and a sentence for the main log; both unchanged for a job without a profile.
+    """Return the ranks' command and environment, and a sentence for the main log; both unchanged for a job without a profile.
 
     Args:
-        command: srun and what it starts; pyxis gets the names in it.
-        environ: of the job script: what a module, ``slurm.setup`` or ``environment.set`` says there goes before the profile.
+        command: srun and the command that it starts; pyxis gets the names in it.
+        environ: the job script's environment: values of a module, ``slurm.setup`` or ``environment.set`` in it override the
+            profile.
 
     Raises:
-        HpcMpError: there is no such profile.
+        HpcMpError: the profile does not exist.
     """
     if spec.environment.profile is None:
         return list(command), dict(environ), None
@@ -169,7 +170,7 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
     seen = "outside of the container, whose own libraries and files are not seen" if container else "for all nodes of the job"
     head = f"profile {found.profile.name} ({found.profile.title}), applied on {host}, {seen}"
-    with suppress(OSError):  # a log that cannot be written keeps no job from running
+    with suppress(OSError):  # an unwritable log must not keep a job from running
         write_text(run.profile_log, "".join(f"{line}\n" for line in (head, *found.lines())))
     extended = [f"{word},{','.join(found.exported)}" if word.startswith(PYXIS_NAMES) and found.exported else word
                 for word in command]
@@ -177,7 +178,7 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
 
 
 def _rank_packages(spec: AnySpec, command: Sequence[str], environ: Mapping[str, str]) -> Installed:
-    """The packages that ranks see: those of the interpreter that runs ``-m hpc_mp`` in their command, or a program's own."""
+    """Return the ranks' packages: those of the interpreter that runs ``-m hpc_mp`` in their command, or a program's own."""
     if isinstance(spec, ProgramSpec):
         if spec.slurm.container is not None:
             return lambda name: None
@@ -185,5 +186,5 @@ def _rank_packages(spec: AnySpec, command: Sequence[str], environ: Mapping[str, 
         return of_interpreter(shutil.which(name, path=environ.get("PATH")) or name)
     at = [number for number, word in enumerate(command) if word == "hpc_mp" and command[number - 1] == "-m"]
     python = command[at[-1] - 3] if at and at[-1] >= 3 else sys.executable
-    same = python == sys.executable or not Path(python).is_file()  # a staged environment, not there yet, is a copy of this one
+    same = python == sys.executable or not Path(python).is_file()  # a staged one, not there yet, is a copy of this one
     return distribution if same else of_interpreter(python)

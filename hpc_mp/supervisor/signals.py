@@ -1,4 +1,4 @@
-"""Signals to the supervisor while ranks run: SIGINT ends them, all others ask them to save."""
+"""Signals to the supervisor while ranks run: SIGINT ends the ranks, all others ask them to save."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this program was there
+ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this program ran
 TAKEN = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-REPEAT_S = 2.0  # between two signals: srun passes nothing on to a task that it has not started yet
+REPEAT_S = 2.0  # between two signals: srun does not forward one to a task that it has not started yet
 
 
 class RunningStep(Protocol):
-    """The part of ``subprocess.Popen`` that is needed of a step."""
+    """The part of ``subprocess.Popen`` that the supervisor uses for a step."""
 
     pid: int
     returncode: int
@@ -28,12 +28,13 @@ class RunningStep(Protocol):
 
 
 class Signals:
-    """Slurm's SIGTERM to the whole job reaches ranks by itself; one to this process alone would make srun kill them.
+    """Handlers for the supervisor's signals. Slurm's SIGTERM to the whole job reaches ranks by itself; forwarding one that only
+    this process got would make srun kill them.
 
     Attributes:
-        asked: whether ranks are to save and stop.
-        number: the signal that came last; None before any.
-        warn: what warns them, in place of SIGUSR2 through srun.
+        asked: True if ranks must save and stop.
+        number: the latest signal; None before the first.
+        warn: function that warns the ranks, in place of SIGUSR2 through srun.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Signals:
         self._ended = False
         self._sent = 0.0
         for number in TAKEN:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # for example by nohup
                 signal.signal(number, self._note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
 
@@ -52,7 +53,7 @@ class Signals:
         self._ended = self._ended or number == signal.SIGINT
 
     def pass_on(self, step: RunningStep) -> None:
-        """Pass the signal on to the step; sent again while the step runs."""
+        """Forward the signal to the step, repeatedly while the step runs."""
         if self.asked and time.monotonic() - self._sent > REPEAT_S:
             self._sent = time.monotonic()
             if self._ended or self.warn is None:
@@ -61,6 +62,6 @@ class Signals:
                 self.warn()
 
     def close(self) -> None:
-        """From here on nothing may interrupt."""
+        """Ignore further interrupts."""
         for number in TAKEN:
             signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""SilenceWatch as the sign of a hang, where nobody knows a program's steps: when did which rank print last?"""
+"""Detection of hangs by silence, for programs whose steps are unknown: the time of each rank's last output."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from hpc_mp.diagnosis.lines import MPI_PLUGIN_SAYS
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir import RunDirectory
 
-LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
-APART_S = 3.0  # seconds by which the first to fall silent must be ahead of the others to be named
+LABEL = re.compile(r" *(\d+): ")  # from srun --label: the task number
+APART_S = 3.0  # seconds by which the first silent rank must precede the others to be named
 
-TROUBLED_S = 300.0  # of silence from the start on are a hang where Slurm's plug-in for MPI has complained by then
-PAUSE_S = 10.0  # between two questions, of which many are asked each second; or half the limit
-SLOW_S = 3.0  # between two looks of a supervisor on a busy node, which was not stopped
+TROUBLED_S = 300.0  # seconds of silence from the start that count as a hang if Slurm's MPI plug-in has complained
+PAUSE_S = 10.0  # between two calls, normally many per second; or half the limit
+SLOW_S = 3.0  # between two calls of a supervisor that was not stopped, on a busy node
 
 Speakers = Callable[[], Collection[int]]
 """Ranks that have printed something, or logged a step, since the last call."""
 
 
 class SilenceWatch:
-    """Notices that all ranks are silent.
+    """Detector of silence of all ranks.
 
     Args:
-        limit: seconds of silence that are a hang; 0: never.
-        ranks: how many there are.
-        speakers: who has printed since the last call.
-        on_hang: called once they hang, before anybody ends them.
-        troubled: whether it is known of ranks that have not printed anything yet why they may never do so.
+        limit: seconds of silence that count as a hang; 0: never.
+        ranks: number of ranks.
+        speakers: returns the ranks that have printed since the last call.
+        on_hang: called once they hang, before they are ended.
+        troubled: returns True if a reason is known why ranks without output may never print any.
 
     Attributes:
-        hang: once it was noticed.
+        hang: the hang, once detected.
     """
 
     def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic,
@@ -48,7 +48,7 @@ class SilenceWatch:
         self.hang: Hang | None = None
 
     def noticed(self) -> bool:
-        """Return True if the ranks hang; it is asked again and again."""
+        """Return True if the ranks hang; call it repeatedly."""
         now, paused = self._clock(), self._clock() - self._asked
         if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm: so were they
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
@@ -64,7 +64,7 @@ class SilenceWatch:
 
     @property
     def seconds(self) -> float:
-        """For which the ranks have run, as of the last question."""
+        """Seconds that the ranks have run, as of the last call."""
         return self._asked - self._begin
 
     @property
@@ -81,12 +81,12 @@ class SilenceWatch:
 
 
 def rank_files(run: RunDirectory, ranks: int) -> Speakers:
-    """Return the speakers where each rank has a log of its own."""
+    """Return the speakers if each rank has its own log."""
     return _grown([*((rank, run.rank_log(rank)) for rank in range(ranks)), (0, run.metrics)])
 
 
 def _grown(files: Sequence[tuple[int, Path]]) -> Speakers:
-    """Return the ranks with a file that has grown; rank 0 writes down the steps of ``hpc_mp.log``."""
+    """Return the ranks with a file that has grown; rank 0 records the steps of ``hpc_mp.log``."""
     sizes = {path: _size(path) for _, path in files}
 
     def speakers() -> list[int]:
@@ -98,17 +98,17 @@ def _grown(files: Sequence[tuple[int, Path]]) -> Speakers:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file; 0 before it is begun."""
+    """Return the size of a file in bytes; 0 before it exists."""
     with suppress(OSError):
         return path.stat().st_size
     return 0
 
 
 class NodeLogs:
-    """The speakers where srun writes a log per node, with the number of a task before each of its lines.
+    """The speakers if srun writes a log per node, with the task number before each line.
 
     Attributes:
-        troubled: whether Slurm's plug-in for MPI has complained in one.
+        troubled: True if Slurm's MPI plug-in has complained in a log.
     """
 
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
@@ -123,5 +123,5 @@ class NodeLogs:
         slurms = [line for _, line in lines if MPI_PLUGIN_SAYS.search(line)]
         self.troubled = self.troubled or bool(slurms)
         tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line)) and line not in slurms}
-        printed = [self._here[host][task % len(self._here[host])] for host, task in tasks]  # in blocks, as many to every node
+        printed = [self._here[host][task % len(self._here[host])] for host, task in tasks]  # in blocks of equal size
         return [*printed, *self._logged()]

@@ -1,4 +1,4 @@
-"""Start the ranks and follow them to their end."""
+"""Start of the ranks, and the watch over them to their end."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.supervisor.signals import RunningStep, Signals
 
 POLL_S = 0.5  # seconds between two polls
-LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
-BLIND_S = 10.0  # seconds in which mpirun must see that all its ranks have ended
+LAG_S = 15.0  # seconds after a rank's failure in which srun must end: a rank on a lost node never answers it
+BLIND_S = 10.0  # seconds in which mpirun must notice that all its ranks have ended
 ASKING = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
+FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # signals for srun then, and seconds to obey
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommand:
-    """``argv`` is srun and what it starts; ``log`` gets what srun says, which names nodes and tasks that died."""
+    """The command of a step. ``argv`` is srun and its command; ``log`` gets srun's output, which names dead nodes and tasks."""
 
     argv: Sequence[str]
     environ: Mapping[str, str]
@@ -39,8 +39,8 @@ class StepCommand:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """``code`` as ``subprocess`` gives it; ``forced``: srun did not end by itself after a rank had failed; ``blind``: mpirun did
-    not see that all ranks had ended, and was ended."""
+    """The end of a step. ``code``: as from ``subprocess``; ``forced``: srun did not end by itself after a rank had failed;
+    ``blind``: mpirun did not notice that all ranks had ended, and was ended."""
 
     code: int
     forced: bool
@@ -48,12 +48,12 @@ class StepEnd:
 
     @property
     def died(self) -> bool:
-        """True if somebody has killed srun: the signals that ask it to stop it takes, once it can."""
+        """True if srun was killed by a signal other than those that ask it to stop, which it handles once it can."""
         return self.code < 0 and not (self.forced or self.blind or -self.code in ASKING)
 
 
 class Orphan:
-    """srun whose parent was killed: nobody gets its exit code, and 0 stands for it."""
+    """An srun whose parent was killed: its exit code is lost, and 0 stands for it."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process, self.pid, self.returncode = process, process.pid, 0
@@ -85,10 +85,10 @@ def follow(
     """Run srun to its end.
 
     Args:
-        signals: what to tell it; None: it is not to be interrupted.
-        failed: whether a rank has said by now that it failed.
-        at_most: seconds that it may take.
-        mpirun: whether it is the ranks' parent, which must see their ends.
+        signals: signals to forward to it; None: it must not be interrupted.
+        failed: returns True if a rank has recorded a failure.
+        at_most: maximum of seconds.
+        mpirun: True if mpirun is the ranks' parent and must notice their ends.
     """
     with open(command.log, "ab") as words:
         step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
@@ -98,7 +98,7 @@ def follow(
 
 def follow_step(step: RunningStep, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
                 mpirun: bool = False) -> StepEnd:
-    """The same for one that runs already."""
+    """Follow a step that is already running, like ``follow``."""
     since = time.monotonic() + at_most - LAG_S
     children = DeadChildren(step.pid, BLIND_S if mpirun else math.inf)
     while step.poll() is None:
@@ -110,16 +110,16 @@ def follow_step(step: RunningStep, signals: Signals | None, failed: Callable[[],
             return StepEnd(_force(step), False, blind=True)
         if time.monotonic() - since > LAG_S:
             return StepEnd(_force(step), True)
-        with suppress(subprocess.TimeoutExpired):  # the end of a step that lasts a moment is noticed in a moment
+        with suppress(subprocess.TimeoutExpired):  # a short step's end is noticed at once
             step.wait(POLL_S)
     return StepEnd(step.returncode, False)
 
 
 def orphans(variable: str, value: str) -> list[Orphan]:
-    """Programs srun, with this environment variable, that a supervisor has left behind here."""
+    """Return srun processes, with this environment variable, that a supervisor has left behind on this host."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # what goes meanwhile, or is not ours; srun has a child of its own name
+        with suppress(psutil.Error, OSError):  # processes that end meanwhile, or are not ours; srun has a child of the same name
             if (process.name() == "srun" and process.environ().get(variable) == value
                     and os.getsid(process.pid) == process.pid):
                 found.append(Orphan(process))
@@ -137,8 +137,7 @@ def _force(step: RunningStep) -> int:
 
 
 def end_steps(job_id: str, grace: float) -> None:
-    """Ask ranks to end that have lost their srun, and wait until they have saved: a helper of srun's ends its step, unless it was
-    killed too."""
+    """Ask ranks without srun to end, and wait until they have saved: a helper of srun ends its step, unless it was killed too."""
     with suppress(CommandFailed, RunFailed):
         cancel(job_id, "TERM")
         deadline = time.monotonic() + grace

@@ -1,7 +1,7 @@
-"""The switches between a job's hosts, as the first of several witnesses knows them.
+"""The switches between a job's hosts, from the first of several sources that knows them.
 
-``scontrol show topology`` is refused on the nodes of some sites, and Slurm's own files may be unreadable there; the daemon
-of every node knows its own place all the same, and tells the tasks that it starts.
+Some sites refuse ``scontrol show topology`` on their nodes, and Slurm's own files may be unreadable there. The daemon of every
+node still knows its own place, and passes it to the tasks that it starts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology, read_topology
 
-FILES = ("topology.yaml", "topology.conf")  # where Slurm finds the first, it passes over the second (25.05)
+FILES = ("topology.yaml", "topology.conf")  # if the first exists, Slurm ignores the second (25.05)
 FOLDER = Path("/etc/slurm")
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
-FLAT = "node"  # the pattern where there are no switches
-STEP_S = 30.0  # seconds for a step that says one line per node, on many of them
+FLAT = "node"  # the pattern without switches
+STEP_S = 30.0  # seconds for a step that prints one line per node, on many of them
 SAY_ADDRESS = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 
@@ -33,12 +33,12 @@ def in_a_step(argv: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TopologySources:
-    """The programs that are asked.
+    """The programs that are queried.
 
     Attributes:
         ask: runs scontrol.
         run: runs a step.
-        folder: where Slurm's files lie, unless beside the one that ``SLURM_CONF`` names.
+        folder: directory of Slurm's files, unless they are beside the file that ``SLURM_CONF`` names.
     """
 
     ask: Runner = ask
@@ -48,15 +48,15 @@ class TopologySources:
 
 
 def switches(hosts: Sequence[str], srun: Sequence[str], sources: TopologySources) -> tuple[SwitchTree, str]:
-    """The tree of switches above ``hosts``, and where it is from; an empty one where no source knows it.
+    """Return the tree of switches above ``hosts``, and its source; an empty tree if no source knows it.
 
     Args:
-        srun: the ranks' command, in whose shape the nodes are asked; none: they are not.
+        srun: the ranks' command, adapted to query the nodes; empty: they are not queried.
     """
     environ, folder = sources.environ, sources.folder
     try:
         return read_topology(show_topology(sources.ask)), SHOW_TOPOLOGY[0]
-    except (CommandFailed, HpcMpError):  # not allowed here, or in words that we do not know
+    except (CommandFailed, HpcMpError):  # not allowed here, or an unknown format
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
     for path in (where / name for where in dict.fromkeys((beside, folder)) for name in FILES):
@@ -79,7 +79,7 @@ def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchT
     if step is None:
         return SwitchTree()
     try:
-        lines = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
+        lines = (line.split() for line in run(step).splitlines())  # a site's prolog may print something too
         return from_addresses((words[1], words[2]) for words in lines if len(words) == 3 and words[0] in hosts)
     except (CommandFailed, HpcMpError):
         return SwitchTree()

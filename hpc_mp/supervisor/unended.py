@@ -1,7 +1,7 @@
-"""Tasks that do not end: srun has begun to end the step of a program, and a node does not tell that its tasks are gone.
+"""Tasks that do not end: srun has begun to end a program's step, and a node does not report the end of its tasks.
 
-A rank of our own engine writes down that it fails, and srun is then waited for no longer than it takes; of a program only srun
-tells. It waits for ever for a node that has died, or was started anew before Slurm noticed that it was dead.
+A rank of our own engine records its failure, and srun then has a limited time to end. A program's end is reported only by srun.
+It waits for ever for a node that has died, or that rebooted before Slurm noticed its death.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.diagnosis.lines import ended_there, ends_step
 
 KILL_WAIT_S = 30.0  # Slurm's default for the seconds between SIGTERM and SIGKILL
-LAUNCHING = "launching StepId="  # of srun: the step begins on a host
-MORE_S = 15.0  # in which a process that was killed is gone
+LAUNCHING = "launching StepId="  # srun's message: the step begins on a host
+MORE_S = 15.0  # in which a killed process is gone
 
 
 class UnendedTasks:
-    """Looks for nodes that do not tell of the ends of their tasks.
+    """Detector of nodes that do not report the ends of their tasks.
 
     Args:
-        log: what srun says, with ``--verbose``.
-        tasks: how many tasks each host has.
-        settings: gives Slurm's own, once they are needed.
-        begins: whether the step is started now: what stands in the log already is of earlier ones.
+        log: srun's log, with ``--verbose``.
+        tasks: number of tasks of each host.
+        settings: returns Slurm's settings, once they are needed.
+        begins: True if the step is started now: earlier lines of the log belong to earlier steps.
 
     Attributes:
-        begun: whether srun has begun to end the step.
-        seconds: for which was then waited.
-        hosts: those that have not told; empty until then.
+        begun: True if srun has begun to end the step.
+        seconds: patience after that.
+        hosts: hosts that have not reported; empty until then.
     """
 
     def __init__(self, log: Path, tasks: Mapping[str, int], settings: Callable[[], Words],
@@ -48,7 +48,7 @@ class UnendedTasks:
         self.hosts: tuple[str, ...] = ()
 
     def noticed(self) -> bool:
-        """Return True if there are such nodes; it is asked again and again."""
+        """Return True if such nodes exist; call it repeatedly."""
         for line in self._lines.read():
             if LAUNCHING in line:
                 self._ended, self.begun = {host: set() for host in self._tasks}, False
@@ -62,6 +62,6 @@ class UnendedTasks:
 
 
 def patience(settings: Words) -> float:
-    """Seconds in which all tasks of a step have ended since srun began to end it."""
+    """Return the seconds in which all tasks of a step end after srun has begun to end it."""
     said = re.match(r"\d+", settings.get("KillWait", ""))
     return (float(said[0]) if said else KILL_WAIT_S) + MORE_S

@@ -13,7 +13,7 @@ from hpc_mp.supervisor.exclusions import poll
 
 
 def main(run: str) -> int:
-    """The exit code: 1 where Slurm or the file system refused."""
+    """Run the watch and return the exit code: 1 if Slurm or the file system refused."""
     try:
         words, code = poll(RunDirectory(Path(run)), os.environ["SLURM_JOB_ID"]), 0
     except (CommandFailed, OSError) as error:

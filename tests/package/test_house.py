@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grimp
 import pytest
+from prose import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "hpc_mp").rglob("*.py"))
@@ -203,3 +204,12 @@ def test_programs_beside_the_package_import_what_it_has() -> None:
 def test_an_import_of_nothing_would_be_seen() -> None:
     (found,) = imported_from("def f():\n    from hpc_mp.planner.order import settle_order")
     assert not offered(*found) and offered("hpc_mp.planner.order", "OrderCost") and offered("hpc_mp.planner", "order")
+
+
+@pytest.mark.parametrize(("text", "seen"), [
+    ("Whether it is so.", True), ("What a rank holds.", True), ("Of all ranks: their bytes.", True),
+    ("``Where``: a place.", True), ("Return what a rank holds.", False), ("The bytes of a rank.", False), ("Whatever.", False)])
+def test_an_opener_that_names_nothing_is_seen(tmp_path: Path, text: str, seen: bool) -> None:
+    """`make lint` runs ``tests/support/prose.py`` over the package."""
+    (tmp_path / "one.py").write_text(f'def f():\n    """{text}"""\n')
+    assert list(faults(tmp_path / "one.py")) == ([(1, text)] if seen else [])

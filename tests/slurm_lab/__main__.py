@@ -15,7 +15,7 @@ from .why_not import why_not
 
 
 def running() -> Cluster:
-    """The lab of this shell."""
+    """Return the lab of this shell."""
     if "SLURM_CONF" not in os.environ:
         raise click.ClickException("no lab is named: first run the export line that `up` printed")
     return Cluster(Path(os.environ["SLURM_CONF"]).parents[1])
@@ -106,7 +106,7 @@ def run(user: str | None, command: tuple[str, ...]) -> None:
 
 
 def ended(result: subprocess.CompletedProcess[str]) -> None:
-    """Pass on what a command said and how it ended."""
+    """Pass on the output and the exit code of a command."""
     sys.stdout.write(result.stdout)
     sys.stderr.write(result.stderr)
     sys.exit(result.returncode)

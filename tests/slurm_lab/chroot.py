@@ -14,7 +14,7 @@ from .cluster import Cluster
 CACHE = Path("/var/tmp/debian-trixie-slurm")
 PACKAGES = (
     "slurm-wlm", "slurmdbd", "munge", "iproute2", "iptables", "procps", "ca-certificates", "libpmix2t64",
-    # what a Python of the machine, which is bound into the lab, may need
+    # dependencies of the machine's Python, which is bound into the lab
     "python3-minimal", "libffi8", "libsqlite3-0", "libbz2-1.0", "libreadline8t64", "libgomp1", "liblzma5",
 )  # fmt: skip
 
@@ -22,9 +22,9 @@ CLIENTS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeu
 
 
 def built(directory: Path = CACHE, mirror: str = "http://deb.debian.org/debian") -> Path:
-    """The directory, made by debootstrap if it is not there yet (330 MB, a minute or more); a half-made one is never left.
+    """Return the directory, created by debootstrap if it does not exist (330 MB, a minute or more). A partial one is never left.
 
-    CalledProcessError, with debootstrap's words, if it cannot be made: not root, no network, no debootstrap.
+    Raises CalledProcessError, with debootstrap's output, if it cannot be created: not root, no network, no debootstrap.
     """
     if not directory.exists():
         with tempfile.TemporaryDirectory(prefix=directory.name, dir=directory.parent) as begun:
@@ -36,7 +36,7 @@ def built(directory: Path = CACHE, mirror: str = "http://deb.debian.org/debian")
 
 
 def why_not_built(directory: Path = CACHE) -> str | None:
-    """Why `built` cannot work here, or None."""
+    """Return the reason why `built` cannot work here, or None."""
     if not directory.exists() and shutil.which("debootstrap") is None:
         return "the newer Slurm needs Debian's debootstrap: apt-get install debootstrap"
     if Path(sys.base_prefix) == Path("/usr"):
@@ -45,9 +45,9 @@ def why_not_built(directory: Path = CACHE) -> str | None:
 
 
 def clients(lab: Cluster, directory: Path) -> Path:
-    """Write programs that run those of the lab into a directory for the PATH, for what runs on this machine itself.
+    """Write wrappers of the lab's programs into a directory for the PATH, for processes on this machine itself.
 
-    They see only what the lab sees of this machine: /tmp, `lab.share` and what it keeps.
+    They see only the lab's view of this machine: /tmp, `lab.share` and the paths that the lab keeps.
     """
     for program in CLIENTS:
         path = directory / program

@@ -1,4 +1,4 @@
-"""A running lab as tests use it: the cluster of `hpc_mp.lab`, with commands on the submit host, jobs, an ordinary user."""
+"""A running lab for tests: the cluster of `hpc_mp.lab`, with commands on the submit host, jobs, and an ordinary user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINISHED = frozenset(
 
 
 class Cluster(cluster.LabCluster):
-    """A running lab, by its directory."""
+    """A running lab, identified by its directory."""
 
     @property
     def share(self) -> Path:
@@ -63,7 +63,7 @@ class Cluster(cluster.LabCluster):
         check: bool = False,
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """`popen`, to its end, with both outputs. After `timeout` seconds its whole session is killed: TimeoutExpired."""
+        """Run `popen` to its end and capture both outputs. After `timeout` seconds, kill its session and raise TimeoutExpired."""
         pipe = subprocess.PIPE
         stdin = subprocess.DEVNULL if input is None else pipe
         process = self.popen(argv, user=user, environ=environ, cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe)
@@ -83,7 +83,7 @@ class Cluster(cluster.LabCluster):
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=timeout)
 
     def mend(self) -> None:
-        """No jobs, every node up, every link whole: as after `up`."""
+        """Restore the state after `up`: no jobs, every node up, every link intact."""
         for user in ("root", USER):
             self.run(["scancel", f"--user={user}"])
         self.unshape()
@@ -97,17 +97,17 @@ class Cluster(cluster.LabCluster):
     # --- Slurm -------------------------------------------------------------------------------------------------------
 
     def sbatch(self, *arguments: str, **keywords: object) -> int:
-        """Submit; the job's id. Keywords as for `run`."""
+        """Submit a job and return its ID. The keywords are those of `run`."""
         answer = self.run(["sbatch", "--parsable", *arguments], check=True, **keywords)  # type: ignore[arg-type]
         return int(answer.stdout.strip().split(";")[0])
 
     def job(self, job_id: int) -> dict[str, str]:
-        """A job's fields as scontrol shows them: JobState, Reason, Restarts, NodeList, ExitCode …"""
+        """Return a job's fields as scontrol shows them: JobState, Reason, Restarts, NodeList, ExitCode …"""
         fields = self.run(["scontrol", "show", "job", "--oneliner", str(job_id)]).stdout.split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
     def wait_job(self, job_id: int, *states: str, timeout: float = 60.0) -> dict[str, str]:
-        """Until the job is in one of the states (default: finished in whatever way); its fields then."""
+        """Wait until the job is in one of the states (default: any finished state), and return its fields."""
         wanted = states or FINISHED
         wait_until(lambda: self.job(job_id)["JobState"] in wanted, f"job {job_id} in {', '.join(wanted)}", timeout, 0.2)
         return self.job(job_id)

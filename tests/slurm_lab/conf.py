@@ -1,4 +1,4 @@
-"""What a lab for tests has in its files beyond what every lab has."""
+"""The additions of a test lab to the configuration files of every lab."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ NEW = {"AuthType": "auth/slurm", "CredType": "cred/slurm", "AuthInfo": "cred_exp
 
 
 def gres_conf(directory: Path, gpus: int) -> str:
-    """Slurm takes only character devices for GPUs: they are copies of /dev/null."""
+    """Return gres.conf. Slurm accepts only character devices as GPUs: they are copies of /dev/null."""
     return f"Name=gpu File={directory}/gpu[0-{gpus - 1}]\n" if gpus else ""
 
 
 def passwd(machine: str, home: Path) -> str:
-    """/etc/passwd of the lab: the machine's, with a home and a shell for nobody, the ordinary user."""
+    """Return /etc/passwd of the lab: the machine's, with a home and a shell for nobody, the ordinary user."""
     lines = [line for line in machine.splitlines() if not line.startswith("nobody:")]
     return "\n".join([*lines, f"nobody:x:65534:65534:nobody:{home}:/bin/bash"]) + "\n"

@@ -1,4 +1,4 @@
-"""Faults of links and nodes that can be planted into a running lab, each for as long as it is entered."""
+"""Faults of links and nodes for a running lab, as context managers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def slow_node(lab: Cluster, node: str, rate: str, base: str) -> Iterator[None]:
-    """A node whose link has another rate than the ``base`` that all have (see ``Cluster.shape``)."""
+    """Set another rate for a node's link than the common ``base`` (see ``Cluster.shape``)."""
     lab.shape(rate, [node])
     try:
         yield
@@ -30,7 +30,7 @@ def slow_node(lab: Cluster, node: str, rate: str, base: str) -> Iterator[None]:
 
 @contextmanager
 def slow_pair(lab: Cluster, a: str, b: str, rate: str, base: str) -> Iterator[None]:
-    """Two nodes that have less between them, both ways, than either has with any other."""
+    """Reduce the rate between two nodes, both ways, below their rate to all other nodes."""
     for sender, receiver in ((a, b), (b, a)):
         port, address = f"p-{receiver}", conf.node_address(lab.number, sender)
         lab.fabric("tc", "qdisc", "replace", "dev", port, "root", "handle", "1:", "htb", "default", "1")
@@ -50,7 +50,7 @@ def slow_pair(lab: Cluster, a: str, b: str, rate: str, base: str) -> Iterator[No
 
 @contextmanager
 def slow_uplink(lab: Cluster, leaf: int, rate: str) -> Iterator[None]:
-    """The cable between leaf switch ``leaf`` (from 1) and the spine, both ways."""
+    """Limit the cable between leaf switch ``leaf`` (from 1) and the spine, both ways."""
     ends = (f"up-s{leaf}", f"dn-s{leaf}")
     for end in ends:
         lab.fabric("tc", "qdisc", "replace", "dev", end, "root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
@@ -63,7 +63,7 @@ def slow_uplink(lab: Cluster, leaf: int, rate: str) -> Iterator[None]:
 
 @contextmanager
 def loss(lab: Cluster, node: str, percent: float) -> Iterator[None]:
-    """So many of a node's packets, coming and going, are lost at the switch."""
+    """Drop ``percent`` of a node's packets, incoming and outgoing, at the switch."""
     dice = f"numgen random mod 10000 < {round(percent * 100)} drop"
     with _dropping(lab, f"iifname p-{node} {dice}", f"oifname p-{node} {dice}"):
         yield
@@ -71,7 +71,7 @@ def loss(lab: Cluster, node: str, percent: float) -> Iterator[None]:
 
 @contextmanager
 def cut_pair(lab: Cluster, a: str, b: str) -> Iterator[None]:
-    """Nothing passes between two nodes."""
+    """Drop all packets between two nodes."""
     one, other = (conf.node_address(lab.number, node) for node in (a, b))
     with _dropping(lab, f"ip saddr {one} ip daddr {other} drop", f"ip saddr {other} ip daddr {one} drop"):
         yield
@@ -79,7 +79,7 @@ def cut_pair(lab: Cluster, a: str, b: str) -> Iterator[None]:
 
 @contextmanager
 def cut_node(lab: Cluster, node: str) -> Iterator[None]:
-    """A node's cable is pulled."""
+    """Pull a node's cable."""
     lab.link(node, False)
     try:
         yield
@@ -89,7 +89,7 @@ def cut_node(lab: Cluster, node: str) -> Iterator[None]:
 
 @contextmanager
 def small_mtu(lab: Cluster, node: str, mtu: int) -> Iterator[None]:
-    """A node's interface takes smaller packets than the others'."""
+    """Set a smaller MTU for a node's interface than for the others."""
     lab.fabric(*lab.network_of(node), "ip", "link", "set", "eth0", "mtu", str(mtu))
     try:
         yield
@@ -99,14 +99,14 @@ def small_mtu(lab: Cluster, node: str, mtu: int) -> Iterator[None]:
 
 @contextmanager
 def throttled(lab: Cluster, node: str, share: float) -> Iterator[None]:
-    """All processes of a node together get ``share`` of one CPU, through a cgroup of this machine."""
+    """Limit all processes of a node together to ``share`` of one CPU, by a cgroup of this machine."""
     name = f"slurm-lab-{lab.number}-{node}"
     new = (CGROUPS / "cgroup.controllers").exists()
     top = CGROUPS if new else CGROUPS / "cpu"
     group, quota = top / name, round(share * PERIOD_US)
     if new:
         (top / "cgroup.subtree_control").write_text("+cpu")
-    group.mkdir(exist_ok=True)  # one that was killed in here has left it
+    group.mkdir(exist_ok=True)  # a process killed in here may have left it
     try:
         if new:
             (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
@@ -121,7 +121,7 @@ def throttled(lab: Cluster, node: str, share: float) -> Iterator[None]:
 
 
 def why_not_throttled() -> str | None:
-    """One sentence, or None when ``throttled`` can do its work here."""
+    """Return the reason why ``throttled`` cannot work here, as one sentence, or None."""
     if (CGROUPS / "cgroup.controllers").exists():
         works = "cpu" in (CGROUPS / "cgroup.controllers").read_text().split()
     else:
@@ -130,8 +130,8 @@ def why_not_throttled() -> str | None:
 
 
 def _move(lab: Cluster, node: str, group: Path) -> None:
-    """All processes of a node, and with them what they start."""
-    for _ in range(2):  # once more for what was being forked
+    """Move all processes of a node, and thereby those that they start, to a cgroup."""
+    for _ in range(2):  # again for processes that were being forked
         for pid in lab.processes(node):
             with suppress(OSError):
                 (group / "cgroup.procs").write_text(str(pid))

@@ -1,6 +1,6 @@
-"""A real Slurm of several hosts on one machine, each host in namespaces of its own.
+"""A real Slurm of several hosts on one machine, each host in its own namespaces.
 
-The cluster of `hpc_mp.lab`, and what only tests need: pretended GPUs, a newer Slurm, a user without rights.
+It is the cluster of `hpc_mp.lab` with additions for tests: fake GPUs, a newer Slurm, an unprivileged user.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["USER", "Cluster", "Lab", "LabError", "wait_until"]
 class Lab(Cluster, lab.Lab):
     """A lab that lives while this object is entered (or from `up` to `down`).
 
-    nodes: how many hosts, n1 … nN, 4 CPUs and 4000 MB each. leaves: the nodes of each leaf switch (default: two halves).
-    gpus: GPUs per node (copies of /dev/null, which nothing can compute on). accounting: slurmdbd with account `acc`.
-    overrides: lines of slurm.conf to add or replace. parent: where the lab's directory, which all nodes see, is made.
-    keep: paths below /tmp that nodes see too, for every node has a /tmp of its own.
-    chroot: a Debian system with Slurm >= 24.11 to live in (see chroot.py); then only `run` and `popen` reach that Slurm.
-    patience: seconds for the nodes to become idle.
+    nodes: number of hosts, n1 … nN, with 4 CPUs and 4000 MB each. leaves: the nodes of each leaf switch (default: two halves).
+    gpus: GPUs per node (copies of /dev/null, without compute). accounting: slurmdbd with account `acc`.
+    overrides: lines of slurm.conf to add or replace. parent: the parent of the lab's directory, which all nodes see.
+    keep: paths below /tmp that nodes also see, although every node has its own /tmp.
+    chroot: a Debian system with Slurm >= 24.11 to run in (see chroot.py); then only `run` and `popen` reach that Slurm.
+    patience: timeout in seconds for the nodes to become idle.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Lab(Cluster, lab.Lab):
 
 
 def closed(paths: Iterable[Path]) -> dict[Path, list[Path]]:
-    """The directories (such as /root) that keep an ordinary user from the paths below them."""
+    """Return the directories (such as /root) that block an ordinary user's access, with the paths below them."""
     found: dict[Path, list[Path]] = {}
     for path in paths:
         for parent in reversed(path.parents):

@@ -1,8 +1,8 @@
 """pyxis and enroot in a directory, for a lab whose srun knows ``--container-image``.
 
-``python -m tests.slurm_lab.pyxis PYXIS ENROOT DIR`` makes it of checkouts of github.com/NVIDIA/pyxis and /enroot;
-``HPC_MP_PYXIS=DIR`` names it to the tests. Needs gcc, make, libslurm-dev, libbsd-dev, and to run squashfs-tools, jq, parallel,
-zstd and curl.
+``python -m tests.slurm_lab.pyxis PYXIS ENROOT DIR`` builds it from checkouts of github.com/NVIDIA/pyxis and /enroot;
+``HPC_MP_PYXIS=DIR`` passes it to the tests. The build needs gcc, make, libslurm-dev and libbsd-dev, running it squashfs-tools,
+jq, parallel, zstd and curl.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .lab import Lab
 NAMED = "HPC_MP_PYXIS"
 KINDS = ("hooks", "mounts", "environ")
 HELPERS = ("aufs2ovlfs", "mksquashovlfs", "mount", "switchroot", "nsenter")
-# Each host of a lab has a /tmp of its own, and the ordinary user's shell is one that refuses.
+# Each host of a lab has its own /tmp, and the ordinary user's shell refuses logins.
 SETTINGS = {"RUNTIME_PATH": "/tmp/enroot-$(id -u)/run", "CACHE_PATH": "/tmp/enroot-$(id -u)/cache",
             "DATA_PATH": "/tmp/enroot-$(id -u)/data", "TEMP_PATH": "/tmp", "LOGIN_SHELL": "no"}
 NEEDS_CGROUPS = "10-cgroups.sh"  # hosts of a lab have none
 
 
 def built(pyxis: Path, enroot: Path, directory: Path) -> Path:
-    """CalledProcessError, with the compiler's words, if it cannot be made."""
+    """Build the directory and return it. Raises CalledProcessError, with the compiler's output, if the build fails."""
     programs, library, settings = directory / "bin", directory / "lib", directory / "etc" / "enroot"
     for place in (programs, library, *(settings / f"{kind}.d" for kind in KINDS)):
         place.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def why_not_pyxis() -> str | None:
 
 @contextmanager
 def lab_with_pyxis() -> Iterator[Lab]:
-    """Two hosts. slurmd finds enroot on the PATH with which it was started."""
+    """Yield a lab of two hosts with pyxis. slurmd finds enroot on the PATH with which it was started."""
     directory, path = Path(os.environ[NAMED]), os.environ["PATH"]
     os.environ["PATH"] = f"{directory / 'bin'}:{path}"
     try:

@@ -1,4 +1,4 @@
-"""Why a lab cannot run here, in words for whoever reads a skipped test."""
+"""The reason why a lab cannot run here, for the reader of a skipped test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FAULTS = {"nft": "nftables"}
 
 
 def why_not(accounting: bool = False) -> str | None:
-    """One sentence, or None when a lab can run."""
+    """Return the reason as one sentence, or None if a lab can run."""
     reason = unfit()
     if reason:
         return f"a Slurm lab cannot run here: {reason}"

@@ -1,4 +1,4 @@
-"""Pages opened in a real browser without a screen: what is drawn, how large, and what the browser complains of."""
+"""Pages opened in a real headless browser: the elements drawn, their sizes, and the browser's complaints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no browser: apt-get 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--hide-scrollbars",
          "--allow-file-access-from-files", "--disable-web-security", "--virtual-time-budget=3000", "--dump-dom")
-# The page is looked at from a frame around it, so that nothing in it is changed: its scripts run under its own policy.
+# The page is inspected from a frame around it, so that it is not changed: its scripts run under its own policy.
 FRAME = """<!doctype html><body style="margin: 0"><pre id="measured"></pre>
 <iframe id="page" width="{width}" height="900" style="border: 0" src="{page}"></iframe>
 <script>document.getElementById("page").addEventListener("load", event => {{
@@ -33,7 +33,7 @@ FRAME = """<!doctype html><body style="margin: 0"><pre id="measured"></pre>
 
 @dataclass(frozen=True)
 class Opened:
-    """What a browser shows. ``figures``: (class or tag, width, height) in pixels; ``complaints``: of its console."""
+    """A page as a browser shows it. ``figures``: (class or tag, width, height) in pixels; ``complaints``: console messages."""
 
     figures: tuple[tuple[str, float, float], ...]
     width: int
@@ -43,12 +43,12 @@ class Opened:
 
     @property
     def overflows(self) -> bool:
-        """Whether the page is wider than its window. A wide figure may lie in a box of its own that scrolls."""
+        """True if the page is wider than its window. A wide figure may be in a separate scrolling box."""
         return self.needed > self.width
 
 
 def opened(page: Path, width: int = 1280) -> Opened:
-    """Open ``page`` in a window of that many pixels."""
+    """Open ``page`` in a window of ``width`` pixels."""
     assert PROGRAM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         frame = Path(folder, "frame.html")

@@ -1,8 +1,8 @@
-"""The files that a file of tests depends on, and a digest of what stands in them.
+"""The files that a file of tests depends on, and a digest of their contents.
 
-A test depends on its own file, on the helpers and the modules of the package that these import, on all that those import, and on
-the data of their rooms. What it starts as a process is known by the verbs that it names: ``"launch"`` stands for
-``hpc_mp.cli.launch`` and for the rooms that a job then runs in.
+A test depends on its own file, on the helpers and package modules that it imports, directly or indirectly, and on the data of
+their rooms. Processes that it starts are recognized by the verbs that it names: ``"launch"`` stands for
+``hpc_mp.cli.launch`` and for the rooms in which a job then runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def graph() -> grimp.ImportGraph:
 
 @cache
 def verbs() -> dict[str, str]:
-    """Verb -> the module of the package that has it."""
+    """Return a dict from verb to its module in the package."""
     sys.path.insert(0, str(ROOT))
     from hpc_mp.cli.main import VERBS
 
@@ -41,7 +41,7 @@ def verbs() -> dict[str, str]:
 
 @cache
 def imported(text: str) -> set[str]:
-    """The names of modules, and of what is taken from them, that a source text imports."""
+    """Return the names of modules, and of objects in them, that a source text imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -52,7 +52,7 @@ def imported(text: str) -> set[str]:
 
 
 def helper(name: str, folder: Path) -> Path | None:
-    """The file of a module that is no part of the package, looked for where pytest does; None for one from elsewhere."""
+    """Return the file of a module outside the package, looked up where pytest does; None for a module from elsewhere."""
     for place in (folder, ROOT / "tests/support", ROOT / "tests", ROOT):
         for file in (place / f"{name.replace('.', '/')}.py", place / name.replace(".", "/") / "__init__.py"):
             if file.is_file():
@@ -61,8 +61,8 @@ def helper(name: str, folder: Path) -> Path | None:
 
 
 def helpers_of(test: Path) -> set[Path]:
-    """The test's file, its ``conftest.py`` files, and the helpers that these import, but for those of all tests: a test that uses
-    the lab imports it by itself."""
+    """Return the test's file, its ``conftest.py`` files, and the helpers that these import, except helpers of all tests: a test
+    that uses the lab imports it itself."""
     beside = {folder / "conftest.py" for folder in test.parents if folder.is_relative_to(ROOT / "tests")}
     waiting, reached = [test, *(file for file in beside if file.is_file())], set[Path]()
     while waiting:
@@ -76,12 +76,12 @@ def helpers_of(test: Path) -> set[Path]:
 
 @cache
 def upstream(module: str) -> frozenset[str]:
-    """All that a module of the package imports, and what those import."""
+    """Return all modules that a module of the package imports, directly or indirectly."""
     return frozenset(graph().find_upstream_modules(module))
 
 
 def modules_of(helpers: Iterable[Path]) -> set[str]:
-    """The modules of the package that these files reach."""
+    """Return the modules of the package that these files reach."""
     texts = [file.read_text(encoding="utf-8") for file in helpers if file != OF_ALL]
     named = {name for text in texts for name in imported(text)} & graph().modules
     starts = any(word in text for text in texts for word in ('"hpc_mp"', "hpc-mp", "hpc_mp.cli"))
@@ -94,7 +94,7 @@ def modules_of(helpers: Iterable[Path]) -> set[str]:
 
 
 def without_prose(text: str) -> str:
-    """The source text of a module without its comments, its layout and its docstrings."""
+    """Return the source text of a module without its comments, its layout and its docstrings."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
@@ -104,7 +104,7 @@ def without_prose(text: str) -> str:
 
 @cache
 def digest_of(file: Path) -> str:
-    """Another one after each change that can change what a test does. The docstrings of verbs do: click shows them."""
+    """Return a digest that changes if the file's behaviour can change. Docstrings of verbs count: click shows them."""
     text = file.read_bytes()
     if file.suffix == ".py" and not file.is_relative_to(ROOT / "hpc_mp/cli"):
         text = without_prose(text.decode()).encode()
@@ -113,7 +113,7 @@ def digest_of(file: Path) -> str:
 
 @cache
 def data_of(room: str) -> tuple[Path, ...]:
-    """The files of a room that are no modules, and those beside the package that it reads."""
+    """Return the files of a room that are not modules, and the files beside the package that it reads."""
     folders = [ROOT / "hpc_mp" / room, *(ROOT / folder for folder, rooms in DATA.items() if room in rooms)]
     files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
     return tuple(sorted(file for file in files if file.suffix not in (".py", ".pyc")))
@@ -132,6 +132,6 @@ def files_of(test: Path) -> list[Path]:
 
 @cache
 def state_of(test: Path) -> str:
-    """A digest of all files that a file of tests depends on."""
+    """Return a digest of all files that a file of tests depends on."""
     lines = (f"{file.relative_to(ROOT)} {digest_of(file)}" for file in files_of(test))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

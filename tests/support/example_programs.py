@@ -1,4 +1,4 @@
-"""The examples of programs, and what tests have to know of each to disturb it and to compare its ends."""
+"""The example programs, and the data that tests need to disturb each and to compare its results."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from hpc_mp.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `python` is the one of the tests
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # on which `python` is that of the tests
 LAUNCH = [sys.executable, "-m", "hpc_mp", "launch", "job.toml"]
 Tensors = Mapping[str, torch.Tensor]
 
 
 def of_shards(run: Path) -> Tensors:
-    """All that ranks have saved as parts, put together."""
+    """Return the parts that the ranks have saved, assembled."""
     reader = HuggingFaceStorageReader(str(run / "checkpoints/step-40"))
     whole: dict[str, Any] = {name: torch.empty(kept.size, dtype=kept.properties.dtype)  # type: ignore[union-attr]
                              for name, kept in reader.read_metadata().state_dict_metadata.items()}
-    with warnings.catch_warnings(action="ignore"):  # that this is one process
+    with warnings.catch_warnings(action="ignore"):  # the warning that this is one process
         dcp.load(whole, storage_reader=reader, no_dist=True)
     return whole
 
@@ -57,13 +57,13 @@ def of_plate(run: Path) -> Tensors:
 
 @dataclass(frozen=True)
 class Example:
-    """What a test has to know of an example.
+    """The data that a test needs about an example.
 
-    pace: the words before which a step of it can be slowed down, so that it can be disturbed.
-    first: what is there once it has saved for the first time.
-    forget: words of it, and those in their place by which a resumed one lacks a part of what was saved.
-    parameters: what a run has saved last. needs: a library that not every installation of the tests has.
-    steps: those that rank 0 says something of; it saves after a quarter of them. seconds: that a slow one takes longer.
+    pace: the source text before which a step can be slowed down, so that the example can be disturbed.
+    first: the path that exists after the first save.
+    forget: source text, and its replacement that makes a resumed run lose a part of the saved state.
+    parameters: reads the last state that a run saved. needs: a library that may not be installed.
+    steps: the steps that rank 0 reports; it saves after a quarter of them. seconds: the delay per step of a slow example.
     """
 
     pace: str
@@ -77,7 +77,7 @@ class Example:
 
     @property
     def later(self) -> Sequence[int]:
-        """The steps after it has saved for the first time."""
+        """The steps after the first save."""
         return self.steps[len(self.steps) // 4:]
 
     @property
@@ -118,7 +118,7 @@ def installed(name: str) -> Example:
 
 
 def copy(name: str, directory: Path, slow: bool = False) -> Path:
-    """An example in a directory with a blank in its path; slowed down, so that it can be disturbed."""
+    """Copy an example to a directory with a blank in its path; if ``slow``, with delays, so that it can be disturbed."""
     made, of = directory / f"{name} {slow}", EXAMPLES[name]
     shutil.copytree(ROOT / "examples" / name, made)
     made.chmod(0o777)
@@ -143,13 +143,13 @@ def local(example: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def steps(run: RunDirectory) -> list[int]:
-    """Those that ranks of its newest attempt have printed: a rank that had found no others would have spoken too."""
+    """Return the steps that ranks of the newest attempt have printed: isolated ranks would have printed them too."""
     logs = [*run.path.glob("log/rank-*.log"), *run.path.glob("log/node-*.log")]
     return [int(step) for log in logs for step in re.findall(r"^(?:\d+: )?step (\d+) ", log.read_text(), re.MULTILINE)]
 
 
 def assert_same(example: Example, one: RunDirectory, other: RunDirectory) -> None:
-    """But for the order in which gradients add up: DDP packs them anew after the first step of a process."""
+    """Assert equal parameters, up to the summation order of gradients: DDP rebuilds its buckets after a process's first step."""
     first, second = example.parameters(one.path), example.parameters(other.path)
     assert first.keys() == second.keys() != set()
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-5

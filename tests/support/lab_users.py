@@ -1,4 +1,4 @@
-"""Which tests use the Slurm of the lab: those that ask for its fixture, by themselves or through another one."""
+"""Tests that use the Slurm of the lab: they request its fixture, directly or through another fixture."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 @cache
 def lab_users(file: Path) -> frozenset[str]:
-    """The names of a file's test functions that get the fixture ``lab`` of all tests."""
+    """Return the names of a file's test functions that use the common fixture ``lab``."""
     functions = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
     fixtures = {each.name: _asked_for(each) for each in functions
                 if any("attr='fixture'" in ast.dump(mark) for mark in each.decorator_list)}
-    users = set() if "lab" in fixtures else {"lab"}  # a file with a lab of its own
+    users = set() if "lab" in fixtures else {"lab"}  # a file with its own lab
     while grown := {name for name, asked in fixtures.items() if asked & users} - users:
         users |= grown
     return frozenset(each.name for each in functions if each.name.startswith("test_") and _asked_for(each) & users)
@@ -25,7 +25,7 @@ def uses_the_lab(root: Path, nodeid: str) -> bool:
 
 
 def _asked_for(function: ast.FunctionDef) -> set[str]:
-    """The fixtures of a test or a fixture: its arguments, and those that ``usefixtures`` names."""
+    """Return the fixtures of a test or a fixture: its arguments, and those that ``usefixtures`` names."""
     marked = {node.value for mark in function.decorator_list if "usefixtures" in ast.dump(mark) for node in ast.walk(mark)
               if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)} | marked

@@ -1,4 +1,4 @@
-"""What the tests of the emulator and of the launcher share."""
+"""Helpers shared by the tests of the emulator and of the launcher."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ global_batch = 8
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A word in the environment of all that a test starts; what lives ten seconds after it is an error, and killed."""
+    """Yield a word for the environment of all processes of a test. Processes alive ten seconds after it are killed: an error."""
     word = uuid.uuid4().hex
     yield word
     deadline = time.monotonic() + 10
@@ -50,7 +50,7 @@ def mark() -> Iterator[str]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The living processes whose environment carries ``mark``."""
+    """Return the living processes whose environment carries ``mark``."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -62,18 +62,18 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def environment(mark: str, path: Path | None = None, **more: str) -> dict[str, str]:
-    """Ours with ``mark`` and ``more``, for a process that imports what we can; from ``path`` before all others."""
+    """Return our environment with ``mark`` and ``more``, for a process with our import path, preceded by ``path``."""
     return {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(map(str, filter(None, [path, *sys.path]))), **more}
 
 
 def command(job: Path, overrides: Sequence[str], *options: str) -> list[str]:
-    """The arguments of the real ``launch`` on emulated nodes, with ``overrides`` of the job file."""
+    """Return the arguments of the real ``launch`` on emulated nodes, with ``overrides`` of the job file."""
     return [sys.executable, "-m", "hpc_mp", "launch", str(job), "--on", "local", "--json", *options,
             *(word for override in overrides for word in ("--set", override))]
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait for ``condition`` and return what it gives."""
+    """Wait until ``condition`` returns a true value, and return the value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -100,12 +100,12 @@ def said(run: RunDirectory, rank: int, kind: str, time: float, attempt: int = 1)
 
 
 def record(step: int, attempt: int = 1, seconds: float = 1.0, loss: float = 1.0) -> str:
-    """A line of ``metrics.jsonl``."""
+    """Return a line of ``metrics.jsonl``."""
     return line_of(StepMetrics(step, loss, 100 * step, seconds, 100 / seconds, 1.0, 0, attempt=attempt))
 
 
 def python_program(path: Path, text: str) -> Path:
-    """An executable that runs ``text`` with this Python, whose path may hold blanks: no first line can name such a one."""
+    """Write an executable that runs ``text`` with this Python, whose path may have blanks, which ``#!`` does not support."""
     source = path.with_name(f"{path.name}.py")
     source.write_text(text)
     path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(source))} "$@"\n')

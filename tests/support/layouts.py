@@ -1,4 +1,4 @@
-"""Small real jobs for the exactness tests: text with partly ignored labels, tiny models, one process to compare with."""
+"""Small real jobs for the exactness tests: text with partly ignored labels, tiny models, and a one-process reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpc_mp.train.data import IGNORE, Samples, load_tokens
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.precision import StaysDouble
 
-# Sizes that nothing divides evenly: 5 layers, a vocabulary of 307, an intermediate size of 102; 8 heads over 4 key-value heads.
+# Sizes without even divisors: 5 layers, a vocabulary of 307, an intermediate size of 102; 8 heads over 4 key-value heads.
 MODELS: dict[str, str] = {
     "gpt2": 'model_type = "gpt2", n_layer = 5, n_embd = 32, n_head = 8, n_inner = 102, vocab_size = 307, n_positions = 32, '
             "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0",
@@ -41,7 +41,7 @@ MODELS["mixtral"] = MODELS["llama"].replace("llama", "mixtral") + (
     ", num_local_experts = 5, num_experts_per_tok = 2, sliding_window = 7")  # of 24 tokens
 MODELS["llama-tied"] = MODELS["llama"] + ", tie_word_embeddings = true"
 MODELS["gpt2-untied"] = MODELS["gpt2"] + ", tie_word_embeddings = false"
-# What else a config may ask of the same code: biases, a head size of its own, a padding row, scaled rotary positions …
+# Other options of configs for the same code: biases, a separate head size, a padding row, scaled rotary positions …
 LLAMA = MODELS["llama"]
 VARIANTS: dict[str, str] = {
     "llama with biases": LLAMA + ", attention_bias = true, mlp_bias = true",
@@ -59,7 +59,7 @@ VARIANTS: dict[str, str] = {
     "mixtral with one choice of many experts": MODELS["mixtral"].replace("num_local_experts = 5, num_experts_per_tok = 2",
                                                                          "num_local_experts = 40, num_experts_per_tok = 1"),
     "gpt2 scaled by layer": MODELS["gpt2"] + ", scale_attn_by_inverse_layer_idx = true",
-    # Frequencies that transformers chooses by the largest position it is given: of 24, ranks and documents have fewer than 20.
+    # Frequencies that transformers chooses by the largest position: of 24 positions, ranks and documents have fewer than 20.
     **{f"{model} with {kind}": f"{MODELS[model].replace('sliding_window = 7', 'head_dim = 4')}, "
                                f"rope_parameters = {{ {scaling}, rope_theta = 5000.0 }}"
        for model in ("llama", "qwen2", "mixtral") for kind, scaling in {
@@ -70,7 +70,7 @@ VARIANTS: dict[str, str] = {
     "gpt2 with relu": MODELS["gpt2"] + ', activation_function = "relu"',
 }
 
-DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # where the engine computes; plain transformers always does on the CPU
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # the device of the engine; plain transformers always uses the CPU
 JOB = """
 [job]
 name = "exact"
@@ -96,8 +96,8 @@ seed = 7
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: loss and gradient norm of every step, None in one without labels, parameters at the end (engine
-    shapes), and what share of the choices of every step experts dropped, None without a capacity."""
+    """The result of a run: loss and gradient norm of every step (None in a step without labels), final parameters (engine
+    shapes), and the share of expert choices dropped in every step (None without a capacity)."""
 
     losses: tuple[Any, ...]
     norms: tuple[Any, ...]
@@ -105,7 +105,7 @@ class Result:
     dropped: tuple[Any, ...]
 
     def distance(self, other: Result) -> float:
-        """The largest difference of any loss, norm or parameter."""
+        """Return the largest difference of any loss, norm or parameter."""
         assert self.parameters.keys() == other.parameters.keys()
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=True)]
         assert all((a is None) == (b is None) for a, b in pairs)
@@ -115,7 +115,7 @@ class Result:
 
 
 def write_text(directory: Path) -> None:
-    """Rows of prompts and completions: the prompts' tokens do not count in the loss, so microbatches count differently."""
+    """Write rows of prompts and completions. Prompt tokens do not count in the loss, so counts differ between microbatches."""
     words = (Path(json.__file__).read_text() + Path(json.decoder.__file__).read_text()).split()
     rows = []
     for start in range(0, len(words) - 40, 23):
@@ -125,7 +125,7 @@ def write_text(directory: Path) -> None:
 
 
 def write_job(directory: Path, model: str = "gpt2", more: str = "") -> Path:
-    """A job file with its text; the directory is made."""
+    """Write a job file and its text; the directory is created."""
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory)
     path = directory / "job.toml"
@@ -140,14 +140,14 @@ def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, context: int = 1, **more: object) -> list[str]:
-    """Overrides of a job: the degrees, and further keys of ``[parallel]``."""
+    """Return overrides of a job: the degrees, and further keys of ``[parallel]``."""
     settings = {"tensor": tensor, "pipeline": pipeline, "context": context} | more
     return [f"job.ranks_per_node={tensor * pipeline * data * context}",
             *(f"parallel.{key}={value}" for key, value in settings.items())]
 
 
 def start(spec: JobSpec) -> RunDirectory:
-    """A run directory as ``launch`` writes it."""
+    """Create a run directory as ``launch`` writes it."""
     run = create_run(Path(spec.job.directory), spec.job.name)
     order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
     degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, spec.parallel.context, spec.parallel.expert)
@@ -174,7 +174,7 @@ def run_engine(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Ru
 
 
 def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str]) -> Result:
-    """What ``launch --resume`` writes before it starts the ranks again, and what they then come to."""
+    """Write the files that ``launch --resume`` writes before it restarts the ranks, and return the result of the run."""
     spec = job(directory, model, overrides)
     degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, expert=spec.parallel.expert)
     run.job.write_text(dump_job(spec))
@@ -192,17 +192,17 @@ def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:
 
 
 def run_plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int] = ()) -> Result:
-    """One process of plain transformers and torch.optim, on the same samples from the same first values.
+    """Train one process of plain transformers and torch.optim on the same samples, from the same initial values.
 
     Args:
-        skipped: steps (from 0) after whose backward nothing is updated.
-        documents: tokens of each document of the text, where they are separate.
+        skipped: steps (from 0) without an update after the backward.
+        documents: the number of tokens of each document of the text, if documents are separate.
     """
     return run_ranks(1, _plain, spec, skipped, documents)[0]
 
 
 def plain_model(spec: JobSpec, checkpoint: Path) -> PreTrainedModel:
-    """Plain transformers' model with the parameters of a checkpoint, and the job's capacity of experts."""
+    """Return plain transformers' model with the parameters of a checkpoint and the job's expert capacity."""
     model, state = _built(spec), parameters(spec, checkpoint)
     _limit(model, spec)
     with torch.no_grad():
@@ -216,13 +216,13 @@ def _built(spec: JobSpec) -> PreTrainedModel:
     values = {key: value for key, value in config.items() if key != "model_type"}
     with StaysDouble():
         hugging_face = AutoConfig.for_model(config["model_type"], **values)
-        hugging_face._experts_implementation = "eager"  # the others of transformers know no fp64
+        hugging_face._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
         return AutoModelForCausalLM.from_config(hugging_face).double()
 
 
 def _limit(model: PreTrainedModel, spec: JobSpec) -> list[Tensor]:
-    """Let experts take as many choices of each sample as the job says; the others get no weight. What comes back is filled: for
-    each layer that is computed from now on, which choices were taken, counted one by one."""
+    """Limit the choices of each sample per expert to the job's capacity; choices beyond it get no weight. The returned list is
+    filled later: for each layer computed, a mask of the choices that were taken, counted one by one."""
     found: list[Tensor] = []
     if spec.train.expert_capacity is None:
         return found
@@ -246,7 +246,7 @@ def _limit(model: PreTrainedModel, spec: JobSpec) -> list[Tensor]:
 
 
 def _router_losses(spec: JobSpec, choices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """What routers add to the loss of a global batch: of each layer and sample by itself, by the papers' formulas."""
+    """Return the routers' addition to the loss of a global batch, computed per layer and sample by the papers' formulas."""
     total, length = torch.zeros((), dtype=torch.float64), spec.data.sequence_length
     for logits, chosen in choices:
         for of_sample, taken in zip(logits.split(length), chosen.split(length), strict=True):
@@ -261,8 +261,8 @@ def _router_losses(spec: JobSpec, choices: Sequence[tuple[Tensor, Tensor]]) -> T
 def _separated(
     firsts: Sequence[int], length: int, documents: Sequence[int], window: int | None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """For samples that begin with these tokens: position_ids and a 4D mask for transformers' models, and which labels are of
-    their token's own document."""
+    """Return, for samples that begin with these tokens, position_ids and a 4D mask for transformers' models, and a mask of the
+    labels that belong to their token's own document."""
     of_token = torch.tensor([number for number, tokens in enumerate(documents) for _ in range(tokens)])
     rows = torch.stack([of_token[first:first + length + 1] for first in firsts])
     inputs, places = rows[:, :-1], torch.arange(length)
@@ -302,7 +302,7 @@ def _plain(spec: JobSpec, skipped: Collection[int], documents: Sequence[int]) ->
     losses: list[float | None] = []
     norms: list[float | None] = []
     dropped: list[float | None] = []
-    choices: list[tuple[Tensor, Tensor]] = []  # of the routers: logits, and the experts chosen
+    choices: list[tuple[Tensor, Tensor]] = []  # of the routers: logits, and the chosen experts
     for router in (module for name, module in model.named_modules() if name.endswith(".mlp.gate")):
         router.register_forward_hook(lambda _, inputs, output: choices.append((output[0], output[2])))
     taken = _limit(model, spec)
@@ -320,7 +320,7 @@ def _plain(spec: JobSpec, skipped: Collection[int], documents: Sequence[int]) ->
         taken.clear()
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
         counted = int((labels != IGNORE).sum())
-        if counted == 0:  # there is nothing to learn from: the engine leaves the parameters as they are
+        if counted == 0:  # no labels: the engine does not change the parameters
             losses.append(None)
             norms.append(None)
             continue

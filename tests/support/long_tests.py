@@ -1,7 +1,7 @@
-"""The cases that `make test` leaves to `make prove` because of what they cost, read from ``tests/long.tsv``.
+"""The cases that `make test` leaves to `make prove` because of their cost, read from ``tests/long.tsv``.
 
-A line has the seconds of CPU of a case, with all processes that it starts, a tab, and its name. A case stands there if it takes
-more than 5 s, or if the cheaper cases of its function take 3 s already. This file is a plugin of pytest.
+A line has the CPU seconds of a case, with all processes that it starts, a tab, and its name. A case is listed if it takes more
+than 5 s, or if the cheaper cases of its function already take 3 s. This file is a pytest plugin.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ LIST = Path(__file__).resolve().parents[1] / "long.tsv"
 
 
 def long_cases() -> dict[str, float]:
-    """Seconds of CPU by the name of the case."""
+    """Return CPU seconds by name of the case."""
     rows = (line.split("\t") for line in LIST.read_text(encoding="utf-8").splitlines())
     return {name: float(seconds) for seconds, name in rows}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark them before pytest looks at marks."""
+    """Mark the long cases before pytest evaluates marks."""
     names = long_cases()
     for item in items:
         if item.nodeid in names:

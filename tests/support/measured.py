@@ -1,4 +1,4 @@
-"""Rates between nodes as a survey measures them, made up for leaves of our choice."""
+"""Synthetic rates between nodes, as a survey would measure them, for given leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAST, NOISE = 25.0, 0.05
 
 def measure(groups: Groups, across: float = 0.5, rounds: int | None = None, seed: int = 0,
             change: Callable[[str, str, float], float] = lambda _a, _b, rate: rate) -> LinkRates:
-    """Rates between nodes under leaves, ``across`` of them as fast as inside; pairs of random rounds only, or all."""
+    """Return rates between nodes; between leaves they are ``across`` times those inside. Pairs are all, or from random rounds."""
     random = Random(seed)
     of = {node: number for number, nodes in enumerate(groups) for node in nodes}
     nodes = tuple(of)

@@ -1,4 +1,4 @@
-"""The folders of the tests that a change to one room can fail: its own, and those of the rooms that import it.
+"""The test folders that a change to one room can break: its own, and those of the rooms that import it.
 
 ``python tests/support/neighbours.py ROOM`` prints them; ``make test ROOM=launch`` runs them.
 """
@@ -14,17 +14,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def importers(room: str, graph: grimp.ImportGraph) -> set[str]:
-    """The rooms with a module that imports one of ``room``, and ``room`` itself."""
+    """Return the rooms with a module that imports one of ``room``, and ``room`` itself."""
     inside = {f"hpc_mp.{room}", *graph.find_descendants(f"hpc_mp.{room}")}
     found = {importer for module in inside for importer in graph.find_modules_that_directly_import(module)}
     return {room, *(name.split(".")[1] for name in found)}
 
 
 def neighbours(room: str) -> list[str]:
-    """The folders of tests, relative to the checkout.
+    """Return the test folders, relative to the checkout.
 
     Raises:
-        SystemExit: for a room that there is not, with those that there are.
+        SystemExit: the room does not exist; the message lists those that do.
     """
     rooms = sorted(path.parent.name for path in ROOT.glob("hpc_mp/*/__init__.py"))
     if room not in rooms:

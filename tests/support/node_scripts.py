@@ -1,4 +1,4 @@
-"""slurm/node-start.sh and node-end.sh, run as srun would on one node."""
+"""slurm/node-start.sh and node-end.sh, run as srun would run them on one node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ODD = "a run's \"odd\" $(place) & co"
 
 
 class Node:
-    """A node's view: its own disk, and the run directory."""
+    """A node: its own disk, and the run directory."""
 
     def __init__(self, base: Path) -> None:
         self.run = base / ODD
@@ -34,7 +34,7 @@ class Node:
                               capture_output=True, text=True)
 
     def start(self, *arguments: object, **environ: object) -> str:
-        """stderr of a start that went well."""
+        """Run a start that must succeed, and return its stderr."""
         done = self.bash("node-start.sh", *arguments, **environ)
         assert done.returncode == 0, done.stderr
         return done.stderr

@@ -1,4 +1,4 @@
-"""Placements that several tests draw on."""
+"""Placements shared by several tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpc_mp.layout.placement import Degrees, Placement, place
 
-# 64 ranks, 8 a node: order | (nodes spanned, hops) for T P D, at T4 P4 D4 | T2 P4 D8 | T8 P4 D2
+# 64 ranks, 8 per node: order | (nodes spanned, hops) for T P D, at T4 P4 D4 | T2 P4 D8 | T8 P4 D2
 COSTS = """
 DPT | 1,0 2,1 4,3 | 1,0 1,0 8,7 | 1,0 4,3 2,1
 PDT | 1,0 4,3 2,1 | 1,0 4,3 2,1 | 1,0 4,3 2,1

@@ -1,4 +1,4 @@
-"""Slurm's programs, played by scripts on PATH: what they were given is kept, what they say is set by the test."""
+"""Slurm's programs, faked by scripts on PATH. Their arguments are recorded; tests set their output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAKE_CLI = Path(__file__).parents[1] / "launch" / "fake_cli.py"
 
 
 class Cluster:
-    """A directory of fake Slurm programs. ``state``: what squeue says; sbatch runs ``job`` (a shell line)."""
+    """A directory of fake Slurm programs. ``state``: the output of squeue; sbatch runs ``job`` (a shell line)."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.folder = folder / "bin", folder

@@ -1,10 +1,10 @@
-"""``make prove``: runs the proofs that have not passed on the files as they are, as many as the time allows, and lists the rest.
+"""``make prove``: runs the proofs that have not passed on the current files, as time allows, and lists the rest.
 
     python tests/support/proofs.py [--minutes 90] [WORDS OF PYTEST …]
 
-A proof that passes is written down at once, with a digest of the files that it depends on (``dependencies``), in the user's
-cache: what is killed loses nothing, and every checkout with the same files knows it. One that this machine cannot run is written
-down with the reason and is tried again each time. This file is a plugin of pytest too.
+A proof that passes is recorded at once in the user's cache, with a digest of the files that it depends on (``dependencies``). A
+killed run loses nothing, and every checkout with the same files shares the record. A proof that this machine cannot run is
+recorded with the reason and tried again each time. This file is also a pytest plugin.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ END = "HPC_MP_PROVE_UNTIL"  # unix seconds, for the plugin
 
 
 def memory() -> Path:
-    """The file with a line for each proof that passed, or that could not run."""
+    """Return the file with a line for each proof that passed or could not run."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("HPC_MP_PROVED", cache / "hpc-mp" / "proved.jsonl"))
 
 
 def noted() -> dict[str, str]:
-    """By key, why a proof could not run; empty for one that passed."""
+    """Return by key the reason why a proof could not run; empty for one that passed."""
     file = memory()
     if not file.exists():
         return {}
@@ -65,7 +65,7 @@ def due(proofs: Iterable[str]) -> list[str]:
 
 
 def collected(words: Sequence[str]) -> list[str]:
-    """All proofs there are, or those that pytest's words choose."""
+    """Return all proofs, or those that pytest's arguments select."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *WHICH, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 5):
@@ -78,7 +78,7 @@ def collected(words: Sequence[str]) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What has passed is not run again."""
+    """Deselect proofs that have passed."""
     if END not in os.environ:
         return
     wanted = set(due([item.nodeid for item in items]))
@@ -88,12 +88,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """When the time is over no proof is begun: workers go through the rest of their queues without a word."""
+    """Start no proof after the deadline: workers silently skip the rest of their queues."""
     return True if time.time() > float(os.environ.get(END, "inf")) else None
 
 
 class Noting:
-    """In the process that reports: notes what passes and what cannot run."""
+    """A plugin for the reporting process that records the proofs that pass or cannot run."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:

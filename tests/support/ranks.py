@@ -1,4 +1,4 @@
-"""Runs a function on N forked ranks: what a rank imports is imported once, so that 8 ranks take seconds."""
+"""Functions run on N forked ranks. The imports of a rank happen only once, so that 8 ranks take seconds."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ for module in (module for family in FAMILIES.values() for module in family.modul
 
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
-    """Call ``function(*args)`` on every rank with Slurm's variables set; returns the results by rank.
+    """Call ``function(*args)`` on every rank with Slurm's variables set, and return the results by rank.
 
     Raises:
-        RuntimeError: with the traceback of the first rank that failed, or when time is up. No rank is left behind.
+        RuntimeError: a rank failed (with the traceback of the first), or the timeout expired. No rank is left running.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -106,6 +106,6 @@ def _collect(children: dict[int, tuple[int, int]], world: int, deadline: float) 
 
 
 def train(job_file: Path) -> int:
-    """What a rank of a launched run does, ended without the interpreter's own exit."""
+    """Run a rank of a launched run, without the interpreter's normal exit."""
     # the fork shares pytest's captured streams: the engine replaces them, and the child never returns to pytest
     return main(job_file)

@@ -1,4 +1,4 @@
-"""What Slurm 24.11 really says about jobs in many states: run as a program, this asks it anew and writes the files."""
+"""Recorded output of Slurm 24.11 about jobs in many states. Run as a program, this module records it again."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpc_mp.cluster.slurm.job import LINE
 
 RECORDED = Path(__file__).parents[1] / "golden" / "queue"
 JSON, LINES, SHOWN = "squeue-24.11.json", "squeue-24.11.lines", "scontrol-24.11.lines"
-# Of the 150 fields of a job in squeue --json, those that are read, and two to know it by.
+# Of the 150 fields of a job in squeue --json, those that are read, and two that identify it.
 FIELDS = ("job_id", "name", "user_name", "array_job_id", "array_task_id", "array_task_string", "het_job_id", "het_job_offset",
           "job_state", "state_reason", "state_description", "start_time", "nodes", "restart_cnt", "exit_code")
-# Of the 50 words of scontrol for a job.
+# The selection from the 50 words of scontrol for a job.
 WORDS = ("JobId", "ArrayJobId", "ArrayTaskId", "HetJobId", "HetJobOffset", "JobName", "JobState", "Reason", "Restarts",
          "ExitCode", "StartTime", "ReqNodeList", "ExcNodeList", "NodeList", "BatchHost")
-# job: its options. Each ends, or stays, in another state.
+# job: its options. Each ends or remains in a different state.
 JOBS: dict[str, tuple[str, ...]] = {
     "running": ("--nodes=2", "--wrap=sleep 600"),
     "failed": ("--wrap=exit 3",),
@@ -36,21 +36,21 @@ JOBS: dict[str, tuple[str, ...]] = {
 
 
 def play(lab: Cluster) -> dict[str, int]:
-    """Bring a job into each state; their ids. The last one's state lasts for KillWait, 5 s."""
+    """Bring a job into each state and return the job IDs. The last one's state lasts for KillWait, 5 s."""
     ids = {name: lab.sbatch(f"--job-name={name}", *options) for name, options in JOBS.items()}
     for name in ("failed", "killed"):
         lab.wait_job(ids[name])
     for name in ("running", "requeued", "array", "components", "clearing up"):
         lab.wait_job(ids[name], "RUNNING")
     lab.run(["scontrol", "requeue", str(ids["requeued"])], check=True)
-    time.sleep(1)  # the trap must stand
+    time.sleep(1)  # the trap must be set
     lab.run(["scancel", str(ids["clearing up"])], check=True)
     lab.wait_job(ids["clearing up"], "COMPLETING")
     return ids
 
 
 def answers(lab: Cluster) -> dict[str, str]:
-    """What each program says at one moment, by the name of its file."""
+    """Return the output of each program at one moment, by the name of its file."""
     document = json.loads(lab.run(["squeue", "--states=all", "--json"], check=True).stdout)
     jobs = [{field: job[field] for field in FIELDS} for job in document["jobs"]]
     shown = lab.run(["scontrol", "show", "job", "--oneliner"], check=True).stdout
@@ -63,7 +63,7 @@ def answers(lab: Cluster) -> dict[str, str]:
 
 
 def shape(value: Any) -> Any:
-    """The names and kinds in a JSON value, without what it says."""
+    """Return the names and types in a JSON value, without its values."""
     if isinstance(value, dict):
         return {name: shape(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -80,14 +80,14 @@ if __name__ == "__main__":
 
 
 def wrapped(number: int | None) -> dict[str, Any]:
-    """A number as 24.11 writes it."""
+    """Return a number in the form of 24.11."""
     return {"set": number is not None, "infinite": False, "number": number or 0}
 
 
 def record_24(job_id: int, states: list[str], reason: str, nodes: str = "", start: int | None = None, code: int = 0,
               signal: int | None = None, array: tuple[int, int | None, str] = (0, None, ""), het: tuple[int, int] = (0, 0),
               restarts: int = 0, description: str = "") -> dict[str, Any]:
-    """A job of ``squeue --json`` of 24.11 (data_parser/v0.0.42)."""
+    """Return a job in the form of ``squeue --json`` of 24.11 (data_parser/v0.0.42)."""
     return {
         "job_id": job_id, "array_job_id": wrapped(array[0]), "array_task_id": wrapped(array[1]),
         "array_task_string": array[2], "het_job_id": wrapped(het[0]), "het_job_offset": wrapped(het[1]),

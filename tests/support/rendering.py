@@ -1,6 +1,6 @@
-"""Jobs whose scripts are tested, the golden files of them, and how bash and sbatch read a script.
+"""Jobs whose scripts are tested, their golden files, and the reading of a script by bash and sbatch.
 
-``python tests/support/rendering.py`` writes the golden files anew.
+``python tests/support/rendering.py`` rewrites the golden files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ RUN = Path("/scratch/runs/job/0001")
 PYTHON = "/opt/hpc-mp/bin/python"
 CPU = {"device": "cpu"}
 GPUS = {"device": "cuda", "nodes": 4, "ranks_per_node": 8}
-# Nodes that exist in slurm.conf only, asleep in a cloud: sbatch --test-only counts with them.
+# Nodes that exist only in slurm.conf, powered down in a cloud: sbatch --test-only takes them into account.
 BIG = "CPUs=128 Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=512000 Feature=a100,ib,big State=CLOUD"
 CONF = {"NodeName": f"h[1-4] {BIG} Gres=gpu:h100:8", f"NodeName=a[1-6] {BIG} Gres": "gpu:a100:8",
         "PartitionName": "gpu Nodes=h[1-4] State=UP", "TopologyPlugin": "topology/none", "Licenses": "fs:4",
         "SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": "3600"}
 
-# form: what the job file says. Each is rendered for each release.
+# form: the contents of the job file. Each is rendered for each release.
 FORMS: dict[str, dict[str, Any]] = {
     "cpu": {"job": CPU | {"name": "small"}},
     "gpus-per-node": {"job": GPUS, "slurm": {"gpu_type": "h100", "partition": "gpu"}},
@@ -93,7 +93,7 @@ def job(**sections: Any) -> AnySpec:
 
 
 def facts(version: Version | None = None, **more: Any) -> ClusterFacts:
-    """A cluster of nodes with 64 cores of two threads."""
+    """Return the facts of a cluster of nodes with 64 cores of two threads."""
     return ClusterFacts(version, **{"cpus": 128, "threads_per_core": 2, "topology": "topology/tree"} | more)
 
 
@@ -102,14 +102,14 @@ def text(spec: AnySpec, run: Path = RUN, known: ClusterFacts | None = None) -> s
 
 
 def form(name: str, version: Version | None, **sections: Any) -> str:
-    """The script of a form for a release."""
+    """Return the script of a form for a release."""
     spec = job(**FORMS[name] | sections)
     runs = [RUN.with_name(f"{number:04d}") for number in range(1, max(1, len(runs_of(spec.sweep))) + 1)]
     return render(spec, runs, facts(version), python=PYTHON).text
 
 
 def golden(name: str, version: Version) -> Path:
-    """The file that holds a form for a release: its own, else that of the nearest earlier one."""
+    """Return the golden file of a form for a release: its own, else that of the nearest earlier release."""
     kept = (GOLDEN / f"{name}.{print_version(known)}.sbatch" for known in reversed(releases()) if known <= version)
     return next((path for path in kept if path.exists()), GOLDEN / f"{name}.{print_version(releases()[0])}.sbatch")
 
@@ -126,8 +126,8 @@ def write_golden() -> None:
 
 # --- as bash runs it --------------------------------------------------------------------------------------------------
 
-# All stand-ins are bash: they start in a moment, and paths may hold blanks.
-# The launching interpreter, as the host program: notes what it got and starts what stands behind "--".
+# All stand-ins are bash scripts: they start quickly, and paths may have blanks.
+# The launching interpreter, as the host program: records its arguments and starts the command after "--".
 FAKE_HOST = """#!/bin/bash
 [[ $4 == --after ]] && exit "$5"
 printf '%s\\0' "$0" "$@" > "$RECORD.argv"
@@ -137,7 +137,7 @@ until [[ $1 == -- ]]; do shift; done
 shift
 "$@"
 """
-# What srun starts stands behind its options; of a container's command too.
+# The command that srun starts follows its options and those of a container's command.
 FAKE_SRUN = """#!/bin/bash
 until [[ $1 == bash ]]; do shift; done
 exec "$@"
@@ -161,7 +161,7 @@ def executable(path: Path, content: str) -> Path:
 
 
 def execute(folder: Path, script: str, run: Path, **environ: str) -> dict[str, Any]:
-    """Run a script as the batch host does, with stand-ins for srun and the rank; what each was given."""
+    """Run a script as the batch host does, with stand-ins for srun and the rank, and return the input of each."""
     bin = folder / "bin"
     executable(bin / "srun", FAKE_SRUN)
     for name in ("module", "apptainer"):
@@ -195,7 +195,7 @@ def execute(folder: Path, script: str, run: Path, **environ: str) -> dict[str, A
 
 
 def read_by_sbatch(line: str) -> list[str]:
-    """``get_argument`` of src/sbatch/opt.c, in Python: the words of a directive."""
+    """Return the words of a directive: ``get_argument`` of src/sbatch/opt.c in Python."""
     words: list[str] = []
     at = 0
     while True:
@@ -229,7 +229,7 @@ def read_by_sbatch(line: str) -> list[str]:
 
 
 def directives(script: str) -> list[str]:
-    """The words of all directives, as sbatch gets them: those before the first command."""
+    """Return the words of all directives before the first command, as sbatch gets them."""
     head = re.split(r"^(?!#|$)", script, maxsplit=1, flags=re.M)[0]
     return [word for line in head.splitlines() if line.startswith("#SBATCH") for word in read_by_sbatch(line[7:])]
 

@@ -1,4 +1,4 @@
-"""Training jobs on the lab's Slurm: launched by the real command, compared with one process of plain transformers."""
+"""Training jobs on the lab's Slurm, launched by the real command and compared with one process of plain transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWO = ("job.nodes=2", "job.ranks_per_node=1", "parallel.zero=1")
 
 
 def write_job(directory: Path, more: str = "health = false\n") -> Path:
-    """A job file with its text in a directory that every node sees; to look at each node takes a second of a processor."""
+    """Write a job file and its text in a directory that every node sees. A health check costs one CPU second per node."""
     path = layouts.write_job(directory, more='[environment]\nset = { OMP_NUM_THREADS = "1" }\n' + more)
     directory.chmod(0o777)  # an ordinary user launches from it too
     return path
@@ -42,7 +42,7 @@ def launch_command(job: Path, overrides: Sequence[str], *options: str) -> list[s
 
 def command(lab: Cluster, *words: str | Path, user: str | None = None, timeout: float = 240,
             environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """``hpc-mp WORDS``: root's from this machine and warm, another user's on the submit host, as all on a newer Slurm."""
+    """Run ``hpc-mp WORDS``: for root, warm on this machine; for other users, and always on a newer Slurm, on the submit host."""
     if user is None and getattr(lab, "chroot", None) is None:
         return warm.Program(hpc_mp(*words)[1:], lab.environ | (environ or {})).end(timeout)
     return lab.run(hpc_mp(*words), user=user, timeout=timeout, environ=environ)
@@ -50,7 +50,7 @@ def command(lab: Cluster, *words: str | Path, user: str | None = None, timeout: 
 
 def launch(lab: Cluster, job: Path, overrides: Sequence[str], *options: str, user: str | None = None, code: int = 0,
            timeout: float = 240, environ: dict[str, str] | None = None) -> dict[str, Any]:
-    """``hpc-mp launch --wait`` to the job's end; what it reports."""
+    """Run ``hpc-mp launch --wait`` to the end of the job, and return its report."""
     words = launch_command(job, overrides, "--wait", *options)[3:]
     done = command(lab, *words, user=user, timeout=timeout, environ=own_ledger(job) | (environ or {}))
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{logs(job)}"
@@ -59,7 +59,7 @@ def launch(lab: Cluster, job: Path, overrides: Sequence[str], *options: str, use
 
 
 def submit(lab: Cluster, job: Path, overrides: Sequence[str], user: str | None = None) -> tuple[RunDirectory, str]:
-    """``hpc-mp launch`` without waiting: the run and its job's id."""
+    """Run ``hpc-mp launch`` without waiting, and return the run and its job ID."""
     done = command(lab, *launch_command(job, overrides)[3:], user=user, timeout=120, environ=own_ledger(job))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -67,13 +67,13 @@ def submit(lab: Cluster, job: Path, overrides: Sequence[str], user: str | None =
 
 
 def light(job: Path, does: str = "true") -> str:
-    """The override by which ranks are a shell that does this, where it does not matter that they train: no torch is imported."""
+    """Return an override that replaces ranks by a shell command, for tests that need no training: torch is not imported."""
     script = f"#!/bin/sh\n{does}\n"
     return f"slurm.python={executable(job.parent / 'rank', script)}"
 
 
 def own_ledger(job: Path) -> dict[str, str]:
-    """Bad nodes that one test finds are no other test's."""
+    """Return an environment with a separate ledger of bad nodes for each test."""
     state = job.parent / "state"
     state.mkdir(exist_ok=True)
     state.chmod(0o777)
@@ -81,7 +81,7 @@ def own_ledger(job: Path) -> dict[str, str]:
 
 
 def logs(job: Path) -> str:
-    """All that the newest run says, for a failed assertion."""
+    """Return all logs of the newest run, for a failed assertion."""
     runs = sorted(job.parent.glob("runs/*/[0-9]*"))
     if not runs:
         return "no run"
@@ -90,7 +90,7 @@ def logs(job: Path) -> str:
 
 
 def losses(run: str | Path) -> list[float]:
-    """Of every step, each of which is there once and in order."""
+    """Return the loss of every step. Each step must be there once and in order."""
     lines = read_lines(RunDirectory(Path(run)).metrics)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     return [line["loss"] for line in lines]
@@ -101,7 +101,7 @@ def steps(run: RunDirectory) -> int:
 
 
 def until(condition: Callable[[], object], what: str, timeout: float = 120) -> float:
-    """Wait for it; the seconds that it took."""
+    """Wait for a condition, and return the seconds that it took."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < timeout, f"not within {timeout} s: {what}"
@@ -110,7 +110,7 @@ def until(condition: Callable[[], object], what: str, timeout: float = 120) -> f
 
 
 def emulated(job: Path, overrides: Sequence[str]) -> list[float]:
-    """The losses of the same job on emulated nodes."""
+    """Return the losses of the same job on emulated nodes."""
     words = [*hpc_mp("launch", job, "--on", "local", "--json"), *(word for each in overrides for word in ("--set", each))]
     done = warm.Program(words[1:], os.environ).end(240)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Faults planted into a lab of shaped links in random places, and what the survey has to say of each."""
+"""Faults planted at random places into a lab of shaped links, and the expected diagnosis of each by the survey."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = "200mbit"
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault to enter, and the one diagnosis that it must give: its code and its members."""
+    """A fault to plant, and the only diagnosis that it must cause: its code and its members."""
 
     words: str
     fault: AbstractContextManager[None]
@@ -56,7 +56,7 @@ def cut_node(lab: Lab, dice: random.Random) -> Plant:
 
 
 def throttled_cpu(lab: Lab, dice: random.Random) -> Plant:
-    node, share = dice.choice(lab.nodes), round(dice.uniform(0.06, 0.12), 2)  # less than foreign load leaves to the others
+    node, share = dice.choice(lab.nodes), round(dice.uniform(0.06, 0.12), 2)  # less than other load leaves to the other nodes
     return Plant(f"{node} gets {share:.0%} of a CPU", faults.throttled(lab, node, share), "node-cpu", (node,))
 
 
@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[Lab, random.Random], Plant]] = {
 
 
 def surveyed(lab: Lab, show: Show = lambda _step, _state: None) -> Report:
-    """A survey of all nodes of the lab, from this machine."""
+    """Survey all nodes of the lab from this machine."""
     os.environ["SLURM_CONF"] = lab.environ["SLURM_CONF"]
     try:
         return run(SurveyRequest(nodelist=lab.nodes), show)
@@ -87,7 +87,7 @@ def surveyed(lab: Lab, show: Show = lambda _step, _state: None) -> Report:
 
 
 def planted(lab: Lab, kind: str, dice: random.Random) -> tuple[str, str | None]:
-    """Plant, survey, mend: words for a table, and what is wrong with the diagnosis (None: nothing)."""
+    """Plant, survey, mend. Return words for a table, and the error of the diagnosis (None if correct)."""
     plant = KINDS[kind](lab, dice)
     begin = time.monotonic()
     with plant.fault:

@@ -1,7 +1,7 @@
-"""Python programs as forks of this process: to import torch and transformers anew would take each some seconds of a processor.
+"""Python programs as forks of this process, which saves each the CPU seconds of importing torch and transformers.
 
-They are processes of their own with an environment, arguments, output and an exit code of their own; what they start is real,
-but for the emulator's zygote, which is forked from them in the same way.
+They are separate processes with their own environment, arguments, output and exit code. The processes that they start are real,
+except for the emulator's zygote, which is forked from them in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks  # noqa: F401  (imports what is to be shared)
+import ranks  # noqa: F401  (imports the shared modules)
 
 from hpc_mp.launch.emulator import emulator, zygote
 
@@ -27,10 +27,10 @@ POLL_S = 0.01
 
 
 class Fork:
-    """A function in a fork of this process, with the part of ``subprocess.Popen`` that is needed here.
+    """A function in a fork of this process, with the part of the ``subprocess.Popen`` interface that is needed here.
 
     Args:
-        streams: open files that become its standard input, output and errors.
+        streams: open files that become its standard input, output and error.
     """
 
     def __init__(self, function: Callable[[], int | None], streams: Sequence[int], env: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float = 300.0) -> int:
-        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired, and kills it."""
+        """Return the exit code, negative for a signal. After the timeout, kill it and raise subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ def _become(function: Callable[[], int | None], streams: Sequence[int], env: Map
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0)  # that of pytest-timeout is not for us
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the timer of pytest-timeout must not fire here
         code = function() or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -86,16 +86,16 @@ def _become(function: Callable[[], int | None], streams: Sequence[int], env: Map
 
 
 def _let_go() -> None:
-    """Of all files but the standard streams, as ``exec`` does. Their numbers stay taken: objects that live on may close them."""
+    """Close all files but the standard streams, as ``exec`` does. Their numbers stay taken: surviving objects may close them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # the directory's own
+        with suppress(OSError):  # the descriptor of the directory itself
             if number > 2 and number != nothing and not os.get_inheritable(number):
                 os.dup2(nothing, number, inheritable=False)
 
 
 class Program:
-    """``python ARGUMENTS`` (``-m MODULE …`` or ``FILE …``), warm; ``end`` reads its output."""
+    """A warm ``python ARGUMENTS`` (``-m MODULE …`` or ``FILE …``); ``end`` reads its output."""
 
     def __init__(self, arguments: Sequence[str | Path], env: Mapping[str, str]) -> None:
         words = list(map(str, arguments))
@@ -116,7 +116,7 @@ class Program:
             self.process = Fork(program, [nothing.fileno(), *self._said], env)
 
     def end(self, timeout: float) -> subprocess.CompletedProcess[str]:
-        """Wait for it. Raises subprocess.TimeoutExpired."""
+        """Wait for the program and return its result. Raises subprocess.TimeoutExpired."""
         code = self.process.wait(timeout)
         said = []
         for number in self._said:
@@ -127,12 +127,12 @@ class Program:
 
 
 def warm_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process itself emulates from now on has warm zygotes."""
+    """Give warm zygotes to emulated nodes of this process from now on."""
     monkeypatch.setattr(emulator, "subprocess", _Subprocess())
 
 
 class _Subprocess:
-    """Stands for the module in which the emulator finds ``Popen``."""
+    """A stand-in for the module in which the emulator finds ``Popen``."""
 
     @staticmethod
     def Popen(argv: Sequence[str], *, stdin: int, stdout: int, env: Mapping[str, str], **_: Any) -> Fork:

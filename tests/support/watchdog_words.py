@@ -1,4 +1,4 @@
-"""What a rank says whose NCCL watchdog finds that a collective does not end (torch 2.13, ProcessGroupNCCL.cpp)."""
+"""The messages of a rank whose NCCL watchdog detects a collective that does not end (torch 2.13, ProcessGroupNCCL.cpp)."""
 
 from __future__ import annotations
 

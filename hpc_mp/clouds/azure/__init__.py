@@ -1,4 +1,4 @@
-"""Azure CycleCloud: a parser of cluster templates, a catalogue of Azure's sizes, and a linter that asks nobody."""
+"""Azure CycleCloud: a parser of cluster templates, a catalogue of Azure's sizes, and an offline linter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that the rules look at: the template, what it comes to, and what stands beside it."""
+"""The input of the linter's rules: the template, its resolved values, and the files beside it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpc_mp.clouds.azure.template import Attribute, Parsed, TemplateSection, par
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One template to judge.
+    """A template to check.
 
     Attributes:
-        file: the template's name, as it is shown.
-        values: what each parameter comes to, by name in lower case.
-        given: the file of parameters, None without one.
-        project: the project's directory, None without one.
+        file: the template's name, as shown in findings.
+        values: resolved value of each parameter, by name in lower case.
+        given: the file of parameters; None if there is none.
+        project: the project's directory; None if there is none.
     """
 
     file: str
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def nodes(self) -> Iterator[ResolvedNode]:
-        """Every node of every cluster, abstract ones too."""
+        """All nodes of all clusters, including abstract ones."""
         return (node for cluster in self.clusters for node in cluster.nodes)
 
     @property
@@ -61,7 +61,7 @@ def read_case(text: str, *, file: str = "template", given: Given | None = None, 
 
 
 def evaluated(section: TemplateSection) -> Iterator[Attribute]:
-    """The attributes whose values are more than text for the form."""
+    """Yield the attributes whose values are not only text for the form."""
     for each in section.attributes:
         of_form = each.key.startswith(("config.", "widget.")) and each.assign == "="
         if each.key not in ("label", "description") and not of_form:
@@ -69,6 +69,6 @@ def evaluated(section: TemplateSection) -> Iterator[Attribute]:
 
 
 def meant(word: str, known: Iterable[str], likeness: float = 0.82) -> str | None:
-    """The known word that this one is a misspelling of; None if it is none, or is known itself."""
+    """Return the known word that this one probably misspells; None if there is none, or if the word itself is known."""
     near = nearest(word, known, likeness)
     return near[0] if near and near[0].casefold() != word.casefold() else None

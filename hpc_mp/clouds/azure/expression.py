@@ -1,7 +1,7 @@
-"""The value of an attribute: text, a parameter, a list, or an expression, worked out as far as its names are known.
+"""Evaluation of an attribute's value: text, a parameter, a list, or an expression, as far as its names are known.
 
-Expressions stand in ``${…}``, behind ``:=`` and behind ``= =``: literals, names, calls, lists ``{a, b}``, records
-``[Name=a; Other=b]`` and their entries ``a[b]  a.b``, and the operators of ``_LEVELS``, the loosest first, below ``? :``.
+Expressions are in ``${…}``, after ``:=`` and after ``= =``. They consist of literals, names, calls, lists ``{a, b}``, records
+``[Name=a; Other=b]`` and their entries ``a[b]  a.b``, and the operators of ``_LEVELS``, in ascending precedence above ``? :``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LONGEST = 100_000
 
 
 class Unreadable(Exception):
-    """The text is no expression; the message says why, in a few words."""
+    """Raised for text that is not an expression; the message states the reason in a few words."""
 
 
 class Unknown:
-    """The one value that nobody knows yet."""
+    """The type of ``UNKNOWN``, the value that is not known yet."""
 
 
 UNKNOWN: Final = Unknown()
@@ -32,7 +32,7 @@ Known = Any  # str, int, float, bool, None (undefined), tuple, dict or UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value, UNKNOWN where it depends on what is not known; the names that it refers to; the parameter, if it is just one."""
+    """A value (UNKNOWN if it depends on unknown values), the names that it refers to, and the parameter if it is only one."""
 
     value: Known
     names: tuple[str, ...] = ()
@@ -59,10 +59,10 @@ _ITEM = re.compile(rf"\s*({_STRING}|[^,]*)\s*(?:,|$)")
 
 
 def read(attribute: Attribute, parameters: Mapping[str, Known]) -> Reading:
-    """Work a value out; ``parameters`` by name in lower case.
+    """Evaluate a value; ``parameters`` by name in lower case.
 
     Raises:
-        Unreadable: an expression in it cannot be read.
+        Unreadable: an expression in the value cannot be parsed.
     """
     raw = attribute.raw
     if raw[:3] in TRIPLE:
@@ -88,7 +88,7 @@ def read(attribute: Attribute, parameters: Mapping[str, Known]) -> Reading:
 
 
 def names_of(attribute: Attribute) -> tuple[str, ...]:
-    """The names that a value refers to; none if it cannot be read."""
+    """Return the names that a value refers to; none if it cannot be parsed."""
     try:
         return read(attribute, {}).names
     except Unreadable:
@@ -100,7 +100,7 @@ def _names(readings: list[Reading]) -> tuple[str, ...]:
 
 
 def _word(text: str, parameters: Mapping[str, Known]) -> Reading:
-    """A value that stands by itself behind ``=``, or in a list there."""
+    """Evaluate a single value after ``=``, or an item of a list there."""
     if found := _NAME.fullmatch(text):
         return Reading(parameters.get(found[1].casefold(), UNKNOWN), (found[1],), found[1])
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
@@ -119,7 +119,7 @@ def _expression(text: str, parameters: Mapping[str, Known]) -> Reading:
 
 
 def _unquoted(text: str) -> str:
-    """The meaning of a string in quotes; in single ones nothing is escaped."""
+    """Return the content of a quoted string; single quotes have no escapes."""
     return _ESCAPE.sub(lambda found: _LETTERS.get(found[1], found[1]), text[1:-1]) if text[0] == '"' else text[1:-1]
 
 
@@ -128,7 +128,7 @@ def _number(text: str) -> float:
 
 
 class _Reader:
-    """An expression, worked out while it is read: each method takes the tokens of one form, and returns its value."""
+    """An evaluating parser of expressions: each method consumes the tokens of one form and returns its value."""
 
     def __init__(self, text: str, parameters: Mapping[str, Known]) -> None:
         found = [*_TOKEN.finditer(text)]
@@ -140,7 +140,7 @@ class _Reader:
         self.names: list[str] = []
 
     def take(self, *signs: str) -> str:
-        """Go past the token at hand if it is one of these signs, which is returned; else return ""."""
+        """Consume the current token and return it if it is one of these signs; else return ""."""
         sign = self._tokens[self._at].casefold()
         self._at += bool(sign) and sign in signs
         return sign if sign in signs else ""
@@ -204,7 +204,7 @@ class _Reader:
         return self._parameters.get(self.names[-1].casefold(), UNKNOWN)
 
     def _indexed(self, found: Known, depth: int) -> Known:
-        """``found`` with what stands behind it in brackets and behind dots: an entry of a record."""
+        """Return the entry of the record ``found`` that the following brackets and dots select, or ``found`` itself."""
         while sign := self.take("[", "."):
             at = self._series("]", depth, most=1)[0] if sign == "[" else self._name()
             named = {name.casefold(): value for name, value in found.items()} if isinstance(found, dict) else {}
@@ -212,7 +212,7 @@ class _Reader:
         return found
 
     def _series(self, end: str, depth: int, most: int = 0) -> list[Known]:
-        """Values up to a closing bracket; ``most`` of 1: there is exactly one."""
+        """Parse values up to a closing bracket; ``most`` of 1: exactly one value."""
         if not most and self.take(end):
             return []
         found = [self.choice(depth + 1)]
@@ -239,7 +239,7 @@ def _chosen(condition: Known, yes: Known, no: Known) -> Known:
 
 
 def _same(left: Known, right: Known) -> bool:
-    """Text is compared without regard to case; true is not 1."""
+    """Return True if both values are equal. Text is compared case-insensitively; true is not equal to 1."""
     if isinstance(left, str) and isinstance(right, str):
         return left.casefold() == right.casefold()
     return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
@@ -275,7 +275,7 @@ def _together(parts: list[Known]) -> Known:
 
 
 def _called(function: str, given: list[Known]) -> Known:
-    """The value of a call of one of the functions that templates use; of others (a pattern may take for ever) it is not known."""
+    """Evaluate a call of a function that templates use; others (a pattern may take forever to match) are UNKNOWN."""
     match function, given:
         case "ifthenelse", [condition, yes, no]:
             return _chosen(condition, yes, no)

@@ -1,4 +1,4 @@
-"""What a cluster on Azure can be made of: sizes of the catalogue of machines; images and heads of ``cyclecloud/images.toml``."""
+"""Components of a cluster on Azure: sizes from the machine catalogue; images and heads from ``cyclecloud/images.toml``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = "cyclecloud/names.toml"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image; what each field is stands in the file."""
+    """An image; its fields are documented in the file."""
 
     name: str
     arch: str
@@ -33,7 +33,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What runs beside the nodes that train, on their processor architecture: sizes, and the image of those without GPUs."""
+    """The machines beside the training nodes, of the same processor architecture: their sizes, and the image without GPUs."""
 
     scheduler: str
     login: str
@@ -43,7 +43,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Sizes and images by name in lower case; heads by processor; names that there are by kind of section."""
+    """Sizes and images by name in lower case; heads by processor architecture; valid names by kind of section."""
 
     heads: Mapping[str, Heads]
     sizes: Mapping[str, MachineType]
@@ -54,13 +54,14 @@ class Offer:
         return self.sizes.get(name.casefold())
 
     def image(self, name: str) -> Image | None:
-        """By URN, with or without its version, or by CycleCloud's name."""
+        """Return the image by URN, with or without version, or by CycleCloud's name."""
         urn = re.sub(r"^([^:]+:[^:]+:[^:]+):[^:]*$", r"\1", name.strip())
         return self.images.get(urn.casefold())
 
 
 def load_offer() -> Offer:
-    """
+    """Load the offer.
+
     Raises:
         HpcMpError: the file was not installed, or a user's file of machines is wrong.
     """
@@ -82,11 +83,11 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _drivers(size: MachineType) -> str:
-    """The drivers that a size needs, as images name them; "" for a size without GPUs."""
+    """Return the drivers that a size needs, as named by images; "" for a size without GPUs."""
     return {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}.get(size.gpu_vendor, "")
 
 
-# What keeps an image from a size, the gravest first: the code of the linter's rule, when, and in words.
+# Reasons why an image does not fit a size, the gravest first: (code of the linter's rule, condition, text).
 _IMAGE_FAULTS: tuple[tuple[str, Callable[[Image, MachineType], bool], Callable[[Image, MachineType], str]], ...] = (
     ("CC601", lambda image, size: image.arch not in (size.arch, "unknown"),
      lambda image, size: f"is for {image.arch}, and {size.name} is {size.arch}"),
@@ -105,5 +106,5 @@ _IMAGE_FAULTS: tuple[tuple[str, Callable[[Image, MachineType], bool], Callable[[
 
 
 def image_fault(image: Image, size: MachineType) -> tuple[str, str] | None:
-    """The gravest fault of an image on a size: the rule's code, and what is wrong; None if it fits."""
+    """Return the gravest fault of an image on a size as (code of the rule, text); None if it fits."""
     return next(((code, words(image, size)) for code, wrong, words in _IMAGE_FAULTS if wrong(image, size)), None)

@@ -1,4 +1,4 @@
-"""The parameters of a template: their declaration, what each comes to by default, and a file of values."""
+"""The parameters of a template: their declarations, their resolved values, and a file of values."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _PLAIN = (str, int, float, bool, dict)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """``[[[parameter name]]]``; ``attributes`` by name in lower case, the last of each."""
+    """A section ``[[[parameter name]]]``; ``attributes`` by name in lower case, the last of each."""
 
     name: str
     line: int
     attributes: Mapping[str, Attribute]
 
     def text(self, attribute: str) -> str:
-        """A plain value in lower case, "" where there is none."""
+        """Return the plain value of an attribute in lower case, "" if it does not exist."""
         found = self.attributes.get(attribute)
         return found.plain.casefold() if found else ""
 
     def known(self, attribute: str, values: Mapping[str, Known] | None = None) -> Known:
-        """The value of an attribute, by itself or with these parameters; UNKNOWN where it is left out or cannot be told."""
+        """Return the value of an attribute, evaluated with these parameters; UNKNOWN if it is missing or cannot be evaluated."""
         found = self.attributes.get(attribute)
         try:
             return read(found, values or {}).value if found else UNKNOWN
@@ -39,44 +39,44 @@ class Parameter:
 
     @property
     def kind(self) -> str:
-        """Its ParameterType in lower case; a check box makes it Boolean, an integer's text box Integer."""
+        """The ParameterType in lower case; a check box implies Boolean, an integer text box Integer."""
         boxed = "boolean" if self.text("widget.plugin").endswith("booleancheckbox") else ""
         whole = "integer" if self.text("config.integeronly") == "true" else ""
         return self.text("parametertype") or self.text("config.parametertype") or boxed or whole or "string"
 
     def is_required(self, values: Mapping[str, Known]) -> bool:
-        """Whether it has to have a value where the others have these."""
+        """Return True if the parameter needs a value, given the values of the others."""
         return self.text("required") == "true" or self.known("conditions.required", values) is True
 
     @property
     def is_label(self) -> bool:
-        """Whether it only shows text in the form, and has no value."""
+        """True if the parameter only shows text in the form and has no value."""
         return "htmltemplate" in self.text("config.plugin") + self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A file of values, as ``cyclecloud import_cluster -p`` takes it."""
+    """A file of values for ``cyclecloud import_cluster -p``."""
 
     file: str
     text: str
     values: Mapping[str, Any]
 
     def line(self, name: str) -> int:
-        """Where a value stands, the last of several; 1 if that cannot be seen."""
+        """Return the line of a value, the last of several; 1 if it is not found."""
         key = rf"{re.escape(json.dumps(name))}\s*:"
         found = [*re.finditer(rf"^\s*{key}", self.text, re.MULTILINE)] or [*re.finditer(key, self.text)]
         return self.text[:found[-1].end()].count("\n") + 1 if found else 1
 
 
 def declared(sections: Iterable[TemplateSection]) -> tuple[Parameter, ...]:
-    """Every parameter among these sections, in the order of the file."""
+    """Return all parameters among these sections, in the order of the file."""
     return tuple(Parameter(section.name, section.line, {each.key: each for each in section.attributes})
                  for section in sections if section.key == "parameter" and section.name)
 
 
 def values(parameters: tuple[Parameter, ...], given: Given | None) -> dict[str, Known]:
-    """What each parameter comes to, by name in lower case: what is given, else its default, else UNKNOWN."""
+    """Return the value of each parameter by name in lower case: the given value, else its default, else UNKNOWN."""
     found = {each.name.casefold(): each.known("defaultvalue") for each in parameters}
     found |= {name.casefold(): _from_json(value) for name, value in (given.values if given else {}).items() if value is not None}
     return {name: UNKNOWN if isinstance(value, str) and not value else value for name, value in found.items()}
@@ -93,9 +93,10 @@ def is_given(value: Known) -> bool:
 
 
 def read_given(path: Path) -> Given:
-    """
+    """Read a file of values.
+
     Raises:
-        HpcMpError: it cannot be read, or is no JSON object.
+        HpcMpError: the file cannot be read, or is not a JSON object.
     """
     remedy = 'write parameters as {"Region": "westeurope", "Autoscale": true}'
     try:

@@ -9,12 +9,12 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.clouds.azure.template import TemplateSection, parse
 
-LARGEST = 1 << 20  # bytes of a script that are read
+LARGEST = 1 << 20  # read at most this many bytes of a script
 
 
 @dataclass(frozen=True, slots=True)
 class InitScript:
-    """A file in ``scripts`` of a spec; ``file``: its path, as it is shown."""
+    """A file in ``scripts`` of a spec; ``file``: its path, as shown in findings."""
 
     name: str
     file: str
@@ -23,7 +23,7 @@ class InitScript:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """``specs``: letter by letter, for they are parts of paths on the node."""
+    """A CycleCloud project. ``specs``: names in their original case, because they are parts of paths on the node."""
 
     name: str
     version: str
@@ -32,9 +32,10 @@ class Project:
 
 
 def read_project(directory: Path) -> Project:
-    """
+    """Read a project.
+
     Raises:
-        HpcMpError: it is no directory, or cannot be read.
+        HpcMpError: ``directory`` is not a directory, or cannot be read.
     """
     if not directory.is_dir():
         raise HpcMpError(f"--project {directory}", "is no directory", "name the directory that holds project.ini")
@@ -60,7 +61,7 @@ def _script(path: Path) -> InitScript:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``[[[cluster-init locker/project:spec:version]]]``; version "" is the newest."""
+    """A section ``[[[cluster-init locker/project:spec:version]]]``; version "" is the newest."""
 
     project: str
     spec: str
@@ -68,6 +69,6 @@ class Reference:
 
 
 def reference(section: TemplateSection) -> Reference | None:
-    """The spec that a section of that kind refers to; None if its name has another form."""
+    """Return the spec to which a cluster-init section refers; None if its name has another form."""
     found = re.fullmatch(r"(?:[\w.\-]+/)*([\w.\-]+):(?!\d+\.\d)([\w.\-]+)(?::(\$?[\w.\-]+))?", section.name)
     return Reference(found[1], found[2], found[3] or "") if found else None

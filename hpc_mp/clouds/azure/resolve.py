@@ -1,4 +1,4 @@
-"""What each node of a cluster comes to: its own attributes over those it extends over ``[[node defaults]]``."""
+"""Resolved nodes of a cluster: a node's attributes override those it extends, which override ``[[node defaults]]``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hpc_mp.clouds.azure.offer import Offer
 from hpc_mp.clouds.azure.template import NODE_KINDS, Attribute, TemplateSection
 
 DEFAULTS = "defaults"
-SCALE_SET_DEFAULT = 40  # Azure.MaxScalesetSize where it is left out
-_LONGEST_LINE = 50  # nodes that extend each other
+SCALE_SET_DEFAULT = 40  # default of Azure.MaxScalesetSize
+_LONGEST_LINE = 50  # maximum length of a chain of nodes that extend each other
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSetting:
-    """An attribute as it counts for a node.
+    """An effective attribute of a node.
 
     Attributes:
-        name: in full, with the prefix of its configuration.
-        value: UNKNOWN where it depends on what is not known before the cluster is made.
-        line: where it was written, be it in another node.
-        parameter: the parameter that it takes its value from, if it is just that.
+        name: full name, with the prefix of its configuration.
+        value: value; UNKNOWN if it depends on values that are not known before the cluster is created.
+        line: line of its definition, possibly in another node.
+        parameter: the parameter that is its whole value, if any.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ResolvedSetting:
 
     @property
     def text(self) -> str:
-        """The value as text; a list as it was written; "" where it is neither."""
+        """The value as text; a list as written; "" if it is neither."""
         if isinstance(self.value, tuple):
             return self.raw.strip("\"")
         return self.value if isinstance(self.value, str) else ""
@@ -59,13 +59,13 @@ class ResolvedSetting:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The texts in it: of a list, of a text with commas, or the one."""
+        """The items of a list or of a text with commas."""
         items = self.value if isinstance(self.value, tuple) else self.text.split(",")
         return tuple(str(each).strip() for each in items if str(each).strip())
 
     @property
     def shown(self) -> str:
-        """The value with the parameter that it comes from."""
+        """The value as text, with its parameter."""
         value = str(self.value).lower() if isinstance(self.value, bool | int | float) else self.text or self.raw[:40]
         return value + (f" (${self.parameter})" if self.parameter else "")
 
@@ -75,10 +75,10 @@ class ResolvedNode:
     """A node or node array of a cluster.
 
     Attributes:
-        attributes: by name in lower case; what is ``undefined`` is left out.
-        configuration: the same for its ``[[[configuration]]]``, names in full.
-        specs: the names of its cluster-init sections, in lower case.
-        sizes: those of its MachineType that the catalogue knows.
+        attributes: attributes by name in lower case, without those that are ``undefined``.
+        configuration: likewise for its ``[[[configuration]]]``, by full name.
+        specs: names of its cluster-init sections, in lower case.
+        sizes: sizes of its MachineType that are in the catalogue.
     """
 
     section: TemplateSection
@@ -111,7 +111,9 @@ class ResolvedNode:
 
     @property
     def partition(self) -> str:
-        """The name of its partition of Slurm: that of a node array with settings for one, unless slurm.autoscale is false."""
+        """The name of its Slurm partition, "" if it has none: a node array with partition settings has one, unless
+        slurm.autoscale is false.
+        """
         of_slurm = any(self.configured(f"slurm.{key}") for key in ("partition", "hpc", "autoscale", "default_partition"))
         scaled = self.configured("slurm.autoscale")
         if not self.is_array or not of_slurm or self.role not in ("", "execute") or (scaled and scaled.is_false):
@@ -121,7 +123,7 @@ class ResolvedNode:
 
     @property
     def is_hpc(self) -> bool:
-        """Return if its machines are put into one placement group: slurm.hpc is true unless it says otherwise."""
+        """True if its machines are in one placement group: slurm.hpc is true by default."""
         found = self.configured("slurm.hpc")
         return found is None or found.is_true
 
@@ -138,7 +140,7 @@ class ResolvedNode:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCluster:
-    """``[cluster name]`` with its nodes."""
+    """A section ``[cluster name]`` with its nodes."""
 
     section: TemplateSection
     autoscale: ResolvedSetting | None
@@ -156,7 +158,7 @@ class ResolvedCluster:
 
 
 def clusters(sections: Iterable[TemplateSection], parameters: Mapping[str, Known], offer: Offer) -> tuple[ResolvedCluster, ...]:
-    """Every cluster of a template with its nodes resolved."""
+    """Return all clusters of a template with resolved nodes."""
     return tuple(_cluster(section, parameters, offer) for section in sections if section.key == "cluster")
 
 
@@ -170,7 +172,7 @@ def setting(attribute: Attribute, parameters: Mapping[str, Known], prefix: str =
 
 
 def extends(section: TemplateSection) -> tuple[tuple[str, int], ...]:
-    """The names that a node extends, with their line."""
+    """Return the names that a node extends, with their lines."""
     return tuple((word, each.line) for each in section.attributes if each.key == "extends"
                  for word in (part.strip(" \t\"'") for part in each.raw.split(",")) if word)
 
@@ -184,7 +186,7 @@ def _cluster(section: TemplateSection, parameters: Mapping[str, Known], offer: O
 
 
 def _lineage(section: TemplateSection, by_name: Mapping[str, TemplateSection]) -> list[TemplateSection]:
-    """The sections that make a node, the one that counts least first, each once."""
+    """Return the sections that define a node, in ascending precedence, without duplicates."""
     found: list[TemplateSection] = []
 
     def add(each: TemplateSection, path: frozenset[str]) -> None:
@@ -218,6 +220,6 @@ def _parts(lineage: Iterable[TemplateSection], kind: str) -> Iterator[TemplateSe
 
 
 def _defined(settings: Iterable[ResolvedSetting]) -> dict[str, ResolvedSetting]:
-    """Settings by name, the last of each; those that are undefined are left out."""
+    """Return settings by name, the last of each, without those that are undefined."""
     found = {each.name.casefold(): each for each in settings}
     return {name: each for name, each in found.items() if each.value is not None}

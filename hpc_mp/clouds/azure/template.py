@@ -1,4 +1,4 @@
-"""A cluster template as it stands in its file: sections within sections, attributes as text, each with its line."""
+"""The parsed form of a cluster template: nested sections, attributes as text, each with its line."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CLOSER = {"{": "}", "[": "]", "(": ")"}
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """``name = raw`` or ``name := raw``.
+    """An attribute ``name = raw`` or ``name := raw``.
 
     Attributes:
         assign: ``=``, or ``:=`` before a literal.
-        raw: the value as written, quotes and line breaks included, without a comment behind it.
-        line: counted from 1; where the name stands. Two attributes are equal wherever they stand.
+        raw: the value as written, including quotes and line breaks, without a trailing comment.
+        line: line of the name, counted from 1. It is ignored when attributes are compared.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Attribute:
 
     @property
     def key(self) -> str:
-        """The name as it is compared: case does not count."""
+        """The name for comparisons, which ignore case."""
         return self.name.casefold()
 
     @property
@@ -47,7 +47,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSection:
-    """``[[kind name]]`` and what stands under it; ``rank`` is the number of brackets."""
+    """A section ``[[kind name]]`` with its content; ``rank`` is the number of brackets."""
 
     kind: str
     name: str
@@ -58,11 +58,11 @@ class TemplateSection:
 
     @property
     def key(self) -> str:
-        """The kind as it is compared."""
+        """The kind for comparisons, which ignore case."""
         return self.kind.casefold()
 
     def walk(self) -> Iterator[TemplateSection]:
-        """This section and all below, in the order of the file."""
+        """Yield this section and all below it, in the order of the file."""
         yield self
         for section in self.sections:
             yield from section.walk()
@@ -70,7 +70,7 @@ class TemplateSection:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A line that the parser cannot make sense of; ``code`` is that of the rule that reports it."""
+    """A line that the parser cannot parse; ``code`` is the code of the rule that reports it."""
 
     code: str
     line: int
@@ -79,7 +79,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A template, and what is wrong with its form."""
+    """A parsed template and the faults of its syntax."""
 
     sections: tuple[TemplateSection, ...]
     faults: tuple[Fault, ...] = ()
@@ -91,7 +91,7 @@ class Parsed:
 
 @dataclass
 class _Open:
-    """A section that still grows."""
+    """A section that is not closed yet."""
 
     kind: str
     name: str
@@ -105,7 +105,7 @@ class _Open:
 
 
 def parse(text: str) -> Parsed:
-    """Read a template; whatever the text, there is a tree, and faults name the lines that are not in it as written."""
+    """Parse a template. Any text gives a tree; faults name the lines that are not in it as written."""
     lines = _NEWLINE.split(text.removeprefix("\ufeff"))
     path = [_Open("", "", 0, 0)]
     faults: list[Fault] = []
@@ -132,14 +132,14 @@ def parse(text: str) -> Parsed:
 
 
 def _close_to(path: list[_Open], rank: int) -> None:
-    """End the open sections of this rank and below."""
+    """Close the open sections with at least this many brackets."""
     while len(path) > 1 and path[-1].rank >= rank:
         section = path.pop().close()
         path[-1].sections.append(section)
 
 
 def _header(line: str, number: int) -> tuple[_Open, bool]:
-    """The section that a line opens, and whether its brackets match."""
+    """Return the section that a line opens, and True if its brackets match."""
     found = _HEADER.fullmatch(line)
     rank = max(len(found[1]), len(found[3])) if found else len(line) - len(line.lstrip("["))
     content = found[2] if found else re.sub(r"[\[\]]", " ", line)
@@ -149,7 +149,7 @@ def _header(line: str, number: int) -> tuple[_Open, bool]:
 
 
 def _value(assign: str, rest: str, lines: Sequence[str], number: int) -> tuple[str, bool]:
-    """The value behind the sign on line ``number``, and whether every quote and bracket of it is closed."""
+    """Return the value after the sign on line ``number``, and True if all its quotes and brackets are closed."""
     if rest[:3] in TRIPLE:
         text = "\n".join((rest, *lines[number:]))
         end = text.find(rest[:3], 3)
@@ -165,12 +165,12 @@ def _value(assign: str, rest: str, lines: Sequence[str], number: int) -> tuple[s
 
 
 def _closed(text: str, quote: str) -> str:
-    """The value that is put in place of one whose quote stays open, so that it can be read as one line."""
+    """Return a substitute for a value with an unclosed quote, so that it can be parsed as one line."""
     return quote + text[len(quote):].replace(quote, "").rstrip("\\" + quote[0]) + quote
 
 
 def _end(text: str, closers: dict[str, str]) -> int | None:
-    """The place where the value ends: a comment or a line's end where nothing is open; None if something stays open."""
+    """Return the index of the value's end: a comment or line end outside quotes and brackets; None if one is unclosed."""
     at = 0
     waiting: list[str] = []
     while at < len(text):

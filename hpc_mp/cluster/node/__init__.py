@@ -1,1 +1,1 @@
-"""What one machine shows of itself: GPUs, network adapters, kernel, limits. Read, never judged."""
+"""Facts about one machine: GPUs, network adapters, kernel, limits. They are read here and judged elsewhere."""

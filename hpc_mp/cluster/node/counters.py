@@ -1,7 +1,7 @@
-"""Counters of errors, and how much they grew since an earlier reading.
+"""Error counters, and their growth since an earlier reading.
 
-A lifetime count says nothing: a cable that was changed a year ago still has its errors. So a reading is kept, and later ones are
-compared with the oldest of the last three hours. Where none was kept yet, two readings a moment apart are compared.
+A lifetime count is meaningless: a cable that was changed a year ago still has its errors. So a reading is kept, and later
+readings are compared with the oldest one of the last three hours. If none was kept yet, two readings a moment apart are compared.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hpc_mp.cluster.node.source import SHARED, NodeSource, Unavailable, keep, ow
 
 KEPT = "counters.json"
 WINDOW_S = 3 * 3600.0
-_APART_S = 600.0  # between two readings that are kept
-_MOMENT_S = 1.0  # between two readings where none was kept
+_APART_S = 600.0  # between two kept readings
+_MOMENT_S = 1.0  # between two readings if none was kept
 _STATISTICS = ("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "rx_length_errors", "tx_carrier_errors",
                "rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors", "rx_packets", "tx_packets")
 _ETHTOOL = ("pause", "discard", "out_of_buffer", "symbol_err", "crc_err", "allowance_exceeded", "no_buffer", "missed")
@@ -32,10 +32,12 @@ Values = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Changes:
-    """Attributes:
-        seconds: between the two readings.
-        grown: what each counter grew by; one that is new or was reset in between is not there.
-        now: what each shows now.
+    """The growth of counters.
+
+    Attributes:
+        seconds: time between the two readings.
+        grown: growth of each counter, without counters that are new or were reset in between.
+        now: current value of each counter.
     """
 
     seconds: float
@@ -43,12 +45,12 @@ class Changes:
     now: Values
 
     def of(self, beginning: str) -> dict[str, int]:
-        """Growth of the counters whose names begin so, with the rest of their names."""
+        """Return the growth of the counters whose names begin with ``beginning``, by the rest of their names."""
         return {name.removeprefix(beginning): grown for name, grown in self.grown.items() if name.startswith(beginning)}
 
 
 def read_counters(source: NodeSource) -> dict[str, int]:
-    """Every counter that can be seen: ``fabric/mlx5_0/1/symbol_error``, ``net/eth0/rx_dropped``, ``tcp/RetransSegs`` …"""
+    """Return every visible counter: ``fabric/mlx5_0/1/symbol_error``, ``net/eth0/rx_dropped``, ``tcp/RetransSegs`` …"""
     found: dict[str, int] = {}
     for kind in (_fabric, _interfaces, _tcp, _memory, _heat, _pci, link_counters):
         with contextlib.suppress(Unavailable):
@@ -57,7 +59,7 @@ def read_counters(source: NodeSource) -> dict[str, int]:
 
 
 def read_changes(source: NodeSource) -> Changes:
-    """Raises Unavailable where the kernel shows no uptime."""
+    """Return the growth since an earlier reading. Raises Unavailable if the kernel shows no uptime."""
     earlier, at = _earlier(source), _uptime(source)
     if earlier is None:
         earlier = at, read_counters(source)
@@ -70,7 +72,7 @@ def read_changes(source: NodeSource) -> Changes:
 
 
 def keep_counters(source: NodeSource) -> None:
-    """Put the counters of now beside the earlier ones, if the last ones are old enough."""
+    """Add a reading to the kept ones, if the last one is old enough."""
     file = keep(source, KEPT)
     if file is None:
         return
@@ -85,7 +87,7 @@ def keep_counters(source: NodeSource) -> None:
 
 
 def _earlier(source: NodeSource) -> tuple[float, Values] | None:
-    """(when, what) of the oldest reading of this boot that is inside the window: this user's, or else root's."""
+    """Return time and values of the oldest reading of this boot inside the window: this user's, or else root's."""
     boot, at = maybe(source.text, "/proc/sys/kernel/random/boot_id"), _uptime(source)
     for folder in dict.fromkeys((own(), SHARED)):
         for reading in _kept(source, f"{folder}/{KEPT}", boot):

@@ -1,4 +1,4 @@
-"""Processors and the clock that they read."""
+"""Processors and their clock source."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _CLOCK = "/sys/devices/system/clocksource/clocksource0"
 
 @dataclass(frozen=True)
 class Cpus:
-    """Attributes:
+    """The processors of a machine.
+
+    Attributes:
         online, offline: logical processors.
-        sockets: packages; None where the kernel does not number them.
+        sockets: packages; None if the kernel does not number them.
         nodes: NUMA nodes that have processors.
-        governors: name to number of processors; empty where frequencies are not ours to set.
+        governors: name to number of processors; empty if the machine cannot set frequencies.
         capped: processors whose highest allowed frequency is below the hardware's, with both in kHz.
-        clock, clocks: the source in use and those that there are.
+        clock, clocks: the clock source in use, and the available ones.
         load: processes that ran or waited for a disk, averaged over 15 minutes.
     """
 
@@ -40,7 +42,7 @@ class Cpus:
 
 
 def read_cpus(source: NodeSource) -> Cpus:
-    """Raises Unseen."""
+    """Read the processors. Raises Unavailable."""
     online = members(source.text(f"{_BASE}/online"))
     packages = {maybe(source.number, f"{_BASE}/cpu{cpu}/topology/physical_package_id") for cpu in online} - {None, -1}
     governors, capped = Counter[str](), {}

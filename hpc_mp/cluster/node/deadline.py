@@ -1,8 +1,8 @@
-"""Do several things at once, each in a child process that can be left behind when it hangs.
+"""Concurrent tasks with a deadline, each in a child process that can be abandoned if it hangs.
 
-A process that waits for a dead file server or a dead GPU cannot be killed, and a thread of ours in that state would keep us
-from ever ending. A child is left to itself instead, with no descriptor of ours. So that a reading every minute leaves
-one such child and not a thousand, those left behind are kept in a file, and what still hangs is not tried again.
+A process that waits for a dead file server or a dead GPU cannot be killed, and a thread in that state would keep us from ever
+ending. A child is abandoned instead, with none of our descriptors. Abandoned children are recorded in a file, and a task that
+still hangs is not tried again: a reading every minute leaves one such child, not a thousand.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import TypeVar
 from hpc_mp.cluster.node.source import Unavailable
 
 T = TypeVar("T")
-_GRACE_S, _POLL_S = 1.0, 0.01  # within which those that were killed are gone, also on a busy node
+_GRACE_S, _POLL_S = 1.0, 0.01  # within which killed processes are gone, also on a busy node
 _START_TIME = 19  # field of /proc/PID/stat, counted after the name
 
 
 def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | None = None) -> dict[str, T | Unavailable]:
-    """What each task returns, or Unavailable with the reason: it raised, or was not back after ``seconds`` for all.
+    """Return each task's result, or Unavailable with the reason: it raised, or did not end within ``seconds`` for all tasks.
 
     Args:
-        tasks: name to function; what it returns must be picklable.
-        left: the file about children that were left behind; None keeps none.
+        tasks: name to function; its result must be picklable.
+        left: the file that records abandoned children; None records none.
     """
     before = _read(left)
     hung = {name: child for name, child in before.items() if name in tasks and _is_there(*child)}
@@ -45,7 +45,7 @@ def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | N
 def _collect(
     tasks: Mapping[str, Callable[[], T]], seconds: float, hung: dict[str, tuple[int, str]]
 ) -> dict[str, T | Unavailable]:
-    """Start all, take what comes until the time is over; who is then left behind is put into ``hung``."""
+    """Start all tasks and collect results until the deadline. Children that are then abandoned are added to ``hung``."""
     end = time.monotonic() + seconds
     found: dict[str, T | Unavailable] = {}
     running: dict[str, int] = {}
@@ -74,7 +74,7 @@ def _collect(
 
 
 def _start(task: Callable[[], object]) -> tuple[int, int]:
-    """(process, the pipe that brings its result). The child leads a session, to be killed with all it started."""
+    """Return a child process and the pipe for its result. The child leads a session, to be killed with all it started."""
     out, into = os.pipe()
     pid = os.fork()
     if pid:
@@ -96,14 +96,14 @@ def _result(task: Callable[[], object]) -> object:
         return task()
     except Unavailable as error:
         return error
-    except Exception as error:  # it has no screen to print it on
+    except Exception as error:  # the child has no screen to print it on
         return Unavailable(f"{type(error).__name__}: {error}")
 
 
 def _kill(running: Mapping[str, int]) -> dict[str, int]:
-    """End these children; returns those that do not go, because the kernel holds them or something they started."""
+    """Kill these children. Return the children that remain, because the kernel holds them or something they started."""
     for pid in running.values():
-        for kill in (os.killpg, os.kill):  # one that has not come to lead its session yet has no group of this number
+        for kill in (os.killpg, os.kill):  # a child that does not lead its session yet has no group of this number
             with contextlib.suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
     end = time.monotonic() + _GRACE_S
@@ -113,7 +113,7 @@ def _kill(running: Mapping[str, int]) -> dict[str, int]:
 
 
 def _stays(pid: int) -> bool:
-    """Whether this child, or a program that it started, is still there; if the child has ended, it is no zombie after this."""
+    """Return True if this child, or a program that it started, still exists. If the child has ended, it is reaped."""
     with contextlib.suppress(ChildProcessError):
         if os.waitpid(pid, os.WNOHANG) == (0, 0):
             return True
@@ -121,18 +121,18 @@ def _stays(pid: int) -> bool:
 
 
 def _is_there(session: int, born: str) -> bool:
-    """Whether a child, or a program that it started, is still there. A later process of the same number is not it."""
+    """Return True if a child, or a program that it started, still exists. A later process of the same number does not count."""
     try:
         os.killpg(session, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return False  # another user's: the number has been given away
+        return False  # another user's process: the number has been reused
     return _born(session) in ("", born)
 
 
 def _born(pid: int) -> str:
-    """When a process started, in the kernel's ticks since boot; empty when it is gone."""
+    """Return the start time of a process in the kernel's ticks since boot; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[_START_TIME]
     except OSError:
@@ -142,7 +142,7 @@ def _born(pid: int) -> str:
 def _read(left: Path | None) -> dict[str, tuple[int, str]]:
     try:
         return {name: (int(pid), str(born)) for name, (pid, born) in json.loads(left.read_bytes()).items()} if left else {}
-    except (OSError, ValueError, TypeError, AttributeError):  # no such file, or not what we wrote
+    except (OSError, ValueError, TypeError, AttributeError):  # no such file, or not our format
         return {}
 
 

@@ -1,4 +1,4 @@
-"""AMD's GPUs: recognised, counted, and their memory errors read; no more than that yet."""
+"""AMD GPUs: only recognised and counted, and their memory errors read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _RAS = re.compile(r"\b(ue|ce)\s*:\s*(\d+)")
 
 @dataclass(frozen=True)
 class AmdGpus:
-    """Attributes:
+    """The AMD GPUs of a machine.
+
+    Attributes:
         on_bus: PCI addresses.
-        compute: nodes of ``/sys/class/kfd`` that have compute units: what ROCm can use.
+        compute: number of nodes of ``/sys/class/kfd`` with compute units, which ROCm can use.
         render: device files ``/dev/dri/renderD*``.
-        driver: version of amdgpu; None when it is not loaded.
+        driver: version of amdgpu; None if it is not loaded.
         uncorrected: errors by PCI address and unit ("umc" is memory), since the driver was loaded.
     """
 
@@ -31,7 +33,7 @@ class AmdGpus:
 
 
 def read_amd(source: NodeSource) -> AmdGpus:
-    """Never raises: that something is not there is part of the answer."""
+    """Read the AMD GPUs. Never raises: a missing part belongs to the answer."""
     buses = tuple(gpu.bus for gpu in read_gpus(source) if gpu.vendor == "amd")
     return AmdGpus(
         on_bus=buses,
@@ -50,7 +52,7 @@ def _has_units(source: NodeSource, path: str) -> bool:
 
 
 def _driver(source: NodeSource) -> str | None:
-    """Its version; one that comes with the kernel has none."""
+    """Return the driver's version; a driver that comes with the kernel has none."""
     return maybe(source.text, "/sys/module/amdgpu/version") or ("the kernel's" if source.names("/sys/module/amdgpu") else None)
 
 

@@ -1,4 +1,4 @@
-"""The driver of NVIDIA's GPUs: what the kernel and the file system show of it, and how nvidia-smi ends."""
+"""The driver of NVIDIA's GPUs, as seen in the kernel, in the file system, and in the result of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NO_GPU = SmiReport("", "", 0, ())
 
 @dataclass(frozen=True)
 class SmiAnswer:
-    """How nvidia-smi ended.
+    """The result of nvidia-smi.
 
     Attributes:
-        code: its exit code; None where there is none (absent, too slow) or it is lost.
-        words: what it, or the attempt to start it, said of a failure, beside an answer too.
-        smi: its answer; None where it gave none. A machine without any NVIDIA GPU counts as an answer with no GPUs.
-        uptime: seconds since boot; None where the kernel does not show it.
-        confined: a job's or container's cgroup may hide GPUs that are attached.
+        code: exit code; None if there is none (absent, too slow) or it is lost.
+        words: error text of the program or of the attempt to start it; it may accompany an answer.
+        smi: its answer; None if it gave none. A machine without any NVIDIA GPU counts as an answer with no GPUs.
+        uptime: seconds since boot; None if the kernel does not show it.
+        confined: True if a job's or container's cgroup may hide GPUs that are attached.
     """
 
     code: int | None
@@ -44,20 +44,20 @@ class SmiAnswer:
 
 @dataclass(frozen=True)
 class GpuDriver:
-    """What is there of GPUs and their driver, seen from several sides.
+    """The GPUs and their driver, as seen by several sources.
 
     Attributes:
         on_bus: PCI addresses of all NVIDIA GPUs.
-        taken: of those that the driver has (``/proc/driver/nvidia/gpus``).
-        excluded: of those that it is configured to leave alone.
-        listed: GPUs that nvidia-smi lists; None where it gives no list.
-        complaint: its words beside the list or instead of it.
+        taken: addresses of GPUs that the driver has taken (``/proc/driver/nvidia/gpus``).
+        excluded: addresses of GPUs that the driver is configured to ignore.
+        listed: GPUs that nvidia-smi lists; None if it gives no list.
+        complaint: its other output, beside the list or instead of it.
         nodes: the device files: ``nvidia0``, ``nvidiactl``, ``nvidia-uvm`` …
-        loaded: version of the module that runs; None when none runs.
-        libraries: versions of libnvidia-ml on this file system, as their file names say.
-        kind: the cloud's machine that this is known to be; None too where its GPUs are AMD's.
-        nvswitches: on the PCI bus.
-        confined: this process lives in a job's or container's cgroup, which may hide GPUs from it.
+        loaded: version of the running module; None if none runs.
+        libraries: versions of libnvidia-ml on this file system, from their file names.
+        kind: the cloud's machine type, if known; None also if its GPUs are AMD's.
+        nvswitches: number of NVSwitches on the PCI bus.
+        confined: True if this process is in a job's or container's cgroup, which may hide GPUs from it.
     """
 
     on_bus: tuple[str, ...]
@@ -74,7 +74,7 @@ class GpuDriver:
 
 
 def ask_smi(source: NodeSource) -> SmiAnswer:
-    """Put the one long question. Raises Unavailable where an answer cannot be read."""
+    """Run nvidia-smi for its complete answer. Raises Unavailable if the answer cannot be read."""
     failed = None
     try:
         answer = source.answer(QUERY)
@@ -91,13 +91,13 @@ def ask_smi(source: NodeSource) -> SmiAnswer:
 
 
 def read_models(source: NodeSource) -> tuple[GpuModel, ...]:
-    """Of the GPUs that the driver has, those whose model is known."""
+    """Return the models, if known, of the GPUs that the driver has taken."""
     models = (fields(maybe(source.text, path) or "").get("Model", "") for path in source.names(_INFORMATION))
     return tuple(known for name in models if (known := catalogue().gpu(name)))
 
 
 def read_driver(source: NodeSource) -> GpuDriver:
-    """Never raises: that something is not there is part of the answer."""
+    """Read the state of the driver. Never raises: a missing part belongs to the answer."""
     excluded = {address(path.split("/")[-2]): bool(re.search(r"GPU Excluded:\s*Yes", maybe(source.text, path) or ""))
                 for path in source.names(_INFORMATION)}
     listed, complaint = _list(source) if has_gpus(source) else (None, "no GPU, no driver")
@@ -118,17 +118,17 @@ def read_driver(source: NodeSource) -> GpuDriver:
 
 
 def has_gpus(source: NodeSource) -> bool:
-    """Whether this machine shows any trace of an NVIDIA GPU."""
+    """Return True if this machine shows any trace of an NVIDIA GPU."""
     return bool(source.names("/dev/nvidiactl") or source.names("/proc/driver/nvidia/version") or _on_bus(source))
 
 
 def _list(source: NodeSource) -> tuple[int | None, str]:
-    """The number of GPUs that nvidia-smi lists, and its other words: on a GPU out of its reach, or why it lists none."""
+    """Return the number of GPUs that nvidia-smi lists, and its other output: about an unreachable GPU, or why it lists none."""
     try:
         lines = source.answer(LIST).splitlines()
     except Unavailable as unseen:
         return None, str(unseen)
-    others = (line for line in lines if not re.match(r"GPU \d+:|\s|$", line))  # instances of a GPU in MIG mode are indented
+    others = (line for line in lines if not re.match(r"GPU \d+:|\s|$", line))  # MIG instances of a GPU are indented
     return sum(bool(re.match(r"GPU \d+:", line)) for line in lines), "; ".join(others)
 
 

@@ -1,4 +1,4 @@
-"""Who sets up the NVLink fabric: the fabric manager of this node, and the IMEX daemon for memory of other nodes."""
+"""Managers of the NVLink fabric: the fabric manager of this node, and the IMEX daemon for memory of other nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _NODE = re.compile(r"Node #(\d+)\s+[-*]\s+(\S+)\s+[-*]\s+-?\s*(\w+)")
 
 @dataclass(frozen=True)
 class NvswitchFabric:
-    """Attributes:
-        manager: what systemd says of nvidia-fabricmanager ("active", "failed", "inactive"); or why that is not known.
-        nvswitches: on this node's PCI bus.
+    """The fabric manager and the NVSwitches.
+
+    Attributes:
+        manager: systemd's state of nvidia-fabricmanager ("active", "failed", "inactive"); or the reason why it is not known.
+        nvswitches: number on this node's PCI bus.
     """
 
     manager: str
@@ -27,10 +29,12 @@ class NvswitchFabric:
 
 @dataclass(frozen=True)
 class Imex:
-    """Attributes:
+    """The state of the IMEX domain.
+
+    Attributes:
         domain: "UP", "DEGRADED", "DOWN" …
         nodes: state by address, such as "READY".
-        unconnected: (from, to) pairs that are not "C", with the letter that stands there.
+        unconnected: (from, to) pairs that are not "C", with the letter shown instead.
         channels: device files ``/dev/nvidia-caps-imex-channels/channel*``.
     """
 
@@ -41,16 +45,16 @@ class Imex:
 
 
 def read_fabric(source: NodeSource) -> NvswitchFabric:
-    """Never raises: whether the manager's absence matters is for who judges."""
+    """Read the fabric manager's state. Never raises: the caller judges whether its absence matters."""
     try:
         manager = source.answer(_MANAGER).strip()
-    except Unavailable as unseen:  # is-active exits 3 for a service that is not active, its state on stdout
+    except Unavailable as unseen:  # is-active exits 3 for an inactive service, with its state on stdout
         manager = unseen.out.strip() or "inactive or failed" if unseen.code == 3 else f"unknown: {unseen}"
     return NvswitchFabric(manager, count_nvswitches(source))
 
 
 def read_imex(source: NodeSource) -> Imex | None:
-    """None where no NVLink leaves the node. Raises Unavailable."""
+    """Read the IMEX domain; None if no NVLink leaves the node. Raises Unavailable."""
     if not any(each.rack for each in read_models(source)):
         return None
     text = source.answer(_IMEX)

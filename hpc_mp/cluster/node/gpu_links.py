@@ -1,4 +1,4 @@
-"""NVLinks and the way from each GPU to each other GPU and NIC, as nvidia-smi tells."""
+"""NVLinks, and the path from each GPU to each other GPU and NIC, as reported by nvidia-smi."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STATUS = ("nvidia-smi", "nvlink", "-s")
 ERRORS = ("nvidia-smi", "nvlink", "-e")
 MATRIX = ("nvidia-smi", "topo", "-m")
 NVLINK_PEERS = ("nvidia-smi", "topo", "-p2p", "n")
-COUNTERS = "nvlink/"  # how the names of these begin among all counters of a machine
+COUNTERS = "nvlink/"  # prefix of these names among all counters of a machine
 _GPU = re.compile(r"GPU (\d+):\s*(.*?)\s*(?:\(UUID: (\S+)\))?$")
 _RATE = re.compile(r"Link (\d+):\s*(?:([\d.]+) GB/s|<?inactive>?)\s*$", re.IGNORECASE)
 _DARK = re.compile("all links are inactive|not supported|not have or support", re.IGNORECASE)  # a GPU without links in use
@@ -24,10 +24,12 @@ _PAINT = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class NvLinks:
-    """Attributes:
+    """The NVLinks of a machine.
+
+    Attributes:
         names: the GPU's name by index.
         rates: GB/s of each link in one direction, by GPU index and link; None is inactive. A GPU without links has none.
-        errors: what stands in place of the links of a GPU that the driver cannot ask.
+        errors: text in place of the links, by GPU index, for GPUs that the driver cannot query.
         apart: GPUs without an active link that need none: the only one of the node, or in MIG mode.
     """
 
@@ -39,14 +41,14 @@ class NvLinks:
 
 @dataclass(frozen=True)
 class GpuTopology:
-    """``nvidia-smi topo -m``.
+    """The output of ``nvidia-smi topo -m``.
 
     Attributes:
         paths: by (row, column), such as ("GPU0", "GPU1"): "NV18", "PIX", "PXB", "PHB", "NODE", "SYS".
         gpus: names of the GPU rows, in order.
         nics: device by column, "NIC0" → "mlx5_0".
         numa: by GPU row: "0", "N/A" …
-        alike: each pair of GPUs should be joined as all others are: not where links go from GPU to GPU, without a switch.
+        alike: True if all pairs of GPUs should have the same path; False if links go from GPU to GPU, without a switch.
     """
 
     paths: Mapping[tuple[str, str], str]
@@ -57,7 +59,7 @@ class GpuTopology:
 
 
 def read_links(source: NodeSource) -> NvLinks:
-    """Empty where there is no GPU. Raises Unavailable."""
+    """Read the NVLinks; empty without GPUs. Raises Unavailable."""
     names: dict[int, str] = {}
     rates: dict[int, dict[int, float | None]] = {}
     errors: dict[int, str] = {}
@@ -75,9 +77,9 @@ def read_links(source: NodeSource) -> NvLinks:
 
 
 def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
-    """Errors since the driver was loaded: ``nvlink/GPU 0 link 3 CRC Errors`` and how many. Raises Unavailable.
+    """Yield errors since the driver was loaded: ``nvlink/GPU 0 link 3 CRC Errors`` and their number. Raises Unavailable.
 
-    FEC bins, packet and byte counts are left out: they count healthy traffic.
+    FEC bins, packet and byte counts are left out, because they count healthy traffic.
     """
     gpu = None
     for line in (source.answer(ERRORS) if has_gpus(source) else "").splitlines():
@@ -88,21 +90,21 @@ def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
 
 
 def read_topology(source: NodeSource) -> GpuTopology | None:
-    """None where there is no GPU. Raises Unavailable."""
+    """Read the topology; None without GPUs. Raises Unavailable."""
     return _of_whole_gpus(source, _topology(source.answer(MATRIX))) if has_gpus(source) else None
 
 
 def read_peers(source: NodeSource) -> GpuTopology | None:
-    """Whether each pair of GPUs can reach each other's memory over NVLink: "OK", "NS", "CNS" … Raises Unavailable.
+    """Read for each pair of GPUs if they reach each other's memory over NVLink: "OK", "NS", "CNS" … Raises Unavailable.
 
-    None where they are not joined by NVSwitches: then some pairs, or all, need not.
+    None if no NVSwitches join the GPUs: then some pairs, or all, need not reach each other.
     """
     switched = any(each.switched for each in read_models(source))
     return _of_whole_gpus(source, _topology(source.answer(NVLINK_PEERS))) if switched else None
 
 
 def _of_whole_gpus(source: NodeSource, topology: GpuTopology) -> GpuTopology:
-    """The topology without the GPUs in MIG mode."""
+    """Return the topology without the GPUs in MIG mode."""
     alone = any(way not in ("X", "OK") and not way.startswith("NV") for (gpu, other), way in topology.paths.items()
                 if gpu.startswith("GPU") and other.startswith("GPU"))
     cut = {f"GPU{gpu}" for gpu in _in_mig(source)} if alone else set()
@@ -112,7 +114,7 @@ def _of_whole_gpus(source: NodeSource, topology: GpuTopology) -> GpuTopology:
 
 
 def _in_mig(source: NodeSource) -> frozenset[int]:
-    """Indexes of the GPUs in MIG mode, which have no NVLink; none where no NVSwitches join the GPUs. Raises Unavailable."""
+    """Return the indexes of GPUs in MIG mode, which have no NVLink; none if no NVSwitches join the GPUs. Raises Unavailable."""
     asked = ask_smi(source) if any(each.switched for each in read_models(source)) else None
     return frozenset(gpu.index for gpu in (asked.smi.gpus if asked and asked.smi else ())
                      if gpu.says("mig_mode/current_mig") == "Enabled")

@@ -1,4 +1,4 @@
-"""GPUs, and the switches that join them, as the PCI bus shows them; and what ``lspci`` says of their settings."""
+"""GPUs and NVSwitches on the PCI bus, and their settings from ``lspci``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D and display controllers; processing accelerators (AMD Instinct)
 _NVSWITCH_CLASS = "0x0680"
-_NO_WIDTH = (0, 63)  # what the kernel reads from a device that does not answer
+_NO_WIDTH = (0, 63)  # values that the kernel reads from a device that does not answer
 
 
 @dataclass(frozen=True)
 class PciGpu:
-    """One GPU on the bus. Speeds in GT/s and widths in lanes are None where the kernel does not show them (in some VMs).
+    """One GPU on the bus. Speeds in GT/s and widths in lanes are None if the kernel does not show them (in some VMs).
 
     Attributes:
         bus: its address, ``0000:c6:00.0``.
         vendor: "nvidia" or "amd".
         device: the vendor's number, ``0x2330``.
-        speed, max_speed: of the link now, and what slot and GPU are both able to.
+        speed, max_speed: current speed of the link, and the highest that both slot and GPU support.
         width, max_width: likewise.
-        answers: False when the device reads as all ones: it has fallen off the bus.
-        numa: node of memory that is nearest; None where unknown.
+        answers: False if the device reads as all ones: it has fallen off the bus.
+        numa: nearest memory node; None if unknown.
     """
 
     bus: str
@@ -42,26 +42,26 @@ class PciGpu:
 
 @dataclass(frozen=True)
 class Payload:
-    """Bytes per PCIe packet: ``used`` as set, ``able`` as the device could."""
+    """Bytes per PCIe packet: ``used`` as set, ``able`` as supported by the device."""
 
     used: int
     able: int | None
 
 
 def read_gpus(source: NodeSource) -> tuple[PciGpu, ...]:
-    """All GPUs on the bus, by address."""
+    """Return all GPUs on the bus, by address."""
     return tuple(_gpu(source, path, _VENDORS[vendor]) for path, vendor in _devices(source)
                  if vendor in _VENDORS and _text(source, f"{path}/class").startswith(_GPU_CLASSES))
 
 
 def count_nvswitches(source: NodeSource) -> int:
-    """NVSwitches on the bus; a virtual machine may have GPUs joined by switches that it cannot see."""
+    """Return the number of NVSwitches on the bus. The switches of a virtual machine's GPUs may be invisible to it."""
     return sum(vendor == "0x10de" and _text(source, f"{path}/class").startswith(_NVSWITCH_CLASS)
                for path, vendor in _devices(source))
 
 
 def read_payloads(source: NodeSource) -> Mapping[str, Payload]:
-    """By PCI address of NVIDIA's GPUs. Raises Unavailable; the kernel shows these settings to root only."""
+    """Return payloads by PCI address of NVIDIA's GPUs. Raises Unavailable; the kernel shows these settings only to root."""
     if not any(gpu.vendor == "nvidia" for gpu in read_gpus(source)):
         return {}
     text = source.answer(("lspci", "-D", "-vv", "-d", "10de:"))

@@ -1,4 +1,4 @@
-"""Who holds NVIDIA's GPUs."""
+"""Programs that hold NVIDIA's GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTAINER = ("/.dockerenv", "/run/.containerenv")
 
 @dataclass(frozen=True)
 class Holder:
-    """A program on a GPU. ``state`` is the kernel's letter, None when the process is not to be seen; ``is_job`` likewise."""
+    """A program on a GPU. ``state`` is the kernel's letter, None if the process is not visible; ``is_job`` likewise."""
 
     gpu: str
     pid: int
@@ -28,12 +28,14 @@ class Holder:
 
 @dataclass(frozen=True)
 class Holders:
-    """Attributes:
+    """The use of the GPUs.
+
+    Attributes:
         gpus: (GPU, MiB in use).
-        failed: (GPU, the driver's words for an error that stand in place of its MiB).
+        failed: (GPU, the driver's error text in place of its MiB).
         holders: programs on them.
-        slurm: this is a node of Slurm's (a slurmd runs here).
-        hidden: this is a container, where other people's programs cannot be seen.
+        slurm: True if this is a Slurm node (a slurmd runs here).
+        hidden: True if this is a container, where other users' programs are not visible.
     """
 
     gpus: tuple[tuple[str, float], ...]
@@ -44,7 +46,7 @@ class Holders:
 
 
 def read_holders(source: NodeSource) -> Holders:
-    """Raises Unseen. No GPUs and no holders where there is no driver."""
+    """Read the programs on the GPUs; nothing without a driver. Raises Unavailable."""
     if not source.names("/dev/nvidiactl"):
         return Holders((), (), (), False, False)
     rows = [(address(row["pci.bus_id"]), row) for row in query(source, "gpu", _GPUS)]

@@ -1,4 +1,4 @@
-"""The host's name, its clock, and what stands between it and the others."""
+"""The host's name, its clock, and its firewalls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 @dataclass(frozen=True)
 class HostName:
-    """Attributes:
-        name: as the kernel has it.
-        addresses: that the name service gives for it.
-        back: the first address that is no loopback, and the names it is given back; None where there is no such address.
+    """The host's name and its resolution.
+
+    Attributes:
+        name: the kernel's host name.
+        addresses: addresses that the name service gives for it.
+        back: the first address that is not a loopback, and the names it resolves back to; None if no such address exists.
     """
 
     name: str
@@ -24,7 +26,7 @@ class HostName:
 
 @dataclass(frozen=True)
 class Clock:
-    """``by``: the program that keeps it; ``offset``: seconds off, None where it does not say; ``kept``: it follows a source."""
+    """``by``: the program that keeps it; ``offset``: seconds off, None if not reported; ``kept``: True if it follows a source."""
 
     by: str
     kept: bool
@@ -33,14 +35,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Firewall:
-    """``active``: firewalls that are on; ``closed``: chains that turn away arriving packets, Unavailable without root."""
+    """``active``: firewalls that are on; ``closed``: chains that reject arriving packets, Unavailable without root."""
 
     active: tuple[str, ...]
     closed: tuple[str, ...] | Unavailable
 
 
 def read_name(source: NodeSource) -> HostName:
-    """Raises Unavailable where there is no way to ask."""
+    """Read the host's name. Raises Unavailable if the name service cannot be queried."""
     name = source.text("/proc/sys/kernel/hostname")
     addresses = _lookup(source, ("getent", "ahosts", name))
     outer = next((address for address in addresses if not is_loopback(address) and not address.startswith("fe80:")), None)
@@ -54,7 +56,7 @@ def is_loopback(address: str) -> bool:
 
 
 def read_clock(source: NodeSource) -> Clock:
-    """Raises Unavailable where no program that keeps clocks tells."""
+    """Read the clock's state. Raises Unavailable if no time daemon reports it."""
     tried = []
     try:
         words = source.answer(("chronyc", "-c", "tracking")).strip().split(",")
@@ -86,14 +88,14 @@ def read_firewall(source: NodeSource) -> Firewall:
 
 
 _COUNTED = r"(?:counter packets \d+ bytes \d+ |counter |log (?:prefix \"[^\"]*\" ?)?(?:level \w+ )?)*"
-_REFUSES = re.compile(rf"{_COUNTED}(?:drop|reject\b.*|xt target \"(?:REJECT|DROP)\".*)")  # whatever comes
+_REFUSES = re.compile(rf"{_COUNTED}(?:drop|reject\b.*|xt target \"(?:REJECT|DROP)\".*)")  # everything
 _SENDERS = r"(?P<few>ip6? saddr (?:\{[^}]*\}|\S+) |iif(?:name)? (?:\{[^}]*\}|(?!\"?lo\b)\S+) )?"  # all, a network or an interface
 _FOLLOWS = re.compile(rf"{_SENDERS}{_COUNTED}(?:jump|goto) (\S+)")
 _LETS_IN = re.compile(rf"{_SENDERS}{_COUNTED}accept")
 
 
 def _chains(ruleset: str) -> list[tuple[str, str]]:
-    """(table, chain) of those for arriving packets that turn away what no rule allows, and allow no network as a whole."""
+    """Return (table, chain) of chains for arriving packets that reject everything not allowed and allow no network as a whole."""
     rules: dict[tuple[str, str], list[str]] = {}
     table, chain = "", ""
     for line in map(str.strip, ruleset.splitlines()):
@@ -120,11 +122,11 @@ def _chains(ruleset: str) -> list[tuple[str, str]]:
 
 
 def _lookup(source: NodeSource, argv: tuple[str, ...], first: int = 0) -> tuple[str, ...]:
-    """Words of every line from ``first`` on: one address of ``ahosts``, all names of ``hosts``. None where nobody knows."""
+    """Return the words of each line from ``first`` on: one address of ``ahosts``, all names of ``hosts``; none if unknown."""
     try:
         lines = [line.split() for line in source.answer(argv).splitlines()]
     except Unavailable as unseen:
-        if unseen.code == 2:  # getent's way to say that there is no such entry
+        if unseen.code == 2:  # getent's exit code for an unknown entry
             return ()
         raise
     return tuple(dict.fromkeys(word for line in lines for word in (line[first:] if first else line[:1])))

@@ -1,4 +1,4 @@
-"""The kernel's log, from wherever this user may read it; and what the kernel keeps when its log is overwritten."""
+"""The kernel's log, from any source that this user may read, and the kernel's taint, which outlives an overwritten log."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _ANSWERS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
-_MOST = 8 << 20  # bytes that are read of a log, from its end
+_MOST = 8 << 20  # bytes that are read at most from the end of a log
 _RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;(.*)")  # /dev/kmsg: priority, number, microseconds since boot, flags; text
 _STAMPED = re.compile(r"\[ *(\d+\.\d+)\] ?(?:\S+ kernel: )?(.*)")
 
 
 @dataclass(frozen=True)
 class KernelMessage:
-    """One message. ``age`` is in seconds; None where the log says no time that can be compared."""
+    """One message. ``age`` is in seconds; None if the log states no comparable time."""
 
     age: float | None
     text: str
 
 
 def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
-    """All messages since boot, oldest first. Raises Unavailable where no log may be read, naming what was tried."""
+    """Return all messages since boot, oldest first. Raises Unavailable with the tried sources if no log may be read."""
     up = _uptime(source)
     tried = []
     try:
@@ -46,12 +46,12 @@ def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
 
 
 def read_taint(source: NodeSource) -> int:
-    """The bits that mark what happened to this kernel since boot, readable by all. Raises Unavailable."""
+    """Return the bits that mark past events of this kernel since boot; every user may read them. Raises Unavailable."""
     return source.number("/proc/sys/kernel/tainted")
 
 
 def _kmsg(source: NodeSource) -> str:
-    """The whole buffer: the device gives one record per read and then says that it would have to wait for the next."""
+    """Read the whole buffer. The device returns one record per read, and an error when the next read would block."""
     try:
         descriptor = os.open(source.path("/dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -61,7 +61,7 @@ def _kmsg(source: NodeSource) -> str:
         while size < _MOST:
             try:
                 part = os.read(descriptor, 1 << 16)
-            except BrokenPipeError:  # the oldest records were overwritten while we read; go on with the next
+            except BrokenPipeError:  # the oldest records were overwritten during the read; go on with the next
                 continue
             except BlockingIOError:
                 break
@@ -84,7 +84,7 @@ def _records(text: str, up: float | None) -> list[KernelMessage]:
 def _stamped(text: str, up: float | None) -> list[KernelMessage]:
     lines = []
     for line in text.splitlines():
-        if line.startswith("-- "):  # journalctl's own words: where the journal begins, or that it has no entries
+        if line.startswith("-- "):  # journalctl's own lines: where the journal begins, or that it has no entries
             continue
         found = _STAMPED.match(line)
         age = up - float(found[1]) if found and up is not None else None

@@ -1,4 +1,4 @@
-"""What this process may use, and so what a program started here would get: its limits, and the cgroups it is in."""
+"""Limits and cgroups of this process, and so of a program started here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINE = re.compile(r"^Max (.+?)\s{2,}(\S+)\s+(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Limit:
-    """None is unlimited."""
+    """A limit; None is unlimited."""
 
     soft: int | None
     hard: int | None
@@ -25,10 +25,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Limits:
-    """Attributes:
-        of: by the kernel's name: ``locked memory``, ``open files``, ``stack size``, ``processes``.
-        rdma: adapters for RDMA are here, which need locked memory.
-        memory: bytes of the machine's main memory; None where the kernel does not tell.
+    """Limits of this process.
+
+    Attributes:
+        of: limits by the kernel's name: ``locked memory``, ``open files``, ``stack size``, ``processes``.
+        rdma: True if RDMA adapters are here, which need locked memory.
+        memory: bytes of the machine's main memory; None if the kernel does not report it.
     """
 
     of: Mapping[str, Limit]
@@ -37,7 +39,7 @@ class Limits:
 
 
 def read_limits(source: NodeSource) -> Limits:
-    """Raises Unavailable."""
+    """Read the limits. Raises Unavailable."""
     lines = _LINE.findall(source.text(_LIMITS))
     found = Readings(_LIMITS, {name: Limit(_number(soft), _number(hard)) for name, soft, hard in lines})
     memory = maybe(read_meminfo, source) or {}
@@ -54,16 +56,16 @@ _ENDLESS = 1 << 60  # version 1 writes "no limit" as a number near 2^63
 
 @dataclass(frozen=True)
 class Grant:
-    """The tightest of the group and those above it. None is unlimited, or unknown.
+    """The tightest limits of the group and its ancestors. None is unlimited, or unknown.
 
     Attributes:
-        version: 1 or 2; 0 where no control groups can be seen.
+        version: 1 or 2; 0 if no control groups are visible.
         memory, used: bytes.
         killed: processes of the group that were killed for memory.
-        cpus: that it may run on.
+        cpus: number of processors that it may run on.
         share: processors' worth of time (``cpu.max``).
-        throttled: part of the periods in which that time was used up.
-        tasks: processes and threads that may exist.
+        throttled: share of the periods in which that time was used up.
+        tasks: limit of processes and threads.
     """
 
     version: int
@@ -78,9 +80,10 @@ class Grant:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """``asked``: what Slurm says that the job has: ``cpus`` and ``memory`` (bytes) of this node; without a job it is empty.
+    """The cgroup of this process.
 
-    ``allowed``: processors of this process; ``here``: of the machine.
+    ``asked``: ``cpus`` and ``memory`` (bytes) of this node that Slurm reports for the job; empty without a job. ``allowed``:
+    processors of this process; ``here``: of the machine.
     """
 
     grant: Grant
@@ -90,7 +93,7 @@ class Cgroup:
 
 
 def read_cgroup(source: NodeSource) -> Cgroup:
-    """Raises Unavailable."""
+    """Read the cgroup. Raises Unavailable."""
     groups = {names: path for _, names, path in (line.split(":", 2) for line in source.text("/proc/self/cgroup").splitlines())}
     unified = source.names(f"{_ROOT}/cgroup.controllers")
     grant = _second(source, groups.get("", "/")) if unified else _first(source, groups)
@@ -106,7 +109,7 @@ def read_cgroup(source: NodeSource) -> Cgroup:
 
 
 def _first(source: NodeSource, groups: Mapping[str, str]) -> Grant:
-    """Version 1: a tree for every controller."""
+    """Return the grant in version 1, which has a tree for every controller."""
     def tree(controller: str) -> tuple[str, ...]:
         place = next(((names, path) for names, path in groups.items() if controller in names.split(",")), None)
         if place is None:
@@ -132,14 +135,14 @@ def _first(source: NodeSource, groups: Mapping[str, str]) -> Grant:
 
 
 def _second(source: NodeSource, path: str) -> Grant:
-    """Version 2: one tree."""
+    """Return the grant in version 2, which has a single tree."""
     groups = _upward(source, _ROOT, path)
     shares = []
     for group in groups:
         quota, _, period = (maybe(source.text, f"{group}/cpu.max") or "max").partition(" ")
         if quota != "max":
             shares.append(int(quota) / int(period))
-    events = fields(maybe(source.text, f"{groups[0]}/memory.events.local") or "", " ")  # without the groups below, such as jobs
+    events = fields(maybe(source.text, f"{groups[0]}/memory.events.local") or "", " ")  # without child groups, such as jobs
     return Grant(
         version=2,
         memory=_least(source, groups, "memory.max"),
@@ -153,7 +156,7 @@ def _second(source: NodeSource, path: str) -> Grant:
 
 
 def _upward(source: NodeSource, mount: str, path: str) -> tuple[str, ...]:
-    """The group and those above it; the mount's root where a container shows another tree than the path names."""
+    """Return the group and its ancestors; the mount's root if a container shows another tree than the path names."""
     group = f"{mount}{path}".rstrip("/")
     if not source.path(group).is_dir():
         return (mount,)

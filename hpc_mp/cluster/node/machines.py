@@ -1,4 +1,4 @@
-"""Which type of machine this node is, of those in the catalogue."""
+"""The catalogue's machine type of this node."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DMI = "/sys/class/dmi/id"
 
 
 def read_machine_type(source: NodeSource) -> MachineType | None:
-    """From the firmware's words and the GPUs, never from a host name; None for a node that the catalogue cannot judge.
+    """Return the machine type by firmware and GPUs, never by host name; None if the catalogue cannot identify it.
 
-    Where the firmware names no type of machine, as Azure's, one of its GPUs and at least its processors tell: the smaller sizes
-    have the same GPUs, fewer of them.
+    If the firmware names no machine type, as on Azure, it is identified by the model of its GPUs and a minimum of processors:
+    smaller sizes have fewer GPUs of the same model.
     """
     vendor = maybe(source.text, f"{_DMI}/sys_vendor") or ""
     product = maybe(source.text, f"{_DMI}/product_name") or ""

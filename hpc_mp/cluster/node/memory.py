@@ -1,4 +1,4 @@
-"""Main memory: how much, where, how it is managed, and the part of it that processes share."""
+"""Main memory: its size, NUMA nodes and settings, and the part that processes share."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ SHM, MEMINFO = "/dev/shm", "/proc/meminfo"
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Attributes:
+    """The main memory of a machine.
+
+    Attributes:
         of: ``/proc/meminfo``, in bytes; ``HugePages_…`` are counts.
-        settings: ``zone_reclaim_mode``, ``overcommit_memory`` … of ``/proc/sys/vm`` and ``numa_balancing``, where they are.
+        settings: ``zone_reclaim_mode``, ``overcommit_memory`` … of ``/proc/sys/vm`` and ``numa_balancing``, if they exist.
         nodes: bytes of every NUMA node that has processors.
-        gpus: there are GPUs here.
+        gpus: True if GPUs are here.
     """
 
     of: Mapping[str, int]
@@ -34,7 +36,7 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """``/dev/shm``. ``left``: names in it as NCCL, torch and MPI make them; ``room`` of its file system."""
+    """``/dev/shm``. ``left``: names in it of the kind that NCCL, torch and MPI create; ``room`` of its file system."""
 
     room: Room
     left: tuple[str, ...]
@@ -42,7 +44,7 @@ class SharedMemory:
 
 
 def read_memory(source: NodeSource) -> HostMemory:
-    """Raises Unavailable."""
+    """Read the main memory. Raises Unavailable."""
     settings = {name: maybe(source.number, f"/proc/sys/vm/{name}")
                 for name in ("zone_reclaim_mode", "overcommit_memory", "max_map_count", "swappiness")}
     settings["numa_balancing"] = maybe(source.number, "/proc/sys/kernel/numa_balancing")
@@ -61,7 +63,7 @@ def read_memory(source: NodeSource) -> HostMemory:
 
 
 def read_shared(source: NodeSource) -> SharedMemory:
-    """Raises Unavailable."""
+    """Read ``/dev/shm``. Raises Unavailable."""
     left = tuple(name for pattern in ("nccl-*", "torch_*", "vader_segment*", "psm2_shm*", "ucx_shm*", "sm_segment*",
                                          "mpich_shm*")
                  for name in source.names(f"{SHM}/{pattern}"))
@@ -71,6 +73,6 @@ def read_shared(source: NodeSource) -> SharedMemory:
 
 
 def read_meminfo(source: NodeSource) -> Mapping[str, int]:
-    """The lines of ``/proc/meminfo`` in bytes; ``HugePages_…`` are counts. Raises Unavailable."""
+    """Return the lines of ``/proc/meminfo`` in bytes; ``HugePages_…`` are counts. Raises Unavailable."""
     lines = _SIZE.findall(source.text(MEMINFO))
     return Readings(MEMINFO, {name: int(number) << 10 if unit else int(number) for name, number, unit in lines})

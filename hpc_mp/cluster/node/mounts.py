@@ -1,4 +1,4 @@
-"""File systems and disks: what is mounted, whether it answers, how much room it has; NVMe controllers and software RAID."""
+"""File systems and disks: mounts, whether they answer, and their free room; NVMe controllers and software RAID."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
-_PATIENCE_S = 2.0  # for all of them together
+_PATIENCE_S = 2.0  # for all file systems together
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "vfat")
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "fuse.ceph", "fuse.glusterfs", "fuse.weka", "wekafs",
           "panfs", "pvfs2", "orangefs", "9p", "virtiofs", "fuse.blobfuse2", "fuse.amlfs", "fuse.sshfs", "efs")
@@ -23,7 +23,7 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Room:
-    """Of a file system, in bytes and files; ``files`` is 0 where it does not count them."""
+    """The size of a file system, in bytes and files; ``files`` is 0 if it does not count them."""
 
     size: int
     free: int
@@ -33,7 +33,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Mount:
-    """``room`` is Unavailable with the reason where the file system did not answer in time, or refused."""
+    """A mounted file system. ``room`` is Unavailable with the reason if it did not answer in time, or refused."""
 
     device: str
     where: str
@@ -48,14 +48,14 @@ class Mount:
 
 @dataclass(frozen=True)
 class Mounts:
-    """``missing``: what ``/etc/fstab`` says should be mounted at start, and is not."""
+    """All mounts. ``missing``: mounts that ``/etc/fstab`` requires at start and that do not exist."""
 
     all: tuple[Mount, ...]
     missing: Mapping[str, str]
 
 
 def read_mounts(source: NodeSource) -> Mounts:
-    """Disks and network file systems; each is asked in a process of its own. Raises Unavailable."""
+    """Read disks and network file systems; each is queried in a separate process. Raises Unavailable."""
     rows = [line.split()[:4] for line in source.text("/proc/mounts").splitlines()]
     everywhere = {_plain(where) for _, where, *_ in rows}
     last = {_plain(where): (device, type_, options.split(",")) for device, where, type_, options in rows
@@ -68,7 +68,7 @@ def read_mounts(source: NodeSource) -> Mounts:
 
 
 def room(source: NodeSource, where: str) -> Room:
-    """Raises Unavailable. A program is asked, so that a recorded machine can answer."""
+    """Return the room of a file system. It is queried by a program, so that a recorded machine can answer. Raises Unavailable."""
     words = source.answer(("stat", "-f", "-c", "%S %b %a %c %d", where)).split()
     try:
         block, blocks, free, files, free_files = map(int, words)
@@ -78,7 +78,7 @@ def room(source: NodeSource, where: str) -> Room:
 
 
 def _promised(source: NodeSource) -> dict[str, str]:
-    """Place to type, of the lines of ``/etc/fstab`` that are mounted at start."""
+    """Return place to type, of the lines of ``/etc/fstab`` that are mounted at start."""
     found = {}
     for line in (maybe(source.text, "/etc/fstab") or "").splitlines():
         words = line.split("#")[0].split()
@@ -88,7 +88,7 @@ def _promised(source: NodeSource) -> dict[str, str]:
 
 
 def _plain(path: str) -> str:
-    """Blanks are written as ``\\040``."""
+    """Decode blanks, which are written as ``\\040``."""
     return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), path)
 
 
@@ -97,7 +97,7 @@ _ARRAY = re.compile(r"^(md\S*) : (\w+)(.*)\n(.*)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Array:
-    """A software RAID. ``wanted``, ``there``: how many disks it should have, and has."""
+    """A software RAID. ``wanted``, ``there``: number of disks that it should have, and has."""
 
     active: bool
     wanted: int
@@ -106,7 +106,9 @@ class Array:
 
 @dataclass(frozen=True)
 class Disks:
-    """Attributes:
+    """NVMe controllers and software RAIDs.
+
+    Attributes:
         controllers: NVMe controllers to their state: ``live``, ``resetting``, ``dead`` …
         models: likewise, to their model.
     """
@@ -118,7 +120,7 @@ class Disks:
 
 
 def read_disks(source: NodeSource) -> Disks:
-    """Never raises."""
+    """Read the disks. Never raises."""
     paths = source.names("/sys/class/nvme/nvme[0-9]*")
     return Disks(
         controllers={path.rpartition("/")[2]: maybe(source.text, f"{path}/state") or "unknown" for path in paths},
@@ -129,7 +131,8 @@ def read_disks(source: NodeSource) -> Disks:
 
 
 def _arrays(text: str) -> dict[str, Array]:
-    """Arrays in ``/proc/mdstat``. A container of a firmware's RAID is never active; its volumes are (``external:/md127/0``)."""
+    """Return the arrays in ``/proc/mdstat``. A firmware RAID's container is never active; its volumes are
+    (``external:/md127/0``)."""
     found = {}
     for name, state, members, detail in _ARRAY.findall(text):
         count = re.search(r"\[(\d+)/(\d+)\]", detail)

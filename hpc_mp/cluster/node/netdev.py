@@ -13,16 +13,16 @@ ETHERNET, INFINIBAND = 1, 32  # ARPHRD_*
 
 @dataclass(frozen=True)
 class NetworkInterface:
-    """One that hardware stands behind, or a bond. What is None is not shown.
+    """A hardware interface, or a bond. A field is None if the kernel does not show it.
 
     Attributes:
         kind: 1 Ethernet, 32 IP over InfiniBand.
-        state: ``up``, ``down`` …; ``unknown`` for drivers that do not tell.
+        state: ``up``, ``down`` …; ``unknown`` for drivers that do not report it.
         speed: Mb/s; None without a link, and in many virtual machines.
-        physical: a device stands behind it.
-        managed: an administrator has set it to be up.
-        ups: times that it had a link since boot; None where that is not counted.
-        members: of a bond.
+        physical: True if it belongs to a device.
+        managed: True if an administrator has set it to be up.
+        ups: number of links up since boot; None if that is not counted.
+        members: interfaces of a bond.
     """
 
     name: str
@@ -39,7 +39,7 @@ class NetworkInterface:
 
 
 def read_interfaces(source: NodeSource) -> tuple[NetworkInterface, ...]:
-    """Without the loopback and what software alone makes (bridges, tunnels, containers' ends)."""
+    """Return the interfaces without the loopback and software interfaces (bridges, tunnels, containers' ends)."""
     found = (_interface(source, path) for path in source.names(f"{CLASS}/*"))
     return tuple(each for each in found if each.physical or each.members)
 

@@ -1,4 +1,4 @@
-"""What ``nvidia-smi`` says of the GPUs: a quick row for each in CSV, or its whole answer in XML as a flat table of texts."""
+"""The output of ``nvidia-smi``: a quick CSV row per GPU, or its whole answer in XML as a flat table of texts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from xml.etree import ElementTree
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
-_PATIENCE_S = 30.0  # without its persistence daemon the driver wakes every GPU first
+_PATIENCE_S = 30.0  # without its persistence daemon the driver first wakes every GPU
 _ask_driver = functools.partial(ask, timeout=_PATIENCE_S)
 _LOAD = ("index", "pci.bus_id", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory", "power.draw", "temperature.gpu",
          "utilization.gpu", "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max")
-_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # from driver 535.54.03 on; before it
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # since driver 535.54.03; before it
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. ``memory`` is in bytes, None where the driver does not tell (GPUs that share the host's memory)."""
+    """One GPU. ``memory`` is in bytes, None if the driver does not report it (GPUs that share the host's memory)."""
 
     index: int
     name: str
@@ -29,15 +29,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """One GPU at this moment. Each number is None where the driver does not tell.
+    """The current load of one GPU. A number is None if the driver does not report it.
 
     Attributes:
         clock, max_clock, memory_clock: MHz.
         power: W.
         temperature: degrees C.
-        busy: % of the last moments.
-        pcie: (generation now, greatest, lanes now, greatest).
-        reasons: why it does not run faster: a bit mask.
+        busy: utilization over the last moments in %.
+        pcie: (current generation, highest generation, current lanes, most lanes).
+        reasons: bit mask of the reasons that limit its clock.
     """
 
     index: int
@@ -53,7 +53,7 @@ class GpuLoad:
 
 
 def find_gpus(ask: Runner = _ask_driver) -> tuple[Gpu, ...]:
-    """The GPUs that ``nvidia-smi`` sees; none where there is no driver."""
+    """Return the GPUs that ``nvidia-smi`` sees; none without a driver."""
     try:
         rows = tuple(query(NodeSource(ask=ask), "gpu", ("index", "name", "memory.total")))
     except Unavailable:
@@ -63,10 +63,10 @@ def find_gpus(ask: Runner = _ask_driver) -> tuple[Gpu, ...]:
 
 
 def query(source: NodeSource, what: str, fields: Sequence[str]) -> Iterator[Mapping[str, str]]:
-    """``nvidia-smi --query-WHAT``: rows of field to text. Raises Unavailable."""
+    """Run ``nvidia-smi --query-WHAT``: yield rows of field to text. Raises Unavailable."""
     try:
         answer = source.answer(("nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"))
-    except Unavailable as unseen:  # rows of the GPUs that it reaches may stand beside its words
+    except Unavailable as unseen:  # rows of reachable GPUs may accompany its error
         words = " ".join(line for line in unseen.out.splitlines() if line.count(",") != len(fields) - 1)
         raise Unavailable(words or str(unseen), unseen.code) from None
     for line in answer.splitlines():
@@ -76,15 +76,15 @@ def query(source: NodeSource, what: str, fields: Sequence[str]) -> Iterator[Mapp
 
 
 def read_load(source: NodeSource) -> tuple[GpuLoad, ...]:
-    """What each GPU does now. Raises Unavailable."""
+    """Return the current load of each GPU. Raises Unavailable."""
     try:
         return tuple(_load(row, _REASONS[0]) for row in query(source, "gpu", (*_LOAD, _REASONS[0])))
-    except Unavailable:  # an older driver refuses the whole question for a field that it does not know
+    except Unavailable:  # an older driver refuses the whole query for one unknown field
         return tuple(_load(row, _REASONS[1]) for row in query(source, "gpu", (*_LOAD, _REASONS[1])))
 
 
 def number(text: str) -> float | None:
-    """None for "[N/A]" and the like."""
+    """Parse a number; None for "[N/A]" and the like."""
     found = re.fullmatch(r"-?\d+(?:\.\d+)?", text)
     return float(text) if found else None
 
@@ -111,17 +111,17 @@ def _load(row: Mapping[str, str], reasons: str) -> GpuLoad:
 
 QUERY = ("nvidia-smi", "-q", "-x")
 _UNSAID = re.compile("|N/A|Not Supported|Not Available|Unknown|Insufficient Permissions|Requested functionality .* deprecated")
-# NVML's words for an error, which nvidia-smi prints in place of a value, in CSV in brackets.
+# NVML's error texts, which nvidia-smi prints in place of a value, in CSV in brackets.
 _FAILED = re.compile(r"\[?(ERR!|Unknown Error|GPU is lost.*?|(?:GPU )?requires reset|Reset Required|GPU not found|Timeout"
                      r"|Driver Not Loaded|Corrupted infoROM|infoROM is corrupted|Interrupt Request Issue|GPU access blocked.*?"
                      r"|Insufficient (?:External )?Power)\]?", re.IGNORECASE)
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+(?:\.\d+)?)", re.IGNORECASE)
-_LONG = ("supported_clocks", "mig_devices", "accounted_processes", "processes")  # lists that are no facts about the GPU's health
+_LONG = ("supported_clocks", "mig_devices", "accounted_processes", "processes")  # lists that do not concern the GPU's health
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A program that holds a GPU. ``memory`` is in MiB, None where the driver does not tell (in a container, say)."""
+    """A program that holds a GPU. ``memory`` is in MiB, None if the driver does not report it (in a container, for example)."""
 
     pid: int
     kind: str
@@ -134,10 +134,10 @@ class GpuReport:
     """One GPU.
 
     Attributes:
-        index: nvidia-smi's, which is the order of the PCI bus.
-        bus: its PCI address as the kernel writes it: ``0000:c6:00.0``.
-        values: nvidia-smi's words by path, such as ``"ecc_mode/current_ecc": "Enabled"``.
-        processes: those that hold it.
+        index: nvidia-smi's index, which follows the order of the PCI bus.
+        bus: its PCI address in the kernel's form: ``0000:c6:00.0``.
+        values: nvidia-smi's texts by path, such as ``"ecc_mode/current_ecc": "Enabled"``.
+        processes: programs that hold it.
     """
 
     index: int
@@ -153,16 +153,16 @@ class GpuReport:
         return self.says("product_name") or "unknown GPU"
 
     def says(self, *paths: str) -> str | None:
-        """The words at the first path that says something; drivers of different age name things differently."""
+        """Return the text at the first path that has one; drivers of different age use different names."""
         words = (self.values.get(path, "").strip("[]") for path in paths)
         return next((text for text in words if not _UNSAID.fullmatch(text) and not failing(text)), None)
 
     def number(self, *paths: str) -> float | None:
-        """The number at the first path that has one, without its unit (MiB, W, C, MHz as nvidia-smi writes them)."""
+        """Return the number at the first path that has one, without its unit (nvidia-smi writes MiB, W, C, MHz)."""
         return next((value for path in paths if (value := _number(self.says(path))) is not None), None)
 
     def failed(self) -> Mapping[str, str]:
-        """The driver's words for its error, by the paths where it got one instead of a value."""
+        """The driver's error texts, by the paths where it got an error instead of a value."""
         return {path: words for path, text in self.values.items() if (words := failing(text))}
 
 
@@ -177,20 +177,20 @@ class SmiReport:
 
 
 def failing(text: str) -> str | None:
-    """The driver's words for an error that stand in place of a value; None for a value."""
+    """Return the driver's error text that stands in place of a value; None for a value."""
     found = _FAILED.fullmatch(text)
     return found[1] if found else None
 
 
 def split_smi(text: str) -> tuple[str, str]:
-    """The XML, empty where it is not complete, and what is printed around it: of a GPU out of reach, or a corrupt infoROM."""
+    """Return the XML, empty if incomplete, and the text printed around it: about an unreachable GPU, or a corrupt infoROM."""
     document = re.search(r"<(?:\?xml|nvidia_smi_log)\b.*</nvidia_smi_log>", text, re.DOTALL)
     around = text.replace(document[0], "") if document else text
     return document[0] if document else "", "; ".join(line.strip() for line in around.splitlines() if line.strip())
 
 
 def parse_smi(text: str) -> SmiReport:
-    """Raises Unavailable where ``text`` is not nvidia-smi's XML."""
+    """Parse nvidia-smi's XML. Raises Unavailable if ``text`` is something else."""
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
@@ -207,7 +207,7 @@ def parse_smi(text: str) -> SmiReport:
 
 
 def address(bus: str) -> str:
-    """A PCI address as the kernel writes it: nvidia-smi's ``00000000:C6:00.0`` is ``0000:c6:00.0``."""
+    """Return a PCI address in the kernel's form: nvidia-smi's ``00000000:C6:00.0`` is ``0000:c6:00.0``."""
     domain, _, rest = bus.strip().lower().rpartition(":")[0].partition(":")
     tail = bus.strip().lower().rpartition(":")[2]
     try:

@@ -1,4 +1,4 @@
-"""Reading what may be missing."""
+"""Parsing of facts that may be missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Readings(dict[str, T]):
-    """The values of a file by name. To ask for one that the file does not have raises Unavailable."""
+    """The values of a file by name. A lookup of a missing name raises Unavailable."""
 
     def __init__(self, file: str, values: Mapping[str, T]) -> None:
         super().__init__(values)
@@ -24,7 +24,7 @@ class Readings(dict[str, T]):
 
 
 def maybe(read: Callable[[S], T], name: S) -> T | None:
-    """The result of ``read(name)``; None where it cannot be seen."""
+    """Return ``read(name)``; None if it is unavailable."""
     try:
         return read(name)
     except Unavailable:
@@ -32,7 +32,7 @@ def maybe(read: Callable[[S], T], name: S) -> T | None:
 
 
 def fields(text: str, separator: str = ":") -> Mapping[str, str]:
-    """``Name: value`` lines as a mapping; the first of a name counts."""
+    """Return ``Name: value`` lines as a mapping; the first of equal names counts."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.partition(separator)
@@ -42,7 +42,7 @@ def fields(text: str, separator: str = ":") -> Mapping[str, str]:
 
 
 def members(text: str) -> tuple[int, ...]:
-    """The numbers of a kernel list such as ``0-3,8``; none of an empty one."""
+    """Return the numbers of a kernel list such as ``0-3,8``; none of an empty list."""
     found: list[int] = []
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found += range(int(first), int(last or first) + 1)
@@ -50,6 +50,6 @@ def members(text: str) -> tuple[int, ...]:
 
 
 def real(source: NodeSource, name: str) -> str:
-    """Where a link of the tree ends, as ``/sys/devices/…``; ``name`` itself where it is none."""
+    """Return the target of a link in the tree, as ``/sys/devices/…``; ``name`` itself if it is not a link."""
     path, root = source.path(name).resolve(), source.root.resolve()
     return f"/{path.relative_to(root)}" if path.is_relative_to(root) else name

@@ -1,4 +1,4 @@
-"""What lies between network adapters, GPUs and memory: PCI links, bridges, the IOMMU, drivers for direct transfers."""
+"""The PCI path between network adapters, GPUs and memory: links, bridges, the IOMMU, drivers for direct transfers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hpc_mp.cluster.node.parse import maybe, real
 from hpc_mp.cluster.node.rdma import RdmaFabric, read_fabric
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
-_ONES = 63  # lanes, where all bits of the register are set: no link to read
+_ONES = 63  # lanes if all bits of the register are set: the link cannot be read
 _BRIDGES = ("lspci", "-D", "-vvv", "-d", "::0604")
 
 
 @dataclass(frozen=True)
 class Link:
-    """Speeds in GT/s, widths in lanes; None where the kernel does not show them, as in many virtual machines.
+    """A PCI link. Speeds in GT/s, widths in lanes; None if the kernel does not show them, as in many virtual machines.
 
-    ``answers``: False where the registers read as all ones, as those of a device do that has fallen off the bus.
+    ``answers``: False if the registers read as all ones: the device has fallen off the bus.
     """
 
     device: str
@@ -33,11 +33,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Bridges:
-    """Attributes:
-        virtual: this is a virtual machine, whose host decides about bridges.
+    """PCI bridges and the IOMMU.
+
+    Attributes:
+        virtual: True if this is a virtual machine, whose host controls the bridges.
         redirecting: addresses of bridges whose access control sends transfers between devices up to the root.
-        gpus: how many GPUs there are.
-        domains: PCI address of each GPU and adapter to what the IOMMU does: ``identity`` lets it pass, ``DMA`` translates.
+        gpus: number of GPUs.
+        domains: PCI address of each GPU and adapter to the IOMMU's mode: ``identity`` passes through, ``DMA`` translates.
     """
 
     virtual: bool
@@ -58,13 +60,13 @@ class Rails:
 
 @dataclass(frozen=True)
 class Direct:
-    """What lets an adapter read and write a GPU's memory.
+    """Requirements for an adapter to read and write a GPU's memory.
 
     Attributes:
-        modules: kernel modules that are loaded.
+        modules: loaded kernel modules.
         kernel: its release as two numbers.
-        open_driver: NVIDIA's driver is the open one; None where none is loaded.
-        copy_library: a library of GDRCopy is installed.
+        open_driver: True if NVIDIA's driver is the open one; None if none is loaded.
+        copy_library: True if a library of GDRCopy is installed.
     """
 
     gpus: int
@@ -76,7 +78,7 @@ class Direct:
 
 
 def read_links(source: NodeSource) -> tuple[Link, ...]:
-    """Of the adapters for RDMA."""
+    """Return the links of the RDMA adapters."""
     return tuple(_link(source, adapter.name, adapter.address) for adapter in read_fabric(source).adapters if adapter.address)
 
 
@@ -107,7 +109,7 @@ def read_rails(source: NodeSource) -> Rails:
 
 
 def read_direct(source: NodeSource) -> Direct:
-    """Raises Unavailable."""
+    """Read the requirements for direct transfers. Raises Unavailable."""
     release = re.match(r"(\d+)\.(\d+)", source.text("/proc/sys/kernel/osrelease"))
     modules: frozenset[str] | Unavailable
     try:
@@ -127,7 +129,7 @@ def read_direct(source: NodeSource) -> Direct:
 
 
 def is_virtual(source: NodeSource) -> bool:
-    """Whether a hypervisor runs below us."""
+    """Return True if this is a virtual machine."""
     if " hypervisor" in (maybe(source.text, "/proc/cpuinfo") or ""):
         return True
     vendor = maybe(source.text, "/sys/class/dmi/id/sys_vendor") or ""
@@ -136,9 +138,9 @@ def is_virtual(source: NodeSource) -> bool:
 
 
 def _redirecting(text: str, devices: Sequence[str]) -> tuple[str, ...]:
-    """Bridges above these devices with ``ACSCtl: … ReqRedir+``; SrcValid checks senders and redirects nothing.
+    """Return the bridges above these devices with ``ACSCtl: … ReqRedir+``. SrcValid checks senders and redirects nothing.
 
-    Raises Unavailable where lspci hides capabilities from users.
+    Raises Unavailable if lspci hides capabilities from users.
     """
     if "ACSCtl" not in text and "Capabilities: <access denied>" in text:
         raise Unavailable("lspci -vvv shows access control of PCI bridges to root only")

@@ -1,4 +1,4 @@
-"""Processes that should not be there: stuck in the kernel, dead and not buried, left over from a job."""
+"""Processes that should not exist: stuck in the kernel, zombies, left over from a job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
-_MOMENT_S = 0.5  # a process that waits for a disk has come on by then
+_MOMENT_S = 0.5  # a process that waits for a disk has made progress by then
 _TICKS = 100  # per second, in /proc: USER_HZ, the same on every Linux
-_SETTLED_S = 60.0  # by then a process that has ended was waited for, and one whose parent has gone was meant to stay
+_SETTLED_S = 60.0  # by then an ended process was waited for, and a process whose parent is gone was meant to stay
 _USERS = 1000  # the first user id of a person
 _DAEMONS = ("systemd", "(sd-pam)", "dbus-daemon", "dbus-broker", "ssh-agent", "gpg-agent", "tmux", "tmux: server", "screen",
             "SCREEN", "sshd", "pipewire", "wireplumber", "pulseaudio", "atd", "crond", "at-spi-bus-laun", "dbus-broker-lau")
@@ -18,7 +18,7 @@ _DAEMONS = ("systemd", "(sd-pam)", "dbus-daemon", "dbus-broker", "ssh-agent", "g
 
 @dataclass(frozen=True)
 class NodeProcess:
-    """``age`` is in seconds; ``waits`` names where in the kernel it sleeps, empty where that is not shown."""
+    """A process. ``age`` is in seconds; ``waits`` names the place in the kernel where it sleeps, empty if not shown."""
 
     pid: int
     name: str
@@ -32,14 +32,16 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class Processes:
-    """Attributes:
-        stuck: in uninterruptible sleep, and not come on for half a second.
-        zombies: dead, not waited for by their parent, started at least a minute ago. Younger ones are about to be waited for:
-            a doctor's own readers are such, also those of doctors of other hosts on this machine.
-        orphans: of users, started at least a minute ago, whose parent has gone; only where Slurm's daemon runs.
-        count: of all.
-        names: of all programs that run.
-        slurm: Slurm's daemon for nodes runs here.
+    """The processes of a node.
+
+    Attributes:
+        stuck: in uninterruptible sleep, without progress for half a second.
+        zombies: dead, not waited for by their parent, started at least a minute ago. Younger zombies are about to be waited for:
+            the readers of a doctor, also of doctors of other hosts on this machine.
+        orphans: users' processes, started at least a minute ago, whose parent is gone; only if Slurm's daemon runs.
+        count: number of all processes.
+        names: names of all running programs.
+        slurm: True if Slurm's node daemon runs here.
     """
 
     stuck: tuple[NodeProcess, ...]
@@ -51,7 +53,7 @@ class Processes:
 
 
 def read_processes(source: NodeSource) -> Processes:
-    """Raises Unavailable."""
+    """Read the processes. Raises Unavailable."""
     every = _all(source)
     if not every:
         raise Unavailable("/proc shows no processes")
@@ -84,7 +86,7 @@ def _all(source: NodeSource) -> list[NodeProcess]:
 
 
 def _process(source: NodeSource, pid: int, up: float) -> NodeProcess | None:
-    """None when it has ended meanwhile."""
+    """Return a process; None if it has ended meanwhile."""
     stat, status = maybe(source.text, f"/proc/{pid}/stat"), maybe(source.text, f"/proc/{pid}/status")
     if stat is None or status is None:
         return None

@@ -1,4 +1,4 @@
-"""Network adapters that can do RDMA: InfiniBand, RoCE, EFA."""
+"""Network adapters with RDMA: InfiniBand, RoCE, EFA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MTUS = {"256": 256, "512": 512, "1024": 1024, "2048": 2048, "4096": 4096}
 
 @dataclass(frozen=True)
 class Gid:
-    """``type``: ``IB/RoCE v1`` or ``RoCE v2``; ``netdev`` is empty for InfiniBand."""
+    """A GID. ``type``: ``IB/RoCE v1`` or ``RoCE v2``; ``netdev`` is empty for InfiniBand."""
 
     index: int
     value: str
@@ -32,17 +32,17 @@ class Gid:
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """One port. What is None is not shown.
+    """One port. A field is None if the kernel does not show it.
 
     Attributes:
         device, number: ``mlx5_2``, 1.
-        state, physical: as the kernel says them: ``4: ACTIVE``, ``5: LinkUp``.
+        state, physical: in the kernel's form: ``4: ACTIVE``, ``5: LinkUp``.
         rate: Gb/s.
         layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``Unknown`` (EFA).
         lid, manager: own and subnet manager's address; InfiniBand only.
         keys: the partition table: index to key.
-        mtu: bytes of a packet that are in use.
-        dropped: times that the link went down, since the counter was reset.
+        mtu: bytes of a packet in use.
+        dropped: number of times that the link went down, since the counter was reset.
     """
 
     device: str
@@ -69,15 +69,15 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class RdmaAdapter:
-    """One device of the RDMA stack. ``numa`` is None where the kernel does not know it.
+    """One device of the RDMA stack. ``numa`` is None if the kernel does not know it.
 
     Attributes:
-        address: on the PCI bus; empty for one that is not there (Soft RoCE).
-        path: of PCI bridges above it, from the root.
+        address: on the PCI bus; empty for an adapter without one (Soft RoCE).
+        path: PCI bridges above it, from the root.
         vendor, model: PCI numbers.
-        firmware, board: as the adapter says.
-        verbs: its device file is there and this user may use it; None where there is none for it.
-        virtual: a virtual function or sub-function of an adapter of this machine: idle until somebody gets it.
+        firmware, board: as reported by the adapter.
+        verbs: True if its device file exists and this user may use it; None if it has none.
+        virtual: True for a virtual function or sub-function of an adapter of this machine, idle until it is assigned.
     """
 
     name: str
@@ -95,7 +95,7 @@ class RdmaAdapter:
 
     @property
     def card(self) -> str:
-        """Its address without the function: a card of two ports has a device for each."""
+        """Its address without the function: a card with two ports has a device for each."""
         return self.address.rpartition(".")[0] or self.name
 
     @property
@@ -108,10 +108,10 @@ class RdmaFabric:
     """The fast network as this machine sees it.
 
     Attributes:
-        adapters: all that the RDMA stack has.
-        kind: what the machine is known to have; None for an unknown one.
-        bare: PCI addresses of adapters for RDMA that no driver has taken.
-        abi: versions of the kernel's interfaces for verbs and management; None where that module is not loaded.
+        adapters: all adapters of the RDMA stack.
+        kind: the machine's type in the catalogue; None if unknown.
+        bare: PCI addresses of RDMA adapters that no driver has bound.
+        abi: versions of the kernel's interfaces for verbs and management; None if that module is not loaded.
     """
 
     adapters: tuple[RdmaAdapter, ...]
@@ -121,7 +121,7 @@ class RdmaFabric:
 
     @property
     def ports(self) -> tuple[RdmaPort, ...]:
-        """Of the fast network: those of InfiniBand or EFA if there are any, else those of RoCE."""
+        """Ports of the fast network: those of InfiniBand or EFA if any exist, else those of RoCE."""
         every = [(adapter.efa, port) for adapter in self.adapters for port in adapter.ports]
         return tuple(port for efa, port in every if efa or port.layer == "InfiniBand") or tuple(port for _, port in every)
 
@@ -130,7 +130,7 @@ class RdmaFabric:
 
 
 def read_fabric(source: NodeSource) -> RdmaFabric:
-    """Never raises: a machine without a fast network has no adapters."""
+    """Read the adapters. Never raises: a machine without a fast network has no adapters."""
     mtus = _active_mtus(source)
     adapters = tuple(_adapter(source, path.rpartition("/")[2], mtus) for path in source.names(f"{CLASS}/*"))
     taken = {adapter.address for adapter in adapters}
@@ -194,7 +194,7 @@ def _gids(source: NodeSource, base: str) -> list[Gid]:
 
 
 def _active_mtus(source: NodeSource) -> dict[tuple[str, int], int]:
-    """From ``ibv_devinfo``, which may be missing: the kernel does not show the MTU that is in use."""
+    """Return MTUs in use from ``ibv_devinfo``, which may be missing: the kernel does not show them."""
     if not source.names(f"{CLASS}/*"):
         return {}
     try:
@@ -213,7 +213,7 @@ def _active_mtus(source: NodeSource) -> dict[tuple[str, int], int]:
 
 
 def _verbs(source: NodeSource, device: str) -> bool | None:
-    """Whether ``/dev/infiniband/uverbsN`` of this device is there."""
+    """Return True if ``/dev/infiniband/uverbsN`` of this device exists; None if the kernel has none for the device."""
     for path in source.names("/sys/class/infiniband_verbs/uverbs*"):
         if maybe(source.text, f"{path}/ibdev") == device:
             return bool(source.names(f"/dev/infiniband/{path.rpartition('/')[2]}"))
@@ -221,7 +221,7 @@ def _verbs(source: NodeSource, device: str) -> bool | None:
 
 
 def _able(source: NodeSource) -> list[str]:
-    """PCI addresses of adapters that are made for RDMA, whether a driver has taken them or not."""
+    """Return PCI addresses of adapters that support RDMA, bound by a driver or not."""
     found = []
     for path in source.names("/sys/bus/pci/devices/*/vendor"):
         base = path.rpartition("/")[0]
@@ -246,7 +246,7 @@ PLUGINS = tuple(f"{place}/{name}" for place in _PLACES for name in ("libnccl-net
 
 @dataclass(frozen=True)
 class Efa:
-    """``driver``: version of the kernel module; ``library``: libfabric; ``plugin``: what joins NCCL to it. None: not there."""
+    """``driver``: version of the kernel module; ``library``: libfabric; ``plugin``: NCCL's plugin for it. None: not installed."""
 
     fabric: RdmaFabric
     driver: str | None
@@ -255,7 +255,7 @@ class Efa:
 
 
 def read_efa(source: NodeSource) -> Efa:
-    """Never raises."""
+    """Read the EFA software. Never raises."""
     def first(patterns: tuple[str, ...]) -> str | None:
         return next((name for pattern in patterns for name in source.names(pattern)), None)
 

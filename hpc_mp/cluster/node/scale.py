@@ -1,4 +1,4 @@
-"""Limits of the kernel that a job of more than a thousand ranks meets."""
+"""Kernel limits that matter for a job of more than a thousand ranks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class KernelLimits:
-    """Attributes:
-        of: each setting's numbers; those that this kernel has.
-        cluster: this is a node of a cluster: Slurm is set up here, or there is a fast network.
-        speed: Mb/s of the fastest Ethernet interface that tells; 0 where none does.
-        page: bytes of a page of memory, in which ``tcp_memory`` is counted.
+    """Kernel limits.
+
+    Attributes:
+        of: numbers of each setting that this kernel has.
+        cluster: True if this is a cluster node: Slurm is set up here, or a fast network exists.
+        speed: Mb/s of the fastest Ethernet interface that reports it; 0 if none does.
+        page: bytes of a memory page, the unit of ``tcp_memory``.
     """
 
     of: Mapping[str, tuple[int, ...]]
@@ -46,7 +48,7 @@ class KernelLimits:
 
 
 def read_scale(source: NodeSource) -> KernelLimits:
-    """Raises Unavailable where the kernel's settings cannot be seen."""
+    """Read the limits. Raises Unavailable if the kernel's settings are not visible."""
     found = {}
     for name, file in _SETTINGS.items():
         words = (maybe(source.text, f"/proc/sys/{file}") or "").replace("-", " ").replace(",", " ").split()

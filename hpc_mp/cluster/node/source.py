@@ -1,4 +1,4 @@
-"""Where the facts of a node are read: files below a root and answers of programs, of this node or of a recorded one."""
+"""The source of a node's facts: files below a root and outputs of programs, of this node or of a recorded one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpc_mp.base.command import CommandFailed, Runner, ask, failure
 
 
 class Unavailable(Exception):
-    """A fact that cannot be had here; the text says why: no such file, permission denied, a program that is absent.
+    """A fact that is unavailable here; the text states the reason: no such file, permission denied, an absent program.
 
-    ``code`` and ``out`` are those of a program that failed (``CommandFailed``).
+    ``code`` and ``out`` are from a program that failed (``CommandFailed``).
     """
 
     def __init__(self, words: str, code: int | None = None, out: str = "") -> None:
@@ -26,10 +26,10 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeSource:
-    """A machine. Tests hand in the root of a recorded tree, and the recorded answers of programs.
+    """A machine. Tests pass the root of a recorded tree, and recorded outputs of programs.
 
     Attributes:
-        root: what stands for ``/``.
+        root: the directory that replaces ``/``.
         ask: runs a program.
     """
 
@@ -37,18 +37,18 @@ class NodeSource:
     ask: Runner = ask
 
     def path(self, name: str) -> Path:
-        """Where ``/proc/…``, ``/sys/…`` lie."""
+        """Return the path of ``/proc/…``, ``/sys/…`` below the root."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """A file's text without the blanks around it. Raises Unavailable."""
+        """Return a file's text without surrounding blanks. Raises Unavailable."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
             raise Unavailable(f"{name}: {error.strerror}") from None
 
     def number(self, name: str) -> int:
-        """A file that holds one whole number. Raises Unavailable."""
+        """Return the whole number in a file. Raises Unavailable."""
         text = self.text(name)
         try:
             return int(text, 0)
@@ -56,28 +56,28 @@ class NodeSource:
             raise Unavailable(f"{name} holds {text[:40]!r}, no number") from None
 
     def names(self, pattern: str) -> tuple[str, ...]:
-        """The paths that match, as ``/sys/…``, sorted."""
+        """Return the paths that match, as ``/sys/…``, sorted."""
         found = sorted(self.root.glob(pattern.lstrip("/")))
         return tuple(f"/{path.relative_to(self.root)}" for path in found)
 
     def answer(self, argv: Sequence[str]) -> str:
-        """What a program says. Raises Unavailable."""
+        """Return the output of a program. Raises Unavailable."""
         try:
             return self.ask(argv)
         except CommandFailed as error:
             raise Unavailable(str(error), error.code, error.out) from None
 
 
-SHARED = "/run/hpc-mp"  # written by root's health check, read by everybody
+SHARED = "/run/hpc-mp"  # written by root's health check, read by all users
 
 
 def own() -> str:
-    """The directory of this user."""
+    """Return the directory of this user."""
     return SHARED if os.geteuid() == 0 else f"/tmp/hpc-mp-{os.geteuid()}"
 
 
 def keep(source: NodeSource, name: str) -> Path | None:
-    """The path of a file to keep things in, its directory made. None where nothing can be kept, and for a recorded machine."""
+    """Return the path of a file to keep data in, its directory made; None if nothing can be kept, and for a recorded machine."""
     if source.root != Path("/"):
         return None
     folder = Path(own())
@@ -90,9 +90,10 @@ def keep(source: NodeSource, name: str) -> Path | None:
 
 
 def recorded(root: Path, commands: Mapping[str, Mapping[str, Any]]) -> NodeSource:
-    """``commands``: the joined argv to ``{"code": 0, "out": "…", "err": "…"}``, or ``{"hangs": true}``.
+    """Return a recorded machine.
 
-    A program that has no entry is not on PATH there.
+    ``commands``: the joined argv to ``{"code": 0, "out": "…", "err": "…"}``, or ``{"hangs": true}``. A program without an entry
+    is not on PATH there.
     """
     def ask(argv: Sequence[str]) -> str:
         answer = commands.get(" ".join(argv))
@@ -112,7 +113,7 @@ _PLACES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin"
 
 @dataclass(frozen=True, slots=True)
 class OwnProgram:
-    """A program of ours: its argv, and how many seconds it has."""
+    """A program of hpc-mp: its argv, and its timeout in seconds."""
 
     argv: tuple[str, ...]
     timeout: float
@@ -120,10 +121,12 @@ class OwnProgram:
 
 def here(environ: Mapping[str, str] = os.environ, timeout: float = 3.0,
          own: Mapping[str, OwnProgram] = MappingProxyType({})) -> NodeSource:
-    """Programs are looked for where root's lie, too (ethtool, lspci, nft), answer in English, and have ``timeout`` seconds.
+    """Return this machine.
+
+    Programs are also searched in root's directories (ethtool, lspci, nft), run in English, and have ``timeout`` seconds.
 
     Args:
-        own: programs of ours by the name that they are asked for, which is their key among recorded answers too.
+        own: hpc-mp's own programs by the name in requests, which is also their key among recorded outputs.
     """
     path = os.pathsep.join(dict.fromkeys([*filter(None, environ.get("PATH", "").split(os.pathsep)), *_PLACES]))
     given = {**environ, "PATH": path, "LC_ALL": "C"}

@@ -1,11 +1,12 @@
-"""What the NVIDIA driver's Xid numbers (kernel log: ``NVRM: Xid (PCI:0000:c6:00): 79, …``) say about the node they come from.
+"""The NVIDIA driver's Xid numbers (kernel log: ``NVRM: Xid (PCI:0000:c6:00): 79, …``) and their meaning for the node.
 
-The one table of them, for the launcher and for the node checks; as Python, because a node's own interpreter must be able to read
-it.
+This is the only table of them, for the launcher and for the node checks. It is Python because a node's own interpreter must be
+able to read it.
 
 Sources: NVIDIA's "Analyzing Xid Errors with the Xid Catalog", column "Immediate Action", and the archived catalogue for numbers
-of GPUs before Ampere. This table is stricter in a few places. 63, 92, 94, 121 and 157 are worth a look, although the GPU works
-on. After 64 the catalogue has a reset, and support when that does not help. 168 is as in AWS' awsome-distributed-training.
+of GPUs before Ampere. This table is stricter in a few places. 63, 92, 94, 121 and 157 are worth a look, although the GPU
+continues to work. After 64 the catalogue recommends a reset, and support if that does not help. 168 is as in AWS'
+awsome-distributed-training.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Literal
 
 from hpc_mp.cluster.node.nvidia_smi import address
 
-# none: nothing is to be done. program: the program's doing, or an echo of another Xid; it has to be started again. watch: the GPU
-# works on, but look at it soon. support: NVIDIA has no other advice than to ask. unknown: the catalogue lacks the number.
+# none: no action. program: caused by the program, or an echo of another Xid; the program must be restarted. watch: the GPU
+# continues to work, but needs a look soon. support: NVIDIA's only advice is to ask. unknown: the catalogue lacks the number.
 # seat, reset, reboot, replace: the GPU needs that.
 Action = Literal["none", "program", "watch", "support", "unknown", "seat", "reset", "reboot", "replace"]
 NEEDS: dict[Action, str] = {"seat": "look at its power cables and its seat", "reset": "reset", "reboot": "reboot",
@@ -38,8 +39,8 @@ class XidLine:
     """One line of the kernel's log.
 
     Attributes:
-        bus: the GPU's PCI address without its function: ``0000:c6:00``; empty where the line has none.
-        number: None for words of the driver that have no Xid.
+        bus: the GPU's PCI address without its function: ``0000:c6:00``; empty if the line has none.
+        number: None for messages of the driver without an Xid.
     """
 
     bus: str
@@ -49,7 +50,7 @@ class XidLine:
 
     @property
     def kind(self) -> str:
-        """Equal for lines of which the last counts, such as those about the recovery action."""
+        """A key, equal for lines of which only the last counts, such as those about the recovery action."""
         return "154" if self.number == 154 else f"{self.meaning} {self.action}"
 
     def __str__(self) -> str:
@@ -58,7 +59,7 @@ class XidLine:
 
 @dataclass(frozen=True)
 class SXidLine:
-    """The same of an NVSwitch; its driver says itself whether it is fatal."""
+    """The NVSwitch's counterpart; its driver states whether it is fatal."""
 
     switch: str
     bus: str
@@ -117,9 +118,9 @@ XIDS: dict[int, Xid] = dict.fromkeys(range(1, _LAST + 1), _UNUSED) | {
 _BUS = r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}(?: GPU-I:[^)]*)?\): (\d+)(.*)")  # with the MIG instance, if it has one
 _SXID = re.compile(r"nvidia-(nvswitch\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+),\s*(Fatal|Non-fatal),?\s*(.*)")
-_NOT_FATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)  # how NVLink errors say their severity
+_NOT_FATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)  # severity of NVLink errors
 _RECOVERY = re.compile(r"recovery action changed from \S+ \([^)]*\) to \S+ \(([^)]*)\)")  # of Xid 154
-# What the driver, and the kernel for it, say without a number.
+# Messages of the driver, and of the kernel about it, without a number.
 _UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
     (re.compile(rf"NVRM: (?:(?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_BUS}.*)?\bfallen off the bus"), 79, XIDS[79]),
     (re.compile(rf"NVRM: (?:GPU {_BUS}: )?(?:RmInitAdapter|rm_init_adapter)\b.*failed"), None,
@@ -132,7 +133,7 @@ _UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
 
 
 def xid(line: str) -> XidLine | None:
-    """The error of a GPU in a line of the kernel's log; None for a line without one."""
+    """Return the GPU error in a line of the kernel's log; None for a line without one."""
     if (found := _XID.search(line)) is None:
         return next((XidLine(_address(words[1]), number, entry.meaning, entry.action)
                      for pattern, number, entry in _UNNUMBERED if (words := pattern.search(line))), None)
@@ -146,13 +147,13 @@ def xid(line: str) -> XidLine | None:
 
 
 def sxid(line: str) -> SXidLine | None:
-    """The same for NVSwitches. Their "Severity …" lines repeat what the line before said."""
+    """Return the NVSwitch error in a line; None for a line without one. "Severity …" lines repeat the previous line."""
     found = _SXID.search(line)
     return found and SXidLine(found[1], found[2].lower(), int(found[3]), found[4] == "Fatal", found[5].strip())
 
 
 def blamed(lines: Iterable[str]) -> list[XidLine]:
-    """Those after which a GPU needs more than another program."""
+    """Return the lines after which a GPU needs more than another program."""
     return [entry for line in lines if (entry := xid(line)) and entry.action in NEEDS]
 
 

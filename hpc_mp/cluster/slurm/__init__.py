@@ -1,1 +1,1 @@
-"""Slurm: the only room that starts its programs and reads what they print."""
+"""Slurm: the only package that runs Slurm's programs and parses their output."""

@@ -1,4 +1,4 @@
-"""What Slurm has given this job, as its script's environment tells."""
+"""The allocation of this job, from its script's environment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Allocation:
     """One start of a job.
 
     Attributes:
-        job_id: what scontrol takes: of an array's element its own, of a heterogeneous job its first component's.
-        restart: how often Slurm has queued the job again.
-        hosts: of all components, in Slurm's order.
-        cluster: its name, by which bad nodes are remembered.
-        end: unix seconds at which Slurm ends the job; None when it does not say.
+        job_id: the id for scontrol: of an array's element its own, of a heterogeneous job its first component's.
+        restart: number of times that Slurm has requeued the job.
+        hosts: hosts of all components, in Slurm's order.
+        cluster: its name, the key of the ledger of bad nodes.
+        end: unix time in seconds at which Slurm ends the job; None if Slurm does not report it.
     """
 
     job_id: str
@@ -31,13 +31,13 @@ class Allocation:
 
 
 def allocation(environ: Mapping[str, str], ask: Runner = ask) -> Allocation | None:
-    """None outside of Slurm."""
+    """Return the allocation; None outside of Slurm."""
     if "SLURM_JOB_ID" not in environ:
         return None
     groups = int(environ.get("SLURM_HET_SIZE", "0"))
     lists = [environ[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"] for group in range(groups)] or [environ["SLURM_JOB_NODELIST"]]
     job_id = environ.get("SLURM_HET_JOB_ID") or environ["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_JOB_ID" in environ:  # the last element's own id is that of the whole array
+    if "SLURM_ARRAY_JOB_ID" in environ:  # the last element's own id equals the id of the whole array
         job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return Allocation(job_id, int(environ.get("SLURM_RESTART_COUNT", "0")),
                       tuple(host for nodelist in lists for host in expand(nodelist)),
@@ -46,7 +46,7 @@ def allocation(environ: Mapping[str, str], ask: Runner = ask) -> Allocation | No
 
 @dataclass(frozen=True, slots=True)
 class AllocatedTasks:
-    """What an allocation was asked for: its nodes, and tasks and GPUs on each of them; 0 where it does not say."""
+    """The request of an allocation: its nodes, and tasks and GPUs on each of them; 0 if not stated."""
 
     nodes: int
     tasks_per_node: int
@@ -54,7 +54,7 @@ class AllocatedTasks:
 
 
 def allocated_tasks(environ: Mapping[str, str]) -> AllocatedTasks:
-    """Of the allocation whose shell this is. SLURM_TASKS_PER_NODE is not asked: without a word of tasks it counts CPUs."""
+    """Return the request of this shell's allocation. SLURM_TASKS_PER_NODE is not used: it may count CPUs instead of tasks."""
 
     def number(name: str) -> int:
         text = environ.get(name, "")
@@ -66,8 +66,8 @@ def allocated_tasks(environ: Mapping[str, str]) -> AllocatedTasks:
 
 
 def end_of(environ: Mapping[str, str], job_id: str, ask: Runner = ask) -> float | None:
-    """Of a job, in unix seconds: as it was at its start, where ``environ`` says so (``SLURM_JOB_END_TIME``, from Slurm 23.02 on),
-    else as squeue has it now; None where nobody says."""
+    """Return the end of a job in unix seconds: as set at its start if ``environ`` has it (``SLURM_JOB_END_TIME``, since Slurm
+    23.02), else squeue's current value; None if unknown."""
     given = environ.get("SLURM_JOB_END_TIME", "")
     if given.isdigit():
         return float(given)

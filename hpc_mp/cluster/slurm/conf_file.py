@@ -1,7 +1,8 @@
 """Slurm's configuration files, read as Slurm's parser reads them: slurm.conf, gres.conf, cgroup.conf and topology.conf.
 
-Keys count in any case, ``#`` begins a comment, a backslash at the end of a line joins the next one to it without a blank, and
-``Include FILE`` at the start of a line stands for the lines of FILE. Source: src/common/parse_config.c, releases 22.05 to 26.05.
+Keys are case-insensitive, ``#`` begins a comment, and a backslash at the end of a line joins the next one to it without a blank.
+``Include FILE`` at the start of a line is replaced by the lines of FILE. Source: src/common/parse_config.c, releases 22.05 to
+26.05.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _COMMENT = re.compile(r"((?<!\\)(?:\\\\)*)#.*")
 
 @dataclass(frozen=True, slots=True)
 class ConfigLine:
-    """One line, with those that are joined to it.
+    """One line, with the lines joined to it.
 
     Attributes:
-        number: of its first line, counted from 1.
-        text: without comments.
-        file: where it stands; None: the text was not read from a file.
+        number: number of its first line, counted from 1.
+        text: its text without comments.
+        file: its file; None: the text was not read from a file.
         pairs: keys and values, as they are written.
-        rest: what follows and is no ``KEY=VALUE``, with which Slurm refuses the file; empty: nothing.
+        rest: trailing text that is not ``KEY=VALUE``, for which Slurm refuses the file; empty: nothing.
         unread: the file that it includes and that could not be read; empty: none.
     """
 
@@ -44,21 +45,21 @@ class ConfigLine:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Values by their keys in small letters."""
+        """Return values by lower-case keys."""
         return {key.casefold(): value for key, value in self.pairs}
 
 
 def read_conf(text: str, file: Path | None = None) -> tuple[ConfigLine, ...]:
-    """The lines of a file that are not empty, those of included files in the place of the line that includes them.
+    """Return the lines of a file that are not empty, with included files in place of the line that includes them.
 
     Args:
-        file: where the text lies, from where included files are looked for; None: they are not read.
+        file: the text's file, relative to which included files are found; None: they are not read.
     """
     return tuple(_lines(text, file, ()))
 
 
 def read_beside(path: Path) -> tuple[ConfigLine, ...] | None:
-    """The lines of a file; None where it cannot be read."""
+    """Return the lines of a file; None if it cannot be read."""
     try:
         return read_conf(path.read_text(encoding="utf-8", errors="replace"), path)
     except OSError:
@@ -66,19 +67,19 @@ def read_beside(path: Path) -> tuple[ConfigLine, ...] | None:
 
 
 def first_pairs(lines: Iterable[ConfigLine]) -> dict[str, str]:
-    """The first pair of each line; of several with one key the last counts."""
+    """Return the first pair of each line; the last of equal keys counts."""
     return dict(line.pairs[0] for line in lines if line.pairs)
 
 
 @cache
 def conf_table(name: str) -> Mapping[str, Any]:
-    """A table of ``slurm/conf-keys.toml``: what Slurm's releases know."""
+    """Return a table of ``slurm/conf-keys.toml``, which lists what Slurm's releases know."""
     return tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))[name]  # type: ignore[no-any-return]
 
 
 @cache
 def conf_keys(name: str) -> Mapping[str, tuple[str, str]]:
-    """The keys of one table by their small letters: as manuals write them, and the releases that know them."""
+    """Return the keys of one table by lower-case name: as manuals write them, and the releases that know them."""
     rows = dict(conf_table(name))
     return {key.casefold(): (key, releases) for key, releases in (dict.fromkeys(rows.pop("all"), "") | rows).items()}
 

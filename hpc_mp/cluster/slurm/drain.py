@@ -1,4 +1,4 @@
-"""Take a node out of service. The health check is packed with this file: it needs the standard library alone."""
+"""Draining of a node. The health check is packed with this file, so it needs only the standard library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hpc_mp.cluster.slurm.records import show_records
 
 
 def drain(node: str, reason: str, ask: Runner) -> str:
-    """Drain a node, unless somebody has: their reason stays. Returns what was done, in words."""
+    """Drain a node, unless it is drained already: the existing reason stays. Return what was done, in words."""
     try:
         record = next(iter(show_records("node", node, ask)), {})
         if "DRAIN" in record.get("State", ""):
@@ -19,5 +19,5 @@ def drain(node: str, reason: str, ask: Runner) -> str:
 
 
 def drain_command(node: str, reason: str) -> str:
-    """The same for an administrator's shell. ``reason`` must hold no quote."""
+    """Return the same as a command for an administrator's shell. ``reason`` must contain no quote."""
     return f"scontrol update NodeName={node} State=DRAIN Reason='{reason}'"

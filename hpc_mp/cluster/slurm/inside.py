@@ -1,4 +1,4 @@
-"""Where a job runs: as a step inside a live allocation, as a Slurm job, or on emulated nodes here; and why."""
+"""The place where a job runs: a step inside a live allocation, a Slurm job, or emulated nodes here; with the reason."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from hpc_mp.cluster.slurm.query import why_silent
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Attributes:
-    place: "step" (of the allocation we are inside), "slurm" (a new job), "local" (emulated nodes), or another back end.
-    why: it is this one.
-    missed: what is worth saying once more at the end: Slurm's programs are here, and yet the job did not go to Slurm.
+    """The place of a job.
+
+    Attributes:
+        place: "step" (of the allocation we are inside), "slurm" (a new job), "local" (emulated nodes), or another back end.
+        why: the reason for this place.
+        missed: a note to repeat at the end: Slurm's programs are here, and yet the job did not go to Slurm.
     """
 
     place: str
@@ -25,10 +27,10 @@ class Where:
 
 
 def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Where:
-    """Where to run.
+    """Decide where to run.
 
     Args:
-        on: "auto", "slurm" or the name of another back end, which is taken at its word.
+        on: "auto", "slurm" or the name of another back end, which is used unchecked.
     """
     if on not in ("auto", "slurm"):
         return Where(on, f"--on {on}")
@@ -51,7 +53,7 @@ def _missed(silent: str, environ: Mapping[str, str]) -> str:
 
 
 def why_outside(environ: Mapping[str, str], ask: Runner) -> str | None:
-    """None inside a live allocation, else why not. ``SLURM_JOB_ID`` alone proves nothing: shells outlive their jobs."""
+    """Return why we are outside; None inside a live allocation. ``SLURM_JOB_ID`` proves nothing: shells outlive their jobs."""
     job = environ.get("SLURM_JOB_ID")
     if job is None:
         return "not inside an allocation"

@@ -1,4 +1,4 @@
-"""One job as Slurm sees it, what its reasons mean, and the answers of squeue, scontrol and sacct that it is read from."""
+"""One job as Slurm sees it, the meaning of its reasons, and the parsers for output of squeue, scontrol and sacct."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 
 REASONS = "slurm/queue-reasons.toml"
-FORGOTTEN = "FORGOTTEN"  # our word: Slurm no longer knows the job; its run directory tells how it ended
+FORGOTTEN = "FORGOTTEN"  # our word: Slurm no longer knows the job; its run directory contains how it ended
 STOPPING = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"})  # ends that Slurm or its user chose
-UNKNOWN = "UNKNOWN"  # our word: Slurm does not answer just now
+UNKNOWN = "UNKNOWN"  # our word: Slurm does not answer at the moment
 FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
                    "PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN})
-AGAIN = "OfRestarted"  # behind a reason: what it means for a job that has run before
-COMPLETING = "COMPLETING"  # its processes have ended, or are being ended; its nodes are cleared up
+AGAIN = "OfRestarted"  # suffix of a reason: its meaning for a job that has run before
+COMPLETING = "COMPLETING"  # its processes have ended, or are being ended; its nodes are being cleaned up
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 
 
@@ -33,11 +33,11 @@ class SlurmJob:
     Attributes:
         id: ``7``; of an array's task ``7_2``; of a component of a heterogeneous job ``7+1``.
         state: in Slurm's words (``PENDING``, ``RUNNING`` …), or FORGOTTEN or UNKNOWN.
-        reason: why it waits or how it ended, in Slurm's words; empty when there is nothing to say.
-        meaning, remedy: the same for people; empty for a reason that nobody has written down.
-        start: unix seconds: when it started, or is thought to start; None when nobody knows.
+        reason: why it waits or how it ended, in Slurm's words; empty without a reason.
+        meaning, remedy: explanation of the reason; empty for a reason without an explanation.
+        start: unix time in seconds of the actual or expected start; None if unknown.
         exit_code: of the job script, negative for a signal; None while it has none.
-        parts: of an array or a heterogeneous job, each for itself.
+        parts: the parts of an array or a heterogeneous job.
     """
 
     id: str
@@ -62,13 +62,13 @@ class SlurmJob:
 
 @functools.cache
 def reasons() -> Mapping[str, tuple[str, str]]:
-    """(meaning, remedy) by the normalized name of a reason."""
+    """Return (meaning, remedy) by the normalized name of a reason."""
     table = tomllib.loads(asset(REASONS).read_text(encoding="utf-8"))
     return {_normal(name): (meaning, remedy) for name, (meaning, remedy) in table.items()}
 
 
 def explained(job: SlurmJob) -> SlurmJob:
-    """The job with the meaning and the remedy of its reason; ``None`` is a reason only for one that waits."""
+    """Return the job with the meaning and the remedy of its reason. ``None`` is a reason only for a job that waits."""
     if _normal(job.reason) == "none" and not job.waits:
         return replace(job, reason="")
     named = re.split(r"[,(:]", job.reason)[0]  # "ReqNodeNotAvail, UnavailableNodes:n3", "RaisedSignal:9(Killed)"
@@ -81,16 +81,16 @@ def _normal(name: str) -> str:
     return re.sub(r"[ _]", "", name).casefold()
 
 
-LINE = ",".join(f"{field}:|" for field in (  # what parse_lines reads; the mark after a colon ends each field
+LINE = ",".join(f"{field}:|" for field in (  # input of parse_lines; the mark after a colon ends each field
     "JobArrayID", "State", "StartTime", "NodeList", "RestartCnt", "exit_code", "Reason"))
-RECORD = "JobID,State,Start,NodeList,ExitCode"  # what parse_sacct reads
+RECORD = "JobID,State,Start,NodeList,ExitCode"  # input of parse_sacct
 
 
 def parse_json(text: str) -> list[SlurmJob]:
-    """``squeue --json``: 22.05 has plain numbers and words, 24.11 wraps numbers as ``{"set", "infinite", "number"}``.
+    """Parse ``squeue --json``. 22.05 has plain numbers and words; 24.11 wraps numbers as ``{"set", "infinite", "number"}``.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: it is something else.
     """
     try:
         return [_from_json(record) for record in json.loads(text)["jobs"]]
@@ -100,7 +100,7 @@ def parse_json(text: str) -> list[SlurmJob]:
 
 def _from_json(record: Mapping[str, Any]) -> SlurmJob:
     states = record["job_state"]
-    state = states if isinstance(states, str) else states[-1]  # ["COMPLETED", "COMPLETING"]: what it does comes last
+    state = states if isinstance(states, str) else states[-1]  # ["COMPLETED", "COMPLETING"]: the current state comes last
     return explained(SlurmJob(
         id=_json_id(record),
         state=state,
@@ -130,7 +130,7 @@ def _json_code(code: Any) -> int | None:
 
 
 def parse_lines(text: str) -> list[SlurmJob]:
-    """``squeue --Format=LINE``. Raises ValueError when no line is like that."""
+    """Parse ``squeue --Format=LINE``. Raises ValueError if no line has that format."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 7]
     if text.strip() and not rows:
         raise ValueError("squeue says something else")
@@ -140,7 +140,7 @@ def parse_lines(text: str) -> list[SlurmJob]:
 
 
 def parse_scontrol(text: str) -> list[SlurmJob]:
-    """``scontrol show job --oneliner``: a line per job, or per component or task of one."""
+    """Parse ``scontrol show job --oneliner``: a line per job, or per component or task of a job."""
     return [_from_scontrol(dict(re.findall(r"(\w+)=(\S*)", line))) for line in text.splitlines() if "JobState=" in line]
 
 
@@ -158,7 +158,7 @@ def _from_scontrol(facts: Mapping[str, str]) -> SlurmJob:
 
 
 def parse_sacct(text: str) -> list[SlurmJob]:
-    """``sacct --parsable2 --format=RECORD``; ``CANCELLED by 0`` is CANCELLED."""
+    """Parse ``sacct --parsable2 --format=RECORD``; ``CANCELLED by 0`` is CANCELLED."""
     rows = (line.split("|") for line in text.splitlines() if line.count("|") == 4)
     return [SlurmJob(job_id, state.partition(" ")[0], start=time_of(start), nodes=_nodes(nodes), exit_code=_colon(code))
             for job_id, state, start, nodes, code in rows]
@@ -174,7 +174,7 @@ def _number(value: Any) -> float | None:
 
 
 def time_of(text: str) -> float | None:
-    """Slurm writes local time, or ``N/A`` and ``Unknown``."""
+    """Parse a time of Slurm, which is local time, or ``N/A`` and ``Unknown``."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -189,16 +189,16 @@ def _nodes(text: str) -> tuple[str, ...]:
 
 
 def _colon(text: str) -> int | None:
-    """``0:9`` is killed by signal 9."""
+    """Parse an exit code; ``0:9`` means killed by signal 9."""
     code, _, signal = text.partition(":")
     return -int(signal or 0) or int(code) if code.isdigit() else None
 
 
 def _printed(code: str) -> int | None:
-    """The exit_code of ``squeue --Format``: ``3:0`` on 24.11, what wait(2) gives on 22.05."""
+    """Parse the exit_code of ``squeue --Format``: ``3:0`` on 24.11, the status of wait(2) on 22.05."""
     return _colon(code) if ":" in code else _exit_status(int(code))
 
 
 def _exit_status(status: int) -> int:
-    """From what wait(2) gives."""
+    """Return the exit code of a status of wait(2)."""
     return -(status & 127) or status >> 8

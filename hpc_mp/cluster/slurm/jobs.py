@@ -1,7 +1,7 @@
-"""What Slurm says about jobs: one question for all of them, whatever its release and whether it keeps accounts.
+"""States of jobs: one query for all of them, for any release of Slurm, with or without accounting.
 
-``squeue`` is asked first (for lines, else for JSON, whose forms of 22.05 and of 24.11 are both read), then for the jobs
-that it does not list ``scontrol``, then ``sacct``. Each may be absent.
+``squeue`` is asked first (for lines, else for JSON, in the forms of 22.05 and of 24.11), then ``scontrol`` for the jobs that
+squeue does not list, then ``sacct``. Each may be absent.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from hpc_mp.cluster.slurm.job import (
 )
 from hpc_mp.cluster.slurm.query import last_line
 
-DELAYS_S = (2, 5, 10, 30)  # between two polls, the last for ever: schedulers serve many people
-PATIENCE_S = 20.0  # for an answer: a busy controller takes seconds over a long queue
-GONE = "Invalid job id"  # how every program of Slurm says that it does not know a job
+DELAYS_S = (2, 5, 10, 30)  # between two polls, the last one repeated: schedulers serve many users
+PATIENCE_S = 20.0  # timeout of an answer: a busy controller takes seconds for a long queue
+GONE = "Invalid job id"  # error of every program of Slurm for an unknown job
 
 patient: Runner = functools.partial(ask, timeout=PATIENCE_S)
 
 
 def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, SlurmJob]:
-    """What Slurm says of each job, by the id that was asked for; never raises: see FORGOTTEN and UNKNOWN."""
+    """Return the state of each job, by the requested id. Never raises: see FORGOTTEN and UNKNOWN."""
     found: dict[str, SlurmJob] = {}
     denied: set[str] = set()
     silence = ""
@@ -65,11 +65,11 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
 def wait(
     job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None] | None = None, ask: Runner = patient
 ) -> dict[str, SlurmJob]:
-    """Look at the jobs now and then until all have ended, and return what was seen last.
+    """Poll the jobs until all have ended. Return the last states.
 
     Args:
-        pause: called with (jobs, seconds) between two polls; returns after so many seconds, or earlier when the run
-            directory tells that there is something new to see. Default: sleep.
+        pause: called with (jobs, seconds) between two polls; returns after that many seconds, or earlier if the run directory
+            shows news. Default: sleep.
     """
     for delay in itertools.chain(DELAYS_S, itertools.repeat(DELAYS_S[-1])):
         now = job_states(job_ids, ask)
@@ -80,7 +80,7 @@ def wait(
 
 
 def script_of(job_id: str, ask: Runner = patient) -> Path | None:
-    """The job script that sbatch was given, while Slurm knows the job; None where it does not tell."""
+    """Return the job script that sbatch was given, while Slurm knows the job; None if it does not report it."""
     try:
         found = re.search(r" Command=(/.*?) WorkDir=", ask(("scontrol", "show", "job", "--oneliner", job_id)))
     except CommandFailed:
@@ -89,12 +89,12 @@ def script_of(job_id: str, ask: Runner = patient) -> Path | None:
 
 
 def release(job_id: str, ask: Runner = patient) -> None:
-    """Let a job that Slurm holds in the queue start again. Raises CommandFailed."""
+    """Let Slurm start a held job again. Raises CommandFailed."""
     ask(("scontrol", "release", job_id))
 
 
 def largest_task(step_id: str, ask: Runner = ask) -> int | None:
-    """The task of a step (``7.0``) that used the most memory, by Slurm's accounting; None where it keeps none."""
+    """Return the task of a step (``7.0``) that used the most memory, from Slurm's accounting; None without accounting."""
     try:
         task = ask(("sacct", "--noheader", "--parsable2", f"--jobs={step_id}", "--format=MaxRSSTask")).strip()
     except CommandFailed:
@@ -106,7 +106,7 @@ def largest_task(step_id: str, ask: Runner = ask) -> int | None:
 
 
 def _squeue(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
-    """As lines, which squeue filters; its JSON is 5 kB for every job of the whole cluster on 22.05."""
+    """Query squeue as lines, which it filters; its JSON is 5 kB for every job of the whole cluster on 22.05."""
     one_call = ("squeue", "--states=all", f"--jobs={','.join(job_ids)}")
     try:
         return parse_lines(ask((*one_call, "--noheader", f"--Format={LINE}")))
@@ -120,7 +120,7 @@ def _squeue(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
 
 
 def _scontrol(job_ids: Iterable[str], ask: Runner) -> list[SlurmJob]:
-    """One question per job: it takes no list."""
+    """Query scontrol once per job, because it takes no list."""
     records, silent = [], None
     for job_id in job_ids:
         try:
@@ -133,7 +133,7 @@ def _scontrol(job_ids: Iterable[str], ask: Runner) -> list[SlurmJob]:
 
 
 def _sacct(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
-    """Only of jobs that have ended: the rest it may have wrong, if the controller does not know them."""
+    """Query sacct for jobs that have ended; its other states may be wrong if the controller does not know the job."""
     answer = ask(("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
                   f"--format={RECORD}"))
     return [job for job in parse_sacct(answer) if job.ended]
@@ -143,7 +143,7 @@ def _sacct(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
 
 
 def _is_part(job_id: str, asked: str) -> bool:
-    """Whether ``7_2``, ``7_[0-5%2]`` or ``7+1`` is, or is part of, what was asked for."""
+    """Return True if ``7_2``, ``7_[0-5%2]`` or ``7+1`` is the requested job, or a part of it."""
     if job_id == asked or re.split(r"[_+]", job_id)[0] == asked:
         return True
     array, bracket, waiting = job_id.partition("_[")
@@ -151,13 +151,13 @@ def _is_part(job_id: str, asked: str) -> bool:
 
 
 def _tasks(text: str) -> Iterator[int]:
-    """The tasks of ``0-4,7,10-20:5%2``."""
+    """Yield the tasks of ``0-4,7,10-20:5%2``."""
     for first, last, step in re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", text.partition("%")[0]):
         yield from range(int(first), int(last or first) + 1, int(step or 1))
 
 
 def _whole(job_id: str, parts: list[SlurmJob]) -> SlurmJob:
-    """What is said of the whole: the part that goes on before those that wait, before failures, before what is done."""
+    """Return the whole job with the state of one part: a running part before waiting, then failed, then completed ones."""
     def weight(part: SlurmJob) -> int:
         return 0 if not part.ended and not part.waits else 1 if part.waits else 2 if part.state != "COMPLETED" else 3
 

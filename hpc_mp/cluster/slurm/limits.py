@@ -1,4 +1,4 @@
-"""What a site lets me do: accounts, qualities of service and their limits, and whom a partition takes."""
+"""A site's limits for this user: accounts, qualities of service, and access to a partition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_mp.cluster.slurm.records import find_record
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """I and an account. ``partition`` is None where it holds for all; ``max_wall`` as Slurm writes it."""
+    """The user and an account. ``partition`` is None if it holds for all; ``max_wall`` is in Slurm's format."""
 
     account: str
     partition: str | None
@@ -24,7 +24,7 @@ class Association:
 
 @dataclass(frozen=True, slots=True)
 class Qos:
-    """A quality of service. ``per_user``: what all my jobs together may use, ``{"gres/gpu": 4}``."""
+    """A quality of service. ``per_user``: limit of all of the user's jobs together, ``{"gres/gpu": 4}``."""
 
     name: str
     max_wall: str | None = None
@@ -34,7 +34,7 @@ class Qos:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAccess:
-    """Whom a partition takes; None: all."""
+    """Accounts and qualities that a partition accepts; None: all."""
 
     accounts: frozenset[str] | None = None
     no_accounts: frozenset[str] = frozenset()
@@ -50,13 +50,13 @@ class PartitionAccess:
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """On what terms a first job runs.
+    """Terms of a first job.
 
     Attributes:
-        account: to charge; None where the site keeps none.
-        qos: to ask for; None where the default serves.
-        quality: the limits of the one that holds, whether asked for or not; None when unknown.
-        max_wall: the shortest of the limits on a job's time, as Slurm writes it; None without one.
+        account: the account to charge; None if the site has none.
+        qos: the quality to request; None if the default suffices.
+        quality: limits of the quality in effect, requested or not; None if unknown.
+        max_wall: the shortest time limit of a job, in Slurm's format; None without one.
     """
 
     account: str | None = None
@@ -66,14 +66,14 @@ class JobTerms:
 
 
 def associations(user: str, ask: Runner = ask) -> tuple[Association, ...]:
-    """Of ``user``; none where the site keeps no accounts."""
+    """Return the associations of ``user``; none if the site has no accounts."""
     rows = _sacctmgr(ask, "assoc", "Account,Partition,QOS,DefaultQOS,MaxWall", f"user={user}")
     return tuple(Association(account, partition or None, tuple(filter(None, qos.split(","))), default or None, wall or None)
                  for account, partition, qos, default, wall in rows)
 
 
 def qualities(ask: Runner = ask) -> dict[str, Qos]:
-    """By name; none where the site keeps no accounts."""
+    """Return qualities of service by name; none if the site has no accounts."""
     rows = _sacctmgr(ask, "qos", "Name,MaxWall,MaxTRESPerUser,MaxJobsPerUser")
     return {name: Qos(name, wall or None, {key: int(count) for key, count in re.findall(r"([^=,]+)=(\d+)", tres)},
                           int(jobs) if jobs else None)
@@ -81,7 +81,7 @@ def qualities(ask: Runner = ask) -> dict[str, Qos]:
 
 
 def partition_access(partition: str, ask: Runner = ask) -> PartitionAccess:
-    """Whom the partition takes; everybody when Slurm does not tell."""
+    """Return the access to a partition; open to all if Slurm does not report it."""
     facts = find_record("partition", partition, ask)
     return PartitionAccess(_names(facts.get("AllowAccounts")), _names(facts.get("DenyAccounts")) or frozenset(),
                 _names(facts.get("AllowQos")), _names(facts.get("DenyQos")) or frozenset())
@@ -91,11 +91,11 @@ def terms(
     partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
     known: Mapping[str, Qos], access: PartitionAccess,
 ) -> JobTerms:
-    """The first account and quality of service that the partition takes, my defaults before others.
+    """Return the first account and quality of service that the partition accepts, the user's defaults first.
 
     Args:
-        time_limit: of the partition.
-        accounts: in the order of preference.
+        time_limit: time limit of the partition.
+        accounts: in order of preference.
     """
     account = next(filter(access.takes_account, accounts), accounts[0] if accounts else None)
     held = sorted((each for each in mine if each.account == account and each.partition in (None, partition)),
@@ -111,7 +111,7 @@ def terms(
 
 
 def seconds(limit: str) -> int:
-    """Of ``days-hours:minutes:seconds``, from the right as much of it as is there."""
+    """Return the seconds of ``days-hours:minutes:seconds``, which may lack parts on the left."""
     days, _, clock = limit.rpartition("-")
     return int(days or 0) * 86400 + functools.reduce(lambda total, part: total * 60 + int(part), clock.split(":"), 0)
 

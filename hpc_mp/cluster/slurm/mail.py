@@ -1,9 +1,9 @@
-"""Have Slurm send one mail, by the job that ends a run.
+"""A single mail from Slurm, sent by the job that ends a run.
 
-``--mail-type=END,FAIL`` of a job script would not do: the mails of a chain are as many as its jobs, and a node failure after
-which Slurm requeues the job is a FAIL mail too. So jobs ask for no mail, and the one that has come to the run's verdict asks for
-one while it still runs, which ``scontrol update`` lets its owner do; Slurm sends it when the job's script has ended. Its subject
-has the state and the exit code of the job: 0 where the run is complete. The file is alone for this reasoning.
+``--mail-type=END,FAIL`` of a job script would send a mail for each job of a chain, and a FAIL mail for a node failure after which
+Slurm requeues the job. So jobs request no mail. The job that reaches the run's verdict requests one while it still runs, which
+``scontrol update`` permits its owner; Slurm sends it when the job's script has ended. Its subject has the state and the exit code
+of the job: 0 if the run is complete. This module is separate to hold this reasoning.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hpc_mp.cluster.slurm.requeue import is_own, job_record, persistent
 
 
 def mail_at_end(job_id: str, script: Path, user: str, ask: Runner = persistent) -> str | None:
-    """Ask for a mail to ``user`` at the end of this very job; None when that was done, else why it was not.
+    """Request a mail to ``user`` at the end of this job. Return None on success, else the reason of the failure.
 
     Args:
-        script: the run's own: a step inside somebody's session is no job of the run.
+        script: the run's own script; a step inside another session of the user is not a job of the run.
     """
     kinds = "END,FAIL,ARRAY_TASKS" if "_" in job_id else "END,FAIL"
     try:

@@ -1,7 +1,7 @@
 """Slurm's bracket form of host lists, ``n[1-4,7]``, read and written in order.
 
-The order is kept because Slurm's own lists are not always sorted (with ``TopologyParam=SwitchAsNodeRank`` they follow
-the switches) and a node's place in the list is its ``SLURM_NODEID``; libraries for host lists sort, or are GPL.
+The order is kept because Slurm's own lists are not always sorted (with ``TopologyParam=SwitchAsNodeRank`` they follow the
+switches) and a node's position in the list is its ``SLURM_NODEID``. Libraries for host lists sort, or are GPL.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from math import prod
 from hpc_mp.base.errors import HpcMpError
 
 MOST_HOSTS = 2**16  # Slurm's own limit on nodes, and on the hosts of a range
-MOST_DIGITS = 18  # of a number: what fits 64 bits, as in Slurm
-SHOWN = 200  # characters of a wrong list that its message repeats
+MOST_DIGITS = 18  # of a number: the limit of 64 bits, as in Slurm
+SHOWN = 200  # characters of a malformed list that the message repeats
 _NAME = r"(?:[^\[\],\s]|\[[0-9,-]+\])+"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """The host names of a list, as ``scontrol show hostnames`` prints them: ``n[08-10],x`` is n08, n09, n10, x.
+    """Return the host names of a list, as ``scontrol show hostnames`` prints them: ``n[08-10],x`` is n08, n09, n10, x.
 
     Raises:
-        HpcMpError: the text is not a host list, or one of more hosts than Slurm has nodes (65,536).
+        HpcMpError: the text is not a host list, or has more hosts than Slurm allows (65,536).
     """
     if nodelist and not re.fullmatch(f"{_NAME}(,{_NAME})*", nodelist):
         raise _malformed(nodelist)
@@ -37,8 +37,8 @@ def expand(nodelist: str) -> tuple[str, ...]:
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """A list that expands to ``hosts`` in the same order, as ``scontrol show hostlist`` prints it."""
-    runs: list[tuple[str, str, str]] = []  # prefix, first and last number of names that follow each other
+    """Return a list that expands to ``hosts`` in the same order, as ``scontrol show hostlist`` prints it."""
+    runs: list[tuple[str, str, str]] = []  # prefix, first and last number of consecutive names
     for host in hosts:
         prefix = host.rstrip("0123456789")
         number = host[len(prefix):]
@@ -66,13 +66,13 @@ class _Run:
 
 
 def _parse(name: str, nodelist: str) -> tuple[list[str], list[list[_Run]]]:
-    """The texts around the brackets of one name, and what stands in the brackets."""
+    """Return the texts around the brackets of one name, and the contents of the brackets."""
     pieces = re.split(r"\[([^\]]*)\]", name)
     return pieces[::2], [[_run(part, nodelist) for part in bracket.split(",")] for bracket in pieces[1::2]]
 
 
 def _run(text: str, nodelist: str) -> _Run:
-    """``08-10`` or ``08``; the width is the lower bound's."""
+    """Parse ``08-10`` or ``08``; the width is the lower bound's."""
     match = _RANGE.fullmatch(text)
     if match is None or max(map(len, text.split("-"))) > MOST_DIGITS:
         raise _malformed(nodelist)
@@ -83,7 +83,7 @@ def _run(text: str, nodelist: str) -> _Run:
 
 
 def _combine(texts: list[str], brackets: list[list[_Run]]) -> Iterator[str]:
-    """All combinations in Slurm's order: the last bracket varies fastest, then the first, the second and so on."""
+    """Yield all combinations in Slurm's order: the last bracket varies fastest, then the first, the second and so on."""
     numbers = [list(itertools.chain(*bracket)) for bracket in brackets]
     for turn in itertools.product(*reversed(numbers[:-1]), *numbers[-1:]):
         chosen = [*reversed(turn[:-1]), *turn[-1:], ""]
@@ -91,7 +91,7 @@ def _combine(texts: list[str], brackets: list[list[_Run]]) -> Iterator[str]:
 
 
 def _successor(low: str, high: str) -> str | None:
-    """The number after ``high`` in a range that begins with ``low`` and has its width; None beyond 64 bits."""
+    """Return the number after ``high`` in a range that begins with ``low`` and has its width; None beyond 64 bits."""
     return f"{int(high) + 1:0{len(low)}d}" if 0 < len(high) <= MOST_DIGITS else None
 
 

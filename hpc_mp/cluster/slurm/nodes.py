@@ -1,4 +1,4 @@
-"""Nodes as Slurm sees them: their states and addresses, what jobs may use of them, and how one is taken out of service."""
+"""Nodes as Slurm sees them: states, addresses, and CPUs usable by jobs."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.records import find_record
 
 _OUT_OF_SERVICE = re.compile(r"\bdown|drain|drng|fail|maint|unk|inval|future|\$", re.IGNORECASE)
-# sinfo's marks (its man page, "NODE STATE CODES"): $ in a reservation for maintenance, * silent, ~ off, # being switched on,
-# ! and % being switched off, @ and ^ booting. Two keep no step away: - planned for another job, + a job of it is ending.
+# sinfo's marks (its man page, "NODE STATE CODES"): $ in a reservation for maintenance, * silent, ~ off, # powering up,
+# ! and % powering down, @ and ^ booting. Two marks do not prevent a step: - planned for another job, + a job of it is ending.
 _ASLEEP = re.compile(r"power|reboot|[*~#!%@^]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """``state`` as sinfo writes it (``idle``, ``down*``); ``reason`` is the administrator's, empty without one."""
+    """``state`` is in sinfo's format (``idle``, ``down*``); ``reason`` is the administrator's, empty without one."""
 
     state: str
     reason: str = ""
 
     @property
     def in_service(self) -> bool:
-        """Whether Slurm gives this node to a job, if only after it has been switched on."""
+        """True if Slurm can give this node to a job, possibly after powering it up."""
         return not _OUT_OF_SERVICE.search(self.state)
 
     @property
     def ready(self) -> bool:
-        """Whether a step can start there now."""
+        """True if a step can start there now."""
         return self.in_service and not _ASLEEP.search(self.state)
 
 
 def node_states(nodes: Collection[str] = (), partition: str | None = None, ask: Runner = ask) -> dict[str, NodeState]:
-    """The states of these nodes, else of a partition's, else of all; by name.
+    """Return the states of these nodes, else of a partition's nodes, else of all; by name.
 
     Raises:
-        CommandFailed: Slurm does not tell.
+        CommandFailed: Slurm does not report them.
     """
     chosen = [*([f"--nodes={compress(nodes)}"] if nodes else []), *([f"--partition={partition}"] if partition else [])]
     lines = ask(("sinfo", "--noheader", "--Node", "--format=%N|%T|%E", *chosen)).splitlines()
@@ -48,24 +48,24 @@ def node_states(nodes: Collection[str] = (), partition: str | None = None, ask: 
 
 
 def unresponsive_nodes(nodes: Collection[str], ask: Runner = ask) -> tuple[str, ...]:
-    """Those of ``nodes`` that are down, or whose daemons do not answer (Slurm marks them with a star).
+    """Return the nodes that are down, or whose daemons do not answer (Slurm marks them with a star).
 
     Raises:
-        CommandFailed: Slurm does not tell.
+        CommandFailed: Slurm does not report them.
     """
     states = node_states(nodes, ask=ask)
     return tuple(name for name, found in states.items() if found.state.startswith("down") or found.state.endswith("*"))
 
 
 def usable_cpus(node: str, ask: Runner = ask) -> int | None:
-    """CPUs of a node that jobs may use: ``CPUEfctv``, which leaves out cores kept for the system; None when unknown."""
+    """Return the CPUs of a node that jobs may use: ``CPUEfctv``, without cores reserved for the system; None if unknown."""
     record = find_record("node", node, ask)
     found = record.get("CPUEfctv") or record.get("CPUTot")
     return int(found) if found else None
 
 
 def address_of(node: str, ask: Runner = ask) -> str:
-    """A name of ``node`` that can be resolved: Slurm's own need not be one, its NodeAddr is."""
+    """Return a resolvable name of ``node``: Slurm's node name may not resolve, its NodeAddr does."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:

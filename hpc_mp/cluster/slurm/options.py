@@ -1,4 +1,4 @@
-"""Which options of sbatch a job file may add: ``slurm.extra`` against the table ``slurm/sbatch-options.toml``."""
+"""Options of sbatch that a job file may add: ``slurm.extra`` against the table ``slurm/sbatch-options.toml``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpc_mp.job import AnySpec
 
 TABLE = "slurm/sbatch-options.toml"
 SYNTAX = "slurm/option-syntax.toml"
-DEFAULTS = ("exclusive", "mem")  # the script asks for these by itself; slurm.extra replaces them, false drops them
+DEFAULTS = ("exclusive", "mem")  # the script requests these by default; slurm.extra replaces them, false drops them
 Extra = Mapping[str, str | int | bool]
 
 
 def check_options(spec: AnySpec, version: Version | None) -> None:
-    """Refuse what sbatch does not know, what the script settles itself, what contradicts itself, and what says nothing.
+    """Refuse options that sbatch does not know, that the script sets itself, that contradict each other, or that have no effect.
 
     Raises:
         HpcMpError: naming the nearest known option, the key to use instead, or the release that has the option.
@@ -37,32 +37,32 @@ def check_options(spec: AnySpec, version: Version | None) -> None:
 
 
 def extra_options() -> Collection[str]:
-    """The options of sbatch that ``slurm.extra`` takes, of whichever release."""
+    """Return the options of sbatch that ``slurm.extra`` accepts, of any release."""
     return frozenset(_table()["options"])
 
 
 def refused_options() -> Mapping[str, tuple[str, str]]:
-    """The options that ``slurm.extra`` does not take: the rule, and what to do instead."""
+    """Return the options that ``slurm.extra`` does not accept: the rule, and the alternative."""
     return {name: (rule, remedy) for name, (rule, remedy) in _table()["refused"].items()}
 
 
 def contradicting() -> list[list[str]]:
-    """Groups of options of which sbatch takes one and drops the others in silence."""
+    """Return groups of options of which sbatch takes one and silently drops the others."""
     return [group["options"] for group in _table()["dropped"]]
 
 
 def conflicting() -> list[list[str]]:
-    """Groups of options that sbatch refuses together, in whichever release."""
+    """Return groups of options that sbatch refuses together, in any release."""
     return [row["options"] for row in _table(SYNTAX)["conflicts"]]
 
 
 def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
-    """Those in ``slurm.extra`` that each component has of its own, or that srun must get again."""
+    """Return the options in ``slurm.extra`` that each component sets separately, or that srun must get again."""
     return {name: value for name, value in spec.slurm.extra.items() if name in _table()[which]}
 
 
 def check_together(options: Mapping[str, str], version: Version | None) -> None:
-    """Refuse options of one script that sbatch refuses together, in this release or, where it is not known, in any.
+    """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any.
 
     Args:
         options: value by name, of the whole job or of one component.
@@ -78,7 +78,7 @@ def check_together(options: Mapping[str, str], version: Version | None) -> None:
 
 
 def _given(name: str, options: Mapping[str, str]) -> bool:
-    """``gres=gpu`` in a table of conflicts stands for a value that begins so."""
+    """Return True if an option is given. ``gres=gpu`` in a table of conflicts matches a value that begins with ``gpu``."""
     option, _, value = name.partition("=")
     return option in options and any(part.startswith(value) for part in options[option].split(","))
 

@@ -1,4 +1,4 @@
-"""What one job may ask of a partition: how many nodes, how long, and what each of its nodes gives to jobs."""
+"""A partition's limits for one job: number of nodes, time, and the resources of each node."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class PartitionLimits:
     """The limits of a partition on one job.
 
     Attributes:
-        partition: with the nodes that may be seen; the ``cpus`` of its kinds are those that a job may use.
-        total: its nodes, those among them that sinfo hides: powered-down ones of a cloud.
-        least, most: nodes that a job may have; None without such a limit.
-        cpus: the least that a job may use on any of its nodes; None where Slurm shows no records of them.
+        partition: the partition with its visible nodes; the ``cpus`` of its kinds are those that a job may use.
+        total: number of its nodes, including those that sinfo hides: powered-down nodes of a cloud.
+        least, most: limits on the nodes of a job; None without such a limit.
+        cpus: the minimum over its nodes of CPUs that a job may use; None if Slurm shows no records of them.
         threads_per_core: of these nodes.
     """
 
@@ -31,7 +31,7 @@ class PartitionLimits:
 
 
 def partition_limits(partition: SlurmPartition, ask: Runner = ask) -> PartitionLimits:
-    """Ask Slurm for the partition's record, and for that of one node of each kind; what it leaves unanswered is no limit."""
+    """Query the partition's record, and the record of one node of each kind. An unanswered query sets no limit."""
     record = find_record("partition", partition.name, ask)
     nodes = [find_record("node", kind.nodes[0], ask) for kind in partition.kinds]
     most_cpus = _numbers([record.get("MaxCPUsPerNode")])
@@ -50,7 +50,7 @@ def partition_limits(partition: SlurmPartition, ask: Runner = ask) -> PartitionL
 
 
 def _number(text: str | None) -> int | None:
-    """None also for UNLIMITED."""
+    """Parse a number; None also for UNLIMITED."""
     return next(iter(_numbers([text])), None)
 
 

@@ -1,4 +1,4 @@
-"""What Slurm says about itself: does it answer, its version, partitions with their nodes and GPUs, my accounts."""
+"""Queries about Slurm itself: is it alive, its version, partitions with their nodes and GPUs, the user's accounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.cluster.slurm.nodelist import expand
 class NodeKind:
     """Equal nodes of a partition.
 
-    ``memory`` is in bytes per node; ``gpus`` holds (type, GPUs per node), the type None where the site names none.
+    ``memory`` is in bytes per node; ``gpus`` contains (type, GPUs per node), with None as type if the site names none.
     """
 
     nodes: tuple[str, ...]
@@ -28,13 +28,13 @@ class NodeKind:
 
     @property
     def gpu_type(self) -> str | None:
-        """None where the site names none, or a node mixes several."""
+        """The type of its GPUs; None if the site names none, or a node mixes several."""
         return self.gpus[0][0] if len(self.gpus) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmPartition:
-    """``time_limit`` as Slurm writes it (``1-00:00:00``), None where there is no limit."""
+    """A partition. ``time_limit`` is in Slurm's format (``1-00:00:00``), None without a limit."""
 
     name: str
     default: bool
@@ -47,12 +47,12 @@ NO_CONTROLLER = ("contact slurm controller", "Could not establish a configuratio
 
 
 def last_line(error: CommandFailed) -> str:
-    """What a program of Slurm says at last, which is the verdict; the lines before it say how it came to that."""
+    """Return the last line of a program's error, which is the verdict; earlier lines are details."""
     return str(error).splitlines()[-1]
 
 
 def why_silent(ask: Runner = ask) -> str | None:
-    """None when a Slurm controller answers within 3 s, else the reason why it does not.
+    """Return the reason why no Slurm controller answers within 3 s; None if one answers.
 
     An installed ``sbatch`` proves nothing: login images carry it without a controller.
     """
@@ -64,9 +64,9 @@ def why_silent(ask: Runner = ask) -> str | None:
 
 
 def until_silent(ask: Runner = ask) -> Runner:
-    """A runner that asks a silent controller once: after it, whatever asks the controller fails at once with the same words.
+    """Return a runner that asks a silent controller only once: later queries of the controller fail at once with the same error.
 
-    A program's own ``--version`` or ``--help`` is answered without a controller.
+    A program's own ``--version`` or ``--help`` needs no controller.
     """
     silent: list[CommandFailed] = []
 
@@ -84,7 +84,7 @@ def until_silent(ask: Runner = ask) -> Runner:
 
 
 def version(ask: Runner = ask) -> tuple[int, int] | None:
-    """(23, 11) for Slurm 23.11.4; None when it cannot be told. Debian writes ``slurm-wlm 22.05.8``."""
+    """Return (23, 11) for Slurm 23.11.4; None if unknown. Debian writes ``slurm-wlm 22.05.8``."""
     try:
         found = re.search(r"\b(\d+)\.(\d+)", ask(("scontrol", "--version")))
     except CommandFailed:
@@ -93,10 +93,10 @@ def version(ask: Runner = ask) -> tuple[int, int] | None:
 
 
 def partitions(ask: Runner = ask) -> tuple[SlurmPartition, ...]:
-    """The partitions I may see, in Slurm's order.
+    """Return the partitions that the user may see, in Slurm's order.
 
     Raises:
-        CommandFailed: Slurm does not tell.
+        CommandFailed: Slurm does not report them.
     """
     answer = ask(("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%c|%m|%G|%N"))
     rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 6]
@@ -104,16 +104,16 @@ def partitions(ask: Runner = ask) -> tuple[SlurmPartition, ...]:
 
 
 def partition_names(ask: Runner = ask) -> tuple[str, ...]:
-    """The names of all partitions, those among them that a site hides and that take jobs all the same.
+    """Return the names of all partitions, including those that a site hides and that still take jobs.
 
     Raises:
-        CommandFailed: Slurm does not tell.
+        CommandFailed: Slurm does not report them.
     """
     return tuple(ask(("sinfo", "--noheader", "--all", "--format=%R")).split())
 
 
 def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
-    """The accounts ``user`` may charge, the default one first; none where the site keeps no accounts."""
+    """Return the accounts that ``user`` may charge, the default one first; none if the site has no accounts."""
     try:
         answer = ask(("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "withassoc",
                       "format=DefaultAccount,Account"))
@@ -124,7 +124,7 @@ def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
 
 
 def parse_gres(gres: str) -> tuple[tuple[str, str | None, int], ...]:
-    """``gpu:h100:8(S:0-1),nvme`` as (("gpu", "h100", 8), ("nvme", None, 1))."""
+    """Parse ``gpu:h100:8(S:0-1),nvme`` to (("gpu", "h100", 8), ("nvme", None, 1))."""
     found = []
     for item in filter(None, re.sub(r"\([^)]*\)", "", gres).split(",")):
         name, *fields = (field for field in item.split(":") if field != "no_consume")
@@ -134,7 +134,7 @@ def parse_gres(gres: str) -> tuple[tuple[str, str | None, int], ...]:
 
 
 def parse_gpus(gres: str) -> tuple[tuple[str | None, int], ...]:
-    """``gpu:h100:8(S:0-1),nvme:1`` as (("h100", 8),); ``gpu:4`` as ((None, 4),)."""
+    """Parse ``gpu:h100:8(S:0-1),nvme:1`` to (("h100", 8),), and ``gpu:4`` to ((None, 4),)."""
     return tuple((kind, count) for name, kind, count in parse_gres(gres) if name == "gpu")
 
 

@@ -1,4 +1,4 @@
-"""What ``scontrol show`` prints, read into tables of words: Slurm's settings, and its records of nodes, partitions and jobs."""
+"""Output of ``scontrol show`` as tables of words: Slurm's settings, and its records of nodes, partitions and jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 Words = Mapping[str, str]
 SHOW_CONFIG = ("scontrol", "show", "config")
 SHOW_TOPOLOGY = ("scontrol", "show", "topology")
-NOTHING = ("(null)", "N/A", "n/a", "(null type)")  # how Slurm writes that a field has no value; here an empty text
+NOTHING = ("(null)", "N/A", "n/a", "(null type)")  # Slurm's marks for a field without a value; here an empty text
 _SETTING = re.compile(r"([\w.]+(?:\[\d+\])?)\s*=(.*)")
 _RECORD = re.compile(r"(\w[\w:/]*)=(.*?)(?=\s+\w[\w:/]*=|\s*$)")
 
@@ -26,22 +26,22 @@ class SlurmSettings:
 
 
 def show_config(ask: Runner = ask) -> SlurmSettings:
-    """Raises CommandFailed: Slurm does not show its settings."""
+    """Return Slurm's settings. Raises CommandFailed if Slurm does not show them."""
     return read_config(ask(SHOW_CONFIG))
 
 
 def show_topology(ask: Runner = ask) -> str:
-    """The switches, as Slurm prints them. Raises CommandFailed: it does not."""
+    """Return the switches, as Slurm prints them. Raises CommandFailed."""
     return ask(SHOW_TOPOLOGY)
 
 
 def show_records(what: Literal["node", "partition", "job"], name: str | None = None, ask: Runner = ask) -> tuple[Words, ...]:
-    """The record of one node, partition or job, or of all. Raises CommandFailed: Slurm does not know it, or does not answer."""
+    """Return the record of one node, partition or job, or of all. Raises CommandFailed if unknown, or without an answer."""
     return read_records(ask(("scontrol", "show", what, "--oneliner", *([name] if name is not None else []))))
 
 
 def find_record(what: Literal["node", "partition"], name: str, ask: Runner = ask) -> Words:
-    """The record of one node or partition; an empty one when Slurm does not tell."""
+    """Return the record of one node or partition; an empty one if Slurm does not report it."""
     try:
         return next(iter(show_records(what, name, ask)), {})
     except CommandFailed:
@@ -49,7 +49,7 @@ def find_record(what: Literal["node", "partition"], name: str, ask: Runner = ask
 
 
 def find_settings(ask: Runner = ask) -> Words:
-    """Slurm's own settings; none when it does not tell."""
+    """Return Slurm's own settings; none if it does not report them."""
     try:
         return show_config(ask).config
     except CommandFailed:
@@ -70,7 +70,7 @@ def read_config(text: str) -> SlurmSettings:
 
 
 def read_records(text: str) -> tuple[Words, ...]:
-    """Read what ``--oneliner`` prints: a line for each record, of ``KEY=VALUE``, whose values may hold blanks."""
+    """Parse the output of ``--oneliner``: a line per record, of ``KEY=VALUE``, whose values may contain blanks."""
     return tuple({key: _value(value) for key, value in _RECORD.findall(line)} for line in text.splitlines() if "=" in line)
 
 

@@ -1,4 +1,4 @@
-"""``sbatch --test-only``: what Slurm itself says of a script, without taking it."""
+"""``sbatch --test-only``: Slurm's own verdict on a script, without submitting it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.query import NO_CONTROLLER
 from hpc_mp.cluster.slurm.variables import job_environment
 
-PATIENCE_S = 20.0  # for an answer: the controller looks for nodes before it says something
+PATIENCE_S = 20.0  # timeout of an answer: the controller searches nodes first
 UNTESTED = re.compile("|".join((*NO_CONTROLLER, r"unrecognized option", r"[Tt]imed out", r"Connection refused",
                                 r"try again later", r"Slurm backup controller", r"test.only.* not supported")))
-# What is also said of a job that has to wait for nodes that are out of service, and that sbatch would take.
+# Errors that also occur for a job that only has to wait for nodes out of service, and that sbatch would accept.
 FOR_NOW = re.compile(r"Requested node configuration is not available|Required node not available|nodes are busy")
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What came of it.
+    """The result of a rehearsal.
 
     Attributes:
-        state: "accepted"; "refused"; "waits": only nodes that are out of service stand against it; "untested": nobody knows.
-        words: Slurm's own, on one line; or why it has none.
+        state: "accepted"; "refused"; "waits": the only obstacle is nodes out of service; "untested": unknown.
+        words: Slurm's own words, on one line; or the reason why it has none.
     """
 
     state: Literal["accepted", "refused", "waits", "untested"]
@@ -35,12 +35,12 @@ class Rehearsal:
 
 
 def rehearse(script: str, partition: str | None = None, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Rehearsal:
-    """Let sbatch say whether it would take a script, and when the job would start.
+    """Ask sbatch whether it would accept a script, and when the job would start.
 
     Args:
         script: its text.
-        partition: whose nodes may be out of service; None: those of all.
-        environ: what the job would inherit, as far as ``job_environment`` lets it.
+        partition: the partition whose nodes may be out of service; None: all partitions.
+        environ: the environment that the job would inherit, filtered by ``job_environment``.
     """
     try:
         done = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, env=job_environment(environ),
@@ -59,12 +59,12 @@ def rehearse(script: str, partition: str | None = None, environ: Mapping[str, st
 
 
 def one_line(*texts: str) -> str:
-    """What a program of Slurm has written, its lines joined."""
+    """Return the output of a program of Slurm with its lines joined."""
     return "; ".join(line.strip() for text in texts for line in text.splitlines() if line.strip())
 
 
 def _out_of_service(partition: str | None, ask: Runner) -> Collection[str]:
-    """Nodes that Slurm gives to no job now, each with its state; none when Slurm does not tell."""
+    """Return the nodes that Slurm currently gives to no job, each with its state; none if Slurm does not report them."""
     try:
         states = node_states(partition=partition, ask=ask)
     except CommandFailed:

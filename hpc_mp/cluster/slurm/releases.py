@@ -1,4 +1,4 @@
-"""How Slurm's releases differ in what a job script relies on: the table ``slurm/versions.toml``."""
+"""Differences between Slurm's releases that matter for a job script: the table ``slurm/versions.toml``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Version = tuple[int, int]  # (23, 11) for Slurm 23.11
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``name``: what differs; ``why``: what that means to a script, as a reason or as the rule of an error."""
+    """``name``: what differs; ``why``: the consequence for a script, as a reason or as the rule of an error."""
 
     name: str
     why: str
 
 
 def parse_version(text: str) -> Version:
-    """``23.11`` or ``23.11.4`` as (23, 11).
+    """Parse ``23.11`` or ``23.11.4`` to (23, 11).
 
     Raises:
         HpcMpError: it is not a release of Slurm.
@@ -35,24 +35,25 @@ def parse_version(text: str) -> Version:
 
 
 def print_version(version: Version) -> str:
-    """(23, 2) as ``23.02``."""
+    """Format (23, 2) as ``23.02``."""
     return f"{version[0]}.{version[1]:02d}"
 
 
 def exists(releases: str, version: Version) -> bool:
-    """``""``: in all releases; ``"24.05"``: in that and later ones; ``"-24.05"``: in those before it; ``"23.02-24.05"``: both."""
+    """Return True if ``releases`` includes ``version``. ``""``: all releases; ``"24.05"``: that and later ones; ``"-24.05"``:
+    those before it; ``"23.02-24.05"``: both."""
     since, _, until = releases.partition("-")
     return (not since or parse_version(since) <= version) and (not until or version < parse_version(until))
 
 
 @cache
 def releases() -> tuple[Version, ...]:
-    """Those that scripts are checked against, the earliest first."""
+    """Return the releases that scripts are checked against, the earliest first."""
     return tuple(map(parse_version, tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["releases"]))
 
 
 def differences(version: Version | None) -> dict[str, Difference]:
-    """What holds in a release, by name; None is a release that is not known: what holds or may hold in any."""
+    """Return the differences of a release, by name. For None, an unknown release: those that hold or may hold in any."""
     rows = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["difference"]
     return {row["name"]: Difference(row["name"], row["why"]) for row in rows if _holds(row, version)}
 

@@ -1,4 +1,4 @@
-"""What is here: this machine's cores, memory and GPUs, and the Slurm cluster it belongs to, if any."""
+"""The resources here: this machine's cores, memory and GPUs, and its Slurm cluster, if any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition, accounts, parti
 
 @dataclass(frozen=True, slots=True)
 class ThisMachine:
-    """``cores`` that this process may use, ``memory`` in bytes."""
+    """This machine: ``cores`` that this process may use, ``memory`` in bytes."""
 
     cores: int
     memory: int
@@ -27,15 +27,15 @@ class ThisMachine:
 
 @dataclass(frozen=True, slots=True)
 class SlurmSite:
-    """A Slurm cluster that answers, and where on it a first job goes.
+    """A Slurm cluster that answers, and the partition of a first job.
 
     Attributes:
-        partitions: all of them.
-        chosen: the one for a first job.
+        partitions: all partitions.
+        chosen: the partition for a first job.
         kind: its nodes with the most GPUs.
-        cpus: of a node of that kind, those that jobs may use.
-        accounts: those this user may charge, the default first.
-        terms: on which a first job runs in ``chosen``.
+        cpus: CPUs of a node of that kind that jobs may use.
+        accounts: accounts that this user may charge, the default first.
+        terms: terms of a first job in ``chosen``.
     """
 
     version: tuple[int, int] | None
@@ -52,9 +52,9 @@ def find_machine() -> ThisMachine:
 
 
 def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> SlurmSite | str:
-    """The cluster, or the reason why there is none to use.
+    """Return the cluster, or the reason why none can be used.
 
-    ``SBATCH_PARTITION`` and ``SBATCH_ACCOUNT`` are heeded: people set them in their profile. Else the partition is the
+    ``SBATCH_PARTITION`` and ``SBATCH_ACCOUNT`` are respected, because users set them in their profile. Else the partition is the
     default one if it has GPUs, or the first with GPUs, or the default one.
     """
     silent = why_silent(ask)

@@ -1,6 +1,6 @@
-"""Hand a rendered script to Slurm, follow the job, end it.
+"""Submission of a rendered script to Slurm, the state of its job, and its end.
 
-sbatch is called directly: what was rendered, explained and kept in the run directory is what runs.
+sbatch is called directly: the rendered script that was explained and kept in the run directory is the one that runs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hpc_mp.cluster.slurm.variables import job_environment
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What sbatch answered: the job's id, and what the site's submit plugin had to say, word for word (may be empty)."""
+    """sbatch's answer: the job's id, and the verbatim output of the site's submit plugin (may be empty)."""
 
     job_id: str
     words: str
 
 
 class SubmissionRefused(RunFailed):
-    """sbatch has not taken a script. ``words``: what it said, line by line, or why it could not be asked."""
+    """sbatch did not accept a script. ``words``: its output, line by line, or the reason why it could not be run."""
 
     def __init__(self, script: Path, words: str) -> None:
         super().__init__(f"sbatch refused {script}:\n{words}")
@@ -37,14 +37,14 @@ class SubmissionRefused(RunFailed):
 
 
 def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Submission:
-    """Give ``script`` to sbatch.
+    """Submit ``script`` with sbatch.
 
     Args:
-        environ: what the job inherits, as far as ``job_environment`` lets it.
+        environ: the environment that the job inherits, filtered by ``job_environment``.
         options: of sbatch, beside the script's own: ``("--dependency=afterany:7",)``.
 
     Raises:
-        SubmissionRefused: it is not taken; sbatch's message is passed on as it is.
+        SubmissionRefused: it is not accepted; sbatch's message is passed on unchanged.
     """
     try:
         done = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
@@ -62,7 +62,7 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
 
 
 def state(job_id: str, ask: Runner = queue.patient) -> str:
-    """The job's state in Slurm's words (``PENDING``, ``RUNNING``, ``COMPLETED`` …), or FORGOTTEN or UNKNOWN."""
+    """Return the job's state in Slurm's words (``PENDING``, ``RUNNING``, ``COMPLETED`` …), or FORGOTTEN or UNKNOWN."""
     return queue.job_states([job_id], ask)[job_id].state
 
 
@@ -70,10 +70,10 @@ def cancel(job_ids: str | Sequence[str], signal: str | None = None, script: bool
     """End jobs, or send their ranks a signal: ``"USR2"`` makes them save at the next step and stop.
 
     Args:
-        script: whether the signal is for the jobs' scripts alone, in which the supervisor runs.
+        script: True if the signal is only for the jobs' scripts, in which the supervisor runs.
 
     Raises:
-        RunFailed: scancel refuses; its message is passed on as it is.
+        RunFailed: scancel refuses; its message is passed on unchanged.
     """
     named = [job_ids] if isinstance(job_ids, str) else [*job_ids]
     try:
@@ -83,7 +83,7 @@ def cancel(job_ids: str | Sequence[str], signal: str | None = None, script: bool
 
 
 def withdraw(job_ids: Sequence[str], ask: Runner = ask) -> None:
-    """Cancel jobs that would find nothing to do; where a site forbids scancel on its nodes they start and end at once."""
+    """Cancel jobs that would have no work; if a site forbids scancel on its nodes, they start and end at once."""
     if job_ids:
         with suppress(CommandFailed):
             ask(("scancel", *job_ids))

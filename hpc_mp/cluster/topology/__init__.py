@@ -1,4 +1,4 @@
-"""The switches between hosts: read from many sources, checked; an order of hosts that keeps neighbours together."""
+"""The switches between hosts: read from many sources and checked; and an order of hosts that keeps neighbours together."""
 
 from hpc_mp.cluster.topology.host_order import crossings, order_hosts
 from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, from_addresses

@@ -1,6 +1,6 @@
 """``azslurm topology`` of CycleCloud: scale sets (-v), a tree by SHARP (-f), blocks by NVLink domain (-n).
 
-It is Slurm's form but for one thing: 4.0.9 names a block ``block_UUID CLIQUE``, with a blank, which Slurm refuses.
+It is Slurm's format with one exception: 4.0.9 names a block ``block_UUID CLIQUE``, with a blank, which Slurm refuses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def looks_like(text: str) -> bool:
 
 
 def read_azslurm(text: str, origin: str) -> TopologyReading:
-    """Its tree or its blocks, and what it has left out. Raises HpcMpError: it is in neither form."""
+    """Return its tree or its blocks, with notes on what it left out. Raises HpcMpError if it is in neither form."""
     lines, notes = [], []
     for line in text.splitlines():
         found = _ENTRY.fullmatch(line.strip())
@@ -36,7 +36,7 @@ def read_azslurm(text: str, origin: str) -> TopologyReading:
             notes.append(f"{_nodes(found['rest'])}: in no NVLink domain, so in no block")
         else:
             lines.append(f"{found['key']}={'_'.join(found['name'].split())} {found['rest']}")
-    has_entries = any(_ENTRY.fullmatch(line.strip()) for line in lines)  # BlockSizes alone is left where no block is large enough
+    has_entries = any(_ENTRY.fullmatch(line.strip()) for line in lines)  # only BlockSizes remains if no block is large enough
     topologies = tuple(replace(topology, switches=tuple(_tidy(switch) for switch in topology.switches))
                        for topology in read_topologies("\n".join(lines) if has_entries or not notes else ""))
     if any(switch.name == PLAIN for topology in topologies for switch in topology.switches):

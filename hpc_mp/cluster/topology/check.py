@@ -1,4 +1,4 @@
-"""Whether what Slurm believes of the leaves agrees with the rates that were measured."""
+"""Comparison of Slurm's leaves with measured rates."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ DECIDES = 2
 SURE = 2 * DECIDES
 """So many more, to say it of a leaf."""
 
-NONE = ""  # the switch of a host that Slurm knows under none
+NONE = ""  # the switch of a host that Slurm has under no switch
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Nodes that Slurm has elsewhere than their rates.
+    """Nodes that Slurm has elsewhere than their rates indicate.
 
     Attributes:
         believed: the switch that Slurm has them under; empty: none.
-        measured: a node whose rates with them are like those inside of one leaf.
-        home: the switch that Slurm has that one under.
+        measured: a node whose rates with them are like those inside one leaf.
+        home: the switch that Slurm has ``measured`` under.
     """
 
     nodes: tuple[str, ...]
@@ -51,7 +51,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """``why``: what the verdict rests on, one sentence. ``unplaced``: nodes of which the rates say nothing."""
+    """The verdict of a comparison. ``why``: its grounds, one sentence. ``unplaced``: nodes that the rates cannot place."""
 
     verdict: Verdict
     why: str
@@ -60,7 +60,7 @@ class Agreement:
 
 
 def agreement(tree: SwitchTree, measured: LinkRates) -> Agreement:
-    """Compare. Groups seen in rates may be those of any storey of the tree: the one that fits best is taken, the lowest first."""
+    """Compare. Groups seen in rates may match any storey of the tree: the best fit counts, the lowest first."""
     seen = infer(measured)
     if not seen.groups:
         return _leaf_by_leaf(tree, measured) or Agreement("cannot tell", seen.why, unplaced=seen.unplaced)
@@ -77,10 +77,10 @@ def agreement(tree: SwitchTree, measured: LinkRates) -> Agreement:
 
 
 def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
-    """Where too few pairs were measured to find groups, Slurm's own leaves may still be recognised by them; None: they cannot.
+    """Compare leaf by leaf, if too few pairs were measured to find groups; None if the pairs do not show Slurm's leaves.
 
-    A node is elsewhere when most of its pairs under its leaf are slow, and most of those with another leaf fast. Of what is left,
-    a leaf is two where it has groups that pairs part, and two leaves are one where pairs join them.
+    A node is misplaced if most of its pairs under its leaf are slow, and most of those with another leaf fast. Of the remaining
+    nodes, a leaf counts as two if pairs separate its groups, and two leaves count as one if pairs join them.
     """
     leaf = {node: tree.leaf(node) or NONE for node in measured.nodes}
     pairs = [(measured.nodes[i], measured.nodes[j], rate) for i, j, rate in measured.pairs]
@@ -90,7 +90,7 @@ def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
         return None
     limit = math.sqrt(median(inside) * median(across))
     signs = {(a, b): 1 if rate > limit else -1 for a, b, rate in pairs}
-    votes: dict[str, Counter[str]] = {node: Counter() for node in leaf}  # by the other's leaf: fast pairs less slow ones
+    votes: dict[str, Counter[str]] = {node: Counter() for node in leaf}  # by the other node's leaf: fast pairs minus slow ones
     for (a, b), sign in signs.items():
         votes[a][leaf[b]] += sign
         votes[b][leaf[a]] += sign
@@ -120,13 +120,13 @@ def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
 
 
 def _fits(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> bool:
-    """Whether pairs under one leaf are fast and others slow, but for a few."""
+    """Return True if pairs under one leaf are fast and others slow, with a few exceptions."""
     fit = sum((leaf[a] == leaf[b]) == (sign > 0) for (a, b), sign in signs.items())
     return fit >= (1 - 2 * EDGE) * len(signs) > 0
 
 
 def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterator[Mismatch]:
-    """Leaves that are two, and leaves that are one with another; the smaller part is named."""
+    """Yield leaves that are two, and leaves that are one with another; the smaller part is named."""
     inside: dict[str, dict[Pair, int]] = {}
     between: Counter[frozenset[str]] = Counter()
     members: dict[str, dict[str, None]] = {}
@@ -154,13 +154,13 @@ def _strangers(odd: Sequence[Mismatch]) -> int:
 
 
 def _storey(tree: SwitchTree, seen: Seen, storey: int) -> dict[str, str]:
-    """The switch of every grouped node so many switches above its leaf, or its highest."""
+    """Return for every grouped node the switch ``storey`` levels above its leaf, or its highest switch."""
     chains = {node: tree.above.get(node, ()) for nodes in seen.groups for node in nodes}
     return {node: chain[min(storey, len(chain) - 1)] if chain else NONE for node, chain in chains.items()}
 
 
 def _compare(switch: Mapping[str, str], seen: Seen) -> list[Mismatch]:
-    """Every group is at home under the switch that most of it is under, if no larger part of another group is."""
+    """Return mismatches. A group's home is the switch above most of it, unless a larger part of another group is there."""
     claims = sorted(((count, group, name) for group, nodes in enumerate(seen.groups)
                      for name, count in Counter(switch[node] for node in nodes).items() if name != NONE),
                     key=lambda claim: (-claim[0], claim[1]))

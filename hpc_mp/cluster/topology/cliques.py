@@ -1,7 +1,7 @@
-"""NVLink domains as blocks: nodes whose GPUs have one ClusterUUID and CliqueId reach each other over NVLink.
+"""NVLink domains as blocks: nodes whose GPUs have the same ClusterUUID and CliqueId reach each other over NVLink.
 
-``nvidia-smi -q`` prints both under Fabric; a GPU outside of any domain has N/A, or a UUID of zeros. Kubernetes' label
-nvidia.com/gpu.clique is both with a dot between.
+``nvidia-smi -q`` prints both under Fabric; a GPU outside any domain has N/A, or a UUID of zeros. Kubernetes' label
+nvidia.com/gpu.clique is both, joined by a dot.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def looks_like(text: str) -> bool:
 
 
 def read_cliques(text: str, origin: str) -> TopologyReading:
-    """Blocks of the nodes that share a domain, the largest first. Their size is that of the smallest.
+    """Return blocks of the nodes that share a domain, the largest first. Their size is that of the smallest.
 
     Raises:
-        HpcMpError: with what is in none of the forms.
+        HpcMpError: text in none of the forms.
     """
     places: dict[str, dict[Place, None]] = {}
     for node, place in _json(text) if text.lstrip()[:1] in ("{", "[") else _lines(text):
@@ -64,7 +64,7 @@ def _domain(place: Place) -> bool:
 
 
 def _lines(text: str) -> Iterator[tuple[str, Place]]:
-    """Of a table, and of ``node: CliqueId : 1`` and ``node: ClusterUUID : …``, one pair per GPU."""
+    """Yield one pair per GPU from a table, and from ``node: CliqueId : 1`` and ``node: ClusterUUID : …``."""
     halves: dict[tuple[str, str], list[str]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].strip()
@@ -82,7 +82,8 @@ def _lines(text: str) -> Iterator[tuple[str, Place]]:
 
 
 def _json(text: str) -> Iterator[tuple[str, Place]]:
-    """``{"n1": {"cluster_uuid": …, "clique_id": …}}``, or a list of such with ``node``; keys are read without case and ``_``."""
+    """Yield pairs from ``{"n1": {"cluster_uuid": …, "clique_id": …}}``, or from a list of such objects with ``node``; keys are
+    read without case and ``_``."""
     try:
         document = json.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""One topology as another kind: blocks as a tree, leaves as blocks, some nodes only."""
+"""Conversion of a topology to another kind: blocks as a tree, leaves as blocks, or only some nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hpc_mp.cluster.topology.reading import legal
 
 
 def as_tree(topology: Topology) -> Topology:
-    """Blocks and rings become leaves, joined blocks the switches above them, and a root is put above all.
+    """Convert to a tree: blocks and rings become leaves, joined blocks the switches above them, with a root above all.
 
-    Without the root Slurm would start no job across them; nodes of two NVLink domains or rings do reach each other. A tree
-    stays as it is: where it has no root, its parts may be fabrics of their own. What has no nodes below it is left out: Slurm
-    before 25.05 does not start with it.
+    Without the root Slurm would start no job across them; nodes of two NVLink domains or rings do reach each other. A tree is
+    returned unchanged: without a root, its parts may be separate fabrics. Switches without nodes below them are left out, because
+    Slurm before 25.05 does not start with them.
     """
     if topology.kind == "tree" or not topology.switches:
         return _peopled(replace(topology, kind="tree"))
@@ -38,15 +38,15 @@ def as_tree(topology: Topology) -> Topology:
 
 
 def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
-    """Leaves become blocks, in the order of the tree, so that blocks which are joined are neighbours there.
+    """Convert leaves to blocks, in the order of the tree, so that joined blocks are neighbours there.
 
-    A block without nodes keeps its place: which blocks are joined is counted by it.
+    A block without nodes keeps its place, because joined blocks are determined by position.
 
     Args:
         sizes: ``BlockSizes``; default: the topology's, else the size of the smallest block.
 
     Raises:
-        HpcMpError: a size is no power of two times the first, or a block has fewer nodes than the first.
+        HpcMpError: a size is not a power of two times the first, or a block has fewer nodes than the first size.
     """
     leaves = [Switch(switch.name, switch.hosts) for switch in _in_order(topology) if switch.hosts or topology.kind == "block"]
     peopled = [leaf for leaf in leaves if leaf.hosts]
@@ -64,7 +64,7 @@ def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
 
 
 def unsound(sizes: Sequence[int]) -> int | None:
-    """The first of BlockSizes with which Slurm does not start; None: it takes all."""
+    """Return the first of BlockSizes with which Slurm does not start; None if it accepts all."""
     for size in sizes:
         times, rest = divmod(size, sizes[0]) if sizes[0] else (0, 1)
         if rest or times & (times - 1) or not times:
@@ -73,11 +73,11 @@ def unsound(sizes: Sequence[int]) -> int | None:
 
 
 def only(topology: Topology, nodes: Collection[str]) -> Topology:
-    """Without other hosts, and without switches that so have nothing below them; of several block sizes each block keeps its
-    place."""
+    """Return the topology without other hosts, and without switches that then have nothing below them. With several block
+    sizes each block keeps its place."""
     kept = {switch.name: tuple(host for host in switch.hosts if host in nodes) for switch in topology.switches}
     alive = {name for name, hosts in kept.items() if hosts or (topology.kind == "block" and len(topology.sizes) > 1)}
-    for _ in topology.switches:  # a switch is as deep as there are switches, at most
+    for _ in topology.switches:  # a tree is at most as deep as its number of switches
         more = {switch.name for switch in topology.switches if alive.intersection(switch.children)}
         if more <= alive:
             break
@@ -92,7 +92,7 @@ def _peopled(tree: Topology) -> Topology:
 
 
 def _in_order(topology: Topology) -> list[Switch]:
-    """The switches, those below one switch side by side."""
+    """Return the switches, with the children of one switch side by side."""
     by_name = {switch.name: switch for switch in topology.switches}
     order: dict[str, Switch] = {}
 

@@ -1,7 +1,7 @@
-"""An order of hosts in which runs of consecutive ones stay under few switches.
+"""An order of hosts in which consecutive hosts stay under few switches.
 
-Ranks fill nodes one after another, so that the groups of an axis lie in aligned blocks of consecutive nodes. How large
-these blocks are depends on the layout; an order that is good for all sizes is good for any.
+Ranks fill nodes one after another, so the groups of an axis are in aligned blocks of consecutive nodes. The size of these blocks
+depends on the layout; an order that is good for all sizes is good for any.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Cost = Callable[[Sequence[str]], tuple[float, ...]]
 
 
 def order_hosts(hosts: Sequence[str], tree: SwitchTree, cost: Cost | None = None) -> tuple[str, ...]:
-    """The cheapest of some orders, the given one among them; equally cheap ones leave the hosts as they are.
+    """Return the cheapest of some orders, including the given one; at equal cost the hosts stay as they are.
 
     Args:
-        cost: of an order; the default is ``crossings``. With it the result is never worse than ``hosts`` by that cost.
+        cost: cost of an order; default: ``crossings``. The result is never worse than ``hosts`` by that cost.
     """
     price = cost or (lambda order: (crossings(order, tree),))
     best = tuple(hosts)
     while (found := min(dict.fromkeys([best, *_candidates(best, tree)]), key=price)) != best:
-        best = found  # there may be cheaper ones near it
+        best = found  # cheaper orders may exist near it
     return best
 
 
 def crossings(hosts: Sequence[str], tree: SwitchTree) -> int:
-    """Switches that aligned blocks of consecutive hosts span beyond the one they need.
+    """Return the number of switches that aligned blocks of consecutive hosts span beyond the one they need.
 
-    Summed over block sizes (all divisors of the number of hosts), their blocks, and the levels of the tree. A host that
-    the tree does not name stands alone under a switch of its own.
+    It is summed over block sizes (all divisors of the number of hosts), their blocks, and the levels of the tree. A host that the
+    tree does not name is alone under a separate switch.
     """
     chains = [tree.above.get(host) or (host,) for host in hosts]
     depth = max(map(len, chains), default=0)
@@ -40,10 +40,10 @@ def crossings(hosts: Sequence[str], tree: SwitchTree) -> int:
 
 
 def _candidates(hosts: Sequence[str], tree: SwitchTree) -> Iterator[tuple[str, ...]]:
-    """Hosts leaf by leaf; and the same with every leaf cut into aligned pieces of decreasing size.
+    """Yield hosts leaf by leaf, and the same with every leaf cut into aligned pieces of decreasing size.
 
-    Of 3 + 2 + 1 + 1 + 1 hosts in blocks of two, leaf by leaf aa ab bc de spans a second leaf three times, in pieces
-    aa bb ac de twice.
+    Of 3 + 2 + 1 + 1 + 1 hosts in blocks of two, leaf by leaf aa ab bc de spans a second leaf three times, in pieces aa bb ac de
+    twice.
     """
     together = _together(list(hosts), tree, 0)
     yield tuple(host for leaf in together for host in leaf)
@@ -53,7 +53,7 @@ def _candidates(hosts: Sequence[str], tree: SwitchTree) -> Iterator[tuple[str, .
 
 
 def _together(hosts: list[str], tree: SwitchTree, from_root: int) -> list[list[str]]:
-    """The hosts of every leaf; larger switches first, else in the order of their first host."""
+    """Return the hosts of every leaf; larger switches first, else in the order of their first host."""
     def switch(host: str) -> str:
         chain = tree.above.get(host, ())
         return chain[-1 - from_root] if from_root < len(chain) else ""
@@ -67,7 +67,7 @@ def _together(hosts: list[str], tree: SwitchTree, from_root: int) -> list[list[s
 
 
 def _pieces(leaves: list[list[str]], sizes: Sequence[int]) -> Iterator[list[str]]:
-    """Every leaf cut greedily into pieces of the given sizes (descending), all large pieces before all smaller ones."""
+    """Yield every leaf cut greedily into pieces of the given sizes (descending), all large pieces before all smaller ones."""
     left = [list(leaf) for leaf in leaves]
     for size in sizes:
         for leaf in left:

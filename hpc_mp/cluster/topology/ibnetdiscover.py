@@ -1,11 +1,11 @@
-"""A tree from InfiniBand's own view: leaves are switches with hosts, higher switches join them by distance.
+"""A tree from InfiniBand's own view: leaves are switches with hosts; higher switches join them by distance.
 
-Hosts with several adapters hang at several leaves (one per rail): hosts at the same set of them form one leaf of the tree.
-A cable at the wrong leaf, or a host at two, makes no leaf of its own and joins none.
-A fat tree has more than one way up, Slurm's tree one: switches of one distance that are connected below count as one.
+Hosts with several adapters are attached to several leaves (one per rail): hosts at the same set of switches form one leaf of the
+tree. A cable at the wrong leaf, or a host at two, neither makes a new leaf nor joins two. A fat tree has more than one way up,
+Slurm's tree one: switches of the same distance that are connected below count as one.
 
-The form of the text is in ibnetdiscover(8): a line ``Switch 36 "S-GUID" # "description" …`` or ``Ca 1 "H-GUID" # "description"``,
-then a line per connected port, ``[1] "H-GUID"[1](PORTGUID) # "description" lid 4 4xHDR``.
+The text format is in ibnetdiscover(8): a line ``Switch 36 "S-GUID" # "description" …`` or ``Ca 1 "H-GUID" # "description"``, then
+a line per connected port, ``[1] "H-GUID"[1](PORTGUID) # "description" lid 4 4xHDR``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _MAKER = re.compile(r"mellanox|voltaire|topspin|connectx|infinihost|aggregation 
 
 @dataclass(frozen=True, slots=True)
 class IbSubnet:
-    """Attributes:
-        links: switch → what hangs at it: switches and adapters, by identity ("S-…", "H-…").
+    """The switches and adapters of a subnet.
+
+    Attributes:
+        links: switch → attached switches and adapters, by identity ("S-…", "H-…").
         names: descriptions by identity.
     """
 
@@ -45,7 +47,7 @@ def looks_like(text: str) -> bool:
 
 
 def read_fabric(text: str) -> IbSubnet:
-    """Raises HpcMpError: no switch is in it."""
+    """Parse the text. Raises HpcMpError if it contains no switch."""
     links: dict[str, set[str]] = {}
     names: dict[str, str] = {}
     here = ""
@@ -68,9 +70,9 @@ def read_fabric(text: str) -> IbSubnet:
 
 
 def host_of(description: str) -> str | None:
-    """``node018`` of "node018 HCA-1", "node018/mlx5_0" and "node018.site.org mlx5_0".
+    """Return the host in a description: ``node018`` of "node018 HCA-1", "node018/mlx5_0" and "node018.site.org mlx5_0".
 
-    None where the description is the maker's own, or a name that every machine has before it gets one.
+    None if the description is the maker's own, or the default name of a machine without one.
     """
     words = [word for word in re.split(r"[\s/:]+", description.strip().strip("'\"")) if word]
     if not words or _MAKER.search(description) or len(words) > 2 or (len(words) == 2 and not _ADAPTER.fullmatch(words[1])):
@@ -80,7 +82,7 @@ def host_of(description: str) -> str | None:
 
 
 def switch_name(description: str) -> str | None:
-    """``leaf01`` of "MF0;leaf01:MQM8700/U1" and of "leaf01"; None where the description is the maker's own."""
+    """Return ``leaf01`` of "MF0;leaf01:MQM8700/U1" and of "leaf01"; None if the description is the maker's own."""
     managed = re.fullmatch(r"[^;]*;([^:;]+):.*", description.strip())
     name = managed[1] if managed else description.strip()
     return name if name and not _MAKER.search(name) else None
@@ -88,11 +90,11 @@ def switch_name(description: str) -> str | None:
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
-Leaf = frozenset[str]  # the switches at which the hosts of one leaf hang
+Leaf = frozenset[str]  # the switches that the hosts of one leaf are attached to
 
 
 def read_ibnetdiscover(text: str, origin: str) -> TopologyReading:
-    """The tree. Raises HpcMpError: no switch is in the text."""
+    """Return the tree. Raises HpcMpError if the text contains no switch."""
     fabric = read_fabric(text)
     at: dict[str, set[str]] = {}
     unnamed = 0
@@ -128,7 +130,7 @@ def read_ibnetdiscover(text: str, origin: str) -> TopologyReading:
 
 
 def _leaves(at: Mapping[str, Leaf]) -> dict[Leaf, list[str]]:
-    """Hosts by the switches they hang at, or by those of the leaf that they are taken to be of."""
+    """Return hosts by the switches they are attached to, or by those of the leaf they are assigned to."""
     hosts = Counter(at.values())
     homes = {switches: _home(switches, hosts) for switches in hosts}
     leaves: dict[Leaf, list[str]] = {}
@@ -140,10 +142,10 @@ def _leaves(at: Mapping[str, Leaf]) -> dict[Leaf, list[str]]:
 
 
 def _home(own: Leaf, hosts: Mapping[Leaf, int]) -> Leaf:
-    """The leaf of hosts that hang at ``own``, for not every set of switches is one.
+    """Return the leaf of hosts that are attached to ``own``, because not every set of switches is a leaf.
 
-    Where other sets with more hosts hold each of its switches (a cable at the wrong leaf, a gateway at two leaves), it is of
-    the one with which it shares most. A set that lacks rails is of the only wider one.
+    If other sets with more hosts contain each of its switches (a cable at the wrong leaf, a gateway at two leaves), it belongs to
+    the set with which it shares most. A set that lacks rails belongs to the only wider one.
     """
     larger = _larger(own, hosts)
     if own <= frozenset().union(*larger):
@@ -158,10 +160,11 @@ def _larger(own: Leaf, hosts: Mapping[Leaf, int]) -> list[Leaf]:
 
 
 def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str, str], taken: list[str]) -> list[Switch]:
-    """The switches above the leaves. Those as near to a host as k, and what they connect, are the k-th storey; what only cables
-    between switches of one storey connect, as the groups of a dragonfly+, is joined above them."""
+    """Return the switches above the leaves. Switches at distance k from a host, and what they connect, form the k-th storey.
+    Parts that are connected only by cables between switches of one storey, such as the groups of a dragonfly+, are joined
+    above them."""
     distance = _distances(fabric, {switch for leaf in leaf_names for switch in leaf})
-    below = [(name, leaf) for leaf, name in leaf_names.items()]  # what there is so far: its name, the leaves' switches below
+    below = [(name, leaf) for leaf, name in leaf_names.items()]  # found so far: its name, the leaves' switches below
     found: list[Switch] = []
     for storey, beside in itertools.product(range(max(distance.values(), default=0) + 1), (False, True)):
         usable = {switch for switch, far in distance.items() if far <= storey}
@@ -186,7 +189,7 @@ def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str,
 
 
 def _distances(fabric: IbSubnet, leaves: Iterable[str]) -> dict[str, int]:
-    """Cables from every switch to the nearest leaf."""
+    """Return the number of cables from every switch to the nearest leaf."""
     distance = dict.fromkeys(leaves, 0)
     front = list(distance)
     while front:
@@ -197,7 +200,7 @@ def _distances(fabric: IbSubnet, leaves: Iterable[str]) -> dict[str, int]:
 
 
 def _parts(fabric: IbSubnet, usable: set[str], apart: set[str], together: Iterable[Leaf]) -> list[set[str]]:
-    """What is connected over usable switches, but for cables between two of ``apart``, and through hosts that hang at several."""
+    """Return the parts connected over usable switches, without cables between two of ``apart``, and through multi-homed hosts."""
     parent = {switch: switch for switch in usable}
 
     def root(switch: str) -> str:
@@ -218,7 +221,7 @@ def _parts(fabric: IbSubnet, usable: set[str], apart: set[str], together: Iterab
 
 
 def _names(fabric: IbSubnet) -> dict[str, str]:
-    """Of every switch: its own name where it has one that no other has, else its GUID."""
+    """Return the name of every switch: its own if it is unique, else its GUID."""
     labels = {switch: switch_name(fabric.names.get(switch, "")) for switch in fabric.links}
     counts = list(labels.values())
     names: dict[str, str] = {}

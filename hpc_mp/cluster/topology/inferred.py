@@ -1,7 +1,7 @@
-"""Which nodes share a leaf, as far as measured rates show it.
+"""Groups of nodes that share a leaf, inferred from measured rates.
 
-Where a leaf's uplinks carry less than its nodes together, pairs across leaves are slower than pairs inside of one while all
-talk at once, as they did when the doctor measured. Where uplinks carry everything, nothing is to be seen, and nothing is said.
+If a leaf's uplinks carry less than its nodes together, pairs across leaves are slower than pairs inside one leaf while all
+communicate at once, as in the doctor's measurement. If uplinks carry everything, nothing can be inferred.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Attributes:
-        groups: nodes that share a leaf, in natural order; empty where that cannot be seen.
-        unplaced: measured nodes in none of them.
-        why: what the groups rest on, or why nothing can be seen; one sentence.
+    """The groups seen in rates.
+
+    Attributes:
+        groups: nodes that share a leaf, in natural order; empty if they cannot be seen.
+        unplaced: measured nodes in none of the groups.
+        why: the grounds of the groups, or the reason why none can be seen; one sentence.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -48,7 +50,7 @@ class Seen:
 
 
 def infer(measured: LinkRates) -> Seen:
-    """Groups of nodes, claimed only where rates inside and across differ clearly and fit disjoint groups."""
+    """Return groups of nodes, only if rates inside and across differ clearly and fit disjoint groups."""
     rates = {(measured.nodes[i], measured.nodes[j]): rate for i, j, rate in measured.pairs if rate > 0}
     trials = (_try(rates, limit) for limit in _limits(sorted(rates.values())))
     found = max(trials, default=_Trial(), key=lambda trial: trial.worth)
@@ -65,9 +67,9 @@ def infer(measured: LinkRates) -> Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Groups that a limit between fast and slow makes, none where the rates do not bear them out; rates in order.
+    """Groups made by a limit between fast and slow, none if the rates do not support them; rates in order.
 
-    ``worth``: pairs that fit less ten times those that do not.
+    ``worth``: number of pairs that fit, minus ten times the number of those that do not.
     """
 
     groups: tuple[set[str], ...] = ()
@@ -104,7 +106,7 @@ def _try(rates: Mapping[Pair, float], limit: float) -> _Trial:
 
 
 def read_measured_topology(measured: LinkRates, origin: str) -> TopologyReading:
-    """A tree with a leaf per group and a root, for they reach each other; without a topology where nothing can be seen."""
+    """Return a tree with a leaf per group and a root, because groups reach each other; no topology if nothing can be seen."""
     seen = infer(measured)
     notes = [seen.why]
     if not seen.groups:
@@ -117,7 +119,7 @@ def read_measured_topology(measured: LinkRates, origin: str) -> TopologyReading:
 
 
 def _limits(rates: Sequence[float]) -> list[float]:
-    """Between two kinds of rates: where logarithms split with the least spread inside of both, and in the widest gaps."""
+    """Return limits between two kinds of rates: at the split of logarithms with the least spread, and in the widest gaps."""
     logs = [math.log(rate) for rate in rates]
     total, count, below, spread = sum(logs), len(logs), 0.0, []
     for cut in range(1, count):
@@ -129,8 +131,8 @@ def _limits(rates: Sequence[float]) -> list[float]:
 
 
 def groups_of(signs: Mapping[Pair, int]) -> list[set[str]]:
-    """Nodes that more of their pairs join (1) than part (-1): of each two groups the pairs decide by majority, the clearest
-    first. One pair alone joins no two groups of several nodes."""
+    """Return nodes that more of their pairs join (1) than separate (-1): pairs of each two groups decide by majority, the
+    clearest first. A single pair does not join two groups of several nodes."""
     groups = {node: {node} for pair in signs for node in pair}
     votes: dict[str, Counter[str]] = {node: Counter() for node in groups}
     for (a, b), sign in signs.items():
@@ -141,7 +143,7 @@ def groups_of(signs: Mapping[Pair, int]) -> list[set[str]]:
     while waiting:
         most, one, other = heapq.heappop(waiting)
         if one not in groups or other not in groups or -most != votes[one][other]:
-            continue  # it was joined, or outvoted, meanwhile
+            continue  # meanwhile joined, or outvoted
         if most == -1 and len(groups[one]) > 1 and len(groups[other]) > 1:
             continue
         groups[one] |= groups.pop(other)
@@ -157,7 +159,7 @@ def groups_of(signs: Mapping[Pair, int]) -> list[set[str]]:
 
 
 def _settled(groups: Sequence[set[str]], signs: Mapping[Pair, int]) -> list[set[str]]:
-    """Without nodes that other groups claim no less: the first pair that joined them may have been a stray one."""
+    """Remove nodes that another group claims equally or more: the first pair that joined them may have been an outlier."""
     of = {node: number for number, found in enumerate(groups) for node in found}
     votes: dict[str, Counter[int]] = {node: Counter() for node in of}
     for (a, b), sign in signs.items():
@@ -168,7 +170,7 @@ def _settled(groups: Sequence[set[str]], signs: Mapping[Pair, int]) -> list[set[
 
 
 def _witnessed(groups: Sequence[set[str]], signs: Mapping[Pair, int]) -> list[set[str]]:
-    """Without groups that the measured pairs do not part from a larger one: both may be under one leaf."""
+    """Remove groups that the measured pairs do not separate from a larger one: both may be under one leaf."""
     ordered = sorted(groups, key=len, reverse=True)
     of = {node: number for number, found in enumerate(ordered) for node in found}
     votes = Counter[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""Switches between hosts: what stands above each host, and a topology as Slurm's files have it (a tree, or blocks)."""
+"""Switches between hosts: the switches above each host, and a topology as in Slurm's files (a tree, or blocks)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class SwitchTree:
     """The switches above every host.
 
     Attributes:
-        above: host → its switches, the leaf first, the root last; empty when nothing is known.
+        above: host → its switches, the leaf first, the root last; empty if nothing is known.
     """
 
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def leaf(self, host: str) -> str | None:
-        """The leaf switch (block, ring) of a host; None when the topology does not name the host."""
+        """Return the leaf switch (block, ring) of a host; None if the topology does not name the host."""
         return next(iter(self.above.get(host, ())), None)
 
     def distance(self, a: str, b: str) -> int:
-        """Number of switches on the way: 0 from a host to itself, 1 under one leaf, 3 under two leaves of one spine.
+        """Return the number of switches on the way: 0 from a host to itself, 1 under one leaf, 3 under two leaves of one spine.
 
-        Hosts without a switch in common are taken to meet at one more switch above all of theirs.
+        Hosts without a common switch are assumed to meet at one more switch above all of theirs.
         """
         if a == b:
             return 0
@@ -40,7 +40,7 @@ class SwitchTree:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One line of a topology: a switch with the switches and hosts right below it. Others' hosts may be repeated."""
+    """One line of a topology: a switch with the switches and hosts directly below it. Hosts of its children may be repeated."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Switch:
 
 
 def from_switches(switches: Sequence[Switch]) -> SwitchTree:
-    """A tree. A host that several switches name belongs to the first without children, else to the first.
+    """Return the tree of switches. A host that several switches name belongs to the first without children, else to the first.
 
     Raises:
         HpcMpError: a switch is above itself.
@@ -66,7 +66,7 @@ def from_switches(switches: Sequence[Switch]) -> SwitchTree:
 
 
 def from_blocks(blocks: Sequence[Switch], sizes: Sequence[int]) -> SwitchTree:
-    """Blocks of hosts. Where ``sizes`` (``BlockSizes``) has several entries, s[i] / s[0] neighbouring blocks are joined.
+    """Return the tree of blocks. If ``sizes`` (``BlockSizes``) has several entries, s[i] / s[0] neighbouring blocks are joined.
 
     Raises:
         HpcMpError: a size is not a multiple of the first.
@@ -80,13 +80,13 @@ def from_blocks(blocks: Sequence[Switch], sizes: Sequence[int]) -> SwitchTree:
         number = size // sizes[0]
         for first in range(0, len(blocks), number):
             names = tuple(block.name for block in blocks[first : first + number])
-            if len(names) > 1:  # Slurm joins what is left over too, but not a block with itself
+            if len(names) > 1:  # Slurm joins leftover blocks too, but not a block with itself
                 joined.setdefault(names, Switch(compress(names), children=names))
     return from_joined_blocks(blocks, tuple(joined.values()))
 
 
 def from_joined_blocks(blocks: Sequence[Switch], joined: Sequence[Switch]) -> SwitchTree:
-    """Blocks of hosts, and the larger blocks that some of them form together (their ``children``)."""
+    """Return the tree of blocks and of the larger blocks that some of them form (their ``children``)."""
     larger = sorted(joined, key=lambda switch: len(switch.children))
     above: dict[str, tuple[str, ...]] = {}
     for block in blocks:
@@ -97,7 +97,7 @@ def from_joined_blocks(blocks: Sequence[Switch], joined: Sequence[Switch]) -> Sw
 
 
 def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
-    """From ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN`` of every host.
+    """Return the tree from ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN`` of every host.
 
     ``("spine.s1.n1", "switch.switch.node")``: n1 is below s1, s1 below spine.
 
@@ -107,7 +107,7 @@ def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
     above = {}
     for address, pattern in addresses:
         *kinds, last = pattern.split(".")
-        *switches, host = address.split(".", len(kinds))  # what is beyond belongs to the host's name
+        *switches, host = address.split(".", len(kinds))  # further dots belong to the host's name
         if last != "node" or len(switches) != len(kinds) or not host:
             raise HpcMpError(f"SLURM_TOPOLOGY_ADDR={address}", f"does not read as {pattern}",
                              "give both variables as Slurm sets them")
@@ -116,7 +116,7 @@ def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
 
 
 def _ancestry(name: str, parent: Mapping[str, str]) -> Iterator[str]:
-    """A switch, its parent, and so on to the root."""
+    """Yield a switch, its parent, and so on to the root."""
     seen: set[str] = set()
     while name not in seen:
         yield name
@@ -132,15 +132,15 @@ Kind = Literal["tree", "block", "ring", "flat"]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One topology; ``kind`` is the plugin that it is for.
+    """One topology; ``kind`` is its plugin.
 
     Attributes:
-        name: what topology.yaml calls it.
-        switches: of a tree; the blocks of topology/block and the rings of topology/ring, which have no children.
-        sizes: ``BlockSizes``; empty for other kinds, and where blocks are known without it.
-        joined: larger blocks, where Slurm has named them; else ``sizes`` tells.
-        default: the cluster's default (``cluster_default``).
-        unread: what of it was read over, for it tells no switches; empty: nothing.
+        name: its name in topology.yaml.
+        switches: switches of a tree; the blocks of topology/block and the rings of topology/ring, which have no children.
+        sizes: ``BlockSizes``; empty for other kinds, and if blocks are known without it.
+        joined: larger blocks, if Slurm has named them; else ``sizes`` defines them.
+        default: True if it is the cluster's default (``cluster_default``).
+        unread: the part that was skipped because it contains no switches; empty: nothing.
     """
 
     name: str = "default"
@@ -153,7 +153,7 @@ class Topology:
 
     @property
     def tree(self) -> SwitchTree:
-        """What stands above every host. Raises HpcMpError: a switch is above itself, sizes are no multiples."""
+        """The switches above every host. Raises HpcMpError if a switch is above itself, or sizes are not multiples."""
         if self.kind == "block":
             return from_joined_blocks(self.switches, self.joined) if self.joined else from_blocks(self.switches, self.sizes)
         return from_switches(self.switches)
@@ -170,7 +170,7 @@ class Topology:
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """Switches with nothing above them that part the leaves: no one of them is above all that another is above."""
+        """Switches with nothing above them that separate the leaves: none of them is above everything that another is above."""
         children = {switch.name: switch.children for switch in self.switches}
         kept: dict[frozenset[str], str] = {}
         for top in self.tops:
@@ -183,6 +183,6 @@ class Topology:
 
 
 def chosen(topologies: Iterable[Topology]) -> Topology:
-    """The cluster's default topology, else the first, else one that knows nothing."""
+    """Return the cluster's default topology, else the first, else an empty one."""
     found = tuple(topologies)
     return next((topology for topology in found if topology.default), found[0] if found else Topology())

@@ -1,4 +1,4 @@
-"""Where a topology can be read from, and how to know one from the other."""
+"""Sources of a topology, and the recognition of their formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
 @dataclass(frozen=True, slots=True)
 class TopologyFormat:
-    """``looks_like`` tells its text from others', ``read`` takes the text and where it came from."""
+    """A format. ``looks_like`` recognises its text, ``read`` takes the text and its origin."""
 
     help: str
     looks_like: Callable[[str], bool]
@@ -27,11 +27,11 @@ class TopologyFormat:
 
 
 def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
-    """What a text tells, and what to know of the tree before Slurm uses it.
+    """Read a topology from a text, with notes for its use by Slurm.
 
     Args:
-        where: names the text in the header: a file's name, a command.
-        kind: of ``SOURCES``; default: what it looks like.
+        where: name of the text for the header: a file's name, a command.
+        kind: of ``SOURCES``; default: recognised from the text.
 
     Raises:
         HpcMpError: it is of no kind, or not of this one.
@@ -41,13 +41,13 @@ def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
         raise HpcMpError(where, "is in no form that is known", f"say which with --from: {', '.join(SOURCES)}")
     known = SOURCES[found].read(text, f"{found} ({where})")
     for topology in known.topologies:
-        _ = topology.tree  # refused where a switch is above itself
+        _ = topology.tree  # raises if a switch is above itself
     notes = [note for topology in known.topologies for note in (_apart(topology), *amiss(topology)) if note]
     return replace(known, notes=(*known.notes, *notes))
 
 
 def amiss(topology: Topology) -> Iterator[str]:
-    """What Slurm does not take, or takes otherwise than it is written."""
+    """Yield the parts that Slurm does not accept, or reads differently than written."""
     names = {switch.name for switch in topology.switches}
     for switch in topology.switches:
         gone = [child for child in switch.children if child not in names]
@@ -81,7 +81,7 @@ def _measured(text: str, origin: str) -> TopologyReading:
 
 
 def rates(text: str, where: str) -> LinkRates:
-    """cluster.json. Raises HpcMpError: it is not in that form."""
+    """Read cluster.json. Raises HpcMpError if it is malformed."""
     try:
         return of_document(json.loads(text))
     except (ValueError, KeyError, TypeError):

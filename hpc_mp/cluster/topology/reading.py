@@ -1,4 +1,4 @@
-"""What a source tells of the switches between hosts."""
+"""The result of reading a source about the switches between hosts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ LONGEST = 64
 
 @dataclass(frozen=True, slots=True)
 class TopologyReading:
-    """Attributes:
-        topologies: usually one; none where the source shows none.
-        origin: of what they were made, as a phrase: "ibnetdiscover (fabric.txt)".
-        notes: what the source does not tell, or what to know before its topology is used; sentences.
+    """The topologies of a source.
+
+    Attributes:
+        topologies: usually one; none if the source shows none.
+        origin: their source, as a phrase: "ibnetdiscover (fabric.txt)".
+        notes: gaps of the source, or warnings before the topology is used; sentences.
     """
 
     topologies: tuple[Topology, ...]
@@ -27,19 +29,19 @@ class TopologyReading:
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """A key that sorts n2 before n10."""
+    """Return a key that sorts n2 before n10."""
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part)
 
 
 def listed(hosts: Iterable[str]) -> str:
-    """A short host list in natural order."""
+    """Return a short host list in natural order."""
     return compress(sorted(hosts, key=natural))
 
 
 def legal(name: str, taken: Iterable[str] = ()) -> str:
-    """A name that Slurm takes for a switch or block, like ``name``, and none of ``taken``.
+    """Return a name like ``name`` that Slurm accepts for a switch or block and that is not in ``taken``.
 
-    Blanks, commas, brackets and their like would end the name or be read as a host list.
+    Blanks, commas, brackets and the like would end the name or be read as a host list.
     """
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")[:LONGEST] or "switch"
     if plain not in (used := set(taken)):
@@ -49,5 +51,5 @@ def legal(name: str, taken: Iterable[str] = ()) -> str:
 
 
 def group(name: str, hosts: Iterable[str]) -> Switch:
-    """A leaf with its hosts in natural order, so that their list is short."""
+    """Return a leaf with its hosts in natural order, so that their list is short."""
     return Switch(name, tuple(sorted(dict.fromkeys(hosts), key=natural)))

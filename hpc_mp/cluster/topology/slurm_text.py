@@ -1,4 +1,4 @@
-"""Reads Slurm's topology: topology.conf, topology.yaml (25.05), and what ``scontrol show topology`` prints."""
+"""Slurm's topology as text: topology.conf, topology.yaml (25.05), and the output of ``scontrol show topology``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, chosen
 
 REMEDY = "give topology.conf, topology.yaml, or what `scontrol show topology` prints"
-SHOWN = 200  # characters of a wrong text that its message repeats
-NAMES = ("switchname", "blockname", "aggregatedblock", "ringname")  # keys that begin a line, in small letters
+SHOWN = 200  # characters of a malformed text that the message repeats
+NAMES = ("switchname", "blockname", "aggregatedblock", "ringname")  # keys that begin a line, in lower case
 
 
 def load_topology(path: Path) -> SwitchTree:
-    """Read a file. Raises HpcMpError when it cannot be read or is no topology."""
+    """Read a file. Raises HpcMpError if it cannot be read or is not a topology."""
     try:
         return chosen(read_topologies(path.read_text(encoding="utf-8-sig"), path)).tree
     except OSError as error:
@@ -34,22 +34,22 @@ def load_topology(path: Path) -> SwitchTree:
 
 
 def read_topology(text: str) -> SwitchTree:
-    """The switches of a topology in any of the three forms: of the default one, else the first. Empty text: nothing is known.
+    """Return the switches of a topology in any of the three forms: the default one, else the first. Empty text: nothing is known.
 
     Raises:
-        HpcMpError: with the line that cannot be understood.
+        HpcMpError: with the malformed line.
     """
     return chosen(read_topologies(text)).tree
 
 
 def read_topologies(text: str, file: Path | None = None) -> tuple[Topology, ...]:
-    """The topologies of a text in any of the three forms: several in topology.yaml, one elsewhere, none in empty text.
+    """Return the topologies of a text in any of the three forms: several in topology.yaml, one elsewhere, none in empty text.
 
     Args:
-        file: where it lies, from where included files are looked for; None: a line that includes one is refused.
+        file: the text's file, relative to which included files are found; None: a line that includes one is refused.
 
     Raises:
-        HpcMpError: with the line that cannot be understood.
+        HpcMpError: with the malformed line.
     """
     lines = [line for line in read_conf(text, file) if line.text.strip() != "---"]
     if not lines:
@@ -61,7 +61,7 @@ def read_topologies(text: str, file: Path | None = None) -> tuple[Topology, ...]
 
 
 def _refuse_repeats(names: Iterable[str]) -> None:
-    """Slurm does not start with them, and the hosts of one of both would be lost."""
+    """Refuse repeated names: Slurm does not start with them, and the hosts of one of both would be lost."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise HpcMpError(f"{twice[0][:SHOWN]} in the topology", "is defined twice, with which Slurm does not start",
@@ -97,7 +97,7 @@ def _of_lines(text: Iterable[ConfigLine]) -> Topology:
 
 
 def _without_repeats(switches: Sequence[Switch]) -> tuple[Switch, ...]:
-    """scontrol repeats at higher switches the hosts of those below."""
+    """Remove the hosts that scontrol repeats at higher switches."""
     at_leaves = {host for switch in switches if not switch.children for host in switch.hosts}
     return tuple(replace(switch, hosts=tuple(host for host in switch.hosts if not switch.children or host not in at_leaves))
                  for switch in switches)
@@ -159,7 +159,7 @@ class _Rings(BaseModel):
 
 
 class _Topology(BaseModel):
-    """https://slurm.schedmd.com/topology.yaml.html; torus3d and options of flat are read over: they have no switches."""
+    """https://slurm.schedmd.com/topology.yaml.html; torus3d and options of flat are ignored: they have no switches."""
 
     topology: str
     cluster_default: bool = False

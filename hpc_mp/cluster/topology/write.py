@@ -1,4 +1,4 @@
-"""Writes topology.conf (a tree, or blocks) and topology.yaml (Slurm 25.05).
+"""Writers of topology.conf (a tree, or blocks) and topology.yaml (Slurm 25.05).
 
 Blocks are for Slurm 24.05 and later: 23.11 has the plug-in, and refuses BlockSizes.
 """
@@ -18,7 +18,7 @@ from hpc_mp.cluster.topology.reading import legal
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
-    """topology.conf of a tree or of blocks; names are made such that Slurm takes them.
+    """Return topology.conf of a tree or of blocks. Names are changed if Slurm would not accept them.
 
     Raises:
         HpcMpError: the topology is neither, or knows no host.
@@ -35,10 +35,10 @@ def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
 
 
 def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
-    """topology.yaml with one or several topologies.
+    """Return topology.yaml with one or several topologies.
 
     Raises:
-        HpcMpError: two of one name, or one that cannot be written.
+        HpcMpError: two have the same name, or one cannot be written.
     """
     names = [topology.name for topology in topologies]
     if len(set(names)) < len(names):
@@ -64,12 +64,12 @@ def _entry(topology: Topology) -> dict[str, Any]:
 
 
 def _comments(header: Iterable[str]) -> list[str]:
-    """A line that ended in a backslash would go on in the next, which Slurm would then pass over."""
+    """Return the header as comments. A line that ended in a backslash would continue in the next, which Slurm would then skip."""
     return [f"# {line}".rstrip("\\") for text in header for line in text.splitlines()]
 
 
 def _writable(topology: Topology) -> Topology:
-    """With legal names. Raises HpcMpError."""
+    """Return the topology with legal names. Raises HpcMpError."""
     if topology.unread:
         raise HpcMpError(f"topology {topology.name}", f"has {topology.unread}, which is not read and would be lost",
                          "take that topology out of the source, and put it into the result by hand")
@@ -81,7 +81,7 @@ def _writable(topology: Topology) -> Topology:
     written: list[Switch] = []
     for switch in topology.switches:
         name, children = names[switch.name], tuple(names[child] for child in switch.children if child in names)
-        if children and switch.hosts:  # Slurm takes switches or nodes: its own nodes get a leaf below it
+        if children and switch.hosts:  # Slurm accepts switches or nodes: its own nodes get a leaf below it
             leaf = legal(f"{name}-nodes", names.values())
             names[f"{switch.name} nodes"] = leaf
             written += [Switch(leaf, switch.hosts), Switch(name, (), (*children, leaf))]

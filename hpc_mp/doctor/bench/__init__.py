@@ -1,1 +1,1 @@
-"""How fast ranks exchange data: collectives timed as nccl-tests times them, beside what the fabric should give."""
+"""Benchmark of collectives between ranks, timed as in nccl-tests and compared with the fabric's expected bandwidth."""

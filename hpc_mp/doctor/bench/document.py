@@ -1,7 +1,7 @@
-"""The JSON of nccl-tests (``-J``, version 3 of its files, with ``-I 1``), with what theirs does not have beside it.
+"""The JSON document of nccl-tests (``-J``, version 3 of its files, with ``-I 1``), with additional keys.
 
-Keys and units: ``src/util.cu`` of nccl-tests 2.19.6; its ``tools/analyze_perf_json.py`` reads this. ``results`` are those of the
-slowest group at each size; ``groups`` has all of them. The environment is left out but for what steers the network.
+Keys and units are those of ``src/util.cu`` of nccl-tests 2.19.6; its ``tools/analyze_perf_json.py`` reads this. ``results`` has
+the slowest group at each size, ``groups`` all groups. Of the environment only variables of the network are included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def document(
     spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: Mapping[str, str], rows: Sequence[BenchRow],
     judged: Sequence[Judged], environ: Mapping[str, str], arguments: Sequence[str], times: tuple[str, str],
 ) -> dict[str, Any]:
-    """The whole of it. ``times``: when it began and ended, as ``%Y-%m-%d %H:%M:%S``."""
+    """Return the whole document. ``times``: start and end of the run, as ``%Y-%m-%d %H:%M:%S``."""
     wrong = sum(1 for row in rows if row.wrong)
     return {
         "version": VERSION,

@@ -1,11 +1,11 @@
-"""What ranks say while they measure, and how it is found among what else they print.
+"""Events that ranks print while they measure, and their extraction from other output.
 
-    {"event": "meet", "node", "port"}          rank 0 listens there, and waits to be told where that is
-    {"event": "ranks", "ranks", "versions"}    all have met: {"rank", "group", "pid", "host", "device", "name"} of each
+    {"event": "meet", "node", "port"}          rank 0 listens there, and waits for the launcher to send the address
+    {"event": "ranks", "ranks", "versions"}    all ranks have met: {"rank", "group", "pid", "host", "device", "name"} of each
     {"event": "size", "size"}                  this size begins
-    {"event": "row", "size", "ranks"}          of each rank and placement: mean seconds, wrong elements, seconds of each iteration
+    {"event": "row", "size", "ranks"}          mean seconds, wrong elements, seconds of each iteration, by rank and placement
     {"event": "end"}                           all sizes are done
-    {"event": "refused", "value", "rule", "remedy"}    the input is wrong, says a rank
+    {"event": "refused", "value", "rule", "remedy"}    a rank found the input wrong
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 MARK = "hpc-mp-bench "
-# "1": the launcher says on standard input where ranks meet (srun gives it to all of them)
+# "1": the launcher writes the rendezvous address to standard input (srun passes it to all ranks)
 THROUGH_LAUNCHER = "HPC_MP_BENCH_THROUGH_LAUNCHER"
 Event = dict[str, Any]
 
 
 def events(lines: Iterable[str]) -> Iterator[Event]:
-    """Of complete lines; all others are passed over."""
+    """Yield the events in complete lines; other lines are skipped."""
     for line in lines:
         _, mark, text = line.partition(MARK)
         if mark:
@@ -31,7 +31,7 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
 
 
 class Voice:
-    """Takes standard output for itself; what libraries print there goes to standard error from now on."""
+    """The writer of events. It takes over standard output; libraries' output there goes to standard error from then on."""
 
     def __init__(self) -> None:
         sys.stdout.flush()

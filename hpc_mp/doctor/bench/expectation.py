@@ -1,4 +1,4 @@
-"""What was measured beside what the fabric should give, with a verdict for each size."""
+"""Comparison of measured with expected bandwidth, with a verdict for each size."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.collectives import Expectation, expect, expect_tcp, nic_share
 from hpc_mp.planner.fabrics import Fabric, fabric, fabrics
 
-# What the model is off by on healthy systems (docs/user/bench.md has the residuals): where bandwidth decides, and elsewhere.
-REACH = 0.8  # share of what an endless payload gets: from here on bandwidth decides
+# Errors of the model on healthy systems (docs/user/bench.md has the residuals): if bandwidth dominates, and otherwise.
+REACH = 0.8  # fraction of the asymptotic bandwidth from which on bandwidth dominates
 TOLERANCE = 0.15
 TOLERANCE_OF_LATENCY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The slowest group at one size; GB/s. ``share``: what a GPU's NICs carried at least in an all-reduce, else None."""
+    """The slowest group's verdict at one size, in GB/s. ``share``: least rate of a GPU's NICs in an all-reduce, else None."""
 
     size: int
     measured: float
@@ -36,14 +36,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """``fabric`` for NCCL, ``node_rate`` (GB/s) for gloo and MPI; None: nothing is known to compare with."""
+    """The reference: ``fabric`` for NCCL, ``node_rate`` (GB/s) for gloo and MPI; None: unknown."""
 
     fabric: Fabric | None = None
     node_rate: float | None = None
 
 
 def yardstick(name: str | None, node_rate: float | None) -> Yardstick:
-    """As the user says it: ``node_rate`` goes before the fabric's own figure. Raises HpcMpError."""
+    """Return the user's reference. ``node_rate`` overrides the fabric's own figure. Raises HpcMpError."""
     known = None if name is None else fabric(name)
     if known is not None and node_rate is not None:
         known = replace(known, nics=max(1, known.nics), nic=node_rate / max(1, known.nics))
@@ -51,7 +51,7 @@ def yardstick(name: str | None, node_rate: float | None) -> Yardstick:
 
 
 def guess(given: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
-    """Inside a node the GPU's name tells the fabric, as long as all that match agree; ``names`` of all ranks' devices."""
+    """Guess the fabric inside a node from the GPU's name, if all matching fabrics agree. ``names``: devices of all ranks."""
     inside = all(nodes_of(group, spec.ranks_per_node) == 1 for group in spec.groups)
     if given.fabric is not None or spec.backend != "nccl" or not inside:
         return given
@@ -62,7 +62,7 @@ def guess(given: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
 
 
 def judge(spec: BenchSpec, rows: Sequence[BenchRow], against: Yardstick) -> tuple[Judged, ...]:
-    """The slowest group of each size; nothing where there is nothing to compare with."""
+    """Judge the slowest group of each size; sizes without an expectation are left out."""
     found = []
     for row in rows:
         result = row.worst

@@ -1,4 +1,4 @@
-"""Which ranks exchange data with each other: all of them, the ranks of a node, of a rail, or of an axis of a layout."""
+"""Groups of ranks that exchange data: all ranks, the ranks of a node, of a rail, or of an axis of a layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpc_mp.layout.placement import Degrees, place
 
 Groups = tuple[tuple[int, ...], ...]
 
-# As in NCCL_TESTS_SPLIT: ranks whose result is the same are one group.
+# As in NCCL_TESTS_SPLIT: ranks with equal results are one group.
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "AND": operator.and_, "&": operator.and_, "OR": operator.or_, "|": operator.or_,
     "MOD": operator.mod, "%": operator.mod, "DIV": operator.floordiv, "/": operator.floordiv,
@@ -20,14 +20,14 @@ _SPLIT = re.compile(r"(AND|OR|MOD|DIV|[&|%/])\s*:?\s*(0x[0-9a-f]+|0b[01]+|\d+)",
 
 
 def split(world: int, ranks_per_node: int, how: str) -> Groups:
-    """All ranks cut into groups, each ascending.
+    """Split all ranks into groups, each ascending.
 
     Args:
-        how: ``all``, ``node``, ``rail`` (ranks of the same local rank, one per node), or what nccl-tests takes in
+        how: ``all``, ``node``, ``rail`` (ranks of the same local rank, one per node), or the syntax of nccl-tests'
             NCCL_TESTS_SPLIT: ``MOD 8``, ``DIV 8``, ``AND 0x7``, ``OR 7``.
 
     Raises:
-        HpcMpError: another word.
+        HpcMpError: ``how`` is none of these.
     """
     named = {"all": f"DIV {world}", "node": f"DIV {ranks_per_node}", "rail": f"MOD {ranks_per_node}"}
     found = _SPLIT.fullmatch(named.get(how, how).strip())
@@ -43,10 +43,10 @@ def split(world: int, ranks_per_node: int, how: str) -> Groups:
 
 
 def along(axis: str, degrees: Degrees, order: str, ranks_per_node: int) -> Groups:
-    """The groups in which a job of this layout communicates along ``axis``; all of them do so at the same time.
+    """Return the groups in which a job of this layout communicates along ``axis``, all at the same time.
 
     Raises:
-        HpcMpError: an axis that the layout has not.
+        HpcMpError: the layout does not have the axis.
     """
     groups = place(degrees, order, ranks_per_node).groups
     if axis not in groups:
@@ -55,5 +55,5 @@ def along(axis: str, degrees: Degrees, order: str, ranks_per_node: int) -> Group
 
 
 def nodes_of(group: tuple[int, ...], ranks_per_node: int) -> int:
-    """How many nodes a group reaches when ranks fill node after node."""
+    """Return the number of nodes of a group if ranks fill node after node."""
     return len({rank // ranks_per_node for rank in group})

@@ -1,4 +1,4 @@
-"""From what the user asks for to what is measured, and how its ranks are started."""
+"""Plan of a benchmark: its specification from the user's request, and the start of its ranks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.collectives import ALIGN
 
-SIZES: dict[Backend, tuple[int, int, int]] = {  # where the user names none: first, last, factor
+SIZES: dict[Backend, tuple[int, int, int]] = {  # defaults: first, last, factor
     "nccl": (2**20, 2**30, 4), "gloo": (2**10, 2**24, 4), "mpi": (2**10, 2**24, 4)}
 GPU_OPTIONS = re.compile(r"--(gres|gpus|gpus-per-\w+)=")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchLayout:
-    """``axis`` of tensor × pipeline × data in ``order``; the data degree follows from the number of ranks."""
+    """The ``axis`` of a layout tensor × pipeline × data in ``order``; the data degree follows from the number of ranks."""
 
     axis: str
     tensor: int
@@ -38,10 +38,10 @@ class BenchLayout:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What the user said; None: not said.
+    """The user's request; None: not given.
 
     Attributes:
-        split: as ``groups.split`` takes it; with a ``layout`` it has to be ``all``.
+        split: argument of ``groups.split``; must be ``all`` with a ``layout``.
         sizes: (first, last, factor, step) in bytes.
         srun: options of srun, such as ``partition=gpu``.
         mpi: srun's ``--mpi``.
@@ -65,7 +65,7 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """``start`` starts the ranks, and gives what they say."""
+    """A benchmark that is ready to start: ``start`` starts the ranks and yields their events."""
 
     spec: BenchSpec
     start: Callable[[], Iterator[Event]]
@@ -75,7 +75,7 @@ def plan(
     request: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
     gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site,
 ) -> BenchPlan:
-    """Raises HpcMpError for what cannot be measured. ``gpus``, ``site``: who tells what is here."""
+    """Plan the benchmark. Raises HpcMpError if it cannot be measured. ``gpus``, ``site``: discovery functions."""
     if where.place == "local":
         found = len(gpus())
         spec = _spec(request, 1, found or 2, found)
@@ -95,7 +95,7 @@ def plan(
 def _job(
     request: BenchRequest, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]
 ) -> BenchPlan:
-    """A job of its own, on whole nodes: neighbours would share their network."""
+    """Plan a separate job on whole nodes: other jobs on them would share their network."""
     given = _given(request)
     named = next((option.partition("=")[2] for option in given if option.startswith("--partition=")), None)
     there = site(environ if named is None else {**environ, "SBATCH_PARTITION": named})
@@ -111,7 +111,7 @@ def _job(
 
 
 def _given(request: BenchRequest) -> list[str]:
-    """The user's own options of srun, which come last and so win."""
+    """Return the user's options of srun, which come last and therefore take precedence."""
     wrong = next((option for option in request.srun if not re.match(r"[a-z][a-z-]*(=|$)", option)), None)
     if wrong is not None:
         raise HpcMpError(f"--srun {wrong}", "is no NAME=VALUE", "write an option without its dashes, as in --srun account=abc")
@@ -120,13 +120,13 @@ def _given(request: BenchRequest) -> list[str]:
 
 
 def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
-    """A rank's share of the CPUs that the allocation has on each node: SLURM_JOB_CPUS_PER_NODE is ``4(x2),2``."""
+    """Return a rank's share of the allocation's CPUs on each node: SLURM_JOB_CPUS_PER_NODE is ``4(x2),2``."""
     counts = [int(count) for count in re.findall(r"(?:^|,)(\d+)", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))]
     return [f"--cpus-per-task={max(1, min(counts) // spec.ranks_per_node)}"] if counts else []
 
 
 def _spec(request: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
-    """The request, with what it leaves open filled in. ``gpus``: of a node. ``auto``: the backend, where no GPU decides it."""
+    """Return the request with defaults filled in. ``gpus``: GPUs per node. ``auto``: default backend regardless of GPUs."""
     nodes = nodes if request.nodes is None else request.nodes
     here = ranks_per_node if request.ranks_per_node is None else request.ranks_per_node
     for name, value in (("--nodes", nodes), ("--ranks-per-node", here)):
@@ -146,7 +146,7 @@ def _spec(request: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, aut
 
 
 def _sizes(request: BenchRequest, backend: Backend, ranks: int) -> tuple[int, ...]:
-    """``ranks``: of the largest group, each of which needs a part to send."""
+    """Return the sizes of the sweep. ``ranks``: size of the largest group, in which each rank needs a part to send."""
     first, last, usual = SIZES[backend]
     while first < ALIGN * ranks:
         first *= 2

@@ -1,4 +1,4 @@
-"""What was measured, as numbers that can be compared."""
+"""Results of a benchmark, as comparable numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Placed
 
-SPIKE = 1.5  # times the median: an iteration that took longer is one (the default of nccl-tests' analyze_perf_json.py)
+SPIKE = 1.5  # times the median from which on an iteration is a spike (default of nccl-tests' analyze_perf_json.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Spike:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One group, size and placement.
+    """The timing of one group, size and placement.
 
     Attributes:
-        seconds: of one operation, averaged over iterations and ranks (``-a 1`` of nccl-tests).
-        algbw, busbw: GB/s.
-        wrong: elements with a wrong value, of all ranks; None where they were not compared.
+        seconds: duration of one operation in seconds, averaged over iterations and ranks (``-a 1`` of nccl-tests).
+        algbw, busbw: algorithm and bus bandwidth in GB/s.
+        wrong: number of wrong elements on all ranks; None if they were not compared.
         ranks: seconds of each iteration, by member of the group.
     """
 
@@ -60,7 +60,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of iterations, in seconds, as nccl-tests reports them with ``-I 1``; percentiles are nearest ranks."""
+    """Statistics of iterations in seconds, as in nccl-tests with ``-I 1``; percentiles are nearest ranks."""
 
     low: float
     high: float
@@ -89,7 +89,7 @@ def statistics(times: Sequence[float]) -> Statistics:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """One group at one size: ``size`` in bytes and ``count`` in elements as in nccl-tests' table."""
+    """The result of one group at one size: ``size`` in bytes and ``count`` in elements as in nccl-tests' table."""
 
     group: int
     members: tuple[int, ...]
@@ -100,13 +100,13 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """All groups at one size, which they measured at the same time."""
+    """The results of all groups at one size, measured at the same time."""
 
     groups: tuple[GroupResult, ...]
     native: Placed
 
     def busbw(self, result: GroupResult) -> float:
-        """In the placement that the library offers without a copy."""
+        """Return the bus bandwidth in the placement that the library offers without a copy."""
         return result.timings[self.native].busbw
 
     @property
@@ -115,7 +115,7 @@ class BenchRow:
 
     @property
     def median(self) -> float:
-        """GB/s."""
+        """The median bus bandwidth of the groups in GB/s."""
         return median(map(self.busbw, self.groups))
 
     @property
@@ -124,7 +124,7 @@ class BenchRow:
 
 
 def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> BenchRow:
-    """From what all ranks saw (the event ``row``): of each, by placement, its mean, wrong elements, and iterations."""
+    """Build a row from the event ``row``: mean, wrong elements and iterations of every rank, by placement."""
     this, element = COLLECTIVES[spec.collective], ELEMENT[spec.dtype]
     results = []
     for number, members in enumerate(spec.groups):
@@ -141,5 +141,5 @@ def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> BenchRow
 
 
 def average(rows: Sequence[BenchRow]) -> float:
-    """nccl-tests' "Avg bus bandwidth": over all sizes and both placements, of the slowest group at each size; GB/s."""
+    """Return nccl-tests' "Avg bus bandwidth" in GB/s, over all sizes and both placements, of the slowest group at each size."""
     return fmean([timing.busbw for each in rows for timing in each.worst.timings.values()] or [0.0])

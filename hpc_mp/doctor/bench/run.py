@@ -1,4 +1,4 @@
-"""Measure: follow the ranks, and turn what they say into rows."""
+"""Execution of a benchmark: follow the ranks and convert their events to rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.doctor.bench.spec import BenchSpec
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``ranks`` and ``versions`` as the ranks said it; a row for each size."""
+    """The whole measurement: ``ranks`` and ``versions`` as reported by the ranks, and a row for each size."""
 
     ranks: tuple[dict[str, Any], ...]
     versions: dict[str, str]
@@ -22,23 +22,23 @@ class Measured:
 
 
 class Watcher(Protocol):
-    """Is told how it goes."""
+    """An observer of the progress."""
 
     def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None:
-        """All ranks are there."""
+        """Handle the rendezvous of all ranks."""
 
     def begins(self, size: int) -> None:
-        """A size."""
+        """Handle the start of a size."""
 
     def row(self, row: BenchRow) -> None:
-        """A size is done."""
+        """Handle the result of a size."""
 
     def note(self, text: str) -> None:
-        """Slurm says something."""
+        """Handle a message of Slurm."""
 
 
 def follow(spec: BenchSpec, said: Iterable[Event], watcher: Watcher) -> Measured:
-    """Raises RunFailed when ranks fail, or end without a word; what a rank refuses is raised as HpcMpError."""
+    """Collect the results. Raises RunFailed if ranks fail or end early, HpcMpError if a rank refuses the input."""
     ranks: list[dict[str, Any]] = []
     versions: dict[str, str] = {}
     rows: list[BenchRow] = []
@@ -68,7 +68,7 @@ def follow(spec: BenchSpec, said: Iterable[Event], watcher: Watcher) -> Measured
 
 
 def _check_hosts(spec: BenchSpec, ranks: list[dict[str, Any]]) -> None:
-    """Groups by node and rail mean what they say only if ranks fill host after host."""
+    """Check that ranks fill host after host, as groups by node and rail require."""
     hosts = [rank["host"] for rank in ranks]
     for node in range(spec.nodes):
         here = set(hosts[node * spec.ranks_per_node:(node + 1) * spec.ranks_per_node])

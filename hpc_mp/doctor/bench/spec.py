@@ -1,4 +1,4 @@
-"""What one run of ``hpc-mp bench`` measures: decided by the control half, read by every rank."""
+"""Specification of one run of ``hpc-mp bench``, written by the control half and read by every rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MPI_TYPES = ("float", "double", "int32")
 
 @dataclass(frozen=True, slots=True)
 class BenchSpec:
-    """One run.
+    """The specification of one run.
 
     Attributes:
-        groups: ranks that exchange data with each other; all groups do so at the same time.
+        groups: groups of ranks that exchange data, all at the same time.
         sizes: bytes of the whole array, ascending.
-        warmup, iterations: operations before, and while the clock runs; for each size and placement.
-        timeout: seconds that ranks wait for each other before they give up.
+        warmup, iterations: untimed and timed operations for each size and placement.
+        timeout: seconds that ranks wait for each other.
     """
 
     collective: str
@@ -57,22 +57,22 @@ class BenchSpec:
         return self.nodes * self.ranks_per_node
 
     def group_of(self, rank: int) -> int:
-        """The index of the group that ``rank`` is in."""
+        """Return the index of the group that contains ``rank``."""
         return next(index for index, group in enumerate(self.groups) if rank in group)
 
     def fitting(self, size: int) -> bool:
-        """Whether every group has something to send at this size."""
+        """Return True if every group has data to send at this size."""
         this, element = COLLECTIVES[self.collective], ELEMENT[self.dtype]
         return all(this.counts(size, len(group), element).param for group in self.groups)
 
 
 def dump_spec(spec: BenchSpec) -> str:
-    """One line of JSON."""
+    """Return the specification as one line of JSON."""
     return json.dumps(asdict(spec), separators=(",", ":"))
 
 
 def load_spec(text: str) -> BenchSpec:
-    """Read what ``dump_spec`` wrote."""
+    """Parse the output of ``dump_spec``."""
     tree = json.loads(text)
     return BenchSpec(**tree | {"groups": tuple(map(tuple, tree["groups"])), "sizes": tuple(tree["sizes"])})
 
@@ -82,7 +82,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``8``, ``32K``, ``1.5M``, ``8G`` (powers of 1,024). Raises HpcMpError."""
+    """Parse ``8``, ``32K``, ``1.5M``, ``8G`` (powers of 1,024) into bytes. Raises HpcMpError."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise HpcMpError(f"size {text!r}", "is no number of bytes with K, M or G behind it", "write for example 8, 32K or 1G")
@@ -90,10 +90,10 @@ def parse_size(text: str) -> int:
 
 
 def sweep(begin: int, end: int, factor: int, step: int | None = None) -> tuple[int, ...]:
-    """From ``begin`` to at most ``end`` bytes, each ``factor`` times the last one, or ``step`` bytes more.
+    """Return sizes from ``begin`` to at most ``end`` bytes, each ``factor`` times the previous one or ``step`` bytes more.
 
     Raises:
-        HpcMpError: there is no such sweep.
+        HpcMpError: the bounds, factor or step are invalid.
     """
     if begin < 1 or end < begin:
         raise HpcMpError(f"sizes from {begin} to {end}", "must ascend from 1 byte or more", "set -b and -e so that b <= e")

@@ -1,7 +1,7 @@
-"""Start the ranks of a measurement as the ranks of a job are started, and hear what they say.
+"""Start of the ranks of a measurement, as the ranks of a job are started, and their events.
 
 On emulated nodes they are forked by the launcher's emulator; on Slurm and under mpirun they are the tasks of one ``srun`` or
-``mpirun``. Nothing is written where others could see it: the specification is an argument, results come on standard output.
+``mpirun``. Nothing is written to a shared place: the specification is an argument, results come on standard output.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from hpc_mp.program.mpirun import patient as ask_mpirun
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
 ENTRY = f"{PROGRAM}.program:forked"
-POLL_S = 0.1  # seconds between two polls of what forked ranks have said
-KEPT = 12  # lines of what ranks printed last, shown when they fail
-PATIENCE_S = 10.0  # that srun gets to end its ranks when we are interrupted
-NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # passed on by an mpirun that passes nothing
+POLL_S = 0.1  # seconds between two polls of forked ranks' output
+KEPT = 12  # last lines of the ranks' output, shown if they fail
+PATIENCE_S = 10.0  # for srun to end its ranks after an interrupt
+NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # for an mpirun that passes no environment
 
 
 def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = ENTRY) -> Iterator[Event]:
-    """Fork all ranks on this machine; what they say. Raises RunFailed when one of them fails.
+    """Fork all ranks on this machine and yield their events. Raises RunFailed if a rank fails.
 
     Args:
-        entry: what a rank calls, ``"module:function"``.
+        entry: function that a rank calls, ``"module:function"``.
     """
     if spec.backend == "mpi":
         raise HpcMpError("--backend mpi", "needs ranks that MPI has started, and emulated ones are forked", "add --on mpi")
@@ -73,7 +73,7 @@ def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event
             yield from _unless_refused(events(lines.read()))
     if emulator.broken is not None:
         raise RunFailed(emulator.broken)
-    # Which of two ranks ends first is chance: the first whose last words do not speak of another rank is the cause.
+    # The order in which ranks end is random: the first whose last lines do not report a failed peer is the cause.
     failed = [(end, _last_words(logs[end.rank])) for end in emulator.exits if end.code and not end.ours]
     failed.sort(key=lambda each: kind_of("\n".join(each[1])) == "peer")
     if failed:
@@ -86,9 +86,9 @@ def _last_words(log: Path) -> list[str]:
 
 
 def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
-    """One srun: a step of the allocation we are in, or a job of its own; ``environ`` and ``options`` say which.
+    """Start one srun and yield its events: a step of the current allocation or a separate job, by ``environ`` and ``options``.
 
-    Rank 0's node and port go from it to us and from us to all ranks, on the standard input of srun. Raises RunFailed.
+    Rank 0 reports its node and port, which are then sent to all ranks on srun's standard input. Raises RunFailed.
     """
     shape = [f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}"]
     command = srun([*shape, "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options], _rank(spec))
@@ -101,7 +101,7 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
 
 
 def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
-    """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
+    """Start the mpirun on PATH, on its known hosts. Raises RunFailed, or HpcMpError if there is no mpirun."""
     words = family(ask, "put another one first on PATH").options
     settings = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
     environs = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
@@ -115,7 +115,7 @@ def _rank(spec: BenchSpec) -> list[str]:
 
 
 def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable[[Event], str] | None) -> Iterator[Event]:
-    """What the ranks say; ``answer`` makes what all of them get when rank 0 says where it listens."""
+    """Yield the ranks' events; ``answer`` makes the line for all ranks from rank 0's event ``meet``."""
     try:
         process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE if answer else subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -145,7 +145,7 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[tuple[str, str]]:
-    """("output" or "error", line), as they come, until both are closed."""
+    """Yield ("output" or "error", line) as they come, until both streams are closed."""
     assert process.stdout is not None and process.stderr is not None
     rest = {"output": b"", "error": b""}
     with selectors.DefaultSelector() as selector:

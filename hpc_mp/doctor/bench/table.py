@@ -1,7 +1,7 @@
-"""The table of nccl-tests, character by character, so that whatever reads theirs reads ours.
+"""The table of nccl-tests, character by character, so that their readers can parse ours.
 
 Format: ``writeDeviceReport``, ``writeResultHeader``, ``writeBenchmarkLine*`` and ``writeResultFooter`` in ``src/util.cu`` of
-nccl-tests 2.19.6. What theirs does not have stands in lines that begin with ``#``, which readers pass over.
+nccl-tests 2.19.6. Additional information is in lines that begin with ``#``, which readers skip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEMBERS_SHOWN = 8
 
 
 def number(value: float, width: int) -> str:
-    """As many decimals, at most two, as fit into ``width`` characters (``getFloatStr``)."""
+    """Format a number with up to two decimals, as many as fit into ``width`` characters (``getFloatStr``)."""
     for decimals in (2, 1, 0):
         text = f"{value:{width}.{decimals}f}"
         if len(text) <= width:
@@ -30,7 +30,7 @@ def number(value: float, width: int) -> str:
 
 
 def head(spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: dict[str, str]) -> Iterator[str]:
-    """What was asked for, and where it runs."""
+    """Yield the header: parameters of the run and its devices."""
     this = COLLECTIVES[spec.collective]
     libraries = " ".join(f"{name} {version}" for name, version in versions.items())
     yield f"# hpc-mp bench {__version__} {spec.backend} ({libraries})"
@@ -55,7 +55,7 @@ def head(spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: dict[str, s
 
 
 def _step(sizes: Sequence[int]) -> str:
-    """nccl-tests' own words for how sizes follow each other."""
+    """Return the step between sizes as nccl-tests writes it."""
     pairs = list(pairwise(sizes))
     factors = {after // before for before, after in pairs if after % before == 0}
     if len(factors) <= 1 and all(after % before == 0 for before, after in pairs):
@@ -69,7 +69,7 @@ def _columns(*words: str) -> str:
 
 
 def line(spec: BenchSpec, row: BenchRow) -> str:
-    """One row: the slowest group."""
+    """Format one row: the slowest group."""
     this, result = COLLECTIVES[spec.collective], row.worst
     return (f"{result.size:12d}  {result.count:12d}  {spec.dtype:>8}  {_operation(this):>6}  {_root(this):>6}"
             f"{_timing(result.timings['out_of_place'])}{_timing(result.timings['in_place'])}")
@@ -89,7 +89,7 @@ def _timing(timing: Timing) -> str:
 
 
 def foot(spec: BenchSpec, rows: Sequence[BenchRow], judged: Sequence[Judged]) -> Iterator[str]:
-    """Sums, spikes, groups, and what was expected."""
+    """Yield the footer: sums, spikes, groups, and expectations."""
     wrong = sum(1 for row in rows if row.wrong)
     yield f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}"
     yield f"# {'Avg bus bandwidth':<20} : {average(rows):g} "

@@ -1,1 +1,1 @@
-"""The checks of one machine: pure functions from facts to findings, in tables."""
+"""Checks of one machine: tables of pure functions from facts to findings."""

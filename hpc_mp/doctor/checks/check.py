@@ -1,4 +1,4 @@
-"""A check, and how a set of them is run: all at once, each within the same deadline, whatever hangs."""
+"""The type of a check, and the runner of a set of checks: all at once, within one deadline even if a reader hangs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Facts = TypeVar("Facts")
 
 @dataclass(frozen=True)
 class Check(Generic[Facts]):
-    """One question about a machine.
+    """A check of one property of a machine.
 
     Attributes:
-        code: stable: lower case words with hyphens.
-        reader: gets the facts; raises Unavailable where it cannot. Checks that share a reader share one reading.
-        judge: what the facts mean; nothing where the machine has no such part. A finding without a remedy gets this check's.
-        reads: the files and programs, for people.
-        rule: when it is a warning or an error, for people.
-        remedy: what to do when it is not well.
+        code: stable identifier: lower case words with hyphens.
+        reader: function that reads the facts; raises Unavailable if it cannot. Checks with the same reader share one reading.
+        judge: function from facts to findings; none if the machine has no such part. A finding without a remedy gets ``remedy``.
+        reads: files and programs that are read, for people.
+        rule: conditions of a warning and an error, for people.
+        remedy: default remedy of a finding that is not ok.
     """
 
     code: str
@@ -37,7 +37,7 @@ class Check(Generic[Facts]):
 
     @property
     def severity(self) -> Severity:
-        """The gravest that its rule names."""
+        """The gravest severity that the rule names."""
         return next((severity for severity in SEVERITIES if severity in self.rule), "ok")
 
     def findings(self, facts: Facts) -> list[Finding]:
@@ -50,13 +50,13 @@ Answers = Callable[[Mapping[str, Callable[[], Said]], float, "Path | None"], Map
 
 
 def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5, answers: Answers = in_time) -> list[Finding]:
-    """What the checks say, in their order. One that cannot see, stumbles or is not back after ``deadline`` s is unknown.
+    """Return the findings in the order of the checks. A check that cannot read, fails or times out is unknown.
 
     Args:
-        checks: those to run; checks that share a reader share one reading.
+        checks: checks to run; those with the same reader share one reading.
         source: the machine.
-        deadline: seconds for all of them together.
-        answers: how the readings are done: in processes of their own, so that none can hang the caller.
+        deadline: seconds for all checks together.
+        answers: runner of the readings, by default in separate processes, so that none can hang the caller.
     """
     groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
     for check in checks:
@@ -69,7 +69,7 @@ def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5,
 
 
 def _one_for_a_cause(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, but of checks that cannot see for one reason only the first, and none where another finding tells it."""
+    """Drop redundant unknown findings: keep the first per cause, and none if another finding already states the cause."""
     words = [" ".join(finding.message.split()) for finding in findings]
     reasons = {(finding.severity, text) for finding, text in zip(findings, words, strict=True)
                if finding.severity in ("error", "unknown")}
@@ -96,7 +96,7 @@ def _judged(check: Check[Any], facts: Any) -> Iterator[Finding]:
         yield from check.findings(facts)
     except Unavailable as unseen:
         yield _unknown(check, unseen)
-    except Exception as error:  # a machine that says what nobody foresaw costs one check, not all
+    except Exception as error:  # unforeseen data costs one check, not all
         yield _unknown(check, Unavailable(f"{type(error).__name__}: {error}"))
 
 

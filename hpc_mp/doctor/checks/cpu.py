@@ -1,4 +1,4 @@
-"""Processors, their frequency, the clock that they read."""
+"""Checks of processors, their frequency, load and clock source."""
 
 from __future__ import annotations
 

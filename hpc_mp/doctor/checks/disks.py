@@ -1,4 +1,4 @@
-"""Disks and file systems."""
+"""Checks of disks and file systems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_mp.doctor.checks.check import Check
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
-_STOPPED = {"emergency_ro", "shutdown"}  # ext4 since Linux 6.15: an error has stopped it, while it still says rw
+_STOPPED = {"emergency_ro", "shutdown"}  # ext4 since Linux 6.15: an error has stopped it although its options still list rw
 
 
 def answers(mounts: Mounts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The fast network: ports, their rates, keys and addresses."""
+"""Checks of the fast network: ports, their rates, keys and addresses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.cluster.node.rdma import Efa, RdmaFabric, RdmaPort, read_efa, read_fabric
 from hpc_mp.doctor.checks.check import Check
 
-_FULL = 0x8000  # of a partition key: full member; two limited members cannot talk to each other
+_FULL = 0x8000  # full-membership bit of a partition key; two limited members cannot communicate
 _MODULES: tuple[tuple[str, str, Severity], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
-_ROCE_MTU = 4200  # bytes of an Ethernet frame that carry 4096 of RDMA
+_ROCE_MTU = 4200  # bytes of an Ethernet frame with 4096 bytes of RDMA payload
 
 
 def count(fabric: RdmaFabric) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def state(fabric: RdmaFabric) -> Iterator[Finding]:
 
 
 def _may_be_free(fabric: RdmaFabric, port: RdmaPort) -> bool:
-    """A virtual function; the second port of a card whose other port is in use, on a machine of which nothing is known."""
+    """Return True for a virtual function, or if another port of the card is up on a machine that is not in the catalogue."""
     own = fabric.adapter(port)
     card = (other for adapter in fabric.adapters if adapter.card == own.card and not adapter.virtual for other in adapter.ports)
     return not port.dropped and (own.virtual or (fabric.kind is None and any(other.up for other in card)))
@@ -129,7 +129,7 @@ def partition(fabric: RdmaFabric) -> Iterator[Finding]:
 
 
 def _network(fabric: RdmaFabric, port: RdmaPort) -> tuple[object, ...]:
-    """The marks that ports of one network share. A network for storage has other cards, rates or managers, and its own keys."""
+    """Return the properties that ports of one network share. A storage network has other cards, rates, managers and keys."""
     prefix = port.gids[0].value.rsplit(":", 4)[0] if port.gids else ""
     return fabric.adapter(port).board, port.rate, port.manager, prefix
 

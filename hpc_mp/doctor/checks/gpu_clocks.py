@@ -1,18 +1,18 @@
-"""Clocks, power and temperature of NVIDIA's GPUs."""
+"""Checks of clocks, power and temperature of NVIDIA GPUs."""
 
 from __future__ import annotations
 
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, number, row, says
 
-# Bits of NVML's clocks event reasons, by the names that nvidia-smi -q -x gives them. Several may be set at once.
+# Bits of NVML's clocks event reasons, by their names in nvidia-smi -q -x. Several may be set at once.
 REASONS = {
     "gpu_idle": 0x1, "applications_clocks_setting": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10,
     "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake_slowdown": 0x80, "display_clocks_setting": 0x100,
 }
-SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # 0xE8, as Azure's cyclecloud-healthagent; capped power is how a GPU works under load
-HALVED = 0x8 | 0x40 | 0x80  # by the hardware, to half the clock or less
-HOTTEST = 93.0  # degrees C, where the GPU tells no limit of its own (Azure's azurehpc-health-checks)
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # 0xE8, as in Azure's cyclecloud-healthagent; sw_power_cap is normal under load
+HALVED = 0x8 | 0x40 | 0x80  # slowed by the hardware to half the clock or less
+HOTTEST = 93.0  # degrees C, used if the GPU reports no limit (Azure's azurehpc-health-checks)
 
 
 def throttle(gpu: GpuReport) -> GpuFault | None:
@@ -24,7 +24,7 @@ def throttle(gpu: GpuReport) -> GpuFault | None:
 
 
 def reasons(gpu: GpuReport) -> int:
-    """The mask. Raises NotApplicable or Unseen."""
+    """Return the mask of active event reasons. Raises NotApplicable or Unavailable."""
     says(gpu, *_paths("hw_slowdown"))
     return sum(bit for name, bit in REASONS.items() if gpu.says(*_paths(name)) == "Active")
 
@@ -44,7 +44,7 @@ def application_clocks(gpu: GpuReport) -> GpuFault | None:
 
 def persistence(gpu: GpuReport) -> GpuFault | None:
     if gpu.says("ecc_mode/current_ecc") is None:
-        raise NotApplicable  # a desktop's or laptop's: its display keeps the driver awake
+        raise NotApplicable  # a desktop or laptop GPU: its display keeps the driver loaded
     return None if says(gpu, "persistence_mode") == "Enabled" else GpuFault(
         "warning", "persistence mode is off: the driver shuts the GPU down between programs, and each start costs seconds")
 
@@ -58,7 +58,7 @@ def power_limit(gpu: GpuReport) -> GpuFault | None:
 def temperature(gpu: GpuReport) -> GpuFault | None:
     now = number(gpu, "temperature/gpu_temp")
     margin, slow_margin = gpu.number("temperature/gpu_temp_tlimit"), gpu.number("temperature/gpu_temp_slow_tlimit_threshold")
-    if margin is not None and slow_margin is not None:  # Hopper on: degrees left, and how far below zero it slows down
+    if margin is not None and slow_margin is not None:  # since Hopper: degrees left, and the negative value at which it slows
         return GpuFault("error", f"{now:.0f} °C, {margin:.0f} below its limit") if margin <= slow_margin else None
     limit = gpu.number("temperature/gpu_temp_slow_threshold") or HOTTEST
     return GpuFault("error", f"{now:.0f} °C, slows down at {limit:.0f} °C") if now >= limit else None
@@ -68,7 +68,7 @@ def memory_temperature(gpu: GpuReport) -> GpuFault | None:
     now = number(gpu, "temperature/memory_temp")
     margin = "temperature/gpu_temp_max_mem_tlimit_threshold"
     if gpu.says(margin) is not None:
-        raise NotApplicable  # Hopper on: a margin, and the memory's distance to it is not told; see gpu-throttle
+        raise NotApplicable  # since Hopper: only a margin, without the memory's distance to it; see gpu-throttle
     limit = number(gpu, "temperature/gpu_temp_max_mem_threshold", margin)
     return GpuFault("error", f"memory {now:.0f} °C, allowed {limit:.0f} °C") if now >= limit else None
 

@@ -1,4 +1,4 @@
-"""What the kernel's log says of NVIDIA's GPUs and NVSwitches."""
+"""Checks of the kernel log for errors of NVIDIA GPUs and NVSwitches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
 
-RECENT_S = 7200.0  # azurehpc-health-checks looks two hours back; what is older was probably dealt with, by a reset or a reboot
+RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot
 REMEDIES: dict[Action, str] = {
     "seat": "drain the node; see that the GPU sits firmly and that its power cables are attached",
     "reset": "drain the node, reset the GPU (all GPUs together where they are joined by NVLink), run the doctor again",
@@ -25,7 +25,7 @@ REMEDIES: dict[Action, str] = {
     "unknown": "look it up in NVIDIA's Xid catalogue",
 }
 HARMLESS: dict[Action, str] = {"program": "are programs' doing", "none": "ask for nothing"}
-_GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # of a sentence that names the GPU in its first line
+_GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # continuation of a message whose first line names the GPU
 Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
@@ -48,7 +48,7 @@ def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
 
 
 def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
-    """The messages, each sentence of several lines as one."""
+    """Return the messages with multi-line sentences joined."""
     whole: list[KernelMessage] = []
     for line in lines:
         if whole and _GOES_ON.search(line.text):
@@ -71,7 +71,7 @@ def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
 
 def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, str]],
              ) -> dict[tuple[str, str], tuple[Entry, int, float | None]]:
-    """The latest of each kind of each part, how often it was there, and how long ago the latest is."""
+    """Return, by part and kind, the latest entry, the number of occurrences, and the age of the latest."""
     found: dict[tuple[str, str], tuple[Entry, int, float | None]] = {}
     for line in lines:
         if (entry := read(line.text)) is not None:

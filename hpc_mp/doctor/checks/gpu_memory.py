@@ -1,4 +1,4 @@
-"""Memory of NVIDIA's GPUs: errors, rows remapped, pages retired."""
+"""Checks of NVIDIA GPU memory: errors, remapped rows, retired pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, number, row, s
 MOST_CORRECTED_SRAM = 10_000
 MOST_DRAM = 20_000_000
 MOST_REMAPPED_ROWS = 512
-MOST_RETIRED_PAGES = 62  # of 64 that the GPU has room for
+MOST_RETIRED_PAGES = 62  # of 64 entries in the GPU's table
 
 PENDING = ("channel_repair_pending", "tpc_repair_pending")
 
-# What drivers call the counts of errors: those to add, and those to take off. The first layout that a GPU has is its own: one
-# number; parity and code apart (R555 on); that of GPUs before Ampere, whose total has the device's memory (DRAM) in it.
+# Names of error counters in drivers: (counters to add, counters to subtract). The first layout that a GPU has is used: one
+# counter; parity and SECDED separately (since R555); before Ampere a total that includes the device's memory (DRAM).
 _Layout = tuple[tuple[str, ...], tuple[str, ...]]
 _SRAM_BAD: tuple[_Layout, ...] = ((("sram_uncorrectable",), ()), (("sram_uncorrectable_parity", "sram_uncorrectable_secded"), ()),
                                   (("double_bit/total",), ("double_bit/device_memory",)))
@@ -69,7 +69,7 @@ def row_remap(gpu: GpuReport) -> GpuFault | None:
     if rows > MOST_REMAPPED_ROWS:
         return GpuFault("error", f"{rows:.0f} rows remapped for uncorrected errors (over {MOST_REMAPPED_ROWS})", REPLACE)
     if says(gpu, "remapped_rows/remapped_row_pending") == "Yes":
-        # NVIDIA's "GPU memory error management": work that is not hit may go on, and new work may start
+        # NVIDIA's "GPU memory error management": unaffected work may continue, and new work may start
         return GpuFault("warning", f"a row waits to be remapped, which happens when the GPU is reset ({rows:.0f} were)")
     return None
 
@@ -77,7 +77,7 @@ def row_remap(gpu: GpuReport) -> GpuFault | None:
 def row_spare(gpu: GpuReport) -> GpuFault | None:
     histogram = "remapped_rows/row_remapper_histogram/row_remapper_histogram"
     if f"{histogram}_none" not in gpu.values:
-        raise NotApplicable  # a driver before 470, or a GPU without rows
+        raise NotApplicable  # a driver before 470, or a GPU without row remapping
     none, low = int(number(gpu, f"{histogram}_none")), int(number(gpu, f"{histogram}_low"))
     if none:
         return GpuFault("warning", f"{counted(none, 'bank')} of memory without spare rows: "
@@ -106,7 +106,7 @@ def repair(gpu: GpuReport) -> GpuFault | None:
 
 
 def _count(gpu: GpuReport, since: str, layouts: tuple[_Layout, ...]) -> float:
-    """Raises NotApplicable where errors are not counted: no ECC, switched off, or a GPU in MIG mode; and Unavailable."""
+    """Return the error count. Raises Unavailable, or NotApplicable if errors are not counted: ECC absent or off, MIG mode."""
     if says(gpu, "ecc_mode/current_ecc") != "Enabled":
         raise NotApplicable
     prefix = f"ecc_errors/{since}/"

@@ -1,4 +1,4 @@
-"""The paths between NVIDIA GPUs, and from them to the network."""
+"""Checks of the paths between NVIDIA GPUs, and from GPUs to the network."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
-MOST_ERRORS = 5  # of one link between two readings; imbue's cluster-health warns there
+MOST_ERRORS = 5  # on one link between two readings; the threshold of imbue's cluster-health
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # paths from GPU to NIC, the nearest first
-_DIRECT = ("PIX", "PXB")  # without the processor in between
-# The health of a GPU in the fabric: how grave another word is than those of a healthy one. R565 to R575 have no summary.
+_DIRECT = ("PIX", "PXB")  # paths that bypass the processor
+# Health of a GPU in the fabric: field to (severity of any other value, healthy values). R565 to R575 have no summary.
 HEALTH: dict[str, tuple[Severity, tuple[str, ...]]] = {
     "summary": ("warning", ("Healthy",)), "bandwidth": ("error", ("Full",)), "route_unhealthy": ("error", ("False", "No")),
     "route_recovery_in_progress": ("warning", ("False", "No")), "access_timeout_recovery": ("warning", ("False", "No")),
@@ -35,7 +35,7 @@ def inactive(links: NvLinks) -> Iterator[Finding]:
     if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
         return  # a PCIe card without a bridge
     for gpu, dark in down.items():
-        if dark:  # a card without a bridge may stand beside two with one
+        if dark:  # a card without a bridge may be next to two with one
             grave: Severity = "error" if len(dark) < len(here[gpu]) or _expected(links, gpu) else "warning"
             yield Finding("gpu-nvlink-down", grave, f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
     if here and not any(down.values()) and not links.errors:
@@ -43,7 +43,7 @@ def inactive(links: NvLinks) -> Iterator[Finding]:
 
 
 def rates(links: NvLinks) -> Iterator[Finding]:
-    """Number and speed of the active ones. Where the model is not known, those of most GPUs."""
+    """Check number and speed of active NVLinks against the model, or against most GPUs if the model is unknown."""
     active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()
               if gpu not in links.apart and gpu not in links.errors}
     shapes = {gpu: (len(fast), min(fast, default=0.0)) for gpu, fast in active.items() if fast or _expected(links, gpu)}
@@ -92,7 +92,7 @@ def fabric_state(gpu: GpuReport) -> GpuFault | None:
 
 def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
     if not fabric.nvswitches:
-        return  # none here, or the host's business
+        return  # no NVSwitches here, or managed by the host
     here = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
     if fabric.manager == "active":
         yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {here}")
@@ -122,7 +122,7 @@ def imex(found: Imex | None) -> Iterator[Finding]:
 
 
 def clique(asked: SmiAnswer) -> Iterator[Finding]:
-    joined = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/state") == "Completed"]  # of all others gpu-fabric tells
+    joined = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/state") == "Completed"]  # gpu-fabric reports all others
     racks = [gpu for gpu in joined if _in_rack(gpu)]
     lost = [gpu for gpu in racks if gpu.says("fabric/clusterUuid") in (None, _NO_CLUSTER)]
     gpus = [gpu for gpu in joined if gpu.says("fabric/clusterUuid")]
@@ -160,7 +160,7 @@ def joined(found: GpuTopology | None) -> Iterator[Finding]:
     usual = usual_of(list(between.values())) or ""
     odd = {pair: way for pair, way in between.items() if way != usual and usual.startswith("NV")}
     strays = {sum(gpu in pair for pair in odd) for gpu in found.gpus}
-    if odd and len(strays) > 1 and found.alike:  # as many on each GPU: that is how such a board is wired
+    if odd and len(strays) > 1 and found.alike:  # an equal number on each GPU is the wiring of the board
         shown = ", ".join(f"{first}–{second} {way}" for (first, second), way in list(odd.items())[:6])
         yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
     else:
@@ -196,7 +196,7 @@ def _expected(links: NvLinks, gpu: int) -> bool:
 
 
 def _shape(shape: tuple[int, float]) -> str:
-    return f"{counted(shape[0], 'link')} of {shape[1]:g} GB/s"  # with the digits that nvidia-smi prints
+    return f"{counted(shape[0], 'link')} of {shape[1]:g} GB/s"  # the digits that nvidia-smi prints
 
 
 def _distance(way: str) -> int:
@@ -204,7 +204,7 @@ def _distance(way: str) -> int:
 
 
 def _commonest(pairs: dict[tuple[str, str], str]) -> str:
-    """The GPU that all bad pairs have in common, if there is one."""
+    """Return the GPU that all bad pairs have in common, "" if there is not exactly one."""
     common = set.intersection(*(set(pair) for pair in pairs))
     return common.pop() if len(common) == 1 else ""
 

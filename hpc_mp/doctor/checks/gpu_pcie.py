@@ -1,4 +1,4 @@
-"""The way from the processor to each NVIDIA GPU."""
+"""Checks of the PCIe path from the processor to each NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import GpuFault, number, row, seen, usual_of
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
-BUSY = 5.0  # % of utilisation from which on a link should run at its greatest speed
-LEAST_PAYLOAD = 256  # bytes; 128 is what the firmware falls back to
+BUSY = 5.0  # % of utilisation above which a link should run at full speed
+LEAST_PAYLOAD = 256  # bytes; 128 is the firmware's fallback
 _LIMITED = re.compile(r"(?:nvidia|pci) ([0-9a-f]{4,}:[0-9a-f:.]+): [\d.]+ Gb/s available PCIe bandwidth, limited by "
                       r"[\d.]+ GT/s PCIe x(\d+) link at (\S+) \(capable of [\d.]+ Gb/s with [\d.]+ GT/s PCIe x(\d+) link\)")
 
@@ -33,14 +33,14 @@ def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
 
 
 def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
-    """The GPUs, and whether they sit on a board that gives them all their lanes."""
+    """Return the GPUs, and True if a model's board gives every GPU all its lanes."""
     return read_gpus(source), any(each.per_node for each in read_models(source))
 
 
 def width(gpus: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
-    """Lanes, unlike the speed, do not rest: fewer of them is a bad contact or riser, idle or not.
+    """Check the lanes of each GPU. Unlike the speed they do not drop when idle: fewer lanes mean a bad contact or riser.
 
-    Cards may sit in slots of fewer lanes than they have, as in many cloud machines: then all have equally few.
+    Cards may be in slots with fewer lanes than they have, as in many cloud machines. Then all have the same number.
     """
     mine = [gpu for gpu in _nvidia(gpus[0]) if gpu.width and gpu.max_width]
     widest = max((gpu.width or 0 for gpu in mine), default=0)
@@ -80,7 +80,7 @@ def speed(gpu: GpuReport) -> GpuFault | None:
 
 
 def replays(asked: SmiAnswer) -> Iterator[Finding]:
-    """Judged by rate: a few repeated packets in weeks are nothing."""
+    """Check the rate of replayed packets: a few in weeks are harmless."""
     known = bad = False
     for gpu in seen(asked).gpus:
         count = gpu.number("pci/replay_counter")
@@ -108,7 +108,7 @@ def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
 
 
 def limited(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
-    """The kernel compares speeds too, but when it does the link rests: only lost lanes count."""
+    """Check the kernel log for missing lanes. Its speeds are ignored: the link is idle when the kernel compares them."""
     narrow = {found[1]: found for line in lines if (found := _LIMITED.search(line.text)) and int(found[2]) < int(found[4])}
     for bus, found in narrow.items():
         yield Finding("gpu-pcie-limited", "warning", bus, f"the kernel saw {found[2]} lanes of {found[4]} at {found[3]}")
@@ -117,7 +117,7 @@ def limited(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
 
 
 def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
-    """The kernel's log where there are NVIDIA GPUs for it to speak of. Raises Unseen."""
+    """Return the kernel log if this machine has NVIDIA GPUs, else nothing. Raises Unavailable."""
     return read_kernel_log(source) if _nvidia(read_gpus(source)) else ()
 
 

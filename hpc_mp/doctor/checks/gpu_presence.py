@@ -1,4 +1,4 @@
-"""Whether all GPUs are there, and their driver with them."""
+"""Checks of the presence of all GPUs and of their driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, driver_error, row, seen, usual_of
 
-# nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
+# Exit codes of nvidia-smi, from its manual page and azurehpc-health-checks.
 EXITS: dict[int, tuple[Severity, str, str]] = {
     2: ("unknown", "it does not know the question (-q -x)", "use a newer driver"),
     3: ("unknown", "the question is not available on these GPUs", ""),
@@ -32,11 +32,11 @@ EXITS: dict[int, tuple[Severity, str, str]] = {
     18: ("error", "driver and library versions do not match", "reboot the node; its driver was updated underneath"),
     255: ("error", "an internal error of the driver", "look into the kernel log; reboot the node"),
 }
-AROUND = {"infoROM is corrupted": 14, "Unable to determine the device handle": 15}  # beside an answer, whatever its exit code is
+AROUND = {"infoROM is corrupted": 14, "Unable to determine the device handle": 15}  # printed beside an answer, at any exit code
 ALIKE = {"model": "product_name", "memory": "fb_memory_usage/total", "VBIOS": "vbios_version",
          "GSP firmware": "gsp_firmware_version", "infoROM": "inforom_version/img_version",
          "greatest clock": "max_clocks/sm_clock"}
-BOARDS = (1, 2, 4, 8)  # NVSwitch boards and their virtual machines come with so many GPUs
+BOARDS = (1, 2, 4, 8)  # GPU counts of NVSwitch boards and their virtual machines
 
 
 def count(driver: GpuDriver) -> Iterator[Finding]:
@@ -110,7 +110,7 @@ def excluded(driver: GpuDriver) -> Iterator[Finding]:
 
 
 def alike(asked: SmiAnswer) -> Iterator[Finding]:
-    """One slow GPU slows all: those of a node should be of one kind. Those that the driver cannot read are not compared."""
+    """Check that the GPUs of a node are of one kind: a slow one slows all. GPUs that the driver cannot read are left out."""
     gpus = [gpu for gpu in seen(asked).gpus if not gpu.failed()]
     differ = False
     for what, path in ALIKE.items():

@@ -1,4 +1,4 @@
-"""How NVIDIA's GPUs are set up for use, and who uses them."""
+"""Checks of the modes of NVIDIA GPUs and of the processes that use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import GpuFault, driver_error, row, says
 
-IDLE_MEMORY_MIB = 1024  # what a GPU may hold with nobody on it: the driver's own, and a monitoring daemon's
+IDLE_MEMORY_MIB = 1024  # allowed use without a program: memory of the driver and of a monitoring daemon
 
 
 def mig(gpu: GpuReport) -> GpuFault | None:

@@ -1,4 +1,7 @@
-"""What grew since an earlier reading: errors of links, lost packets, corrected memory, heat. Lifetimes are never judged."""
+"""Checks of counters that grew since an earlier reading: link errors, lost packets, corrected memory errors, heat.
+
+Lifetime totals are never judged, except uncorrected memory errors since boot.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.doctor.checks.check import Check
 
-# name of a counter: (a warning above, an error above), within three hours. The first is that of Azure's healthagent.
+# Name of a counter: (warning above, error above), within three hours. The warning limit is that of Azure's healthagent.
 Bounds = dict[str, tuple[float, float]]
 LINK: Bounds = {
     "link_error_recovery": (3, 100), "symbol_error": (3, 1000), "port_rcv_errors": (3, 1000),
@@ -30,7 +33,7 @@ ETHERNET: Bounds = {
     "tx_carrier_errors": (3, 1000), "rx_symbol_err_phy": (3, 1000), "rx_crc_errors_phy": (3, 1000),
 }
 _WAIT_SHARE = 0.1  # of the ticks in which a port sent or waited
-_SEGMENTS = 10_000  # fewer say nothing about a rate of loss
+_SEGMENTS = 10_000  # too few below this to estimate a loss rate
 _BAD_LOSS, _LOSS = 0.05, 0.001
 _DISCARDS, _DISCARD_SHARE = 1000, 0.001
 _PAUSES_PER_S = 100.0
@@ -46,7 +49,7 @@ def _severity(grown: float, bounds: tuple[float, float]) -> Severity:
 
 
 def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
-    """Device, or device and port, to what its counters grew by."""
+    """Return the growth of each counter, by device or by device and port."""
     found: dict[str, dict[str, int]] = {}
     for name, grown in changes.of(room).items():
         subject, _, counter = name.rpartition("/")

@@ -1,4 +1,4 @@
-"""The host's name, clock, firewall and Ethernet."""
+"""Checks of the host's name, clock, firewall and Ethernet."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def carrier(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
     for each in interfaces:
         if each.kind != ETHERNET or not each.managed:
             continue
-        down = each.state not in ("up", "unknown") and each.ups != 0  # one that never had a link has no cable
+        down = each.state not in ("up", "unknown") and each.ups != 0  # 0: never had a link, so no cable
         half = each.duplex == "half"
         speed = "" if each.speed is None else f", {each.speed / 1000:g} Gb/s"
         yield Finding("ethernet-link", "warning" if down or half else "ok", each.name,
@@ -71,7 +71,7 @@ def carrier(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
 
 
 def speed(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
-    """Interfaces of one driver should have one speed, if there are at least three of them."""
+    """Check that interfaces of one driver have one speed, if there are at least three of them."""
     for driver in sorted({each.driver for each in interfaces if each.driver}):
         alike = [each for each in interfaces if each.driver == driver and each.kind == ETHERNET and each.speed]
         usual = Counter(each.speed or 0 for each in alike).most_common(1)

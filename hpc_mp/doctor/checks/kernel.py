@@ -1,4 +1,4 @@
-"""What the kernel complained about in the last day, GPUs left out; and what it never forgets until it is booted again."""
+"""Checks of the kernel log of the last day, without GPUs, and of the kernel's taint flags since boot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DAY_S = 86_400.0
 
 
 def _complaint(code: str, **patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ...]], Iterator[Finding]]:
-    """A judge that looks for lines of the last day. ``patterns``: what makes an ``error``, what a ``warning``."""
+    """Return a judge that searches the log of the last day. ``patterns``: regular expressions by ``error`` and ``warning``."""
     wanted = [(grave, re.compile("|".join(patterns[grave]))) for grave in ("error", "warning") if grave in patterns]
 
     def judge(lines: tuple[KernelMessage, ...]) -> Iterator[Finding]:
@@ -29,7 +29,7 @@ def _complaint(code: str, **patterns: tuple[str, ...]) -> Callable[[tuple[Kernel
     return judge
 
 
-# Wordings of Linux 3.10 (RHEL 7) to 6.17, as the kernel's sources have them. Corrected errors are counted by memory-errors.
+# Messages of Linux 3.10 (RHEL 7) to 6.17, from the kernel's sources. Corrected errors are counted by memory-errors.
 _HARDWARE = (
     r"\{\d+\}\[Hardware Error\].*severity: (fatal|recoverable|panic)", r"\[Hardware Error\].*([Uu]ncorrected(?!:)|Fatal error)",
     "mce: Uncorrected", "Processor context corrupt",
@@ -41,7 +41,7 @@ _HARDWARE = (
 _FATAL_PCI = (r"Uncorrect(ed|able) \(Fatal\)", r"AER: device recovery failed", r"DPC: .*ERR_FATAL (detected|received)",
               r"\b(mlx5_core|bnxt_en|ice|nvme) \S+: .*(config space|device) inaccessible")
 _NOT_FATAL = (r"Uncorrect(ed|able) \(Non-Fatal\)", r"\[Hardware Error\]: Deferred error",
-              r"(?<!\})\[Hardware Error\].*severity: (fatal|recoverable|panic)",  # of BERT, which tells of the boot before
+              r"(?<!\})\[Hardware Error\].*severity: (fatal|recoverable|panic)",  # from BERT, which reports the previous boot
               r"DPC: .*(unmasked uncorrectable error|RP PIO error|ERR_NONFATAL) (detected|received)")
 _LOCKUP = (
     "soft lockup", "hard LOCKUP", r"workqueue lockup", r"rcu.*(detected .*stalls?\b|kthread starved)",
@@ -81,7 +81,7 @@ _SCARS = {4: "a machine check (M)", 5: "a bad page of memory (B)", 7: "an oops (
 
 
 def scars(taint: int) -> Iterator[Finding]:
-    """Modules of NVIDIA and Mellanox mark a kernel too (P, O, E): that is well."""
+    """Check the taint flags. The flags of NVIDIA's and Mellanox's modules (P, O, E) are fine."""
     seen = [what for bit, what in _SCARS.items() if taint >> bit & 1]
     yield Finding("kernel-taint", "warning" if seen else "ok", "", f"kernel.tainted = {taint}"
                   + (f": {', '.join(seen)} since boot" if seen else ""))

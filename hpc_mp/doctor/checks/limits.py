@@ -1,4 +1,4 @@
-"""Limits of a process, and what its control group grants."""
+"""Checks of process limits and of the control group's limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILES, _FEW_FILES = 131_072, 16_384
 _PROCESSES = 16_384
 _STACK = 8 << 20
 _FULL = 0.95
-_ALL = 0.95  # of the memory; the firmware keeps some of what is installed
+_ALL = 0.95  # of the memory; the firmware reserves some of the installed memory
 _THROTTLED = 0.05
 
 

@@ -1,4 +1,4 @@
-"""Main memory, swap, huge pages, NUMA, and the memory that processes share."""
+"""Checks of main memory, swap, huge pages, NUMA and shared memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check
 
-_SIZE_TOLERANCE = 0.95  # of what the kind has; the firmware keeps some
+_SIZE_TOLERANCE = 0.95  # of the machine kind's memory; the firmware reserves some
 _NODE_TOLERANCE = 0.9  # of the largest memory node
-_SHM, _SHM_TINY = 1 << 30, 64 << 20  # the second is what containers get by default
+_SHM, _SHM_TINY = 1 << 30, 64 << 20  # the second is the default of containers
 _FULL = 0.9
 _MAPS = 65_530
 

@@ -1,4 +1,4 @@
-"""The way between adapters and GPUs: PCI links, bridges, the IOMMU, drivers for direct transfers."""
+"""Checks of the path between adapters and GPUs: PCI links, bridges, the IOMMU, drivers for direct transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_mp.doctor.checks.check import Check
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d")
-_DMABUF_KERNEL = (5, 12)  # the first whose verbs take DMA-BUF
+_DMABUF_KERNEL = (5, 12)  # the first kernel whose verbs support DMA-BUF
 
 
 def links(found: tuple[Link, ...]) -> Iterator[Finding]:
@@ -80,7 +80,7 @@ def nearest(rails: Rails) -> Iterator[Finding]:
 
 
 def _is_near(rails: Rails, bus: str, numa: int | None, adapter: RdmaAdapter) -> bool:
-    """Below one PCI bridge, or at one memory node."""
+    """Return True if both are below one PCI bridge or at one memory node."""
     one, other = rails.above[bus].split("/"), rails.above[adapter.address].split("/")
     shared = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
     return _BRIDGE.fullmatch(shared[-1]) is not None or numa == adapter.numa

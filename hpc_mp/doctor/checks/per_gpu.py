@@ -1,4 +1,4 @@
-"""Judges of what nvidia-smi says of every GPU: one finding for each that is not well, one for all when they are."""
+"""Judges of nvidia-smi's report on every GPU: one finding for each faulty GPU, one for all if none is faulty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.doctor.checks.check import Check
 
 
 class GpuFault(NamedTuple):
-    """What is wrong with one GPU; without a remedy it gets the check's."""
+    """A fault of one GPU; without a remedy it gets the check's."""
 
     severity: Severity
     evidence: str
@@ -22,26 +22,26 @@ class GpuFault(NamedTuple):
 
 
 class NotApplicable(Exception):
-    """This GPU has no such part: the driver says N/A."""
+    """Raised if a GPU has no such part: the driver reports N/A."""
 
 
 FindFault = Callable[[GpuReport], GpuFault | None]
-_LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers, for older GPUs, do not know
+_LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers for older GPUs do not report
 
 
 def seen(asked: SmiAnswer) -> SmiReport:
-    """nvidia-smi's answer. Raises Unavailable where it gave none."""
+    """Return nvidia-smi's answer. Raises Unavailable if it gave none."""
     if asked.smi is None:
         raise Unavailable(asked.words)
     return asked.smi
 
 
 def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Finding]]:
-    """A judge that looks at every GPU.
+    """Return a judge that checks every GPU.
 
     Args:
-        find: None when the GPU is well. Raises NotApplicable where the GPU has no such part, and Unavailable.
-        well: what to say when all that have the part are.
+        find: returns the fault, None if the GPU is ok. Raises Unavailable, or NotApplicable if the GPU has no such part.
+        well: text of the finding if all GPUs with that part are ok.
     """
 
     def judge(asked: SmiAnswer) -> Iterator[Finding]:
@@ -69,12 +69,12 @@ def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterato
 
 
 def row(code: str, find: FindFault, well: str, rule: str, remedy: str) -> Check[SmiAnswer]:
-    """The row of a check that looks at every GPU in nvidia-smi's answer."""
+    """Return the check that applies ``find`` to every GPU in nvidia-smi's answer."""
     return Check(code, ask_smi, each(code, find, well), "nvidia-smi -q -x", rule, remedy)
 
 
 def number(gpu: GpuReport, *paths: str) -> float:
-    """The number there. Raises NotApplicable or Unavailable."""
+    """Return the number at the first of the paths that has one. Raises NotApplicable or Unavailable."""
     value = gpu.number(*paths)
     if value is None:
         raise _why(gpu, paths)
@@ -82,7 +82,7 @@ def number(gpu: GpuReport, *paths: str) -> float:
 
 
 def says(gpu: GpuReport, *paths: str) -> str:
-    """The words there. Raises NotApplicable or Unavailable."""
+    """Return the text at the first of the paths that has one. Raises NotApplicable or Unavailable."""
     text = gpu.says(*paths)
     if text is None:
         raise _why(gpu, paths)
@@ -90,13 +90,13 @@ def says(gpu: GpuReport, *paths: str) -> str:
 
 
 def usual_of(values: Sequence[str]) -> str | None:
-    """The value of more than half of them, if there is one."""
+    """Return the value of the majority, None if no value has one."""
     commonest = max(values, key=values.count, default="")
     return commonest if 2 * values.count(commonest) > len(values) else None
 
 
 def driver_error(words: str) -> str:
-    """The evidence for a GPU of which the driver has the words of an error instead of a value."""
+    """Return the evidence for a GPU for which the driver reports an error instead of a value."""
     return f"the driver answers: {words}"
 
 
@@ -108,6 +108,6 @@ def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
         return Unavailable(driver_error(failed[0]))
     if any(path in gpu.values for path in paths):
         return NotApplicable()
-    if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is one "N/A"
+    if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is a single "N/A"
         return NotApplicable()
     return Unavailable(f"nvidia-smi does not tell {paths[0]}")

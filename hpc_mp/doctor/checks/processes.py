@@ -1,4 +1,4 @@
-"""Processes that should not be there."""
+"""Checks for stuck, zombie and leftover processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All checks that only look: fast, and safe at any time beside a running job; and those that decide whether a node gets a job."""
+"""The passive checks, which are fast and safe beside a running job, and those that decide if a node gets a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of the kernel that a job of more than a thousand ranks meets."""
+"""Checks of kernel limits that a job of more than a thousand ranks reaches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hpc_mp.cluster.node.scale import KernelLimits, read_scale
 from hpc_mp.doctor.checks.check import Check
 
 _PORTS = 20_000
-_OURS = range(10_000, 30_000)  # ports where ranks meet
-_FAST = 10_000  # Mb/s from which a connection needs large buffers
+_OURS = range(10_000, 30_000)  # ports for the rendezvous of ranks
+_FAST = 10_000  # Mb/s above which a connection needs large buffers
 _BUFFER = 16 << 20
 _TCP = 1 << 30
 
 
 def _least(code: str, setting: str, name: str, least: int) -> Callable[[KernelLimits], Iterator[Finding]]:
-    """A judge for one number that should be at least ``least`` in a cluster."""
+    """Return a judge of one setting that should be at least ``least`` in a cluster."""
     def judge(scale: KernelLimits) -> Iterator[Finding]:
         if name in scale.of:
             there = scale.of[name][0]

@@ -1,6 +1,6 @@
-"""How fast, and how exactly, every GPU and the processors of a node compute under load.
+"""Speed and exactness of every GPU and of the processors of a node under load.
 
-The slow GPU is the commonest straggler, and silent corruption the worst fault: both show only under work, against peers.
+A slow GPU is the most common straggler and silent corruption the worst fault. Both show only under load, compared with peers.
 """
 
 from __future__ import annotations

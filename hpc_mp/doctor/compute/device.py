@@ -1,4 +1,4 @@
-"""What a device must be able to do to be measured, and what a measurement of it gives."""
+"""The interface of a measurable device, and the result of one kind of work on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class Pieces(NamedTuple):
-    """Rates of the pieces of a run, in its unit; whether the result was the same each time; the CPU time that it got."""
+    """Rates of the pieces of a run, in its unit; ``steady``: True if all results were equal; ``share``: CPU time it got."""
 
     rates: tuple[float, ...]
     steady: bool
@@ -17,7 +17,7 @@ class Pieces(NamedTuple):
 
 
 class ComputeDevice(Protocol):
-    """What can be measured."""
+    """A device that can be measured."""
 
     kind: str
     software: str
@@ -31,7 +31,7 @@ class ComputeDevice(Protocol):
 
 
 def cpu_name() -> str:
-    """As the kernel says it."""
+    """Return the processor's name as the kernel reports it."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(("model name", "CPU part"))]
     return names[0] if names else os.uname().machine

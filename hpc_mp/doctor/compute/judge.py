@@ -1,4 +1,4 @@
-"""Who computes slower than its peers, or not the same."""
+"""Findings on devices that compute slower than their peers, or with other results."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hpc_mp.doctor.compute.result import Result
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What a rate may lack of its peers' median before it is slow, at least; and from which lack on it is an error."""
+    """Fractions below the peers' median: the least shortfall that is a warning, and the shortfall that is an error."""
 
     warning: float
     error: float
 
 
-# Equal GPUs under equal load differ by 2 to 4 % (silicon, cooling); copies share what they go over, virtual CPUs their hosts.
+# Equal GPUs under equal load differ by 2 to 4 % (silicon, cooling); copies share their paths, virtual CPUs share their hosts.
 _OF_GPU, _OF_COPY, _OF_CPU = Tolerance(0.06, 0.20), Tolerance(0.10, 0.30), Tolerance(0.15, 0.30)
 _SIGMAS = 5.0  # of the peers' own spread, estimated from their median absolute deviation
-_MAD = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
+_MAD = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
 _SLOW_CORE = 0.5  # of the median core's speed
 _SLOW = ("see gpu-throttle, gpu-power-limit, gpu-clocks and gpu-temperature; on CPUs the governor, other programs, and the "
          "limits of the cgroup")
 
 
 def judge(results: Sequence[Result]) -> Iterator[Finding]:
-    """Over all devices, of one node or of many; compared are those of one kind."""
+    """Yield findings over all devices of one or more nodes. Devices of one kind and software are compared."""
     for result in results:
         yield from _alone(result)
     groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
@@ -45,7 +45,7 @@ def judge(results: Sequence[Result]) -> Iterator[Finding]:
 
 
 def _alone(result: Result) -> Iterator[Finding]:
-    """What one device's own answers tell."""
+    """Yield findings that follow from one device's own results."""
     if result.error:
         yield Finding("compute-failed", "error", str(result), result.error, "see the GPU checks of this node (gpu-xid, gpu-smi)")
     if result.wrong:
@@ -73,7 +73,7 @@ def _alone(result: Result) -> Iterator[Finding]:
 
 
 def _loaded(result: Result) -> Iterator[Finding]:
-    """What nvidia-smi said while the GPU worked: only then it runs at its clocks and its link at its speed."""
+    """Yield findings from nvidia-smi's report under load, when GPU clocks and the PCIe link are at full speed."""
     load = result.loaded
     for what, words in (("pcie", "PCIe generation"), ("lanes", "PCIe lanes")):
         if what in load and load[what] < load.get(f"max {what}", load[what]):
@@ -110,7 +110,7 @@ def _slow(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
 
 
 def _below(rates: Mapping[str, float], tolerance: Tolerance) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Those that are too slow, and their part of the median. Of two that differ, both."""
+    """Yield the names of slow devices and their fraction of the median. If there are only two and they differ, yield both."""
     if len(rates) == 2:
         low, high = sorted(rates.values())
         if low < (1 - tolerance.warning) * high:
@@ -118,12 +118,12 @@ def _below(rates: Mapping[str, float], tolerance: Tolerance) -> Iterator[tuple[t
     elif len(rates) > 2:
         median = statistics.median(rates.values())
         spread = _MAD * statistics.median(abs(rate - median) for rate in rates.values())
-        lack = min(max(tolerance.warning * median, _SIGMAS * spread), tolerance.error * median)  # few peers' spread may be chance
+        lack = min(max(tolerance.warning * median, _SIGMAS * spread), tolerance.error * median)  # spread of few peers is noisy
         yield from (((name,), rate / median) for name, rate in rates.items() if rate < median - lack)
 
 
 def _unequal(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
-    """Bit for bit: the same problem on devices of one kind, and on the cores of one node."""
+    """Compare results bit for bit: the same problem on devices of one kind, and on the cores of one node."""
     answers: dict[str, dict[str, str]] = defaultdict(dict)  # problem → who → digest; all cores answer the same problem
     for peer in peers:
         for problem, digest in peer.digests.items():

@@ -1,4 +1,4 @@
-"""Measuring with numpy, where torch is not installed: all processors of the node."""
+"""Measurement with numpy if torch is not installed: all processors of the node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE, BITS_SIZE = 1536, 384
 
 
 class NumpyDevice:
-    """The processors; ``device`` is always "cpu"."""
+    """The processors of the node; ``device`` is always "cpu"."""
 
     def __init__(self, device: str) -> None:
         if device != "cpu":
@@ -33,7 +33,7 @@ class NumpyDevice:
         yield "core", lambda: np.einsum("ij,jk->ik", left, right, optimize=False).tobytes()  # one thread, no library
 
     def one_thread(self) -> None:
-        """einsum has but one."""
+        """Do nothing: einsum uses one thread."""
 
     def load(self, seconds: float) -> Iterator[tuple[str, Pieces]]:
         left, right = exact(SIZE)

@@ -1,7 +1,7 @@
-"""``python -m hpc_mp.doctor.compute.program DEVICE SECONDS``: measures one device, one phase for each line on stdin.
+"""``python -m hpc_mp.doctor.compute.program DEVICE SECONDS``: measurement of one device, one phase per line on stdin.
 
-It answers every line with one JSON line, so that whoever started it decides which devices work at the same time: all of them
-under load, one after the other when bytes go over what they share.
+It answers every line with one JSON line. The parent process thereby decides which devices work at the same time: all of them
+under load, one after the other for copies over shared paths.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CORE_REPEATS = 3
 
 
 def main(arguments: Sequence[str], lines: TextIO = sys.stdin, out: TextIO = sys.stdout) -> int:
-    """Exit 0 at the end of ``lines``, 1 when a phase failed (its answer says why)."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is the same from run to run only with it
+    """Return 0 at the end of ``lines``, 1 if a phase failed (its answer states the reason)."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS reproducible from run to run
     name, seconds = arguments[0], float(arguments[1])
     try:
         device = _device(name)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], lines: TextIO = sys.stdin, out: TextIO = sys.
         _say(out, {"kind": device.kind, "software": device.software, "bus": device.bus})
         for line in lines:
             _say(out, phases[line.strip()]())
-    except Exception as error:  # whatever it is (no driver, no memory, a dead GPU), the answer must say it
+    except Exception as error:  # any failure (no driver, no memory, a dead GPU) must be reported in the answer
         _say(out, {"error": f"{type(error).__name__}: {error}"[:500]})
         return 1
     return 0
@@ -83,7 +83,7 @@ def _check(device: ComputeDevice) -> dict[str, Any]:
 
 
 def _cores(answer: Callable[[], bytes]) -> tuple[dict[str, str], dict[str, tuple[float, int]]]:
-    """The answer of every core that we may use: its digest, its best time, and how many different answers it gave."""
+    """Return the answer of every allowed core: its digest, its best time, and the number of different answers it gave."""
     from hpc_mp.doctor.compute.problem import digest
 
     allowed = os.sched_getaffinity(0)
@@ -96,7 +96,7 @@ def _cores(answer: Callable[[], bytes]) -> tuple[dict[str, str], dict[str, tuple
             seen: set[str] = set()
             best = float("inf")
             for _ in range(CORE_REPEATS):
-                begin = time.thread_time()  # of the core itself: others who want it too do not count
+                begin = time.thread_time()  # CPU time of this thread: other programs on the core do not count
                 seen.add(digest(answer()))
                 best = min(best, time.thread_time() - begin)
             digests[f"core {core}"] = min(seen)

@@ -1,4 +1,4 @@
-"""What one device did."""
+"""The measurement result of one device, and its JSON form."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One device's part of the measurement.
+    """The measurement result of one device.
 
     Attributes:
         host, device: "n3"; "cuda:5" or "cpu".
-        kind: what is compared with each other: the model of the device and how much of it there was.
-        software: what computes; results are compared bit for bit among equal kinds with equal software.
+        kind: model and size of the device; devices of equal kind are compared.
+        software: library and version; results are compared bit for bit among equal kinds with equal software.
         rates: "matmul bf16" and so on in TFLOP/s, "memory", "host to device", "device to host", "to peer" in GB/s.
-        slowest: of the same, the slowest piece of the run as part of the median piece.
-        wrong: problems whose exact answer is known and was missed.
+        slowest: the slowest piece of each run as a fraction of its median piece, by the names of ``rates``.
+        wrong: problems with a known exact answer that the device got wrong.
         unsteady: problems whose answer was not the same every time.
-        digests: of the answers to the same problems, which must be equal among equals; by problem, on CPUs by core ("core 3").
-        share: part of the processors' time that it got under load; less than all where others compute too, or a cgroup limits it.
-            None for a GPU.
-        loaded: what nvidia-smi said of this GPU under load: "clock", "max clock" (MHz), "pcie", "max pcie" (generation), "lanes",
-            "max lanes", "temperature" (degrees C), "power" (W), "reasons" (bit mask). Empty where it said nothing.
-        error: why there is no more than that; empty when all is done.
+        digests: digests of the answers, which must be equal on equal devices; by problem, on CPUs by core ("core 3").
+        share: fraction of the processors' time that it got under load; below 1 if other programs compute too, or a cgroup
+            limits it. None for a GPU.
+        loaded: nvidia-smi's report of this GPU under load: "clock", "max clock" (MHz), "pcie", "max pcie" (generation), "lanes",
+            "max lanes", "temperature" (degrees C), "power" (W), "reasons" (bit mask). Empty if nvidia-smi gave no answer.
+        error: reason why the measurement is incomplete; empty if it is complete.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Result:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        """From the fields as JSON has them. Raises KeyError or TypeError for anything else."""
+        """Build a result from the fields of a JSON object. Raises KeyError or TypeError for anything else."""
         return cls(**{**document, "wrong": tuple(document["wrong"]), "unsteady": tuple(document["unsteady"])})
 
     def __str__(self) -> str:
@@ -52,11 +52,11 @@ class Result:
 
 
 def write_results(results: Iterable[Result]) -> str:
-    """As one JSON document."""
+    """Return the results as one JSON document."""
     return json.dumps({"results": [asdict(result) for result in results]}, indent=1)
 
 
 def read_results(text: str | Path) -> tuple[Result, ...]:
-    """What ``write_results`` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+    """Parse a document of ``write_results``. Raises ValueError, KeyError or TypeError for anything else."""
     document = json.loads(text.read_text(encoding="utf-8") if isinstance(text, Path) else text)
     return tuple(map(Result.read, document["results"]))

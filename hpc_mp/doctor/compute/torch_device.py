@@ -1,4 +1,4 @@
-"""Measuring with torch: a GPU, or all processors of the node."""
+"""Measurement with torch: a GPU, or all processors of the node."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpc_mp.base.text import memory_size
 from hpc_mp.doctor.compute.device import Pieces, cpu_name
 from hpc_mp.doctor.compute.problem import bits, exact
 
-GPU_SIZE, CPU_SIZE = 8192, 2048  # of the matrices that load the device
-BITS_SIZE = 384  # on one core: some milliseconds
+GPU_SIZE, CPU_SIZE = 8192, 2048  # rows and columns of the matrices that load the device
+BITS_SIZE = 384  # takes some milliseconds on one core
 COPY_BYTES = 256 << 20
-BATCH = 8  # products between two looks at the clock of a GPU
+BATCH = 8  # products between two timestamps on a GPU
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class TorchDevice:
-    """``device``: "cuda:3" or "cpu"."""
+    """A device measured with torch; ``device`` is "cuda:3" or "cpu"."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -34,22 +34,22 @@ class TorchDevice:
             self.kind = f"{properties.name}, {properties.multi_processor_count} SM, {memory_size(properties.total_memory)}"
             self.software = f"torch {torch.__version__}, CUDA {torch.version.cuda}"
             place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-            self.bus = "{:04x}:{:02x}:{:02x}.0".format(*place) if None not in place else ""  # older torch does not tell
+            self.bus = "{:04x}:{:02x}:{:02x}.0".format(*place) if None not in place else ""  # older torch lacks the fields
         else:
             self.bus = ""
             self.kind = f"{cpu_name()}, {len(os.sched_getaffinity(0))} CPUs"
             self.software = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
     def check(self) -> Iterator[tuple[str, bool]]:
-        """The exact problem in every type: (its name, whether the answer is right)."""
+        """Yield (name, True if the answer is right) of the exact problem for every type."""
         left, right = (torch.from_numpy(matrix) for matrix in exact())
-        answer = left.double() @ right.double()  # on the host, and checked against what problem.py knows
+        answer = left.double() @ right.double()  # on the host; program.py checks the host against problem.KNOWN
         for name, dtype in TYPES.items():
             mine = (left.to(self.device, dtype) @ right.to(self.device, dtype)).cpu()
             yield f"exact {name}", torch.equal(mine, answer.to(dtype))
 
     def answers(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
-        """Problems whose bits must be the same on equal devices: on a GPU one per type, on CPUs one per core."""
+        """Yield problems whose bits must be the same on equal devices: on a GPU one per type, on CPUs one per core."""
         if self.gpu:
             for name, dtype in TYPES.items():
                 left, right = (torch.from_numpy(bits(2048, seed)).to(self.device, dtype) for seed in (1, 2))
@@ -59,11 +59,11 @@ class TorchDevice:
         yield "core", lambda: (left @ right).numpy().tobytes()
 
     def one_thread(self) -> None:
-        """From here on one core computes."""
+        """Restrict torch to one thread from now on."""
         torch.set_num_threads(1)
 
     def load(self, seconds: float) -> Iterator[tuple[str, Pieces]]:
-        """Matrix products for that long in each type, and the bandwidth of memory: TFLOP/s and GB/s."""
+        """Measure matrix products for ``seconds`` in each type (TFLOP/s), then the memory bandwidth (GB/s)."""
         size = GPU_SIZE if self.gpu else CPU_SIZE
         for name, dtype in TYPES.items() if self.gpu else (("fp32", torch.float32),):
             left, right = self._pair(size, dtype)
@@ -76,7 +76,7 @@ class TorchDevice:
         yield "memory", self._repeat(lambda: target.copy_(source), 2 * source.nbytes / 1e9, seconds / 2)
 
     def copies(self) -> Iterator[tuple[str, Pieces]]:
-        """Between host and GPU, and to the next GPU; nothing on CPUs. GB/s."""
+        """Measure copies between host and GPU and to the next GPU, in GB/s; nothing on CPUs."""
         if not self.gpu:
             return
         host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -89,7 +89,7 @@ class TorchDevice:
             yield "to peer", self._repeat(lambda: peer.copy_(mine, non_blocking=True), COPY_BYTES / 1e9, 0.3)
 
     def _pair(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """What loads the device: full mantissas on a GPU, whose products are the same every time; whole numbers on CPUs."""
+        """Return the matrices of the load: full mantissas on a GPU, whose products are reproducible; integers on CPUs."""
         if self.gpu:
             generator = torch.Generator(device=self.device).manual_seed(7)
             left, right = (torch.rand(size, size, device=self.device, generator=generator) - 0.5 for _ in range(2))
@@ -98,9 +98,9 @@ class TorchDevice:
         return left.to(dtype), right.to(dtype)
 
     def _repeat(self, step: Callable[[], object], work: float, seconds: float, same: Callable[[], bool] | None = None) -> Pieces:
-        """Do it again and again; the rate of every piece, and whether the result was the same each time."""
+        """Repeat ``step`` for ``seconds``. Return the rate of every piece, and True if the result was the same each time."""
         batch = BATCH if self.gpu else 1
-        step()  # the first one chooses kernels and clocks
+        step()  # warm-up: selects kernels and raises clocks
         self._wait()
         rates: list[float] = []
         steady, start, used = True, time.monotonic(), time.process_time()

@@ -1,4 +1,4 @@
-"""Measures the devices of this machine: one process per device, all of them under load at the same time."""
+"""Measurement of the devices of this machine: one process per device, all of them under load at the same time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hpc_mp.doctor.compute.result import Result
 SOURCE = NodeSource()
 COMMAND = (sys.executable, "-m", "hpc_mp.doctor.compute.program")
 START_S = 120.0  # import of torch from a slow file system, and the first CUDA context
-MORE_S = 60.0  # beyond the time that a phase is meant to take
+MORE_S = 60.0  # beyond the expected duration of a phase
 
 
 def devices_here(source: NodeSource = SOURCE, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """"cuda:0" … for the GPUs that this process may use, else "cpu"."""
+    """Return "cuda:0" … for the GPUs that this process may use, else "cpu"."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     count = len([name for name in visible.split(",") if name.strip()]) if visible is not None else len(_loads(source))
     return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
@@ -32,13 +32,13 @@ def devices_here(source: NodeSource = SOURCE, environ: Mapping[str, str] = os.en
 
 def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str] = COMMAND, source: NodeSource = SOURCE,
             environ: Mapping[str, str] | None = None) -> tuple[Result, ...]:
-    """Load, check, then copy.
+    """Measure all devices in the phases load, check and copies.
 
     Args:
         devices: "cuda:0" …, or "cpu".
-        seconds: of load for each kind of work.
-        command: what measures one device; ``environ`` is added to its environment.
-        source: who is asked for clocks and links while the GPUs work.
+        seconds: seconds of load for each kind of work.
+        command: command that measures one device; ``environ`` is added to its environment.
+        source: source of clocks and links while the GPUs work.
     """
     crew = [_Worker(device, seconds, command, environ or {}) for device in devices]
     loads: tuple[GpuLoad, ...] = ()
@@ -51,7 +51,7 @@ def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str]
         _wait(crew, 4 * seconds + MORE_S)
         _ask(crew, "check")
         _wait(crew, MORE_S)
-        for worker in crew:  # host memory, PCIe switches and NVLinks are shared: one after the other
+        for worker in crew:  # one after the other: host memory, PCIe switches and NVLinks are shared
             _ask([worker], "copies")
             _wait([worker], MORE_S)
     finally:
@@ -68,7 +68,7 @@ def _loads(source: NodeSource) -> tuple[GpuLoad, ...]:
 
 
 class _Worker:
-    """One process, and what it has answered."""
+    """The process of one device, and its answers."""
 
     def __init__(self, device: str, seconds: float, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.device = device
@@ -104,7 +104,7 @@ class _Worker:
                       answers.get("digests", {}), answers.get("share"), mine, self.error)
 
     def end(self) -> None:
-        """A process that hangs in the driver cannot be ended; it is left behind."""
+        """Kill the process group. A process that hangs in the driver cannot be killed and is left behind."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -118,7 +118,7 @@ def _ask(crew: Iterable[_Worker], phase: str) -> None:
 
 
 def _wait(crew: Iterable[_Worker], limit: float) -> None:
-    """Take one answer from everybody who is still well."""
+    """Take one answer from every worker without an error, within ``limit`` seconds."""
     with selectors.DefaultSelector() as ready:
         for worker in crew:
             if not worker.error and worker.process.stdout is not None:
@@ -132,7 +132,7 @@ def _wait(crew: Iterable[_Worker], limit: float) -> None:
 def _lines(ready: selectors.BaseSelector, end: float) -> Iterator[tuple[_Worker, str]]:
     while ready.get_map() and (left := end - time.monotonic()) > 0:
         for key, _ in ready.select(left):
-            line = key.data.process.stdout.readline()  # whoever answers writes whole lines
+            line = key.data.process.stdout.readline()  # workers write whole lines
             ready.unregister(key.fileobj)
             yield key.data, line
 

@@ -1,6 +1,6 @@
-"""Which node, rail, uplink or link is bad, from the rates of pairs: rounds, fit, retests, verdict. Pure.
+"""Localisation of bad nodes, rails, uplinks and links from the rates of pairs: rounds, fit, retests, verdict. Pure.
 
-The measurement is an injected function, so that all of this is tested on simulated clusters.
+The measurement is an injected function, so that everything can be tested on simulated clusters.
 """
 
 from hpc_mp.doctor.localise.procedure import localise

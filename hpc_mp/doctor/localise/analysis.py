@@ -1,4 +1,4 @@
-"""What the record says about nodes by themselves, and with what lies behind them under load."""
+"""Analysis of the log of rounds: health of nodes by themselves, and of their uplinks under load."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ ENOUGH = 4
 
 @dataclass(frozen=True, slots=True)
 class NetworkState:
-    """Attributes:
+    """The fitted state of the network.
+
+    Attributes:
         base: log GB/s of an undisturbed healthy pair.
         noise: sigma of the log rates of healthy pairs.
-        node: health of nodes, from pairs that nothing else disturbed; crowded ones can only clear.
+        node: health of nodes, from undisturbed pairs; crowded pairs can only clear.
     """
 
     table: PairTable
@@ -38,23 +40,23 @@ def analyse(record: RoundLog, cluster: ClusterLayout, rule: DecisionRule) -> Net
         return NetworkState(table, base, noise, node, of_leaves(table, cluster, cluster.leaf, base, node, rule))
     load = of_nodes(table, cluster, base, rule)
     table = _sparse(table, behind(load, rule))
-    # Who is behind a slow uplink is no witness against others.
+    # Nodes behind a slow uplink are not witnesses against others.
     node, noise = _nodes(table, cluster, base, rule, load.health.evidence > -rule.clear)
     return NetworkState(table, base, noise, node, load)
 
 
 def behind(load: Load, rule: DecisionRule) -> Bools:
-    """Nodes that are slow while all talk, of oversubscribed leaves that are not known: nobody can tell who shares an uplink."""
+    """Return nodes that are slow under full load behind oversubscribed unknown leaves: it is unknown which share an uplink."""
     return (load.health.evidence <= -rule.clear).any(axis=1) & (load.group < 0) & load.tapered
 
 
 def together(count: int) -> int:
-    """So many of those nodes may talk at the same time for each to count as undisturbed: at most one or two of a leaf."""
+    """Return how many of ``count`` such nodes may talk at the same time and count as undisturbed: at most one or two per leaf."""
     return max(1, count // 16, isqrt(count) // 2)
 
 
 def _sparse(table: PairTable, behind: Bools) -> PairTable:
-    """Their samples count as undisturbed in rounds with few of them only."""
+    """Return the table in which samples of these nodes count as undisturbed only in rounds with few of them."""
     of = behind[table.one].astype(int) + behind[table.other]
     crowded = (of > 0) & (np.bincount(table.round, of, minlength=1)[table.round] > together(int(behind.sum())))
     return replace(table, alone=table.alone & ~crowded)
@@ -76,7 +78,7 @@ def _nodes(
     known = near
     for _ in range(2):
         shift, drift = shifts(table, raw, known)
-        # A crowded round that is slow as a whole may be so because of its load: only its luck is taken off.
+        # A crowded round may be slow as a whole because of its load: only a common positive shift is subtracted.
         residual = raw - np.where(table.alone, shift, np.maximum(shift, 0))[:, None]
         alone = known & table.alone[:, None]
         noise = max(scatter(residual[alone if np.count_nonzero(alone) >= ENOUGH else known]), rule.least_noise)

@@ -1,10 +1,10 @@
-"""From rates to evidence: which ends of the measured pairs are healthy, which are bad, and what is left of these.
+"""Fit of evidence to rates: healthy and bad ends of the measured pairs, and the remaining rate of bad ends.
 
-A pair is as fast as the weaker of its ends. So a fast sample clears both ends, and a slow one weighs against an end only
-if the other end is cleared. The evidence of an end is a sum of log likelihood ratios, healthy against ``bad`` × healthy,
-and ends are decided by its size (Wald's sequential test). Two limits make it robust: one sample clears by at most ``most``,
-and a slow one convicts by no more than what the share of slow samples among cleared pairs is worth, because healthy pairs
-are slow at times too: noise, and on shared uplinks the others.
+A pair is as fast as its slower end. A fast sample therefore clears both ends, and a slow one counts against an end only if the
+other end is cleared. The evidence of an end is a sum of log likelihood ratios, healthy against ``bad`` × healthy, and ends are
+decided by its size (Wald's sequential test). Two limits make it robust. One sample clears by at most ``most``. A slow sample
+convicts by at most the log of the fraction of slow samples among cleared pairs, because healthy pairs are sometimes slow too:
+through noise, and on shared uplinks through other pairs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hpc_mp.doctor.localise.record import Bools, Floats, Ints, PairTable
 
 @dataclass(frozen=True, slots=True)
 class DecisionRule:
-    """When evidence suffices.
+    """The thresholds at which evidence suffices.
 
     Attributes:
         bad: the mildest fault to find, as a factor on the rate.
-        clear: evidence from which on an end is healthy: a fault passes once in exp(clear) cases.
-        convict: evidence against an end from which on it is bad, once in exp(convict) cases wrongly.
-        most: what a single fast sample can add.
-        plain: what a fast sample must add to count at all in a crowd, where slow ones say nothing and cannot outweigh luck.
-        least_noise: the scatter of log rates is never taken for less: healthy nodes differ a little.
-        trim: slow samples are limited as said above; without it the fit is not robust.
+        clear: evidence at which an end is healthy: a fault passes once in exp(clear) cases.
+        convict: evidence against an end at which it is bad: wrongly once in exp(convict) cases.
+        most: largest evidence of a single fast sample.
+        plain: least evidence of a fast sample to count in a crowd, where slow samples are ignored and cannot outweigh luck.
+        least_noise: lower bound of the scatter of log rates: healthy nodes differ a little.
+        trim: True to limit slow samples as described above; without it the fit is not robust.
     """
 
     bad: float = 0.8
@@ -51,15 +51,15 @@ NEAR = 0.12
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Of every end (node or leaf) and rail, (ends, rails).
+    """The health of every end (node or leaf) and rail, (ends, rails).
 
     Attributes:
         evidence: positive for healthy, negative for bad.
-        healthy: cleared.
-        bad: convicted.
-        settled: convicted so clearly that a few more samples will not change it.
-        factor: median share of the healthy rate, over undisturbed samples with cleared partners (else over undisturbed ones,
-            else over all); nan: never measured.
+        healthy: True if cleared.
+        bad: True if convicted.
+        settled: True if convicted so clearly that a few more samples will not change it.
+        factor: median fraction of the healthy rate, over undisturbed samples with cleared partners (else over undisturbed
+            samples, else over all); nan: never measured.
     """
 
     evidence: Floats
@@ -71,14 +71,14 @@ class Health:
 
     @property
     def open(self) -> Bools:
-        """Neither."""
+        """True for ends that are neither healthy nor bad."""
         return ~self.healthy & ~self.bad
 
 
 def level(values: Floats, quantile: float = 0.9) -> float:
-    """The level of the fastest sizeable cluster of log rates: starts high and shifts to the middle of what is near.
+    """Return the level of the fastest sizeable cluster of log rates: start high and shift to the median of the near values.
 
-    Faults and crowded uplinks only ever slow a pair down, so the healthy are the fastest, be they few.
+    Faults and crowded uplinks only slow a pair down, so the healthy pairs are the fastest even if they are few.
     """
     middle = float(np.quantile(values, quantile))
     for _ in range(20):
@@ -90,21 +90,21 @@ def level(values: Floats, quantile: float = 0.9) -> float:
 
 
 def nothing(ends: int, rails: int) -> Health:
-    """Before anything was measured."""
+    """Return the health before any measurement."""
     no = np.zeros((ends, rails), dtype=bool)
     return Health(np.zeros((ends, rails)), no, no, no, np.full((ends, rails), np.nan), np.zeros((0, rails)))
 
 
 def judge(table: PairTable, residual: Floats, noise: Floats, ends: int, rule: DecisionRule, trust: Bools | None = None,
           counts: Bools | None = None) -> Health:
-    """Evidence of every end from the rows of a table.
+    """Compute the evidence of every end from the rows of a table.
 
     Args:
-        residual: log rate relative to a healthy pair's, (rows, rails).
+        residual: log rate relative to a healthy pair, (rows, rails).
         noise: sigma of each row, (rows, 1).
-        ends: how many there are.
-        trust: (ends, rails): whose slow samples may weigh against their partners.
-        counts: (rows, 2): which of its ends a fast row clears.
+        ends: number of ends.
+        trust: ends whose slow samples may count against their partners, (ends, rails).
+        counts: ends that a fast row clears, (rows, 2).
     """
     rails = residual.shape[1]
     mild = log(rule.bad)
@@ -132,13 +132,13 @@ def judge(table: PairTable, residual: Floats, noise: Floats, ends: int, rule: De
 
 
 def _worth(residual: Floats, healthy: Bools) -> float:
-    """Log of the share of slow samples among those of cleared pairs: what one slow sample tells at most."""
+    """Return the log of the fraction of slow samples of cleared pairs: the bound on the evidence of one slow sample."""
     slow = np.count_nonzero(healthy & (residual < log(RULE.bad) / 2))
     return log((slow + 0.5) / (np.count_nonzero(healthy) + 20))
 
 
 def _by_end(table: PairTable, one: Floats, other: Floats, ends: int) -> Floats:
-    """Sums over the rows of each end, (ends, rails)."""
+    """Return the sums over the rows of each end, (ends, rails)."""
     rails = one.shape[1]
     rail = np.arange(rails)
     total = np.zeros(ends * rails)
@@ -162,7 +162,7 @@ def _factors(table: PairTable, residual: Floats, witness: Bools, ends: int, coun
 
 
 def medians(group: Ints, value: Floats, groups: int) -> Floats:
-    """Median of the values of each group; nan where there are none."""
+    """Return the median of the values of each group, nan for a group without values."""
     order = np.lexsort((value, group))
     counts = np.bincount(group, minlength=groups)
     last = np.cumsum(counts)
@@ -175,12 +175,12 @@ def medians(group: Ints, value: Floats, groups: int) -> Floats:
 
 
 def scatter(values: Floats) -> float:
-    """Sigma of values around 0, from their median size."""
+    """Return the sigma of values around 0, from their median absolute value."""
     return 1.4826 * float(np.median(np.abs(values))) if values.size else 0.0
 
 
 def shifts(table: PairTable, raw: Floats, known: Bools) -> tuple[Floats, float]:
-    """By row: what the known samples of its round have in common (0: too few of them), and its spread over rounds."""
+    """Return by row the median of the known samples of its round (0: too few samples), and its spread over rounds."""
     rounds = int(table.round.max(initial=-1)) + 1
     which = np.repeat(table.round, raw.shape[1])[known.ravel()]
     shift = medians(which, raw.ravel()[known.ravel()], rounds)

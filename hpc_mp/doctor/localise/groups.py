@@ -1,4 +1,4 @@
-"""Which nodes share a leaf, learnt from pairs that stay fast while a crowd is slow."""
+"""Groups of nodes that share a leaf, learnt from pairs that stay fast while a crowd is slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITHIN = 1e6
 
 
 def relations(table: PairTable, residual: Floats, nodes: int) -> Floats:
-    """Of two nodes: how often they were fast in a crowd minus how often slow, (nodes, nodes)."""
+    """Return for every two nodes how often they were fast in a crowd minus how often slow, (nodes, nodes)."""
     full = table.full
     one, other = table.one[full], table.other[full]
     fast = np.where(np.median(residual[full], axis=1) > -NEAR, 1.0, -1.0)
@@ -28,7 +28,7 @@ def relations(table: PairTable, residual: Floats, nodes: int) -> Floats:
 
 
 def clusters(score: Floats) -> Ints:
-    """Group of every node (−1: none): the two groups that are fast with each other most often are joined, again and again."""
+    """Return the group of every node (−1: none) by repeatedly joining the two groups that are most often fast together."""
     nodes = len(score)
     group = np.arange(nodes)
     total, tests = score.copy(), np.abs(score)
@@ -49,12 +49,12 @@ def clusters(score: Floats) -> Ints:
         near[one] = near[:, one] = np.where(near[one] == -2, -2, mean(total[one], tests[one]))
         near[other] = near[:, other] = -2
     counts = np.bincount(group, minlength=nodes)[group]
-    # Most nodes in one leaf would leave no crowd: that is a mistake, made where uplinks are but little oversubscribed.
+    # A group of most nodes would leave no crowd: it is an error, which occurs if uplinks are only slightly oversubscribed.
     return np.where((counts > 1) & (2 * counts <= nodes), group, -1)
 
 
 def seeking(nodes: Sequence[int], group: Ints, score: Floats, random: Random) -> list[Pair]:
-    """Pairs of all nodes, first those of different groups of which it is least known whether they are one."""
+    """Return pairs of all nodes, preferably of two groups with the least evidence on whether they are one."""
     label = np.unique(np.where(group < 0, -1 - np.arange(len(group)), group), return_inverse=True)[1]
     member = np.eye(int(label.max()) + 1)[label]
     known = (member.T @ np.abs(score) @ member)[label][:, label]
@@ -75,7 +75,7 @@ def seeking(nodes: Sequence[int], group: Ints, score: Floats, random: Random) ->
 
 
 def _separate(pairs: list[Pair], label: Ints) -> None:
-    """Swaps partners so that no pair is of one group, where that can be."""
+    """Swap partners so that no pair is within one group, if possible."""
     for index, (one, other) in enumerate(pairs):
         if label[one] == label[other]:
             for swap, (a, b) in enumerate(pairs):

@@ -1,4 +1,4 @@
-"""What is known after a round of the search, and the rounds that follow from it."""
+"""The knowledge after a round of the search, and the rounds that follow from it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hpc_mp.doctor.localise.record import ClusterLayout, Pair, Round, RoundLog
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known.
+    """The knowledge after a round.
 
     Attributes:
-        leaves: the nodes of every known leaf, in a random order; none where leaves are not known.
+        leaves: the nodes of every known leaf, in random order; empty if leaves are unknown.
         record: all rounds so far.
-        analysed: what they say about nodes and uplinks; None before the first one.
-        silence: who does not answer.
+        analysed: analysis of nodes and uplinks; None before the first round.
+        silence: nodes and pairs that do not answer.
     """
 
     cluster: ClusterLayout
@@ -42,7 +42,7 @@ class Known:
 
     @property
     def active(self) -> list[int]:
-        """Nodes that answer."""
+        """The nodes that answer."""
         missing = self.silence.down | self.silence.aside
         return [node for node in range(self.cluster.size) if node not in missing]
 
@@ -51,7 +51,7 @@ class Known:
         return links(self.state, self.cluster, self.rule)
 
     def crowd(self, random: Random, turn: int = 0) -> list[Pair]:
-        """Pairs of all nodes; where crowds are slow, such that leaves are learnt and those known talk to others only."""
+        """Return pairs of all nodes. If crowds are slow, the pairs are chosen to learn leaves and cross the known ones."""
         nodes = self.active
         if len(nodes) % 2:
             nodes.remove(nodes[turn % len(nodes)])
@@ -61,12 +61,12 @@ class Known:
         return rounds.matching(nodes, random)
 
     def crowded(self, pairs: Sequence[Pair]) -> Round:
-        """Many pairs: those inside a known leaf are undisturbed all the same."""
+        """Return a round of many pairs. Only pairs inside a known leaf count as undisturbed."""
         leaf = self.cluster.leaf
         return Round(tuple(pairs), tuple(leaf is not None and bool(leaf[a] == leaf[b]) for a, b in pairs), leaf is None)
 
     def undisturbed(self, pairs: Sequence[Pair]) -> Round:
-        """A few pairs: inside a leaf they count as alone; across known leaves only if both uplinks are cleared."""
+        """Return a round of a few pairs. Across known leaves they count as undisturbed only if both uplinks are cleared."""
         leaf = self.cluster.leaf
         if leaf is None:
             return Round(tuple(pairs), (True,) * len(pairs))
@@ -74,7 +74,7 @@ class Known:
         return Round(tuple(pairs), tuple(bool(leaf[a] == leaf[b] or (clear[leaf[a]] and clear[leaf[b]])) for a, b in pairs))
 
     def only(self, round_: Round) -> Round:
-        """The round without those that do not answer."""
+        """Return the round without pairs of nodes that do not answer."""
         active = {*self.active}
         kept = [(pair, alone) for pair, alone in zip(round_.pairs, round_.alone, strict=True) if active.issuperset(pair)]
         return Round(tuple(pair for pair, _ in kept), tuple(alone for _, alone in kept), round_.full)

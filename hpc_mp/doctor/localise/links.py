@@ -1,4 +1,4 @@
-"""Pairs that do not answer, and pairs that are slow though both of their ends are healthy."""
+"""Pairs that do not answer, and pairs that are slow although both ends are healthy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from hpc_mp.doctor.localise.record import ClusterLayout, Pair, RoundLog
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Attributes:
-        down: answered nobody since they were first silent, and were so with two others, one of whom answered somebody.
-        aside: silent, and not yet known whether it was they; they stay out of the rounds until a retest.
-        cut: pairs that were silent twice though both ends answer others.
-        doubtful: pairs that were silent once and never talked, though both ends answer others.
+    """Nodes and pairs that do not answer.
+
+    Attributes:
+        down: nodes without an answer since they were first silent, with at least two partners, one of which answered a node.
+        aside: silent nodes that are not proven to be the cause; they are left out of the rounds until a retest.
+        cut: pairs that were silent twice although both ends answer others.
+        doubtful: pairs that were silent once and never talked, although both ends answer others.
     """
 
     down: frozenset[int]
@@ -59,9 +61,11 @@ def silence(record: RoundLog) -> Silence:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Attributes:
-        bad: factor by pair.
-        open: pairs that look slow and have not been measured often enough by themselves, the slowest first.
+    """Slow links between healthy nodes.
+
+    Attributes:
+        bad: fraction of the healthy rate by pair.
+        open: pairs that look slow but lack undisturbed samples, the slowest first.
     """
 
     bad: dict[Pair, float]
@@ -69,7 +73,7 @@ class Links:
 
 
 def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Links:
-    """Only pairs that were measured can be judged, and crowded ones only by faults that show beside the crowd."""
+    """Judge all measured pairs, crowded ones only by faults that exceed the crowd's effect."""
     table, residual = state.table, state.node.residual
     fine = np.asarray(state.node.healthy.all(axis=1))
     if cluster.leaf is None:

@@ -1,4 +1,4 @@
-"""What the record says about uplinks: rates while every node talks."""
+"""Health of uplinks, from rates under full load."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ LOADED = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Attributes:
-        health: of leaves where they are known, else of the nodes: of what lies behind them.
-        table: the rows that it was judged by.
-        tapered: under full load healthy pairs are slower than undisturbed ones.
-        group: of every node, where leaves are not known: nodes of one group (≥ 0) were fast while a crowd was slow.
+    """The state under full load.
+
+    Attributes:
+        health: health of leaves if they are known, else of the uplink behind each node.
+        table: the rows on which the health is based.
+        tapered: True if healthy pairs are slower under full load than undisturbed.
+        group: if leaves are unknown, group of every node: nodes of one group (≥ 0) were fast together while a crowd was slow.
     """
 
     health: Health
@@ -38,7 +40,7 @@ class Load:
 
 
 def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float, node: Health, rule: DecisionRule) -> Load:
-    """Leaves under full load: one row per pair of leaves and round, the median over their flows."""
+    """Judge leaves under full load: one row per pair of leaves and round, the median over their flows."""
     table = table.take(table.full & (leaf[table.one] != leaf[table.other]))
     leaves, rails = len(cluster.leaf_names), cluster.rails
     sizes = np.bincount(leaf, minlength=leaves)
@@ -60,13 +62,13 @@ def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float,
     if leaves > 2 and cluster.taper is None:
         usual = level(typical[judging].ravel())
         tapered = usual < base - NEAR
-        carried = level((typical + many)[judging].ravel())  # by a healthy uplink, log GB/s per rail
+        carried = level((typical + many)[judging].ravel())  # throughput of a healthy uplink, log GB/s per rail
     else:
         tapered = (cluster.taper or 1.0) > 1.0
         carried = base - log(cluster.taper or 1.0) + log(float(np.median(sizes)))
     due = np.minimum(base, carried - many) if tapered else np.full((len(keys), 1), usual)
     residual = typical - due
-    # Bad nodes leave the others a larger share of a slow uplink: then their sum tells.
+    # Bad nodes leave the others a larger share of a slow uplink: then the total rate is used.
     residual = np.where(residual < -NEAR / 2, np.minimum(residual, np.log(total) - many - due), residual)
 
     def judged(which: Bools) -> Health:
@@ -76,7 +78,7 @@ def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float,
 
     health = judged(judging)
     larger = np.where(sizes[rows.one] > sizes[rows.other], rows.one, rows.other)
-    # A leaf that is too small to load its partner is judged by partners that are known to be healthy.
+    # A leaf that is too small to load its partner is judged only with healthy partners.
     small = seen & ~judging & health.healthy[larger].all(axis=1)
     if small.any():
         judging |= small
@@ -85,7 +87,7 @@ def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float,
 
 
 def of_nodes(table: PairTable, cluster: ClusterLayout, base: float, rule: DecisionRule) -> Load:
-    """Nodes under full load, relative to what pairs of healthy leaves get then."""
+    """Judge nodes under full load, relative to pairs of healthy leaves under the same load."""
     table = table.take(table.full)
     table = replace(table, alone=np.ones(len(table.one), dtype=bool))
     group, score = np.full(cluster.size, -1), np.zeros((0, 0))
@@ -118,7 +120,7 @@ def of_nodes(table: PairTable, cluster: ClusterLayout, base: float, rule: Decisi
 
 
 def _slow_crowd(table: PairTable, slow: Floats, nodes: int) -> bool:
-    """Whether many pairs are slow even among the nodes that are slow least often: bad uplinks alone leave some unharmed."""
+    """Return True if many pairs are slow even among the least often slow nodes: bad uplinks would leave some nodes fast."""
     early = table.round <= np.unique(table.round)[:EARLY][-1]
     ends = np.concatenate([table.one[early], table.other[early]])
     count = np.maximum(np.bincount(ends, minlength=nodes), 1)
@@ -129,7 +131,7 @@ def _slow_crowd(table: PairTable, slow: Floats, nodes: int) -> bool:
 
 
 def _crossing(table: PairTable, group: Ints) -> Floats:
-    """By row and end: the share of the end's group that talks to others in this round; of nodes without a group: all."""
+    """Return by row and end the fraction of the end's group that talks to other groups in this round; 1 without a group."""
     rounds, groups = int(table.round.max()) + 1, int(group.max()) + 1
     out = group[table.one] != group[table.other]
     count, cross = np.zeros((2, max(1, groups) * rounds))
@@ -144,7 +146,7 @@ def _crossing(table: PairTable, group: Ints) -> Floats:
 
 
 def _larger(table: PairTable, group: Ints) -> Floats:
-    """By row: how much less its nodes get because their group has more nodes than is usual, as a log factor."""
+    """Return by row how much less its nodes get because their group is larger than usual, as a log factor."""
     sizes = np.bincount(group[group >= 0], minlength=1)
     more = np.log(np.clip(sizes / np.median(sizes[sizes > 0]), 1, 1.2)) if sizes.any() else np.zeros(1)
     of = np.where(group >= 0, more[np.maximum(group, 0)], 0)
@@ -152,7 +154,7 @@ def _larger(table: PairTable, group: Ints) -> Floats:
 
 
 def _most_loaded(table: PairTable, nodes: int) -> Bools:
-    """(rows, 2): which ends a fast row clears. Where load was aimed at an end, only rows of the rounds with about the most."""
+    """Return which ends a fast row clears, (rows, 2). For ends with aimed load, only rows with at least half its maximum do."""
     sizes = np.bincount(table.round, table.aimed.sum(axis=1), minlength=int(table.round.max()) + 1)[table.round]
     most = np.zeros(nodes)
     ends = np.stack([table.one, table.other], axis=1)
@@ -162,9 +164,9 @@ def _most_loaded(table: PairTable, nodes: int) -> Bools:
 
 
 def _pooled(table: PairTable, health: Health, group: Ints, crossing: Floats, rule: DecisionRule) -> Health:
-    """The evidence of nodes that share a leaf, taken together: by round, the median of those that talk to others.
+    """Pool the evidence of nodes that share a leaf: by round, the median of nodes that talk to other groups.
 
-    Only rounds count in which most of the group did, and with partners whose leaf was not loaded more.
+    A row counts only if most of the group talked to others in that round and the partner's leaf was not loaded more.
     """
     rails = health.residual.shape[1]
     rounds = int(table.round.max()) + 1

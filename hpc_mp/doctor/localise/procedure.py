@@ -1,4 +1,4 @@
-"""The rounds of a search, one after the other: a first pass over all, then retests until nothing is in doubt."""
+"""The procedure of a search: a first pass over all nodes, then retests until nothing is in doubt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpc_mp.doctor.localise.verdict import verdict
 
 
 class Search:
-    """``known`` is replaced after every round."""
+    """The state of a search. ``known`` is replaced after every round."""
 
     def __init__(self, cluster: ClusterLayout, seed: int, rule: DecisionRule) -> None:
         self.random = Random(seed)
@@ -33,7 +33,7 @@ class Search:
         self.known = Known(cluster, rule, leaves, record, None, silence(record))
 
     def first_pass(self) -> Iterator[Round]:
-        """The rounds before the retests; each may depend on what those before it have shown."""
+        """Yield the rounds before the retests; each may depend on the results of earlier ones."""
         cluster = self.known.cluster
         if cluster.leaf is not None:
             yield from self._of_active(rounds.known(self.known.leaves, cluster.leaf))
@@ -46,7 +46,7 @@ class Search:
                 yield self._few(turn) if few else rounds.all_crowded(self.known.crowd(self.random, turn))
 
     def note(self, round_: Round, measure: Measure) -> None:
-        """Have a round measured, and draw the conclusions."""
+        """Measure a round and update ``known``."""
         record, cluster, rule = self.known.record, self.known.cluster, self.known.rule
         record.add(round_, measure(round_.pairs))
         self.known = replace(self.known, analysed=analyse(record, cluster, rule), silence=silence(record))
@@ -55,7 +55,7 @@ class Search:
         return (round_ for each in planned if (round_ := self.known.only(each)).pairs)
 
     def _few(self, turn: int) -> Round:
-        """So few random pairs that they do not disturb each other; everybody gets a turn."""
+        """Return a round of few random pairs that do not disturb each other; every node gets a turn."""
         nodes = self.known.active
         room = rounds.light(len(nodes))
         order = Random(len(nodes)).sample(nodes, len(nodes))
@@ -66,17 +66,17 @@ class Search:
 
 def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] | None = None, rails: int = 1, seed: int = 0, *,
              healthy: float | None = None, taper: float | None = None, rule: DecisionRule = RULE) -> Iterator[Localisation]:
-    """A verdict after every round; the last one is complete.
+    """Yield a verdict after every round; the last one is complete.
 
     Args:
-        nodes: names.
-        measure: measures one round of disjoint pairs of indices into ``nodes``.
-        leaves: leaf switch of every node; None: not known.
-        rails: NICs of every node that are measured one by one.
-        seed: of the random rounds.
-        healthy: GB/s per rail that a healthy pair must reach, if known. Without it, all is relative to the fastest pairs,
+        nodes: names of the nodes.
+        measure: function that measures one round of disjoint pairs of indices into ``nodes``.
+        leaves: leaf switch of every node; None: unknown.
+        rails: number of separately measured NICs of every node.
+        seed: seed of the random rounds.
+        healthy: GB/s per rail that a healthy pair must reach, if known. Without it, rates are relative to the fastest pairs,
             and two nodes with one rail cannot be slow.
-        taper: oversubscription of healthy uplinks, if known. Three and more leaves show it themselves; two count as 1:1.
+        taper: oversubscription of healthy uplinks, if known. With three or more leaves it is estimated; two count as 1:1.
 
     Raises:
         HpcMpError: fewer than two nodes, or a node without a leaf.

@@ -1,4 +1,4 @@
-"""What the localiser asks for, what it knows beforehand, everything measured so far as columns, and what it says."""
+"""Data types of the localiser: its measurements, the cluster's layout, the log of rounds as columns, and its verdict."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SuspectKind = Literal["node", "rail", "uplink", "link", "down"]
 
 @dataclass(frozen=True, slots=True)
 class RailSample:
-    """One rail of one pair in one round.
+    """The sample of one rail of one pair in one round.
 
     Attributes:
-        rate: GB/s of the slower direction; None = no answer (hung, refused, cut).
+        rate: rate of the slower direction in GB/s; None = no answer (hung, refused, cut).
     """
 
     pair: Pair
@@ -35,15 +35,15 @@ Measure = Callable[[Sequence[Pair]], Sequence[RailSample]]
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One fault.
+    """A suspected fault.
 
     Attributes:
-        kind: ``node`` = all rails of it, ``rail`` = one NIC or cable, ``uplink`` = what a leaf shares towards the others,
-            ``link`` = between these two nodes only, ``down`` = no answer to anybody.
+        kind: ``node`` = all rails of a node, ``rail`` = one NIC or cable, ``uplink`` = the shared path from a leaf to the others,
+            ``link`` = only between these two nodes, ``down`` = no answer to any node.
         members: node ("n3"), rail ("n3 rail 2"), leaf ("leaf4", "leaf4 rail 2"), link ("n1–n3"). The uplink of a leaf
-            whose name is not known is given by the nodes behind it ("n[33-64]"). Several members: one of these.
-        factor: share of the healthy rate that is left; 0 for no answer.
-        certain: the evidence suffices for this one member. Otherwise it is a suspicion.
+            with unknown name is given by the nodes behind it ("n[33-64]"). Several members mean that one of them is bad.
+        factor: remaining fraction of the healthy rate; 0 for no answer.
+        certain: True if the evidence suffices for the single member; else it is a suspicion.
     """
 
     kind: SuspectKind
@@ -55,14 +55,14 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Localisation:
-    """What is known after a round.
+    """The verdict after a round.
 
     Attributes:
-        expected: GB/s of a healthy pair whose traffic nothing else disturbs.
-        rounds: rounds so far, retests among them.
-        retests: how many of these came after the first pass, which takes at most 2·log2(n) + 6 rounds.
-        samples: everything measured so far.
-        complete: nothing is left to measure; otherwise this is a partial verdict.
+        expected: rate of an undisturbed healthy pair in GB/s.
+        rounds: number of rounds so far, including retests.
+        retests: number of rounds after the first pass, which takes at most 2·log2(n) + 6 rounds.
+        samples: all samples so far.
+        complete: True if nothing is left to measure; else this is a partial verdict.
     """
 
     suspects: tuple[Suspect, ...]
@@ -86,9 +86,9 @@ class Round:
     """Disjoint pairs that are measured at the same time.
 
     Attributes:
-        alone: by pair: nothing but its two nodes (and their cables) can hold it up. Elsewhere pairs share uplinks.
-        full: every node talks, so the uplinks carry about what they ever have to.
-        aimed: nodes of which all talk to others, so that what they share carries the most that it ever has to.
+        alone: by pair, True if only its two nodes and their cables can slow it down; other pairs share uplinks.
+        full: True if every node talks, so that uplinks carry about their maximum load.
+        aimed: nodes that all talk to other nodes than these, so that their shared uplinks carry the maximum load.
     """
 
     pairs: tuple[Pair, ...]
@@ -99,12 +99,12 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class PairTable:
-    """One row per pair and round that answered.
+    """A table with one row per pair and round that answered.
 
     Attributes:
         round, one, other: number of the round; the two ends (nodes, or leaves in a table of leaves).
         alone, full: as in ``Round``.
-        aimed: of both ends, (rows, 2).
+        aimed: True for ends in ``Round.aimed``, (rows, 2).
         rate: log GB/s by rail, (rows, rails).
     """
 
@@ -123,7 +123,7 @@ class PairTable:
 
 @dataclass(slots=True)
 class RoundLog:
-    """The rounds so far: their samples as they came, the table of those that answered, and the pairs that did not."""
+    """The log of rounds: their samples in order, the table of pairs that answered, and the pairs that did not."""
 
     rails: int
     samples: list[RailSample] = field(default_factory=list)
@@ -134,7 +134,7 @@ class RoundLog:
     parts: list[PairTable] = field(default_factory=list)
 
     def add(self, round_: Round, samples: Sequence[RailSample]) -> None:
-        """Notes a round. ``answered`` keeps the last round in which a node answered somebody."""
+        """Add a round. ``answered`` keeps the last round in which each node answered."""
         rates = by_pair(samples, self.rails)
         talked = [(pair, alone) for pair, alone in zip(round_.pairs, round_.alone, strict=True) if pair in rates]
         self.silent += [(self.rounds, pair) for pair in round_.pairs if pair not in rates]
@@ -156,7 +156,7 @@ class RoundLog:
 
 
 def by_pair(samples: Iterable[RailSample], rails: int) -> dict[Pair, list[float]]:
-    """Rates by rail of the pairs of which at least one rail answered."""
+    """Return the rates by rail of pairs with at least one rail that answered."""
     rates: defaultdict[Pair, list[float]] = defaultdict(lambda: [DEAD] * rails)
     for sample in samples:
         if sample.rate is not None:
@@ -166,12 +166,14 @@ def by_pair(samples: Iterable[RailSample], rails: int) -> dict[Pair, list[float]
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """Attributes:
-        names: of the nodes.
-        leaf: index of each node's leaf, or None: not known.
-        leaf_names: in the order of these indices.
-        healthy: GB/s per rail that a healthy pair must reach, where that is known.
-        taper: oversubscription of healthy uplinks, where that is known.
+    """The known layout of the cluster.
+
+    Attributes:
+        names: names of the nodes.
+        leaf: index of each node's leaf; None: unknown.
+        leaf_names: names of the leaves, in the order of these indices.
+        healthy: GB/s per rail that a healthy pair must reach, if known.
+        taper: oversubscription of healthy uplinks, if known.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Which pairs to measure again: suspects against those that are known to be good."""
+"""Choice of pairs to measure again: suspects with healthy nodes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CONTROLS = 8
 
 
 class Retests:
-    """The rounds after the first pass. What was tested how often is kept, so that passes do not repeat each other."""
+    """The rounds after the first pass. Tests are counted, so that passes do not repeat each other."""
 
     def __init__(self, latest: Callable[[], Known], random: Random) -> None:
-        """``latest`` tells what is known after the last round."""
+        """Store the source of knowledge: ``latest`` returns the state after the last round."""
         self.latest, self.random = latest, random
         self.spent: Counter[str] = Counter()
         self.tested: Counter[tuple[str, int]] = Counter()
@@ -60,19 +60,19 @@ class Retests:
             yield round_
 
     def _silent(self, known: Known, _: int) -> Round | None:
-        """Those that did not answer, each with one that answers others; then the pair itself."""
+        """Pair each silent node with one that answers others; once no node is silent, retest the silent pairs."""
         silence = known.silence
         good = [node for node in known.active if node in known.record.answered]
         pairs = rounds.couples_of(sorted(silence.aside), good, self.random)
         return known.undisturbed(pairs or rounds.disjoint(sorted(silence.doubtful)))
 
     def _missing(self, known: Known, _: int) -> Round:
-        """Pairs that were never measured."""
+        """Return a round of pairs that were never measured."""
         return known.crowded(rounds.disjoint([pair for pair in combinations(known.active, 2)
                                                     if pair not in known.record.talked]))
 
     def _among_suspects(self, known: Known, turn: int) -> Round | None:
-        """Suspects with each other, or with nodes behind a slow uplink: slow to all but fast here is no bad node."""
+        """Pair suspects with each other or with healthy nodes behind a slow uplink: a node that is fast here is not bad."""
         health, load, active = known.state.node, known.state.load, known.active
         suspicious = (np.minimum(health.evidence, load.health.evidence) < 0) | (not load.tapered)
         suspects = [node for node in active if (health.open[node] & suspicious[node]).any()]
@@ -88,7 +88,7 @@ class Retests:
         return Round(tuple(pairs), (False,) * len(pairs))
 
     def _against_good(self, known: Known, _: int) -> Round | None:
-        """Suspected nodes, each with a healthy one: of the same leaf, or a few at a time across leaves."""
+        """Pair each suspected node with a healthy one of the same leaf, or a few at a time across leaves."""
         health = known.state.node
         targets = [node for node in known.active if self._unsure("node", health, node)]
         targets.sort(key=lambda node: self.tested["node", node])
@@ -97,7 +97,7 @@ class Retests:
         pairs, lonely, free = _near(targets, self.random.sample(good, len(good)), leaf)
         if known.cluster.leaf is None:
             room = rounds.light(len(known.active))
-            # Two that share a slow uplink would be slow together in every round: each round takes other ones.
+            # Two nodes that share a slow uplink would be slow together in every round, so each round takes different nodes.
             chosen = [node for node in lonely if self.tested["node", node] < CONFIRMED or self.random.random() < 0.5]
             chosen = self._apart(known, chosen or lonely[:1])
             partners = _spread([node for node in free if load.healthy[node].all()], leaf)
@@ -116,13 +116,13 @@ class Retests:
         return known.undisturbed(pairs + controls[:CONTROLS])
 
     def _apart(self, known: Known, nodes: Sequence[int]) -> list[int]:
-        """Without those that would share a slow uplink with too many others."""
+        """Drop nodes that would share a slow uplink with too many others."""
         shared = behind(known.state.load, known.rule)
         kept = [node for node in nodes if shared[node]][: together(int(shared.sum()))]
         return kept + [node for node in nodes if not shared[node]]
 
     def _uplinks(self, known: Known, turn: int) -> Round | None:
-        """Suspected leaves, each with a healthy one, all nodes of both."""
+        """Pair each suspected leaf with a healthy one, with all nodes of both."""
         health = known.state.load.health
         suspects = [leaf for leaf in range(len(known.leaves)) if self._unsure("leaf", health, leaf)]
         suspects.sort(key=lambda leaf: self.tested["leaf", leaf])
@@ -134,7 +134,7 @@ class Retests:
         return known.only(rounds.across(known.leaves, known.state.load.group, couples, turn))
 
     def _crowd(self, known: Known, _: int) -> Round | None:
-        """All nodes at the same time. Where crowds are fast, the suspects talk to the others only, to load their uplinks most."""
+        """Return a round of all nodes. If crowds are fast, suspects are paired only with others, to load their uplinks most."""
         load = known.state.load
         health = known.state.node
         can = [node for node in known.active if health.healthy[node].any()]
@@ -153,13 +153,13 @@ class Retests:
         return rounds.all_crowded(pairs, sorted(used & suspects))
 
     def _links(self, known: Known, _: int) -> Round | None:
-        """Pairs that are slow though both ends are healthy."""
+        """Return a round of pairs that are slow although both ends are healthy."""
         most = rounds.light(known.cluster.size) if known.state.load.tapered else known.cluster.size
         pairs = rounds.disjoint(known.links.open)[:most]
         return Round(tuple(pairs), (True,) * len(pairs))
 
     def _unsure(self, kind: str, health: Health, end: int) -> bool:
-        """Not cleared, and not yet convicted on all slow rails with something to spare and two retests."""
+        """Return True if the end is not cleared, and not yet clearly convicted on all slow rails with two retests."""
         slow = ~health.healthy[end]
         return bool((slow & ~health.settled[end]).any() or (slow.any() and self.tested[kind, end] < CONFIRMED))
 
@@ -168,7 +168,7 @@ class Retests:
 
 
 def _near(targets: Sequence[int], good: Sequence[int], leaf: Ints) -> tuple[list[Pair], list[int], list[int]]:
-    """Targets with good nodes of their own leaf (−1: none); then the targets and the good nodes that are left."""
+    """Pair targets with good nodes of their own leaf (−1: none). Return the pairs and the remaining targets and good nodes."""
     free: dict[int, list[int]] = {}
     for node in good:
         free.setdefault(int(leaf[node]), []).append(node)
@@ -182,7 +182,7 @@ def _near(targets: Sequence[int], good: Sequence[int], leaf: Ints) -> tuple[list
 
 
 def _spread(nodes: Sequence[int], group: Ints) -> list[int]:
-    """As many nodes as there are groups, of each group one: so that partners do not crowd an uplink. All, where none is known."""
+    """Return one node per group, so that partners do not crowd an uplink, and all nodes without a group."""
     found: dict[int, int] = {}
     for node in nodes:
         found.setdefault(int(group[node]) if group[node] >= 0 else -1 - node, node)
@@ -190,7 +190,7 @@ def _spread(nodes: Sequence[int], group: Ints) -> list[int]:
 
 
 def _across(lonely: Sequence[int], free: Sequence[int], leaf: Ints) -> list[Pair]:
-    """Each with a node of another leaf; no more of a leaf than its uplink carries without being crowded."""
+    """Pair each with a node of another leaf, at most as many per leaf as do not crowd its uplink."""
     room = Counter({index: max(1, int(count) // 8) for index, count in enumerate(np.bincount(leaf))})
     left, pairs = list(free), []
     for node in lonely:
@@ -204,7 +204,7 @@ def _across(lonely: Sequence[int], free: Sequence[int], leaf: Ints) -> list[Pair
 
 
 def _lean(load: Load) -> Floats:
-    """Mean log rate of every node under full load beyond what its partners explain, single samples limited."""
+    """Return the mean log rate of every node under full load that its partners do not explain, with samples clipped."""
     value = np.clip(load.health.residual, -3 * NEAR, NEAR).mean(axis=1)
     nodes = len(load.health.open)
     ends = np.concatenate([load.table.one, load.table.other])

@@ -1,4 +1,4 @@
-"""Which pairs talk in which round."""
+"""Schedules of rounds of disjoint pairs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ALL_PAIRS = 16
 
 
 def most_rounds(nodes: int) -> int:
-    """Limit of the first pass."""
+    """Return the maximum number of rounds of the first pass."""
     return floor(2 * log2(nodes) + 6)
 
 
 def light(nodes: int) -> int:
-    """Pairs that may talk at the same time without filling an uplink that is oversubscribed up to about 4:1."""
+    """Return how many pairs may talk at the same time without filling an uplink oversubscribed up to about 4:1."""
     return max(1, nodes // 16)
 
 
 def circle(members: Sequence[int], turn: int) -> tuple[list[Pair], int | None]:
-    """Round ``turn`` of a round robin (everybody meets everybody in m−1 rounds, m if odd), and who sits it out."""
+    """Return round ``turn`` of a round robin (all pairs of m members in m−1 rounds, m if odd), and the unpaired member."""
     seats: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     turn %= max(1, len(seats) - 1)
     seats = seats[:1] + seats[1 + turn:] + seats[1: 1 + turn]
@@ -42,18 +42,18 @@ def ordered(one: int, other: int) -> Pair:
 
 
 def all_crowded(pairs: Sequence[Pair], aimed: Sequence[int] = ()) -> Round:
-    """Pairs of which nothing is known about the way between them."""
+    """Return a full round of pairs whose paths are unknown."""
     return Round(tuple(pairs), (len(pairs) == 1,) * len(pairs), True, frozenset(aimed))
 
 
 def matching(nodes: Sequence[int], random: Random) -> list[Pair]:
-    """Random pairs of all nodes."""
+    """Return random pairs of all nodes."""
     order = random.sample(nodes, len(nodes))
     return [ordered(*pair) for pair in zip(order[::2], order[1::2], strict=False)]
 
 
 def everybody(members: Sequence[int]) -> Iterator[Round]:
-    """Every pair, as far as the first pass reaches, up to three times."""
+    """Yield rounds of all pairs, up to three times, within the limit of the first pass."""
     most = most_rounds(len(members))
     cycle = len(members) - 1 + len(members) % 2
     for turn in range(min(most, cycle * max(1, min(3, most // cycle)))):
@@ -61,7 +61,7 @@ def everybody(members: Sequence[int]) -> Iterator[Round]:
 
 
 def inside(leaves: Sequence[Sequence[int]], leaf: Ints, turn: int) -> Round:
-    """Every node with one of its own leaf. Those left over, at most one of a leaf, meet across leaves."""
+    """Pair every node with one of its own leaf. Unpaired nodes, at most one per leaf, are paired across leaves."""
     pairs, rest = [], []
     for members in leaves:
         found, alone = circle(members, turn)
@@ -73,7 +73,7 @@ def inside(leaves: Sequence[Sequence[int]], leaf: Ints, turn: int) -> Round:
 
 
 def across(leaves: Sequence[Sequence[int]], leaf: Ints, couples: Sequence[Pair], turn: int) -> Round:
-    """All nodes of a leaf with nodes of one other leaf. Who finds no partner there, and leaves in no couple, stay inside."""
+    """Pair the nodes of each couple of leaves with each other. Nodes without a partner are paired inside their leaf."""
     pairs: list[Pair] = []
     left = {index: list(members) for index, members in enumerate(leaves)}
     for a, b in couples:
@@ -89,7 +89,7 @@ def across(leaves: Sequence[Sequence[int]], leaf: Ints, couples: Sequence[Pair],
 
 
 def known(leaves: Sequence[Sequence[int]], leaf: Ints) -> Iterator[Round]:
-    """The first pass where leaves are known: nodes by rounds inside leaves, uplinks by rounds between two whole leaves."""
+    """Yield the first pass for known leaves: rounds inside leaves test nodes, rounds between whole leaves test uplinks."""
     nodes = sum(map(len, leaves))
     most = most_rounds(nodes)
     longest = max(map(len, leaves))
@@ -110,19 +110,19 @@ def known(leaves: Sequence[Sequence[int]], leaf: Ints) -> Iterator[Round]:
 
 
 def neighbours(ranked: Sequence[int], turn: int, block: int = 16) -> list[Pair]:
-    """Pairs of nodes that are near each other in ``ranked``: a round robin in blocks, which shift by half in odd turns."""
+    """Return pairs of nodes that are near in ``ranked``: a round robin in blocks, which are shifted by half in odd turns."""
     start = block // 2 if turn % 2 and len(ranked) > block else 0
     edges = sorted({0, *range(start, len(ranked), block), len(ranked)})
     return [pair for low, high in pairwise(edges) for pair in circle(ranked[low:high], turn)[0]]
 
 
 def couples_of(nodes: Sequence[int], partners: Sequence[int], random: Random) -> list[Pair]:
-    """Each of ``nodes`` with a random one of ``partners``, as far as they go."""
+    """Pair each of ``nodes`` with a random one of ``partners``, until either is used up."""
     return [ordered(*pair) for pair in zip(nodes, random.sample(partners, min(len(nodes), len(partners))), strict=False)]
 
 
 def disjoint(pairs: Sequence[Pair]) -> list[Pair]:
-    """As many of the pairs, in their order, as share no node."""
+    """Choose pairs in order, skipping those that share a node with an earlier choice."""
     used: set[int] = set()
     chosen = []
     for pair in pairs:

@@ -1,11 +1,11 @@
-"""What stands out where healthy pairs are unevenly fast.
+"""Outstanding faults among healthy pairs of uneven rates.
 
-The fit of nodes takes healthy pairs for equally fast but for noise. On some clusters they are not: hosts of one machine share
-its processors, routes differ in length, cables have different rates. So what the fit has found is held against the spread of
-the pairs that have no part in it. Where these are alike, it stands. Else a node is bad for certain if even its fastest pair is
-slower than any healthy pair can be beside them, a link if it is itself, and what lies between that and the middle of what is
-healthy is a suspicion. The fastest sample of every pair counts, because others who talk at the same time only ever slow a
-pair down.
+The fit of nodes assumes that healthy pairs are equally fast except for noise. On some clusters they are not: hosts of one
+machine share its processors, routes differ in length, cables have different rates. The result of the fit is therefore compared
+with the spread of the pairs without suspects. If these are alike, the result stands. Else a node is certainly bad if even its
+fastest pair is slower than any healthy pair can be, and a link if it is itself slower than that. A rate between that bound and
+the middle of the healthy rates is a suspicion. The fastest sample of every pair is used, because simultaneous transfers only
+slow a pair down.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXACT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Log rates of pairs, of each its best sample. ``nodes``: how many there are."""
+    """Log rates of pairs, the best sample of each. ``nodes``: number of nodes."""
 
     rate: dict[Pair, float]
     nodes: int
@@ -50,12 +50,12 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of healthy log rates.
+    """The spread of healthy log rates.
 
     Attributes:
-        level: their median.
-        slowest: of many, a tenth may be slower for reasons of their own.
-        possible: by how much healthy ones may differ.
+        level: median.
+        slowest: tenth percentile; a tenth of many may be slower for separate reasons.
+        possible: largest possible difference between healthy rates.
     """
 
     level: float
@@ -64,38 +64,38 @@ class Spread:
 
     @property
     def node(self) -> float:
-        """Of a healthy node the fastest pair is not slower than this, though the median were the fastest of the healthy."""
+        """The lower bound of a healthy node's fastest pair, even if the median were the fastest healthy rate."""
         return min(self.level - self.possible, self.slowest) - NEAR
 
     @property
     def link(self) -> float:
-        """Nor a healthy pair than this: it alone says less than all pairs of a node, so a gap must part it from the others that
-        is as wide as all that is healthy."""
+        """The lower bound of a healthy pair. One pair is weaker evidence than all pairs of a node, so a gap as wide as the whole
+        healthy range is required."""
         return self.slowest - self.possible - NEAR
 
     @property
     def likely(self) -> float:
-        """Nor either than this, if the median lies in the middle of the healthy."""
+        """The lower bound of both if the median is in the middle of the healthy range."""
         return min(self.level - self.possible / 2, self.slowest) - NEAR
 
 
 def spread(pairs: Pairs) -> Spread:
-    """The spread of these pairs, each of which may have a rate of its own."""
+    """Return the spread of these pairs, each of which may have a separate rate."""
     values = sorted(pairs.rate.values())
     return Spread(float(np.median(values)), values[len(values) // 10], _possible(values, len(values)))
 
 
 def spread_of_nodes(pairs: Pairs) -> Spread:
-    """The spread of what their nodes can do: of each its fastest pair. The slowest pair stays that of all."""
+    """Return the spread of the fastest pair of each node. ``slowest`` is still taken from all pairs."""
     own = {node: max((rate, pair) for pair, rate in pairs.rate.items() if node in pair) for node in pairs.ends()}
     values, every = sorted(rate for rate, _ in own.values()), sorted(pairs.rate.values())
     return Spread(float(np.median(values)), every[len(every) // 10], _possible(values, len({pair for _, pair in own.values()})))
 
 
 def _possible(values: Sequence[float], independent: int) -> float:
-    """By how much such values may differ, of which so many are independent and a tenth is slower for reasons of its own.
+    """Return by how much such values may differ, if a tenth is slower for separate reasons.
 
-    Of m rates, spread evenly over a range W, all lie within w with a chance of m·(w/W)^(m−1) at most.
+    The probability that m independent rates, uniform over a range W, are all within w is at most m·(w/W)^(m−1).
     """
     if independent < 2:
         return NATURAL
@@ -103,13 +103,13 @@ def _possible(values: Sequence[float], independent: int) -> float:
 
 
 def by_nodes(pairs: Pairs) -> int:
-    """Rates that are independent if each pair has that of its slower end: the fastest node's is never seen."""
+    """Return the number of independent rates if each pair has the rate of its slower end: the fastest node's is never seen."""
     return len(pairs.ends()) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """What is slower than anything healthy. ``left``: the pairs that have no part in it."""
+    """Nodes and links slower than anything healthy. ``left``: the pairs without them."""
 
     nodes: tuple[int, ...]
     links: tuple[Pair, ...]
@@ -121,7 +121,7 @@ class Outstanding:
 
 
 def outstanding(pairs: Pairs, never: frozenset[int] = frozenset()) -> Outstanding:
-    """The nodes (none of ``never``) and links that stand out, as many as do so together; always the fewer of all."""
+    """Return the largest sets of nodes (none of ``never``) and links that stand out together, always a minority of all."""
     ranked = sorted(pairs.ends() - never, key=lambda node: max(pairs.of(node)))
     nodes: list[int] = []
     left = pairs
@@ -134,21 +134,21 @@ def outstanding(pairs: Pairs, never: frozenset[int] = frozenset()) -> Outstandin
     for count in range(max(1, len(slowest) // 4), 0, -1):
         links = slowest[:count]
         rest = left.without(pairs=links)
-        apart = len({node for link in links for node in link}) == 2 * count  # several of one node may be due to the node
+        apart = len({node for link in links for node in link}) == 2 * count  # several links of one node may be due to the node
         if apart and rest.ends() >= left.ends() and rest.rate and left.rate[links[-1]] < spread(rest).link:
             return Outstanding(tuple(nodes), tuple(links), rest)
     return Outstanding(tuple(nodes), (), left)
 
 
 def best(state: NetworkState, cluster: ClusterLayout, rail: int | None = None) -> Pairs:
-    """The best sample of every pair, of one rail or the mean of all."""
+    """Return the best sample of every pair, on one rail or as the mean of all rails."""
     table = _fair(state)
     rates = table.rate.mean(axis=1) if rail is None else table.rate[:, rail]
     return Pairs({pair: max(values) for pair, values in _samples(table, rates).items()}, cluster.size)
 
 
 def _fair(state: NetworkState) -> PairTable:
-    """Without crowded samples where a crowd slows pairs down."""
+    """Return the table, without crowded samples if crowds slow pairs down."""
     table = state.table
     rates = table.rate.mean(axis=1)
     alone, crowded = (_samples(table.take(rows), rates[rows]) for rows in (table.alone, ~table.alone))
@@ -167,14 +167,14 @@ def _samples(table: PairTable, rates: Floats) -> dict[Pair, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate:
-    """A rate that may be one of many alike ones: its logarithm, and the sigma of that."""
+    """The logarithm of a measured rate, and its sigma."""
 
     value: float
     sigma: float
 
 
 def measured(state: NetworkState, rest: Pairs) -> dict[Pair, MeasuredRate]:
-    """The usual sample of every pair: without the luck of the best of many. The noise is what a pair differs by from itself."""
+    """Return the median sample of every pair, free of the best sample's luck. Noise is estimated from repeats of a pair."""
     table = _fair(state)
     samples = _samples(table, table.rate.mean(axis=1))
     repeated = np.concatenate([np.diff(values) for values in samples.values()])
@@ -184,15 +184,15 @@ def measured(state: NetworkState, rest: Pairs) -> dict[Pair, MeasuredRate]:
 
 
 def fastest(rates: Mapping[Pair, MeasuredRate]) -> dict[int, MeasuredRate]:
-    """Of every node: its own rate, where a pair has that of its slower end."""
+    """Return the rate of every node: that of its fastest pair, if a pair has the rate of its slower end."""
     ends = {node for pair in rates for node in pair}
     return {node: max((rate for pair, rate in rates.items() if node in pair), key=lambda rate: rate.value) for node in ends}
 
 
 def alike(rates: Collection[MeasuredRate], independent: int) -> float:
-    """Log odds that these rates are equal but for noise, not spread over all that is natural.
+    """Return the log odds that these rates are equal except for noise, against rates spread over the natural range.
 
-    The noise is known from few samples, so its tails are those of Student's t with four degrees of freedom, whose density at t
+    The noise is estimated from few samples, so Student's t distribution with four degrees of freedom is used. Its density at t
     is 3/8 · (1 + t²/4)^−2.5.
 
     Args:
@@ -203,10 +203,10 @@ def alike(rates: Collection[MeasuredRate], independent: int) -> float:
     value, sigma = (np.array([getattr(rate, name) for rate in rates]) for name in ("value", "sigma"))
     off = (value - np.median(value)) / sigma
     odds = np.log(NATURAL / sigma * 3 / 8 * (1 + off**2 / 4) ** -2.5)
-    odds = np.where(off < 0, np.maximum(odds, log(ODD)), odds)  # nothing makes a pair fast for reasons of its own
+    odds = np.where(off < 0, np.maximum(odds, log(ODD)), odds)  # single pairs may be slow for separate reasons, not fast
     return (independent - 1) * float(odds.mean())
 
 
 def away(below: float) -> float:
-    """Log odds against two rates, spread evenly over all that is natural, that differ by so much, the one below the other."""
+    """Return the log odds against one rate being that far below another, if both are uniform over the natural range."""
     return log(2) - 2 * log(min(1.0, max(EXACT, 1 - below / NATURAL)))

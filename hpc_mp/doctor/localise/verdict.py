@@ -1,4 +1,4 @@
-"""From evidence to names."""
+"""Conversion of the evidence to named suspects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _suspects(known: Known, complete: bool) -> Iterator[Suspect]:
 
 
 def _links(known: Known) -> Iterator[Suspect]:
-    """Slow pairs of healthy nodes. Several of one node, or between the same leaves, may be due to these: that is said so."""
+    """Yield slow pairs of healthy nodes. Several pairs of one node or leaf may be due to it: they are not certain."""
     names, leaf, bad = known.cluster.names, known.cluster.leaf, known.links.bad
     often = Counter(node for pair in bad for node in pair)
     between = [sorted({int(leaf[node]) for node in pair}) for pair in bad] if leaf is not None else []
@@ -60,7 +60,7 @@ def _links(known: Known) -> Iterator[Suspect]:
                       f"{bad[one, other]:.0%} of the healthy rate, though both nodes are fast with others")
     shared = [end for end, count in sorted(uplinks.items()) if count > 1]
     doubted = known.state.load.health.bad | known.state.load.health.open
-    if shared and not doubted[shared].any():  # otherwise it is said already
+    if shared and not doubted[shared].any():  # otherwise the uplink is reported already
         slow = [factor for way, factor in zip(between, bad.values(), strict=True) if {*way} & {*shared} and len(way) > 1]
         yield Suspect("uplink", tuple(known.cluster.leaf_names[end] for end in shared), float(np.median(slow)), False,
                       f"{len(slow)} pairs across it have {np.median(slow):.0%} of the healthy rate")
@@ -77,7 +77,7 @@ def _silent(known: Known, complete: bool) -> Iterator[Suspect]:
 
 
 def _ends(kind: SuspectKind, names: tuple[str, ...], health: Health, complete: bool, how: str) -> Iterator[Suspect]:
-    """Convicted nodes or leaves; single rails where others are healthy, or where one is worse than the others."""
+    """Yield convicted nodes or leaves; single rails if other rails are healthy, or if one is worse than the others."""
     for end in np.flatnonzero(health.bad.any(axis=1)).tolist():
         bad, factor = health.bad[end], health.factor[end]
         whole = bool(bad.mean() >= 0.5 and not health.healthy[end].any())
@@ -91,7 +91,7 @@ def _ends(kind: SuspectKind, names: tuple[str, ...], health: Health, complete: b
 
 
 def _behind(known: Known, complete: bool) -> Iterator[Suspect]:
-    """Nodes that are fast by themselves and slow when all talk: grouped by how slow."""
+    """Yield nodes that are fast by themselves and slow under full load, grouped by their rate."""
     health, group = known.state.load.health, known.state.load.group
     own = np.log(np.maximum(health.factor, DEAD))
     typical = own.copy()
@@ -119,7 +119,7 @@ def _gathered(known: Known, slow: Bools, certain: bool) -> Iterator[Suspect]:
 
 
 def _sole(known: Known) -> Callable[[int], str | None]:
-    """The leaf of a node that has no other node there that answers: its uplink cannot be told from the node."""
+    """Return a function from a node to its leaf if no other node there answers: the uplink cannot be told from the node."""
     leaf, active = known.cluster.leaf, {*known.active}
     assert leaf is not None
 
@@ -132,9 +132,9 @@ def _sole(known: Known) -> Callable[[int], str | None]:
 
 def _doubts(kind: SuspectKind, names: tuple[str, ...], health: Health, table: PairTable,
             stand_in: Callable[[int], str | None] | None = None) -> Iterator[Suspect]:
-    """Ends that are neither cleared nor convicted though most of what was measured at them by themselves is slow.
+    """Yield ends that are neither cleared nor convicted although most of their undisturbed samples are slow.
 
-    Those that were slow with each other form one set: at least one of them is bad.
+    Ends that were slow with each other form one set: at least one of them is bad.
     """
     rails = health.open.shape[1]
     for rail in range(rails):

@@ -1,4 +1,4 @@
-"""The suspects of the fit, as they look beside the spread of the pairs that have no part in them."""
+"""Comparison of the fit's suspects with the spread of the pairs without suspects."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ ODDS = {True: log(5000), False: log(200)}
 
 @dataclass(frozen=True, slots=True)
 class SuspectPart:
-    """What a member of a suspect has to do with: all pairs of a node, one pair, or those that cross an uplink."""
+    """The pairs that a member of a suspect affects: all pairs of a node, one pair, or those that cross an uplink."""
 
     nodes: frozenset[int] = frozenset()
     pairs: frozenset[Pair] = frozenset()
     rail: int | None = None
 
     def rate(self, pairs: Pairs) -> float | None:
-        """The fastest of a node, the median of those that cross an uplink."""
+        """Return the fastest rate of a node, or the median of pairs; None if there are none."""
         own = [rate for pair, rate in pairs.rate.items() if pair in self.pairs or not self.nodes.isdisjoint(pair)]
         return None if not own else max(own) if self.nodes else float(np.median(own))
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A suspect with all that its members have to do with."""
+    """A suspect with the parts that its members affect."""
 
     suspect: Suspect
     parts: tuple[SuspectPart, ...]
@@ -64,19 +64,19 @@ class Weighed:
         return frozenset().union(*(part.pairs for part in self.parts))
 
     def explained(self, seen: Outstanding) -> bool:
-        """By nodes at which all is slow, or as the links that are."""
+        """Return True if outstanding nodes or links explain the suspect."""
         ends = self.nodes | {node for pair in self.pairs for node in pair}
         return self.suspect.kind != "uplink" and not (ends.isdisjoint(seen.nodes) and self.pairs.isdisjoint(seen.links))
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What no suspect has a part in.
+    """The pairs without suspects.
 
     Attributes:
-        rest: its spread; None: there is nothing.
-        nodes, pairs: log odds that its nodes are alike, as far as their fastest pairs show, and that its pairs are, beside all
-            choices by which the suspects could have been chosen: of enough pairs some are always alike.
+        rest: their spread; None if there are no such pairs.
+        nodes, pairs: log odds that the nodes (by their fastest pairs) and the pairs are alike, less the log of the number of
+            possible choices of suspects: of enough pairs some are always alike.
     """
 
     rest: Spread | None
@@ -84,9 +84,9 @@ class Basis:
     pairs: float
 
     def bears(self, suspect: Suspect, of_nodes: bool, rate: float) -> bool:
-        """Whether a verdict of the fit stands: a healthy cluster of uneven pairs is unlikely to show others that are as alike,
-        and a rate as far below theirs. What lies among the others is no verdict, however often it was measured. Pairs of uneven
-        nodes may look alike, because most have the rate of the same few: no pair is convicted among such."""
+        """Return True if a verdict of the fit stands: a healthy cluster of uneven pairs is unlikely to have other pairs this
+        alike and a rate this far below theirs. A rate among the others is never a verdict, however often it was measured.
+        Pairs of uneven nodes may look alike because most have the rate of the same few nodes: no pair is convicted then."""
         if self.rest is None or (suspect.kind != "uplink" and rate >= self.rest.slowest):
             return False
         uneven = suspect.certain and self.nodes < 0
@@ -95,8 +95,8 @@ class Basis:
 
 
 def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
-    """What stands out, and of the suspects what that does not explain: as it is if it stands though pairs may be uneven, else as
-    far as their spread leaves room for it. What did not answer at all stays as it is."""
+    """Yield outstanding nodes and links, and the suspects that these do not explain. A suspect is unchanged if it stands even if
+    pairs may be uneven, else it is kept as far as their spread permits. Suspects that did not answer at all are unchanged."""
     pairs = best(state, cluster)
     seen = outstanding(pairs, _alone_in_leaf(cluster))
     fit = [Weighed(suspect, tuple(_part(suspect, member, pairs, cluster) for member in suspect.members)) for suspect in suspects]
@@ -107,12 +107,12 @@ def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLa
     yield from (_link(link, seen, pairs, cluster) for link in seen.links)
     for each in fit:
         if each.suspect in confirmed and each.suspect.kind == "node" and min(basis.nodes, basis.pairs) < RULE.clear:
-            # Where pairs differ, the share of "the" healthy rate that the fit gives says little.
+            # If pairs differ, the fit's fraction of "the" healthy rate means little.
             yield from (_node(node, seen, pairs, cluster) for node in each.nodes)
         elif each.suspect in confirmed or each.suspect.factor == 0 or _of_load(each.suspect, cluster):
             yield each.suspect
         elif not each.explained(seen):
-            # The uplink of a leaf that is not known is a set of nodes.
+            # The uplink of an unknown leaf is a set of nodes.
             of_nodes = each.suspect.kind in OF_NODES or (each.suspect.kind == "uplink" and cluster.leaf is None)
             rates = [rate for part in each.parts if (rate := part.rate(_of_rail(pairs, part.rail, state, cluster))) is not None]
             stands = basis.bears(each.suspect, of_nodes, max(rates, default=inf))
@@ -120,14 +120,14 @@ def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLa
 
 
 def _of_load(suspect: Suspect, cluster: ClusterLayout) -> bool:
-    """The uplink of a known leaf, convicted by what all its nodes get together: pairs alone say nothing for or against it."""
+    """Return True for a convicted uplink of a known leaf: its evidence is the total rate of its nodes, not single pairs."""
     return suspect.kind == "uplink" and suspect.certain and cluster.leaf is not None
 
 
 def _basis(fit: Sequence[Weighed], pairs: Pairs, state: NetworkState) -> Basis:
     nodes, links = (frozenset().union(*of) for of in ([each.nodes for each in fit], [each.pairs for each in fit]))
     rest, single = pairs.without(nodes, links), sum(each.suspect.kind == "link" for each in fit)
-    # A leaf is one of as many as there are nodes, at most.
+    # There are at most as many leaves as nodes.
     choices = comb(pairs.nodes, sum(len(each.parts) for each in fit) - single) * comb(len(pairs.rate), single)
     if not rest.rate or not choices:
         return Basis(None, -inf, -inf)
@@ -137,7 +137,7 @@ def _basis(fit: Sequence[Weighed], pairs: Pairs, state: NetworkState) -> Basis:
 
 
 def _of_rail(pairs: Pairs, rail: int | None, state: NetworkState, cluster: ClusterLayout) -> Pairs:
-    """The same pairs, on one rail."""
+    """Return the same pairs on one rail."""
     if rail is None:
         return pairs
     rates = best(state, cluster, rail).rate
@@ -145,14 +145,14 @@ def _of_rail(pairs: Pairs, rail: int | None, state: NetworkState, cluster: Clust
 
 
 def _beside(each: Weighed, left: Pairs, state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
-    """The suspect, if one of its members is slower than healthy ones would be; for certain if all are slower than any can be."""
+    """Yield the suspect if a member is slower than likely for healthy ones; certain only if all are slower than possible."""
     likely, certain = zip(*(_slow(part, left, state, cluster) for part in each.parts), strict=True)
     if any(likely):
         yield replace(each.suspect, certain=each.suspect.certain and all(certain))
 
 
 def _slow(part: SuspectPart, left: Pairs, state: NetworkState, cluster: ClusterLayout) -> tuple[bool, bool]:
-    """Whether it is likely, and whether it is certain. Where there is nothing to compare it with, it stays likely."""
+    """Return (likely, certain): True if the part is slow. Without any pairs to compare with, it is likely but not certain."""
     left = _of_rail(left, part.rail, state, cluster)
     rest, rate = left.without(part.nodes, part.pairs), part.rate(left)
     if rate is None or not rest.rate:
@@ -175,7 +175,7 @@ def _part(suspect: Suspect, member: str, pairs: Pairs, cluster: ClusterLayout) -
 
 
 def _alone_in_leaf(cluster: ClusterLayout) -> frozenset[int]:
-    """Nodes that cannot be told from the uplink of their leaf."""
+    """Return nodes that cannot be told from the uplink of their leaf."""
     if cluster.leaf is None or not cluster.leaf.max():
         return frozenset()
     return frozenset(np.flatnonzero(np.bincount(cluster.leaf)[cluster.leaf] == 1).tolist())

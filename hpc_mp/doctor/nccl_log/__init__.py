@@ -1,4 +1,4 @@
-"""What NCCL really did, from its own log and from the counters of the network's ports."""
+"""NCCL's actual behaviour, from its own log and from the counters of the network's ports."""
 
 from __future__ import annotations
 

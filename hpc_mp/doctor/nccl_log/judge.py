@@ -1,4 +1,4 @@
-"""Is the network what the machine has? NCCL falls back in silence; here it is said."""
+"""Findings on NCCL's use of the machine's fast network: NCCL falls back silently, these findings report it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_mp.doctor.nccl_log.truth import NcclTruth, Trouble
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
                "NCCL_DMABUF_ENABLE",
                "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE")
-_STATUSES = {  # of a completion: ibv_wc_status
+_STATUSES = {  # meanings of a completion's status, ibv_wc_status
     5: "flushed, after another error", 9: "the other side's memory or key is gone", 10: "remote access error",
     12: "no answer from the other side in spite of retries: link, cable, route, or a dead peer", 13: "the receiver was not ready",
 }
@@ -26,12 +26,12 @@ _STATUSES = {  # of a completion: ibv_wc_status
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the job's nodes have, as far as NCCL's choice depends on it.
+    """The hardware of the job's nodes on which NCCL's choice depends.
 
     Attributes:
-        fabric: kind of the fast network; empty without one.
-        nics: ports of it that are up, per node; None where that cannot be seen.
-        switched: the GPUs of a node are joined by NVSwitches.
+        fabric: kind of the fast network; empty if there is none.
+        nics: number of its ports that are up, per node; None if unknown.
+        switched: True if the GPUs of a node are connected by NVSwitches.
     """
 
     fabric: Literal["infiniband", "efa", "roce", ""] = ""
@@ -40,7 +40,7 @@ class Machine:
 
 
 def machine_of(source: NodeSource) -> Machine:
-    """What this machine has, from its files. Never raises."""
+    """Read this machine's hardware from its files. Never raises."""
     fabric = read_fabric(source)
     ports = [port for port in fabric.ports if port.up]
     kind: Literal["infiniband", "efa", "roce", ""] = ""
@@ -53,7 +53,7 @@ def machine_of(source: NodeSource) -> Machine:
 
 
 def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
-    """An error where NCCL does not use the fast network of the machine as it could; a warning where it uses part of it."""
+    """Yield an error if NCCL does not use the machine's fast network although it could, a warning if it uses part of it."""
     if not truth.lines:
         yield Finding("nccl-network", "unknown", "", "no line of NCCL's log", "run with NCCL_DEBUG=INFO")
         return
@@ -67,7 +67,7 @@ def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
 
 
 def refused(findings: Iterable[Finding]) -> list[Finding]:
-    """Those for which a training should not be started."""
+    """Return the errors, with which a training should not be started."""
     return [finding for finding in findings if finding.severity == "error"]
 
 
@@ -111,7 +111,7 @@ def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
 
 
 def _gdr_possible(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
-    """Where nothing goes between nodes, such as with one rank: what NCCL found possible when it looked at its adapters."""
+    """Yield findings from NCCL's scan of its adapters, for a job without paths between nodes, such as one rank."""
     if not truth.gdr or any(_is_socket(name) for name in truth.networks):
         return
     disabled = sorted(name for name, able in truth.gdr.items() if not able)
@@ -171,7 +171,7 @@ def _started(truth: NcclTruth) -> Iterator[Finding]:
 
 
 def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
-    """One finding per kind, host and adapter."""
+    """Yield one finding per kind, host and adapter."""
     groups: dict[tuple[str, str, str], list[Trouble]] = {}
     for trouble in truth.troubles:
         groups.setdefault((trouble.kind, trouble.host, trouble.hca), []).append(trouble)
@@ -197,7 +197,7 @@ def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
 
 
 def _set(truth: NcclTruth) -> str:
-    """The variables that may explain it."""
+    """Return the variables that may explain a finding, as text."""
     named = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
     return f" ({', '.join(named)} is set)" if named else ""
 

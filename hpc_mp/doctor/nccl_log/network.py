@@ -1,4 +1,4 @@
-"""The network that NCCL takes on this machine, from a log: one that NCCL writes now, or some that were kept."""
+"""The network that NCCL uses on this machine, from a new log of a probe or from kept logs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ PROGRAMS = {PROBE: OwnProgram((sys.executable, "-P", "-m", "hpc_mp.doctor.nccl_l
 
 
 def taken(source: NodeSource, patience: float = PATIENCE_S) -> tuple[Finding, ...]:
-    """What is said of a log that NCCL writes now; nothing without GPUs or a fast network, or where no log comes in time.
+    """Return findings on a new log of NCCL; none without GPUs or a fast network, or if no log comes in time.
 
     Args:
-        source: its program ``nccl-probe`` writes the log.
-        patience: seconds.
+        source: the machine, whose program ``nccl-probe`` writes the log.
+        patience: timeout in seconds.
     """
     found = in_time({PROBE: lambda: _taken(source)}, patience)[PROBE]
     return () if isinstance(found, Unavailable) else found
 
 
 def logged(logs: Iterable[Path], source: NodeSource) -> tuple[Finding, ...]:
-    """What is said of these logs, of one job's ranks, on such a machine. A directory stands for all files below it.
+    """Return findings on the logs of one job's ranks on this kind of machine. A directory means all files below it.
 
     Raises:
-        HpcMpError: one cannot be read.
+        HpcMpError: a log cannot be read.
     """
     return tuple(judge(parse(chain.from_iterable(map(_lines, logs))), machine_of(source)))
 

@@ -1,7 +1,7 @@
-"""Reading NCCL's log (``NCCL_DEBUG=INFO``): any version's, of many ranks mixed, with labels in front, cut anywhere.
+"""Parser of NCCL's log (``NCCL_DEBUG=INFO``): any version, mixed lines of many ranks, prefixed labels, truncated lines.
 
-Forms are those of NCCL's sources from 2.4 to 2.30 (src/debug.cc, src/transport, src/init.cc) and of aws-ofi-nccl. A line that
-is not understood is passed over: nothing in a log can make this fail.
+The formats are those of NCCL's sources from 2.4 to 2.30 (src/debug.cc, src/transport, src/init.cc) and of aws-ofi-nccl. Unknown
+lines are skipped: no content of a log raises an error.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from hpc_mp.doctor.nccl_log.troubles import UNKNOWN, trouble_of
 from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble, Via
 
-LONGEST = 4096  # characters of a line that are looked at; NCCL's own are at most 1024 and what its messages add
-MOST_WARNINGS = 200  # of those that have no meaning to us, kept
+LONGEST = 4096  # parsed characters of a line; NCCL's own lines have at most 1024 plus their messages' additions
+MOST_WARNINGS = 200  # kept warnings without a known meaning
 _PREFIX = re.compile(r"(?<![\w.-])([A-Za-z0-9][\w.-]*):(\d+):(\d+) \[(-?\d+)\] (?:([^\[\]\n]{1,300}?):\d+ (?:\(\w+\) )?)?NCCL "
-                     r"(INFO|WARN) ")  # a plug-in names its function with its arguments where NCCL names a file
+                     r"(INFO|WARN) ")  # a plug-in writes its function with arguments in the place of NCCL's file
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
 _ADAPTER = re.compile(r"\[\d+\] ?([\w.@-]+:\d+(?:::?\d+)?/\w+)")
 _INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
@@ -29,7 +29,7 @@ _OLD_PROTOCOLS = {"0": "LL", "1": "LL128", "2": "SIMPLE"}
 
 
 class Who(NamedTuple):
-    """Who says a line."""
+    """The process that wrote a line."""
 
     host: str
     process: str
@@ -37,7 +37,7 @@ class Who(NamedTuple):
 
 
 def parse(lines: Iterable[str]) -> NcclTruth:
-    """All that ``lines`` tell. Never raises for what stands in them."""
+    """Parse all facts in ``lines``. Never raises because of their content."""
     reading = _Reading()
     for line in lines:
         if "NCCL" in line:
@@ -46,7 +46,7 @@ def parse(lines: Iterable[str]) -> NcclTruth:
 
 
 class _Reading:
-    """What was read so far."""
+    """The state of the parser."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -57,7 +57,7 @@ class _Reading:
         self.provider: tuple[str, int | None] | None = None
         self.channels: dict[NcclChannel, None] = {}
         self.hosts: dict[tuple[int, int], str] = {}
-        self.place: dict[Who, tuple[int, int]] = {}  # (ranks, rank) of the communicator that a process speaks of
+        self.place: dict[Who, tuple[int, int]] = {}  # (ranks, rank) in the communicator that a process last named
         self.shape: dict[int, int] = {}  # nodes by ranks
         self.started: set[tuple[int, int]] = set()
         self.completed: set[tuple[int, int]] = set()
@@ -91,7 +91,7 @@ class _Reading:
                               peer[1] if peer else "", int(status[1]) if status else None)] = None
 
     def nodes(self, ranks: int) -> int | None:
-        """Of a communicator whose ranks all spoke; older versions do not tell it."""
+        """Count the nodes of a communicator if all its ranks wrote lines: older versions do not log the number."""
         hosts = [self.hosts.get((ranks, rank)) for rank in range(ranks)] if ranks <= len(self.hosts) else [None]
         return None if None in hosts else len(set(hosts))
 
@@ -110,8 +110,8 @@ class _Reading:
 
 
 def _messages(line: str) -> Iterator[tuple[Who, str, str, str]]:
-    """NCCL's messages of a line, with their place in its source and their level: usually one; several where ranks wrote into each
-    other's."""
+    """Yield NCCL's messages of a line, with their place in NCCL's source and their level: usually one, several if the lines of
+    ranks are mixed."""
     starts = list(_PREFIX.finditer(line))
     ends = [*(start.start() for start in starts), len(line)][1:]
     for start, end in zip(starts, ends, strict=True):
@@ -152,7 +152,7 @@ def _coll_net(reading: _Reading, who: Who, found: re.Match[str]) -> None:
 
 
 def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
-    """``NET/IB/0(3)/GDRDMA(PCI)/Shared``: the kind, its name, the device, GPUDirect."""
+    """Parse ``NET/IB/0(3)/GDRDMA(PCI)/Shared`` into the kind, its name, the device, and True for GPUDirect."""
     if text.startswith("direct shared memory"):  # until 2.11
         return "SHM", "direct", None, False
     parts = text.split("/")
@@ -198,7 +198,7 @@ def _set(reading: _Reading, who: Who, found: re.Match[str]) -> None:
     reading.environment[found[1]] = found[2].strip().rstrip(".")
 
 
-# A part that is in every such message, the message, and what to make of it.
+# (substring of every such message, pattern of the message, handler)
 _MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[str]], None]], ...] = tuple(
     (sign, re.compile(pattern), take) for sign, pattern, take in (
         (" via ", r"^(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[\w+\])? via (\S.*)$",

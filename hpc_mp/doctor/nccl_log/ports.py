@@ -1,5 +1,5 @@
-"""Bytes that went through the ports of the fast network, against bytes that the ranks sent: the log says what NCCL meant to do,
-the counters say what it did."""
+"""Comparison of the bytes through the ports of the fast network with the bytes that the ranks sent. The log states NCCL's
+intention, the counters its actual traffic."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource
 
 WORD = 4  # InfiniBand counts port data in words of four bytes (IB specification, PortXmitData)
-LEAST = 0.8  # part of the bytes that must have gone through the ports
-UNEVEN = 0.5  # of the median, below which a port did too little
+LEAST = 0.8  # fraction of the bytes that must have gone through the ports
+UNEVEN = 0.5  # fraction of the median below which a port carried too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class PortBytes:
 
 
 def read_port_bytes(source: NodeSource) -> dict[str, PortBytes]:
-    """By "mlx5_0 port 1". Ports without counters, such as those of some virtual functions, are left out."""
+    """Return the counters by port name, "mlx5_0 port 1". Ports without counters, as of some virtual functions, are left out."""
     found = {}
     fabric = read_fabric(source)
     for port in fabric.ports:
         base = f"/sys/class/infiniband/{port.device}/ports/{port.number}"
         if fabric.adapter(port).efa:
-            # the first of each three counts sends; whether it counts RDMA too differs between drivers
+            # the first of each three counts sends; some drivers include RDMA in it
             values = [maybe(source.number, f"{base}/hw_counters/{name}")
                       for name in ("tx_bytes", "rdma_write_bytes", "rdma_read_resp_bytes", "rx_bytes", "rdma_write_recv_bytes",
                                    "rdma_read_bytes")]
@@ -47,7 +47,7 @@ def read_port_bytes(source: NodeSource) -> dict[str, PortBytes]:
 
 
 def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes], sent: int) -> Iterator[Finding]:
-    """The cross-check.
+    """Compare the counters with the bytes that the ranks sent.
 
     Args:
         before, after: readings of one node around the run.

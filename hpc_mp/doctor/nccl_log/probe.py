@@ -1,7 +1,7 @@
-"""One rank on one GPU starts NCCL as a training's ranks do, which chooses its network then, and logs what it chose.
+"""Probe of NCCL: one rank on one GPU starts NCCL as a training does, so that NCCL chooses its network and logs the choice.
 
-``python -P -m hpc_mp.doctor.nccl_log.probe``: the log is on standard output. Without torch, a GPU or NCCL: nothing, exit 0.
-NCCL's variables are the caller's; only where and how much it logs is set here.
+``python -P -m hpc_mp.doctor.nccl_log.probe``: the log is on standard output. Without torch, a GPU or NCCL it prints nothing and
+exits with 0. NCCL's variables are inherited; only the place and amount of logging are set here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-# An empty file name counts as none, and goes before one that /etc/nccl.conf names.
+# An empty file name counts as unset, and overrides one in /etc/nccl.conf.
 LOGGED = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
 
 

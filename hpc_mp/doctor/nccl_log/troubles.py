@@ -1,4 +1,4 @@
-"""What warnings of NCCL and its plug-ins mean: the table ``env/nccl-troubles.toml``, which readers and the judge share."""
+"""Meanings of warnings of NCCL and its plug-ins: the table ``env/nccl-troubles.toml``, shared by readers and the judge."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from hpc_mp.base.assets import asset
 
 TABLE = "env/nccl-troubles.toml"
-UNKNOWN = "warning"  # the kind of warnings of which no other row speaks
+UNKNOWN = "warning"  # kind of the warnings that match no other row
 
 
 @cache
 def trouble_rows() -> Mapping[str, Mapping[str, Any]]:
-    """The rows by their kinds, in their order, as the table's head explains them; ``signs`` and ``place`` are patterns."""
+    """Return the rows by kind, in order, as the table's head explains them; ``signs`` and ``place`` are compiled patterns."""
     rows = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["trouble"]
     return {row["kind"]: {"means": "", "info": False, "fabrics": [], **row, "place": re.compile(row.get("place", "(?!)")),
                           "signs": re.compile("|".join(f"(?:{sign})" for sign in row["signs"]))} for row in rows}
 
 
 def trouble_of(place: str, level: str, text: str) -> str | None:
-    """The kind of a message; None for one that only informs."""
+    """Return the kind of a message; None if it is only informative."""
     return next((kind for kind, row in trouble_rows().items() if (level == "WARN" or row["info"])
                  and (row["signs"].search(text) or row["place"].search(place))), None)

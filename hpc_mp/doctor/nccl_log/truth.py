@@ -1,4 +1,4 @@
-"""What NCCL's log says, as facts."""
+"""Facts from NCCL's log."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Via = Literal["NET", "P2P", "SHM", "COLLNET"]
 
 @dataclass(frozen=True, slots=True)
 class NcclChannel:
-    """One way from a rank to another; of which communicator, the log does not tell.
+    """A path from one rank to another; the log does not name the communicator.
 
     Attributes:
-        number: of the channel.
-        sender, receiver: ranks; of CollNet both are the rank that says it.
-        via: NET is the network, P2P the GPU's own reach (NVLink, PCIe), SHM the host's memory, COLLNET the switches' reduction.
-        how: the network's name ("IB", "Socket", "AWS Libfabric"), or the kind of reach ("CUMEM", "IPC").
-        device: the network's device; None for others.
-        gdr: the adapter reads and writes the GPU's memory itself.
+        number: number of the channel.
+        sender, receiver: ranks; for CollNet both are the rank that wrote the line.
+        via: NET is the network, P2P direct GPU access (NVLink, PCIe), SHM the host's memory, COLLNET reduction in the switches.
+        how: the network's name ("IB", "Socket", "AWS Libfabric"), or the kind of access ("CUMEM", "IPC").
+        device: the network's device; None for other paths.
+        gdr: True if the adapter accesses the GPU's memory directly.
     """
 
     number: int
@@ -33,12 +33,12 @@ class NcclChannel:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that went wrong. ``rank`` is the latest that this process had; None where the log does not tell.
+    """An error or warning. ``rank``: the latest rank of the process; None if the log does not contain it.
 
     Attributes:
-        kind: of a row in ``env/nccl-troubles.toml``.
-        hca: adapter of the one who says it ("mlx5_3"); empty where the line names none.
-        peer: address of the other side; likewise.
+        kind: kind of a row in ``env/nccl-troubles.toml``.
+        hca: adapter of the process that wrote the line ("mlx5_3"); empty if the line names none.
+        peer: address of the other side; empty if the line names none.
         code: status of a completion, or errno.
     """
 
@@ -53,25 +53,25 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class NcclTruth:
-    """Everything that was understood.
+    """All parsed facts.
 
     Attributes:
-        lines: how many lines were NCCL's.
-        version: of NCCL.
-        networks: processes by the network that each uses: {"IB": 16}.
-        network_hosts: hosts by network, for the one who does not as the others do.
-        adapters: the network's adapters by host, as NCCL found them: ("mlx5_ib0:1/IB", …); one for plain sockets is an interface.
-        gdr: by adapter's name, whether NCCL found GPUDirect possible.
-        provider: of the OFI plug-in ("efa"), and how many adapters it found.
-        channels: each once.
-        hosts: by (ranks of a communicator, rank): the latest of those of that size.
-        ranks, nodes: of the largest communicator; None where the log does not tell.
-        started, completed: (ranks, rank) whose start, and whose completion of it, was seen.
-        algorithms: how often (collective, algorithm, protocol) was chosen.
-        nvls: multicast of NVSwitches is there; None where the log does not tell.
-        dmabuf: GPUs of which NCCL said that they offer DMA-BUF.
+        lines: number of NCCL's lines.
+        version: version of NCCL.
+        networks: number of processes by network: {"IB": 16}.
+        network_hosts: hosts by network, to name hosts that deviate.
+        adapters: adapters that NCCL found, by host: ("mlx5_ib0:1/IB", …); for plain sockets the interfaces.
+        gdr: True if NCCL found GPUDirect possible, by adapter.
+        provider: provider of the OFI plug-in ("efa"), and the number of adapters it found.
+        channels: channels without duplicates.
+        hosts: host by (ranks of a communicator, rank), the latest for communicators of equal size.
+        ranks, nodes: size of the largest communicator; None if the log does not contain it.
+        started, completed: (ranks, rank) of starts and of completed starts in the log.
+        algorithms: number of choices by (collective, algorithm, protocol).
+        nvls: True if NVSwitch multicast is available; None if the log does not contain it.
+        dmabuf: True if NCCL reported DMA-BUF for a GPU.
         environment: NCCL's variables that were set, with their values.
-        troubles: each once.
+        troubles: errors and warnings without duplicates.
     """
 
     lines: int = 0
@@ -94,9 +94,9 @@ class NcclTruth:
     troubles: tuple[Trouble, ...] = ()
 
     def between_nodes(self, channel: NcclChannel) -> bool:
-        """Over the network. NCCL falls back to that inside a node too, but rarely: only where there is one node does it count."""
+        """Return True for a path over the network. NCCL rarely uses it inside a node too: that is assumed only for one node."""
         return channel.via in ("NET", "COLLNET") and self.nodes != 1
 
     def inside(self, channel: NcclChannel) -> bool:
-        """Both ranks are on one node. (MNNVL is NVLink between nodes.)"""
+        """Return True if both ranks are on one node. (MNNVL is NVLink between nodes.)"""
         return channel.how != "MNNVL" and not self.between_nodes(channel)

@@ -1,1 +1,1 @@
-"""The cluster-wide diagnosis: an agent on every node, rounds of disjoint pairs, and what their answers say together."""
+"""The cluster-wide diagnosis: an agent on every node, rounds of disjoint pairs, and conclusions from all answers."""

@@ -1,4 +1,4 @@
-"""What follows from a survey: nodes that launch leaves out, reasons to drain, rates for planner and placement."""
+"""Consequences of a survey: nodes that launch avoids, drain reasons, rates for planner and placement."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hpc_mp.doctor.survey.diagnosis import LINK, REMEDIES, Diagnosis
 from hpc_mp.doctor.survey.node_report import CODES, faulty
 from hpc_mp.doctor.survey.report import Report
 
-GONE = ("lost", "node")  # what runs say of a node that was gone: it answers a survey, as fast as the others
-COMPUTED = {"node-corrupt"}  # what transfers alone do not show
-LONGEST_REASON = 120  # characters of evidence in a drain reason: sinfo shows them in one line
+GONE = ("lost", "node")  # codes that runs record for a vanished node; a survey that the node answers at full speed disproves them
+COMPUTED = {"node-corrupt"}  # codes that transfers cannot show
+LONGEST_REASON = 120  # characters of evidence in a drain reason, which sinfo shows in one line
 
 
 def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[BadNode, ...]:
-    """Write what was found where ``hpc-mp launch`` looks: bad nodes into the ledger, rates into cluster.json. What the ledger
-    held against nodes and the survey disproves is taken back.
+    """Write the results for ``hpc-mp launch``: bad nodes into the ledger, rates into cluster.json. Ledger entries that the
+    survey disproves are withdrawn.
 
-    Nothing is written for a cluster without a name, and no rates and nothing taken back after an interrupted survey.
+    Nothing is written for a cluster without a name. After an interrupted survey no rates are written and nothing is withdrawn.
 
     Returns:
-        What went into the ledger.
+        The findings written to the ledger.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     if report.cluster is None:
         return ()
@@ -46,7 +46,7 @@ def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[B
 
 
 def findings(report: Report) -> tuple[BadNode, ...]:
-    """A finding for every node that is bad for certain, and for one end of every bad link: that suffices to avoid it."""
+    """Return a finding for every node that is certainly bad, and for one end of every bad link, which suffices to avoid it."""
     bad = {node: (found.code, found.message) for node, found in faulty(report.noted, len(report.evidence.nodes))}
     bad |= {node: (found.code, _evidence(found)) for node, found in to_avoid(report.diagnoses).items()}
     until = report.time + AVOIDED_S
@@ -55,9 +55,11 @@ def findings(report: Report) -> tuple[BadNode, ...]:
 
 
 def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
-    """What is held against nodes, is of a kind that this survey has measured there, and was not found: of the network and its
-    nodes, of both ends of a link, and of the nodes' own checks. What their devices do under load is another matter, and so is
-    what a person says."""
+    """Return the ledger entries that this survey disproves: it measured that kind of fault there and did not find it.
+
+    These are faults of nodes and the network, of links with both ends measured, and of the nodes' own checks. Faults of
+    devices under load and entries by people are never disproved.
+    """
     if not report.complete:
         return ()
     seen = report.evidence
@@ -77,7 +79,9 @@ def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
 
 
 def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
-    """Node → why. Of bad links, the nodes with most of them first. Honest sets and uplinks are left to people."""
+    """Return the diagnosis by node to avoid. For bad links, nodes with the most bad links come first. Uplinks and ambiguous
+    sets of suspects are left to people.
+    """
     certain = [diagnosis for diagnosis in diagnoses if diagnosis.certain]
     avoided = {_node(diagnosis): diagnosis for diagnosis in reversed(certain) if diagnosis.code.startswith(("node", "rail"))}
     links = [diagnosis for diagnosis in certain if diagnosis.code.startswith("link")]
@@ -89,13 +93,13 @@ def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
 
 
 def drain_commands(diagnoses: Iterable[Diagnosis]) -> list[str]:
-    """For an administrator's shell; monitors can read the reason: ``hpc-mp:CODE:evidence``."""
+    """Return commands for an administrator's shell; monitors can parse the reason: ``hpc-mp:CODE:evidence``."""
     return [drain_command(node, f"hpc-mp:{diagnosis.code}:{_plain(diagnosis.evidence)}")
             for node, diagnosis in to_avoid(diagnoses).items()]
 
 
 def measured(report: Report) -> LinkRates:
-    """Pairs of which both directions succeeded, all rails together; the platform that most nodes look like."""
+    """Return the rates of pairs of which both directions succeeded, summed over all rails, and the platform of most nodes."""
     rails, rates, seen = report.evidence.rails, report.rates, report.evidence
     pairs = []
     for a, b in sorted({leg.pair for leg in seen.legs}):
@@ -110,12 +114,12 @@ def measured(report: Report) -> LinkRates:
 
 
 def _ends(member: str) -> list[str]:
-    """The nodes in the name of a member: a node, a rail of one, or a link."""
+    """Return the nodes in the name of a member: a node, a rail of a node, or a link."""
     return [end.partition(" rail ")[0] for end in member.split(LINK)]
 
 
 def _evidence(diagnosis: Diagnosis) -> str:
-    """With the name of a link, without which its one end would say nothing of the other."""
+    """Return the evidence, for a link prefixed with its name: the ledger entry would else not name its other end."""
     return f"{diagnosis.subject}: {diagnosis.evidence}" if diagnosis.code.startswith("link") else diagnosis.evidence
 
 
@@ -124,5 +128,5 @@ def _node(diagnosis: Diagnosis) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what a shell or Slurm would take for its own."""
+    """Return the text without characters that are special to a shell or to Slurm, cut to ``LONGEST_REASON``."""
     return "".join(letter for letter in text if letter.isalnum() or letter in " .,:%/-")[:LONGEST_REASON]

@@ -1,6 +1,6 @@
-"""The agent: one per node, it obeys orders that come as lines on its standard input until that ends.
+"""The survey agent: one per node, it executes orders, one per line of its standard input, until the input ends.
 
-``python -m hpc_mp.doctor.survey.agent [INTERFACE…]``, as one task per node of a step. What it says goes to standard output.
+``python -m hpc_mp.doctor.survey.agent [INTERFACE…]``, as one task per node of a step. It answers on standard output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpc_mp.doctor.survey.transfer import TransferEnd, TransferPlan, answer, cal
 
 
 class Agent:
-    """What an agent knows: its place, its facts, and, once told, where its peers are."""
+    """The state of an agent: its rank, its facts, and the addresses of its peers after the order ``meet``."""
 
     def __init__(self, rank: int, node: str, interfaces: Iterable[str]) -> None:
         self.rank = rank
@@ -37,17 +37,17 @@ class Agent:
         self._book: list[tuple[list[str], int]] = []
 
     def obey(self, order: Message) -> Message | None:
-        """The answer to an order; None where it is not for us."""
+        """Execute an order and return the answer, None if the order is not for this agent."""
         action = ACTIONS[order["do"]]
         said = action(self, order)
         return None if said is None else {"id": order["id"], **said}
 
     def meet(self, order: Message) -> None:
-        """Where everybody is: addresses, one per rail, and port, by rank."""
+        """Store the token and the address book: addresses, one per rail, and port, by rank."""
         self._token, self._book = order["token"], order["book"]
 
     def transfer(self, order: Message) -> Message | None:
-        """Both directions with the peer in ``pairs``."""
+        """Transfer in both directions with the peer in ``pairs``."""
         pair = next((pair for pair in order["pairs"] if self.rank in pair), None)
         if pair is None:
             return None
@@ -59,7 +59,7 @@ class Agent:
         return {"ends": [*_messages(call(plan, [(one, other, port) for one, other in zip(mine, theirs, strict=True)]))]}
 
     def probe(self, order: Message) -> Message | None:
-        """Full-size packets to the peers that ``peers`` has for us, on every rail: {rail: {peer: what came back}}."""
+        """Send full-size packets on every rail to this agent's peers in ``peers``: {rail: {peer: echoes received}}."""
         peers = order["peers"].get(str(self.rank))
         if peers is None:
             return None
@@ -71,18 +71,18 @@ class Agent:
         return {str(peer): asdict(seen) for peer, seen in zip(peers, probe(mine, targets, size, self._token), strict=True)}
 
     def report(self, order: Message) -> Message:
-        """What is known and found of this node; ``seconds`` of load for its devices."""
+        """Return the report of this node, with ``seconds`` of load for its devices."""
         return {"seen": node_report(self.facts.node, order["seconds"]).document()}
 
     def compute(self, order: Message) -> Message | None:
-        """Work for ``seconds``, if ``ranks`` has us."""
+        """Compute for ``seconds`` if ``ranks`` contains this agent."""
         return asdict(compute(order["seconds"])) if self.rank in order["ranks"] else None
 
     def ports(self, order: Message) -> Message:
         return {"ports": free_ports(order["count"])}
 
     def gpus(self, order: Message) -> Message | None:
-        """Between the GPUs of a pair, whose first member has chosen the ports; and whether the bytes took the fast network."""
+        """Transfer between the GPUs of a pair, on ports chosen by its first member, and check that the fast network was used."""
         for one, other, ports in order["pairs"]:
             if self.rank in (one, other):
                 side, source = int(self.rank == other), here()
@@ -103,14 +103,14 @@ ACTIONS: dict[str, Callable[[Agent, Message], Message | None]] = {
 
 
 def _messages(ends: Iterable[TransferEnd]) -> Iterator[Message]:
-    """Without what is empty: srun carries every byte."""
+    """Yield the ends as messages without empty fields: srun carries every byte."""
     for end in ends:
         said = {"why": end.why, **(asdict(end.sent) if end.sent else {})}
         yield {"rail": end.key.rail, "direction": end.key.direction, **{name: value for name, value in said.items() if value}}
 
 
 def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Say what this node is, then obey. 0 at the end of input, 1 when there is nothing to measure."""
+    """Report this node's facts, then execute orders. Return 0 at the end of input, 1 if there is no interface to measure."""
     rank = int(environ["SLURM_PROCID"])
     node = environ.get("SLURMD_NODENAME", platform.node())
     try:
@@ -127,7 +127,7 @@ def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def _slurm(environ: Mapping[str, str]) -> Message:
-    """What Slurm tells its tasks about the cluster, the step's nodes and the switches above this one."""
+    """Return Slurm's environment of a task: the cluster, the step's nodes and the switches above this node."""
     address = [environ.get(name, "") for name in ("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN")]
     return {"cluster": environ.get("SLURM_CLUSTER_NAME"), "nodelist": environ.get("SLURM_STEP_NODELIST", ""), "address": address}
 

@@ -1,4 +1,4 @@
-"""The agents as the coordinator has them: orders go to all of them, answers are gathered until a deadline."""
+"""The coordinator's side of the agents: orders go to all agents, answers are gathered until a deadline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MARK = "hpc-mp-survey"  # a site's prolog may write to the same stream
 
 
 def encode(message: Message) -> str:
-    """One line for all agents."""
+    """Encode an order as one line for all agents."""
     return json.dumps(message, separators=(",", ":")) + "\n"
 
 
 def pieces(rank: int, message: Message) -> Iterator[str]:
-    """The lines with which an agent sends a message; all but the last are marked with ``+``."""
+    """Yield the lines of an agent's message; all but the last are marked with ``+``."""
     text = json.dumps(message, separators=(",", ":"))
     for begin in range(0, len(text), PIECE):
         more = "+" if begin + PIECE < len(text) else "."
@@ -34,13 +34,13 @@ def pieces(rank: int, message: Message) -> Iterator[str]:
 
 
 class Joiner:
-    """Puts the agents' messages together again, whatever else is written between their lines."""
+    """Assembler of the agents' messages, which ignores other lines between theirs."""
 
     def __init__(self) -> None:
         self._parts: dict[int, str] = {}
 
     def add(self, line: str) -> tuple[int, Message] | None:
-        """The rank and its message, when ``line`` completes one."""
+        """Return the rank and its message if ``line`` completes one, else None."""
         mark, _, rest = line.rstrip("\n").partition(" ")
         number, _, payload = rest.partition(" ")
         if mark != MARK or not number.isdigit() or payload[:1] not in ("+", "."):
@@ -52,20 +52,20 @@ class Joiner:
             return None
         try:
             return rank, json.loads(text)
-        except ValueError:  # a torn line: the node died in the middle of it
+        except ValueError:  # a truncated line: the node died while writing it
             return None
 
 
-STRAGGLE_S = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
+STRAGGLE_S = 4.0  # seconds that the slower half of the agents may take beyond 1.5 times the time of the faster half
 POLL_S = 0.5
-END_S = 5.0  # seconds for the agents to end when there are no more orders
+END_S = 5.0  # seconds for the agents to end after the last order
 DRAIN_S = 1.0  # seconds after the end of a process in which the rest of its output is read
 
 
 class AgentPool:
-    """Agents that were started by one process (srun) or by one each; while entered.
+    """A context manager for agents started by one process (srun) or by one process each.
 
-    ``words``: what no agent has said, in lines: srun's, a prolog's.
+    ``words``: lines on standard error, from srun or a prolog.
     """
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
@@ -97,23 +97,23 @@ class AgentPool:
                 except subprocess.TimeoutExpired:
                     stop()
             process.wait()
-        for ear in self._ears:  # last words may still be on their way; what a process left behind may never end
+        for ear in self._ears:  # the last lines may be pending; a process left behind may keep the stream open
             ear.join(DRAIN_S)
 
     @property
     def alive(self) -> bool:
-        """Whether any of the processes runs still, as far as is known."""
+        """True if any process is still running, as far as is known."""
         return self._running > 0
 
     def assemble(self, size: Callable[[Message], int], within: float, waiting: Callable[[str], None]) -> dict[int, Message]:
-        """What the agents say first; nothing, when all processes end before.
+        """Return the first message of every agent; nothing if all processes end before the first one.
 
-        The first agent may take any time: the job may have to wait for nodes.
+        The first agent may take any time: the job may be queued.
 
         Args:
-            size: how many agents there are, from the first one's words.
+            size: number of agents, from the first agent's message.
             within: seconds for the others after the first.
-            waiting: is told srun's last words again and again while there is no agent.
+            waiting: called repeatedly with srun's last line until the first agent reports.
         """
         while self._running:
             first = self.gather(0, None, POLL_S)
@@ -124,16 +124,16 @@ class AgentPool:
         return {}
 
     def order(self, order: Message, awaited: Collection[int], within: float) -> dict[int, Message]:
-        """Give an order and gather the answers, until all of ``awaited`` have answered or the time is up.
+        """Send an order and gather the answers until all of ``awaited`` have answered or the time is up.
 
         Args:
-            within: seconds; once half of the agents have answered, the others are not waited for much longer.
+            within: timeout in seconds; once half of the agents have answered, the timeout for stragglers is shortened.
         """
         number = next(self._numbers)
         line = encode({"id": number, **order})
         for process in self._processes:
             assert process.stdin is not None
-            with suppress(OSError):  # it has ended: nobody will answer
+            with suppress(OSError):  # the process has ended: no answer will come
                 process.stdin.write(line)
                 process.stdin.flush()
         return self.gather(number, awaited, within)
@@ -141,7 +141,7 @@ class AgentPool:
     def gather(
         self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE_S,
     ) -> dict[int, Message]:
-        """The answers to the order ``number``; 0 is what the agents say first, unasked. ``awaited``: None = any one."""
+        """Return the answers to order ``number``; 0 is the agents' first, unrequested message. ``awaited``: None = any one."""
         begin = time.monotonic()
         end, answers = begin + within, dict[int, Message]()
         half = math.inf if awaited is None else (len(awaited) + 1) // 2

@@ -1,4 +1,4 @@
-"""Which node, link or uplink explains that some pairs are bad and others are not. Pure."""
+"""Attribution of bad pairs to the node, link or uplink that explains them. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """``members``: names of nodes or leaf switches. Several are one of these, except for a link, which is between its two."""
+    """A culprit. ``members``: nodes or leaf switches. Several mean that one of them is bad; a link is between its two nodes."""
 
     kind: Literal["node", "link", "uplink"]
     members: tuple[str, ...]
@@ -27,10 +27,10 @@ class Blame:
 
 
 def blames(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, str]) -> tuple[Blame, ...]:
-    """The fewest blames that explain the bad pairs.
+    """Return the fewest blames that explain the bad pairs.
 
-    A node is blamed for at least two bad pairs when most of its pairs are bad. A bad pair that is left is its own link where
-    both its nodes have good pairs; else the fault is at one of the nodes that have none.
+    A node is blamed for at least two bad pairs if most of its pairs are bad. Each remaining bad pair is a bad link if both its
+    nodes have good pairs; else the fault is at one of the nodes without good pairs.
 
     Args:
         leaves: leaf switch by node, as far as known.
@@ -62,13 +62,15 @@ def _count(pairs: Iterable[Pair]) -> Counter[str]:
 
 
 def _crossed(pair: Pair, leaves: Mapping[str, str]) -> set[str]:
-    """The leaves whose uplinks lie between the two."""
+    """Return the leaves whose uplinks are on the path between the two nodes."""
     ends = {leaves.get(node, "") for node in pair}
     return ends if len(ends) > 1 and "" not in ends else set()
 
 
 def _uplinks(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, str]) -> list[str]:
-    """The leaves from whose several nodes no judged pair leads well to several others; sick nodes, bad inside too, apart."""
+    """Return leaves with several nodes of which no judged pair to several outside nodes is good. Nodes that are also bad
+    within their leaf are ignored.
+    """
     sick = {node for pair in bad if leaves.get(pair[0]) == leaves.get(pair[1]) for node in pair}
     out: dict[str, list[Pair]] = {}
     for pair in (*bad, *good):

@@ -1,4 +1,4 @@
-"""How fast a node computes: a fixed piece of work, again and again, on one CPU."""
+"""Compute speed of a node: a fixed piece of work, repeated on one CPU."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ WINDOW_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """
+    """The result of one trial.
+
     Attributes:
-        rate: pieces of work per second of wall time, in the best window: others who want the CPU too disturb it least.
+        rate: pieces of work per second of wall time, in the best window, which other programs disturb least.
         share: CPU time per wall time over all windows.
-        digest: of the work, the same on every node; "" where two pieces of one node differ.
-        idle: processors, of those that it may use, that stood idle meanwhile: a limit kept it from them, not somebody's work.
+        digest: digest of the work, the same on every node; "" if two pieces on one node differ.
+        idle: number of allowed processors that were idle meanwhile: a limit withheld them, not other programs.
     """
 
     rate: float
@@ -32,7 +33,7 @@ class Computed:
 
 
 def compute(seconds: float) -> Computed:
-    """Work for some seconds."""
+    """Compute for some seconds and return the result."""
     begin, used, idle = time.monotonic(), time.thread_time(), _idle()
     digests: set[str] = set()
     best = 0.0
@@ -47,7 +48,7 @@ def compute(seconds: float) -> Computed:
 
 
 def _idle() -> float:
-    """Seconds since boot in which the processors that this process may use stood idle."""
+    """Return the idle seconds since boot, summed over the processors that this process may use."""
     times = psutil.cpu_times(percpu=True)
     return sum(times[cpu].idle for cpu in os.sched_getaffinity(0) if cpu < len(times))
 

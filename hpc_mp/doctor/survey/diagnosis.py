@@ -1,6 +1,6 @@
-"""What kind of fault each suspect has. Pure: evidence and the localiser's verdict in, diagnoses out.
+"""Classification of the fault of each suspect, from the evidence and the localiser's verdict. Pure.
 
-A slow transfer is the symptom of many faults. What other measurements explain (CPU, loss, MTU) is not called a slow network.
+A slow transfer is a symptom of many faults. It is not diagnosed as a slow network if CPU, loss or MTU explain it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ LINK = "–"  # between the two ends of a link
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One fault.
+    """A fault.
 
     Attributes:
-        code: its kind, stable: a key of ``REMEDIES``.
-        members: nodes, leaf switches, "n3 rail 1", or links "n1–n3". More than one are an honest set: one of these.
-        certain: the evidence suffices for the one member. Otherwise it is a suspicion.
-        evidence: what was measured, and against what.
+        code: stable kind of fault, a key of ``REMEDIES``.
+        members: nodes, leaf switches, "n3 rail 1", or links "n1–n3". Several mean that one of them is faulty.
+        certain: True if the evidence suffices for the single member; else it is a suspicion.
+        evidence: measured values and the values that they are compared with.
     """
 
     code: str
@@ -40,7 +40,7 @@ class Diagnosis:
 
     @property
     def subject(self) -> str:
-        """In words: ``n3``, ``n2 or n3``."""
+        """The members as text: ``n3``, ``n2 or n3``."""
         return " or ".join(self.members)
 
 
@@ -71,16 +71,16 @@ LEAST_LOST, LOSS = 3, 5e-4
 
 
 def diagnose(seen: SurveyEvidence, verdict: Localisation | None) -> tuple[Diagnosis, ...]:
-    """All faults, those that explain others first. ``verdict``: None before the first round has ended."""
+    """Return all faults, those that explain others first. ``verdict``: None before the first round has ended."""
     found = (*_absent(seen), *_corrupt(seen), *_slow(seen), *_mtu(seen), *_loss(seen))
     return found if verdict is None else tuple(_network(seen, verdict, found))
 
 
 def suspected_loss(seen: SurveyEvidence) -> list[Pair]:
-    """Pairs to test at a low rate, the most urgent first.
+    """Return pairs to test at a low rate, the most urgent first.
 
-    First those that lost segments at full speed, the worst first. Then those that lost some at a low rate too, once more,
-    and what else was measured at their nodes: fault of the node or of the link?
+    Pairs that already lost segments at a low rate are tested once more. Then follow pairs that lost segments at full speed, the
+    worst first, and other pairs of the lossy nodes, to tell a fault of the node from one of the link.
     """
     pairs = by_pair(seen.legs)
     tested = {pair for pair, legs in pairs.items() if any(leg.paced for leg in legs)}
@@ -93,7 +93,7 @@ def suspected_loss(seen: SurveyEvidence) -> list[Pair]:
 
 
 def lossy(legs: Iterable[Leg]) -> bool:
-    """Whether the paced ones of a pair's transfers have lost what no queue can have dropped."""
+    """Return True if a pair's paced transfers lost segments, which no full queue can have dropped."""
     paced = [leg for leg in legs if leg.paced]
     return sum(leg.lost for leg in paced) >= LEAST_LOST and _share(paced) > LOSS
 
@@ -127,7 +127,7 @@ def _mtu_words(seen: SurveyEvidence, node: int, rail: int) -> str:
 
 
 def _unreached(seen: SurveyEvidence, node: int, rail: int) -> str:
-    """What the probe says of a node with another MTU."""
+    """Return the probe's evidence on a node with another MTU."""
     lost = [seen.nodes[echo.sender] for echo in seen.echoes
             if (echo.receiver, echo.rail) == (node, rail) and echo.seen.small and not echo.seen.full]
     return f"; full-size packets from {_listed(lost)} do not reach it" if lost else ""
@@ -146,7 +146,7 @@ def _loss(seen: SurveyEvidence) -> Iterable[Diagnosis]:
 
 
 def _blamed(seen: SurveyEvidence, kind: str, bad: Iterable[Pair], good: Iterable[Pair], words: str) -> Iterable[Diagnosis]:
-    """The blames of bad pairs; ``words``: what was seen."""
+    """Yield diagnoses for bad pairs; ``words``: the evidence."""
     for culprit in blames(_named(seen, bad), _named(seen, good), seen.leaves):
         members = (LINK.join(culprit.members),) if culprit.kind == "link" else culprit.members
         between = _listed([f"{one} and {other}" for one, other in culprit.pairs])
@@ -158,7 +158,7 @@ def _named(seen: SurveyEvidence, pairs: Iterable[Pair]) -> set[tuple[str, str]]:
 
 
 def _network(seen: SurveyEvidence, verdict: Localisation, found: Sequence[Diagnosis]) -> Iterable[Diagnosis]:
-    """What is found already, with what it explains, and what is left for the network to answer for."""
+    """Yield network faults for suspects that no earlier finding explains, then the findings with the evidence they explain."""
     explained: dict[Diagnosis, str] = {}
     uplinks = {member for suspect in verdict.suspects if suspect.kind == "uplink" for member in suspect.members}
     for suspect in verdict.suspects:
@@ -180,7 +180,9 @@ def _code(seen: SurveyEvidence, suspect: Suspect) -> str:
 
 
 def _explains(diagnosis: Diagnosis, suspect: Suspect) -> bool:
-    """A sick node explains what is slow at it and on its links; a sick link or uplink only what is slow there."""
+    """Return True if the diagnosis explains the suspect. A faulty node explains itself and its links, a link or uplink only
+    itself.
+    """
     touched, sick = _nodes(suspect.members), _nodes(diagnosis.members)
     if diagnosis.code.startswith("node"):
         return suspect.kind != "uplink" and not touched.isdisjoint(sick)
@@ -188,24 +190,24 @@ def _explains(diagnosis: Diagnosis, suspect: Suspect) -> bool:
 
 
 def _leads_through(seen: SurveyEvidence, suspect: Suspect, uplinks: set[str]) -> bool:
-    """Whether all between these two nodes uses one of the uplinks."""
+    """Return True if all traffic of a suspected link crosses one of the uplinks."""
     leaves = {seen.leaves.get(node, "") for node in _nodes(suspect.members)}
     return len(leaves) > 1 and not leaves.isdisjoint(uplinks)
 
 
 def _nodes(members: Iterable[str]) -> set[str]:
-    """Of links and rails too."""
+    """Return the nodes in names of nodes, rails and links."""
     return {name.partition(" rail ")[0] for member in members for name in member.split(LINK)}
 
 
 def _share(legs: Iterable[Leg]) -> float:
-    """Lost segments per segment."""
+    """Return the fraction of lost segments."""
     kept = [*legs]
     return sum(leg.lost for leg in kept) / max(1, sum(leg.segments for leg in kept))
 
 
 def _listed(names: list[str]) -> str:
-    """At most four of them in words."""
+    """Return at most four of the names as text, and the number of the others."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
@@ -218,7 +220,7 @@ CPU_TRIALS = 8
 
 
 def suspected_cpus(seen: SurveyEvidence) -> dict[int, float]:
-    """Nodes whose best window is below ``SUSPECT_CPU`` of the median of equal nodes' best, and the share."""
+    """Return nodes whose best window is below ``SUSPECT_CPU`` of the median of equal nodes' best windows, with that ratio."""
     ratios = _ratios(seen, {node: max(rates) for node, rates in _computed(seen).items()})
     return {node: ratio for node, ratio in ratios.items() if ratio < SUSPECT_CPU}
 
@@ -238,7 +240,7 @@ def _corrupt(seen: SurveyEvidence) -> Iterable[Diagnosis]:
 
 
 def _slow(seen: SurveyEvidence) -> Iterable[Diagnosis]:
-    """Slow in the best window, and in most trials slower than others in most of theirs, who were tested in turn with it."""
+    """Yield nodes that are slow in their best window and also in most trials, compared with nodes tested alternately."""
     suspects, rates = suspected_cpus(seen), _computed(seen)
     tested = {node: own for node, own in rates.items() if len(own) >= CPU_TRIALS}
     for node in sorted(suspects.keys() & tested.keys()):
@@ -254,7 +256,7 @@ def _slow(seen: SurveyEvidence) -> Iterable[Diagnosis]:
 
 
 def _computed(seen: SurveyEvidence) -> dict[int, list[float]]:
-    """The rates of every node, trial by trial."""
+    """Return the rates of every node, one per trial."""
     rates: dict[int, list[float]] = {}
     for trial in seen.trials:
         for node, computed in trial.items():
@@ -263,7 +265,7 @@ def _computed(seen: SurveyEvidence) -> dict[int, list[float]]:
 
 
 def _ratios(seen: SurveyEvidence, rates: Mapping[int, float]) -> dict[int, float]:
-    """Every node's rate to the median of the nodes with the same CPU."""
+    """Return the ratio of every node's rate to the median of the nodes with the same CPU."""
     equal: dict[str, list[float]] = {}
     for node, rate in rates.items():
         equal.setdefault(seen.facts[node].model, []).append(rate)

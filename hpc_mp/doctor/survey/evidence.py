@@ -1,4 +1,4 @@
-"""What a survey has seen so far: plain facts, from which ``classify`` draws its conclusions."""
+"""The evidence of a survey so far: plain facts, from which ``diagnose`` draws conclusions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Leg:
     """One direction of one transfer on one rail.
 
     Attributes:
-        rate: GB/s; None where nothing arrived.
-        segments, lost: sent with data, and of these sent again because they were lost.
-        limited: share of the time in which the receiver took too little.
-        latency: seconds of half a round trip; None where it was not measured.
-        paced: sent at a low rate, at which nothing is lost for lack of room.
-        why: what went wrong, where no rate is given.
+        rate: rate in GB/s; None if nothing arrived.
+        segments, lost: data segments sent, and those of them retransmitted because they were lost.
+        limited: fraction of the time in which the receiver was the bottleneck.
+        latency: half a round trip in seconds; None if it was not measured.
+        paced: True if sent at a low rate, at which no queue overflows.
+        why: reason if there is no rate.
     """
 
     sender: int
@@ -45,7 +45,7 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What came of the packets from one node to another on one rail."""
+    """The result of the probe packets from one node to another on one rail."""
 
     sender: int
     receiver: int
@@ -54,7 +54,7 @@ class Echo:
 
 
 class Absence(NamedTuple):
-    """Why a node has no agent that can measure, and the code of the diagnosis that this is."""
+    """The reason why a node has no agent that can measure, and the code of the resulting diagnosis."""
 
     code: str
     why: str
@@ -62,15 +62,15 @@ class Absence(NamedTuple):
 
 @dataclass(slots=True)
 class SurveyEvidence:
-    """Of the nodes with an agent; a node is its index in ``nodes``.
+    """The evidence on the nodes with an agent; a node is its index in ``nodes``.
 
     Attributes:
         nodes: names, in the order of the agents.
-        absent: the other nodes that were wanted, by name.
+        absent: requested nodes without an agent, by name.
         leaves: leaf switch by node name, as far as known.
-        reports: what nodes say of themselves, by node.
-        trials: what nodes computed at the same time, one entry per trial.
-        counters: errors and drops of the interfaces that came during the survey, by node and counter.
+        reports: the nodes' own reports, by node.
+        trials: results of nodes that computed at the same time, one entry per trial.
+        counters: errors and drops of the interfaces during the survey, by node and counter.
     """
 
     nodes: tuple[str, ...]
@@ -85,12 +85,12 @@ class SurveyEvidence:
 
     @property
     def rails(self) -> int:
-        """That every node has."""
+        """The number of rails that every node has."""
         return min(len(facts.interfaces) for facts in self.facts)
 
 
 def by_pair(legs: Iterable[Leg]) -> dict[Pair, list[Leg]]:
-    """The transfers of every pair."""
+    """Return the transfers of every pair."""
     grouped: dict[Pair, list[Leg]] = {}
     for leg in legs:
         grouped.setdefault(leg.pair, []).append(leg)

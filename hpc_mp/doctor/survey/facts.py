@@ -1,4 +1,4 @@
-"""What an agent says about its own node before anything is measured."""
+"""Facts that an agent reports about its own node before any measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Interface:
 
     Attributes:
         mtu: largest packet in bytes.
-        speed: of the link in Mbit/s, 0 where the driver does not say.
+        speed: link speed in Mbit/s, 0 if the driver does not report it.
     """
 
     name: str
@@ -38,9 +38,9 @@ class NodeFacts:
     """A node as its agent sees it.
 
     Attributes:
-        model: of the CPU.
-        port: where the agent listens, over TCP and UDP.
-        platform: the environment profile that the machine looks like; None: none of them.
+        model: CPU model.
+        port: port of the agent, for TCP and UDP.
+        platform: the environment profile that matches the machine; None if none does.
     """
 
     node: str
@@ -60,17 +60,17 @@ class NodeFacts:
 
 
 def node_facts(node: str, wanted: Sequence[str], port: int) -> NodeFacts:
-    """Facts of this node. ``wanted``: interfaces to measure, one per rail; none: the one that the node's name stands for.
+    """Return the facts of this node. ``wanted``: interfaces to measure, one per rail; empty: the interface of the node's name.
 
     Raises:
-        LookupError: there is no such interface with an IPv4 address.
+        LookupError: a wanted interface does not exist or has no IPv4 address.
     """
     return NodeFacts(node, _interfaces(node, wanted), _cpu_model(), len(os.sched_getaffinity(0)), port,
                      platform(read_machine(NodeSource())).name)
 
 
 def counters(names: Sequence[str]) -> dict[str, int]:
-    """Errors and drops of the interfaces since the node started: ``eth0.errin``."""
+    """Return errors and drops of the interfaces since the node started, by names such as ``eth0.errin``."""
     seen = psutil.net_io_counters(pernic=True)
     return {f"{name}.{error}": getattr(seen[name], error) for name in names if name in seen for error in ERRORS}
 
@@ -88,7 +88,7 @@ def _interfaces(node: str, wanted: Sequence[str]) -> tuple[Interface, ...]:
 
 
 def _own(node: str, usable: dict[str, str]) -> str:
-    """The interface of the node's name, else of the default route, else the first that is not the loopback."""
+    """Return the interface of the node's name, else of the default route, else the first that is not the loopback."""
     try:
         named = socket.gethostbyname_ex(node)[2]
     except OSError:
@@ -104,7 +104,7 @@ def _default_route(names: Sequence[str]) -> str | None:
 
 
 def _cpu_model() -> str:
-    """As /proc/cpuinfo names it; Arm's kernels give no name there."""
+    """Return the model name in /proc/cpuinfo, or the architecture: Arm kernels give no name there."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
         return next(named, os.uname().machine)

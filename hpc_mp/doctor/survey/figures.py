@@ -1,4 +1,4 @@
-"""The pictures of a survey as places and colours: bandwidth matrix, bars per node, switches with the suspects marked. Pure."""
+"""Figures of a survey as positions and colours: bandwidth matrix, bars per node, switches with marked suspects. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpc_mp.base.text import data_rate
 from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
 from hpc_mp.doctor.survey.report import Report
 
-MOST_CELLS = 256  # nodes; a matrix of more shows nothing
-MOST_BARS = 48  # of more nodes the slowest are shown
+MOST_CELLS = 256  # nodes; a larger matrix is unreadable
+MOST_BARS = 48  # of more nodes only the slowest are shown
 MOST_LEAVES = 48
-TEXT_FROM = 22  # pixels of a cell that holds a number
+TEXT_FROM = 22  # least pixels of a cell with a number
 LABEL, MATRIX = 96, 640  # pixels
 STOPS = ((0.0, (122, 10, 18)), (0.5, (214, 96, 48)), (0.8, (246, 196, 92)), (0.95, (158, 202, 225)), (1.1, (33, 102, 172)))
 """Share of the expected rate → colour: red to blue, told apart with any kind of colour vision."""
@@ -23,7 +23,7 @@ NOTHING = (58, 58, 58)  # no transfer succeeded
 
 @dataclass(frozen=True, slots=True)
 class MatrixShade:
-    """A ground and the ink that can be read on it, as ``#rrggbb``."""
+    """A background colour and a readable text colour, as ``#rrggbb``."""
 
     ground: str
     ink: str
@@ -31,7 +31,7 @@ class MatrixShade:
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """One direction of one pair: row = sender, column = receiver; ``text``: percent of the expected rate."""
+    """A cell for one direction of one pair: row = sender, column = receiver; ``text``: percent of the expected rate."""
 
     row: int
     column: int
@@ -42,7 +42,7 @@ class MatrixCell:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """``side``: pixels of a cell; ``names``: of rows and columns; ``marked``: of them, those with a fault."""
+    """The bandwidth matrix. ``side``: pixels of a cell; ``names``: rows and columns; ``marked``: the names with a fault."""
 
     names: tuple[str, ...]
     marked: frozenset[str]
@@ -52,7 +52,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class RateBar:
-    """A node: the median rate of its transfers, its share of the expected one; None where none succeeded."""
+    """The bar of a node: the median rate of its transfers (None if none succeeded) and its fraction of the expected rate."""
 
     name: str
     rate: float | None
@@ -63,7 +63,7 @@ class RateBar:
 
 @dataclass(frozen=True, slots=True)
 class LeafFigure:
-    """A leaf switch with its nodes: (name, fault or ""). ``fault``: of its uplink."""
+    """A leaf switch with its nodes: (name, fault or ""). ``fault``: fault of its uplink."""
 
     name: str
     fault: str
@@ -72,7 +72,7 @@ class LeafFigure:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """The tree, with faults of links between two nodes beside it; ``left_out``: leaves without a fault that are not shown."""
+    """The switch tree, with faulty links between two nodes listed separately; ``left_out``: number of omitted leaves."""
 
     leaves: tuple[LeafFigure, ...]
     links: tuple[tuple[str, str], ...]
@@ -80,7 +80,7 @@ class Switches:
 
 
 def matrix(report: Report) -> Matrix | None:
-    """None where nothing was measured, or of too many nodes."""
+    """Return the matrix, None if nothing was measured or there are too many nodes."""
     seen, expected = report.evidence, _expected(report)
     if expected is None or len(seen.nodes) > MOST_CELLS:
         return None
@@ -101,7 +101,7 @@ def matrix(report: Report) -> Matrix | None:
 
 
 def bars(report: Report) -> tuple[RateBar, ...]:
-    """All nodes, or the slowest of many, in their order."""
+    """Return the bars of all nodes, or of the slowest if there are many, in node order."""
     expected = _expected(report)
     if expected is None:
         return ()
@@ -121,7 +121,7 @@ def bars(report: Report) -> tuple[RateBar, ...]:
 
 
 def switches(report: Report) -> Switches:
-    """Leaves with a fault first; without a known topology one leaf of all nodes."""
+    """Return the switch tree. Leaves with a fault are kept first; without a known topology one leaf has all nodes."""
     seen, faults = report.evidence, faults_of(report.diagnoses)
     members: dict[str, list[str]] = {}
     for node in (*seen.nodes, *seen.absent):
@@ -134,7 +134,7 @@ def switches(report: Report) -> Switches:
 
 
 def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
-    """Node or leaf → the code of its first fault; one of a set that cannot be told apart gets a question mark."""
+    """Return the code of the first fault by node or leaf; uncertain faults get a question mark."""
     found: dict[str, str] = {}
     for diagnosis in diagnoses:
         if LINK not in diagnosis.subject:
@@ -144,7 +144,7 @@ def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
 
 
 def shade(share: float | None) -> MatrixShade:
-    """The colour of a share of the expected rate; None: nothing came."""
+    """Return the colour of a fraction of the expected rate; None: no transfer succeeded."""
     rgb = NOTHING if share is None else _mixed(share)
     return MatrixShade(f"#{bytes(rgb).hex()}", "#ffffff" if _luminance(rgb) < 0.25 else "#111111")
 
@@ -161,12 +161,12 @@ def _mixed(share: float) -> tuple[int, ...]:
 
 
 def _luminance(rgb: Sequence[int]) -> float:
-    """Relative luminance, 0 … 1 (WCAG 2.2)."""
+    """Return the relative luminance, 0 … 1 (WCAG 2.2)."""
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """n2 before n10."""
+    """Return a sort key that puts n2 before n10."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem):] or 0)

@@ -1,6 +1,6 @@
-"""One GPU of each of two nodes: how fast one sends to the other, and the other way, as NCCL does it.
+"""Bandwidth between one GPU of each of two nodes, in both directions, over NCCL.
 
-``python -m hpc_mp.doctor.survey.gpu_pair '{"side": 0, "address": …}'``, one process per GPU on either node; what it found is one
+``python -m hpc_mp.doctor.survey.gpu_pair '{"side": 0, "address": …}'``, one process per GPU on either node. The result is one
 line of JSON on standard output.
 """
 
@@ -17,16 +17,16 @@ WARM_UPS = 3
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """What both processes know.
+    """Parameters that both processes share, except ``side``.
 
     Attributes:
-        side: 0 calls itself first; it also holds the store.
-        address, port: of the store.
+        side: 0 sends first and holds the store.
+        address, port: address and port of the store.
         gpu: index of the device.
         backend: "nccl", or "gloo" between CPUs.
         size: bytes of a message.
-        messages: that are timed in each direction.
-        patience: seconds for anything.
+        messages: number of timed messages in each direction.
+        patience: timeout in seconds.
     """
 
     side: int
@@ -40,7 +40,7 @@ class PairSpec:
 
 
 def measure(spec: PairSpec) -> tuple[float, float]:
-    """Bytes per second from side 0 to side 1, and back."""
+    """Return bytes per second from side 0 to side 1, and from side 1 to side 0."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""An agent's part in measuring between the GPUs of a pair of nodes: one process per GPU."""
+"""The agent's part of a measurement between the GPUs of a pair of nodes: one process per GPU."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PROGRAM = "hpc_mp.doctor.survey.gpu_pair"
 
 
 def free_ports(count: int) -> list[int]:
-    """Of this node, at this moment."""
+    """Return ports of this node that are free at this moment."""
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
 
 
 def measure(side: int, address: str, ports: Sequence[int], order: Message) -> list[Message]:
-    """Both directions on every GPU, as one side's processes see them, in the form of a transfer's ends."""
+    """Measure both directions on every GPU. Return this side's view in the form of a transfer's ends."""
     specs = [PairSpec(side, address, port, gpu, order["backend"], order["size"], order["messages"], order["patience"])
              for gpu, port in enumerate(ports)]
     pipe = subprocess.PIPE
@@ -36,7 +36,7 @@ def measure(side: int, address: str, ports: Sequence[int], order: Message) -> li
 
 
 def sent(ends: Sequence[Message], side: int, order: Message) -> int:
-    """Bytes that this side has sent to the other, on all GPUs that succeeded."""
+    """Return the bytes that this side has sent to the other, on all GPUs that succeeded."""
     transfers = len([end for end in ends if "rate" in end and end["direction"] == side])
     return transfers * int(order["size"]) * (int(order["messages"]) + WARM_UPS)
 

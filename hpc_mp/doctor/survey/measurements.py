@@ -1,4 +1,4 @@
-"""What the coordinator can have measured, each as one order to the agents; what comes back is kept as evidence."""
+"""Measurements of the coordinator, each one order to the agents; the answers are kept as evidence."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hpc_mp.doctor.survey.node_report import COMPUTE_S, REPORT_S, NodeReport
 from hpc_mp.doctor.survey.probe import Probed
 from hpc_mp.doctor.survey.transfer import PACKET, TransferPlan
 
-COUNTED_S = 0.4  # of a transfer
+COUNTED_S = 0.4  # counted seconds of a transfer
 PACED_S = 0.5
 PACKETS = (1000, 3000)  # per second of a paced transfer: 8 to 25 Mbit/s
-PACED_SHARE = 0.25  # of the slowest rate that was measured, within these bounds
+PACED_SHARE = 0.25  # of the slowest measured rate, within these bounds
 PATIENCE_S = 2.5  # attempts of TCP to connect at 0 and 1 s, with newer kernels at 2 s too
 PROBE_S = 5.0
-STREAM_MBIT = 10_000  # a connection for every so much of a link's speed
+STREAM_MBIT = 10_000  # link speed per connection
 MOST_STREAMS = 8
-GIVEN_UP = 2  # orders that a node has not answered, one after the other
+GIVEN_UP = 2  # consecutive unanswered orders after which a node is no longer awaited
 
 
 class Measurements:
-    """Measures with a crew. ``ranks``: the agent of every node in ``evidence.nodes``; ``load_seconds``: see ``look``."""
+    """Measurements with a pool of agents. ``ranks``: agent of each of ``evidence.nodes``; ``load_seconds``: see ``report``."""
 
     def __init__(self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, load_seconds: float = 0.0) -> None:
         self._crew, self.ranks, self.evidence, self._load_seconds = crew, ranks, evidence, load_seconds
@@ -45,28 +45,30 @@ class Measurements:
 
     @property
     def rails(self) -> int:
-        """That ``bandwidth`` measures one by one."""
+        """The number of rails that ``bandwidth`` measures separately."""
         return self.evidence.rails
 
     def report(self) -> None:
-        """Every node by itself: its checks, its traits, and its devices under load where that is wanted."""
+        """Collect the report of every node: its checks, its traits and, if ``load_seconds`` > 0, its devices under load."""
         everyone, order = range(len(self.evidence.nodes)), {"do": "report", "seconds": self._load_seconds}
         answers = self.order(order, everyone, REPORT_S + (COMPUTE_S if self._load_seconds else 0.0))
         self.evidence.reports.update({node: NodeReport.read(answer["seen"]) for node, answer in answers.items()})
 
     def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
-        """One round of disjoint pairs at the same time: per rail the lower rate of the two directions. ``localise.Measure``."""
+        """Measure one round of disjoint pairs at the same time. Return per rail the lower rate of the two directions, as
+        ``localise.Measure`` requires.
+        """
         legs = by_pair(self._transfer(pairs, COUNTED_S, 0))
         return [sample for pair in pairs for sample in samples_of(pair, legs[pair], self.rails)]
 
     def paced(self, pairs: Sequence[Pair]) -> list[Leg]:
-        """One round of disjoint pairs that send so little that whatever is lost is lost by a fault."""
+        """Measure one round of disjoint pairs at a low rate, at which only a fault loses segments."""
         slowest = min((leg.rate for leg in self.evidence.legs if leg.rate and not leg.paced), default=float("inf"))
         least, most = PACKETS
         return self._transfer(pairs, PACED_S, round(max(least, min(most, PACED_SHARE * slowest * 1e9 / PACKET))))
 
     def probe(self, peers: Mapping[int, Sequence[int]]) -> list[Echo]:
-        """Full-size packets from nodes to some of their peers, all at the same time."""
+        """Send full-size packets from nodes to some of their peers, all at the same time."""
         wanted = {str(self.ranks[node]): [self.ranks[peer] for peer in others] for node, others in peers.items()}
         answers = self.order({"do": "probe", "peers": wanted, "sizes": self.sizes}, peers, PROBE_S)
         node_of = {str(rank): node for node, rank in enumerate(self.ranks)}
@@ -76,7 +78,7 @@ class Measurements:
         return echoes
 
     def compute(self, nodes: Collection[int], seconds: float) -> Mapping[int, Computed]:
-        """The nodes work at the same time."""
+        """Let the nodes compute at the same time and return their results."""
         answers = self.order({"do": "compute", "ranks": [self.ranks[node] for node in nodes], "seconds": seconds}, nodes,
                               5 * seconds + 5.0)
         names = [each.name for each in fields(Computed)]
@@ -85,7 +87,7 @@ class Measurements:
         return trial
 
     def counters(self) -> dict[int, dict[str, int]]:
-        """Errors and drops of every node's interfaces since it started."""
+        """Return errors and drops of every node's interfaces since it started."""
         everyone = range(len(self.evidence.nodes))
         return {node: answer["counters"] for node, answer in self.order({"do": "counters"}, everyone, PROBE_S).items()}
 
@@ -101,7 +103,7 @@ class Measurements:
         return legs
 
     def order(self, order: Message, nodes: Iterable[int], within: float) -> dict[int, Message]:
-        """The answers by node. Who has not answered the last orders may do so still, but nobody waits for it."""
+        """Return the answers by node. Nodes that missed the last orders may answer, but are not awaited."""
         node_of = {self.ranks[node]: node for node in nodes}
         awaited = [rank for rank, node in node_of.items() if self._missed[node] < GIVEN_UP]
         answers = {node_of[rank]: said for rank, said in self._crew.order(order, awaited, within).items() if rank in node_of}
@@ -111,7 +113,7 @@ class Measurements:
 
 
 def legs_of(pair: Pair, rail: int, caller: Message | None, answerer: Message | None, paced: bool) -> list[Leg]:
-    """Both directions of one pair on one rail, from what its two ends have said; the first of the pair calls."""
+    """Return both directions of one pair on one rail, from the answers of its two ends; the first of the pair calls."""
     legs = []
     for direction, (sender, receiver) in enumerate((pair, pair[::-1])):
         sent, received = (caller, answerer) if direction == 0 else (answerer, caller)
@@ -133,7 +135,7 @@ def _ends(answer: Message | None, rail: int, direction: int) -> list[Message]:
 
 
 def samples_of(pair: Pair, legs: Sequence[Leg], rails: int) -> list[RailSample]:
-    """The worse direction of every rail."""
+    """Return the slower direction of every rail."""
     samples = []
     for rail in range(rails):
         rates = [leg.rate for leg in legs if leg.rail == rail]
@@ -141,14 +143,14 @@ def samples_of(pair: Pair, legs: Sequence[Leg], rails: int) -> list[RailSample]:
     return samples
 
 
-GPU_SIZE = 256 << 20  # bytes: NCCL reaches its full rate from some 64 MiB on
+GPU_SIZE = 256 << 20  # bytes: NCCL reaches its full rate from about 64 MiB on
 GPU_MESSAGES = 10
-GPU_PATIENCE_S = 60.0  # torch and NCCL take their time to start
+GPU_PATIENCE_S = 60.0  # torch and NCCL are slow to start
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What to measure with: ``count`` GPUs of every node, over ``backend``."""
+    """The GPUs to measure with: ``count`` GPUs of every node, over ``backend``."""
 
     count: int
     backend: str = "nccl"
@@ -157,7 +159,7 @@ class Gpus:
 
 
 class GpuMeasurements(Measurements):
-    """Measurements whose bandwidth is that between GPUs."""
+    """Measurements of the bandwidth between GPUs."""
 
     def __init__(
         self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, gpus: Gpus, load_seconds: float = 0.0
@@ -170,7 +172,7 @@ class GpuMeasurements(Measurements):
         return self._gpus.count
 
     def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
-        """One round of disjoint pairs; GPU g of a node sends to GPU g of the other."""
+        """Measure one round of disjoint pairs; GPU g of a node sends to GPU g of the other."""
         nodes = [node for pair in pairs for node in pair]
         ports = self.order({"do": "ports", "count": self.rails}, nodes, GPU_PATIENCE_S)
         ready = [pair for pair in pairs if pair[0] in ports]

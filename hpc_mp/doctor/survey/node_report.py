@@ -1,4 +1,4 @@
-"""What every node of a survey says of itself: what its own checks find, what it is, and how its devices compute."""
+"""The report of every node of a survey: findings of its own checks, its traits, and the speed of its devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_mp.doctor.compute import Result, devices_here, judge, measure
 from hpc_mp.doctor.drift import drift, traits
 from hpc_mp.doctor.node import DEADLINE_S, diagnose
 
-# Not the control group: ours is that of a step with one task, and says nothing of what a job will be granted.
+# Without the control group: the agent's is that of a step with one task, not that of a future job.
 CODES = tuple(check.code for check in PASSIVE if not check.code.startswith("cgroup-"))
 REPORTED: tuple[Severity, ...] = ("error", "warning")
 REPORT_S = 3 * DEADLINE_S
@@ -25,14 +25,14 @@ COMPUTE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One node. ``findings``: warnings and errors of its checks; ``traits``: see ``drift``; ``results``: of its devices."""
+    """The report of one node: warnings and errors of its checks, its traits (see ``drift``), and results of its devices."""
 
     findings: tuple[Finding, ...] = ()
     traits: Mapping[str, str] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
 
     def and_also(self, found: Iterable[Finding]) -> Self:
-        """With more findings; of those of the same code and subject the first."""
+        """Return a copy with more findings. Of findings with the same code and subject the first is kept."""
         firsts = {(finding.code, finding.subject): finding for finding in (*found, *self.findings[::-1])}
         return replace(self, findings=tuple(firsts.values()))
 
@@ -47,7 +47,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class SharedFinding:
-    """A finding, and the nodes that have it; ``finding`` is the first one's. ``who``: in words, ``n[1-3]`` or ``n2 cuda:5``."""
+    """A finding of several nodes; ``finding`` is that of the first. ``who``: the nodes as text, ``n[1-3]`` or ``n2 cuda:5``."""
 
     who: str
     nodes: tuple[str, ...]
@@ -55,7 +55,7 @@ class SharedFinding:
 
 
 def node_report(node: str, seconds: float) -> NodeReport:
-    """Of this node. ``seconds``: of load for each kind of work; 0: nothing is computed."""
+    """Return the report of this node. ``seconds``: duration of load for each kind of work; 0: no load."""
     source = here()
     results = measure(devices_here(source), seconds, source=source) if seconds else ()
     findings = tuple(finding for finding in diagnose(source, CODES) if finding.severity in REPORTED)
@@ -63,7 +63,7 @@ def node_report(node: str, seconds: float) -> NodeReport:
 
 
 def conclusions(reports: Mapping[str, NodeReport]) -> tuple[SharedFinding, ...]:
-    """What the nodes' checks say, equal findings together; how nodes differ; who computes slower, or something else.
+    """Return the nodes' findings with equal ones merged, drift between nodes, and devices that compute slower or differently.
 
     The gravest first.
     """
@@ -83,20 +83,20 @@ def conclusions(reports: Mapping[str, NodeReport]) -> tuple[SharedFinding, ...]:
 
 
 def faulty(noted: tuple[SharedFinding, ...], nodes: int) -> Iterator[tuple[str, Finding]]:
-    """Nodes with an error that most do not have: what is so everywhere is no reason to avoid some of them."""
+    """Yield nodes with an error that fewer than half of the nodes have: a common error is no reason to avoid some nodes."""
     for each in noted:
         if each.finding.severity == "error" and 2 * len(each.nodes) < nodes:
             yield from ((node, each.finding) for node in each.nodes)
 
 
 def _first(same: Sequence[Finding]) -> Finding:
-    """Of several such findings of one node the first, with its subject, and how many more there are."""
+    """Return the first of several equal findings of one node, with its subject and the number of the others in the message."""
     first, more = same[0], f" (and {len(same) - 1} more)" if len(same) > 1 else ""
     words = f"{first.subject}: {first.message}" if first.subject else first.message
     return replace(first, message=words + more)
 
 
 def _named(finding: Finding, reports: Mapping[str, NodeReport]) -> Iterator[str]:
-    """The nodes in a subject such as ``n3, n4`` or ``n3 cuda:5, n4 cpu``."""
+    """Yield the nodes in a subject such as ``n3, n4`` or ``n3 cuda:5, n4 cpu``."""
     words = [part.partition(" ")[0] for part in finding.subject.split(", ")]
     return (node for node in dict.fromkeys(words) if node in reports)

@@ -1,4 +1,4 @@
-"""``doctor.html``: a survey as one self-contained page. Apart from the report: only who asks for the page loads Jinja."""
+"""``doctor.html``: a survey as one self-contained page. Separate from the report, so that Jinja is loaded only for the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def write_page(path: Path, report: Report) -> None:
-    """Replace the file whole. Raises HpcMpError when it cannot be written."""
+    """Write the page atomically. Raises HpcMpError if it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(render(report), encoding="utf-8")
@@ -30,7 +30,7 @@ def write_page(path: Path, report: Report) -> None:
 
 
 def render(report: Report) -> str:
-    """Everything that comes from the nodes is escaped."""
+    """Render the page. All text from the nodes is escaped."""
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                               lstrip_blocks=True)
     environment.filters["rate"] = data_rate

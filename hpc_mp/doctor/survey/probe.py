@@ -1,4 +1,4 @@
-"""Does a packet of full size reach a peer whole? UDP with the don't-fragment bit, which needs no privilege."""
+"""MTU probe: full-size UDP packets with the don't-fragment bit, which need no privilege."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 HEADERS = 28  # bytes of IPv4 and UDP
-MARK = struct.Struct("!16sHBB")  # token, which peer, which attempt, small or full
+MARK = struct.Struct("!16sHBB")  # token, peer, attempt, small or full
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: don't fragment, and ask only the interface for its MTU
-TRIES = 6  # a lossy link must not look like one with a small MTU
+TRIES = 6  # so that a lossy link does not look like one with a small MTU
 PAUSE_S = 0.03
 LAST_S = 0.4  # seconds to wait for the last answer
-SMALL = 128  # bytes of a packet that any link takes
+SMALL = 128  # bytes of a packet that fits any link
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """How many small and full packets of one way came back as an echo, of ``TRIES``."""
+    """The number of small and of full packets in one direction that came back as an echo, of ``TRIES``."""
 
     small: int
     full: int
 
 
 def listener(port: int) -> socket.socket:
-    """Where probes are answered, on all interfaces."""
+    """Return the UDP socket that answers probes, bound on all interfaces."""
     answering = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     answering.bind(("", port))
     return answering
 
 
 def start_echo(answering: socket.socket) -> None:
-    """Answer every probe with its first bytes, from now on."""
+    """Start a thread that answers every probe with its first bytes."""
     threading.Thread(target=_echo, args=(answering,), daemon=True).start()
 
 
@@ -54,7 +54,7 @@ def probe(mine: str, peers: Sequence[tuple[str, int]], size: int, token: str) ->
             for full, length in enumerate((SMALL, size)):
                 for number, peer in enumerate(peers):
                     packet = MARK.pack(token.encode(), number, attempt, full).ljust(length - HEADERS, b".")
-                    with suppress(OSError):  # larger than our own interface takes, or no way there
+                    with suppress(OSError):  # larger than our own interface's MTU, or no route
                         sender.sendto(packet, peer)
             _collect(sender, token.encode(), came, time.monotonic() + (LAST_S if attempt == TRIES - 1 else PAUSE_S))
     def count(number: int, full: int) -> int:
@@ -66,7 +66,7 @@ def probe(mine: str, peers: Sequence[tuple[str, int]], size: int, token: str) ->
 def _collect(sender: socket.socket, token: bytes, came: set[tuple[int, int, int]], until: float) -> None:
     while (left := until - time.monotonic()) > 0:
         sender.settimeout(left)
-        with suppress(OSError, struct.error):  # nothing more came, nobody listens there, or a stranger's packet
+        with suppress(OSError, struct.error):  # timeout, port unreachable, or a foreign packet
             whose, number, attempt, full = MARK.unpack(sender.recv(MARK.size))
             if whose == token:
                 came.add((number, attempt, full))

@@ -1,4 +1,4 @@
-"""The course of a survey: what is measured in which order, with a verdict after every step."""
+"""The procedure of a survey: the order of its measurements, with a verdict after every step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ALL_PAIRS = 16
 TURNS = 4
 """Groups that compute one after the other: nodes that share a machine (virtual ones) disturb each other less."""
 COMPUTE_S = WINDOW_S
-RETESTS = 12  # of one window each, suspects and others in turn: both have the same disturbances
+RETESTS = 12  # of one window each, suspects and others alternately, so that both have the same disturbances
 PACED_ROUNDS = 4
-PASSES = 2  # a pair loses segments when it does so in several transfers
+PASSES = 2  # loss must show in several transfers
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyState:
-    """Where a survey is: ``step`` in words, and what it says so far. ``verdict``: None before the first round of pairs."""
+    """The progress of a survey: ``step`` as text, and the results so far. ``verdict``: None before the first round of pairs."""
 
     step: str
     verdict: Localisation | None
@@ -33,7 +33,7 @@ class SurveyState:
 
 
 def survey(tools: Measurements) -> Iterator[SurveyState]:
-    """Measure everything; a state after every step, the last one complete."""
+    """Measure everything and yield a state after every step, the last one complete."""
     seen, nodes, verdict = tools.evidence, range(len(tools.evidence.nodes)), None
 
     def now(step: str, complete: bool = False) -> SurveyState:
@@ -63,13 +63,13 @@ def survey(tools: Measurements) -> Iterator[SurveyState]:
 
 
 def peers(count: int) -> dict[int, list[int]]:
-    """Whom every node probes: all others of a few; of many its neighbours and nodes far away."""
+    """Return the nodes that every node probes: all others if there are few, else its neighbours and distant nodes."""
     steps = range(1, count) if count <= ALL_PAIRS else (1, 2, count // 3, count // 2)
     return {node: [(node + step) % count for step in steps] for node in range(count)} if count > 1 else {}
 
 
 def rounds(pairs: Sequence[Pair], most: int) -> list[list[Pair]]:
-    """The pairs as rounds of disjoint ones, the first pairs in the first rounds; what does not fit is left out."""
+    """Distribute pairs over rounds of disjoint pairs, the first pairs in the first rounds. Pairs that do not fit are dropped."""
     made: list[list[Pair]] = [[] for _ in range(most)]
     busy: list[set[int]] = [set() for _ in range(most)]
     for pair in pairs:
@@ -82,13 +82,13 @@ def rounds(pairs: Sequence[Pair], most: int) -> list[list[Pair]]:
 
 
 def _others(seen: SurveyEvidence, suspects: Mapping[int, float]) -> list[int]:
-    """As many nodes that are not suspected: those that were tested most, so that they are the same ones again and again."""
+    """Return as many unsuspected nodes as there are suspects: the most tested, so that every round has the same ones."""
     trials = Counter(node for trial in seen.trials for node in trial)
     well = [node for node in range(len(seen.nodes)) if node not in suspects]
     return sorted(well, key=lambda node: -trials[node])[: len(suspects)]
 
 
 def _since(before: Mapping[int, Mapping[str, int]], after: Mapping[int, Mapping[str, int]]) -> dict[int, dict[str, int]]:
-    """Counters that have moved, of the nodes that answer still."""
+    """Return the increments of counters that grew, for the nodes that still answer."""
     return {node: {name: value - before.get(node, {}).get(name, value) for name, value in now.items()
                    if value > before.get(node, {}).get(name, value)} for node, now in after.items()}

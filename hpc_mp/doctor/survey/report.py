@@ -1,4 +1,4 @@
-"""What a survey has found, as one document."""
+"""The results of a survey, as one document."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpc_mp.doctor.survey.node_report import SharedFinding, conclusions
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A survey, whole or cut short.
+    """The report of a survey, complete or interrupted.
 
     Attributes:
-        cluster: its name in Slurm; None when it does not say.
-        time: unix seconds of the start.
-        seconds: that it took.
-        complete: nothing was left to measure.
+        cluster: name of the cluster in Slurm; None if Slurm does not report it.
+        time: unix time of the start in seconds.
+        seconds: duration.
+        complete: True if nothing was left to measure.
     """
 
     cluster: str | None
@@ -33,17 +33,17 @@ class Report:
 
     @property
     def noted(self) -> tuple[SharedFinding, ...]:
-        """What the nodes' own checks say, how nodes differ, and what comes of their devices under load."""
+        """Findings of the nodes' own checks, drift between nodes, and findings on devices under load."""
         return conclusions({self.evidence.nodes[node]: seen for node, seen in sorted(self.evidence.reports.items())})
 
     @property
     def sound(self) -> bool:
-        """No fault and no error was found."""
+        """True if no fault and no error was found."""
         return not self.diagnoses and all(noted.finding.severity != "error" for noted in self.noted)
 
     @property
     def rates(self) -> dict[tuple[int, int, int], float | None]:
-        """GB/s by sender, receiver and rail: the median of all transfers at full speed, None where none succeeded."""
+        """Rates in GB/s by sender, receiver and rail: the median of all transfers at full speed, None if none succeeded."""
         seen: dict[tuple[int, int, int], list[float]] = {}
         for leg in self.evidence.legs:
             if not leg.paced:
@@ -51,7 +51,7 @@ class Report:
         return {key: median(rates) if rates else None for key, rates in seen.items()}
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the document for ``--json``."""
         seen = self.evidence
         return {
             "cluster": self.cluster, "time": self.time, "seconds": self.seconds, "complete": self.complete,

@@ -1,4 +1,4 @@
-"""A whole survey: start the agents, follow the course, report; whatever was found when it is interrupted."""
+"""A whole survey: start the agents, run the procedure, report; after an interrupt a partial report."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hpc_mp.doctor.survey.procedure import SurveyState, survey
 from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.start import AgentStart, SurveyRequest, out_of_service, plan, without
 
-ASK_S = 30.0  # between two questions to Slurm while the job is queued
+ASK_S = 30.0  # between two queries to Slurm while the job is queued
 START_S = 60.0  # for the other agents after the first: Python from a slow file system
-ATTEMPTS = 3  # srun names a node that it cannot reach, or that tears its connection, and ends: it is started again without
+ATTEMPTS = 3  # srun ends if a node is unreachable or drops its connection; it is started again without that node
 
 Show = Callable[[str, SurveyState | None], None]
 """Called with what is being done, in words, and what is known by then."""
@@ -32,7 +32,7 @@ def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.envi
     """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
 
     Raises:
-        HpcMpError: no Slurm, no nodes, no such interface on any of them.
+        HpcMpError: no Slurm, no nodes, or no node has the interface.
         RunFailed: no agent could be started.
     """
     start: AgentStart | None = plan(request, environ)
@@ -43,7 +43,7 @@ def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.envi
         with AgentPool([start()]) as crew:
             report, nodes = _with(crew, start, show)
         words, fewer = crew.words, without(start, crew.words, nodes)
-        lost = report is not None and report.complete and not crew.alive  # srun gave up in the middle, and all agents with it
+        lost = report is not None and report.complete and not crew.alive  # srun gave up midway and ended all agents
         if report is not None and not (lost and fewer):
             return report
         start = fewer
@@ -52,7 +52,7 @@ def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.envi
 
 
 def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None, tuple[str, ...]]:
-    """The report, None when srun could start no agent; and the nodes of the step, in srun's order."""
+    """Return the report, None if srun could start no agent, and the nodes of the step in srun's order."""
     moment, begin = time.time(), time.monotonic()
 
     @lru_cache(maxsize=1)
@@ -60,7 +60,7 @@ def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None
         return out_of_service(start.request)
 
     def waiting(words: str) -> None:
-        """Say what srun says; while it queues, also which nodes are out of service, asked once in each period."""
+        """Show srun's last line; while the job is queued, also the nodes out of service, queried once per period."""
         down = missing(int(time.monotonic() / ASK_S)) if is_queue_notice(words) else ""
         show(f"{words}: {down}" if down else words if is_queue_notice(words) else "starting agents", None)
 
@@ -79,7 +79,7 @@ def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None
 
 
 def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start: AgentStart) -> tuple[Measurements, str | None]:
-    """Raises HpcMpError when no agent has an interface to measure."""
+    """Return the measurements and the cluster's name. Raises HpcMpError if no agent has an interface to measure."""
     facts = {rank: NodeFacts.read(hello["facts"]) for rank, hello in sorted(hellos.items()) if "facts" in hello}
     lame = {hello["node"]: Absence("node-cut", hello["error"]) for hello in hellos.values() if "error" in hello}
     if not facts:
@@ -92,7 +92,7 @@ def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start
     absent |= dict.fromkeys(silent, Absence("node-down", f"its agent has said nothing within {START_S:.0f} s"))
     tree = load_topology(start.request.topology) if start.request.topology else _tree(hellos)
     leaves = {node: leaf for node in there if (leaf := tree.leaf(node)) is not None}
-    if len(leaves) < len(there):  # as good as none: what lies between the others is not known
+    if len(leaves) < len(there):  # useless: the switches between the other nodes are unknown
         leaves = {}
     evidence = SurveyEvidence(tuple(one.node for one in facts.values()), tuple(facts.values()), absent | lame, leaves)
     gpus, seconds = start.request.gpus, start.request.load_seconds
@@ -102,6 +102,6 @@ def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start
 
 
 def _tree(hellos: Mapping[int, Mapping[str, Any]]) -> SwitchTree:
-    """The switches as every node's own daemon knows them; none where there is no topology."""
+    """Return the switches as reported by every node's slurmd; none if Slurm has no topology."""
     addresses = [hello["slurm"]["address"] for hello in hellos.values()]
     return from_addresses((address, pattern) for address, pattern in addresses if "." in pattern)

@@ -1,4 +1,4 @@
-"""Start an agent on every node, with srun: as a step of the allocation we are in, or as a small job of its own."""
+"""Start of an agent on every node with srun: as a step of the current allocation, or as a separate small job."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from hpc_mp.cluster.slurm.steps import failed_nodes, srun
 from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 
 AGENT = "hpc_mp.doctor.survey.agent"
-MINUTES = 20  # of a job of its own: it ends as soon as the survey does
+MINUTES = 20  # time limit of a separate job, which ends as soon as the survey does
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyRequest:
-    """Which nodes to survey.
+    """The request of a survey: its nodes and options.
 
     Attributes:
-        nodes: how many; None = those of ``nodelist``, else all of the allocation that we are in.
-        nodelist: these nodes.
-        interfaces: network interfaces to measure, one per rail; none = the one that a node's name stands for.
-        topology: a topology file, where Slurm does not know the switches.
-        gpus: of every node, between which NCCL is measured; 0 = TCP between the interfaces.
-        load_seconds: for each kind of work that the devices of the nodes do under load; 0 = none.
+        nodes: number of nodes; None = those of ``nodelist``, else all of the current allocation.
+        nodelist: names of nodes.
+        interfaces: network interfaces to measure, one per rail; empty = the interface of a node's name.
+        topology: a topology file, if Slurm does not know the switches.
+        gpus: GPUs per node between which NCCL is measured; 0 = TCP between the interfaces.
+        load_seconds: duration of each kind of work of the nodes' devices under load; 0 = no load.
         options: more options for srun: an account, a reservation.
     """
 
@@ -50,11 +50,11 @@ class SurveyRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentStart:
-    """How agents are started.
+    """A plan to start agents; calling it starts srun.
 
     Attributes:
-        inside: as a step of the allocation of ``environ``.
-        absent: nodes that are wanted and cannot be had, and why.
+        inside: True to start a step of the allocation in ``environ``.
+        absent: requested nodes that are unavailable, with the reason.
     """
 
     request: SurveyRequest
@@ -64,7 +64,7 @@ class AgentStart:
 
     @property
     def there(self) -> list[str]:
-        """The nodes of the list that can be had."""
+        """The available nodes of the list."""
         return [node for node in self.request.nodelist if node not in self.absent]
 
     @property
@@ -90,17 +90,17 @@ class AgentStart:
         return srun(options, [sys.executable, "-m", AGENT, *request.interfaces])
 
     def __call__(self) -> subprocess.Popen[str]:
-        """srun, in a session of its own: an interrupt from the terminal is ours."""
+        """Start srun in a separate session, so that only this process gets an interrupt from the terminal."""
         pipe = subprocess.PIPE
         return subprocess.Popen(self.command, env=self.environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace",
                                 start_new_session=True)
 
 
 def plan(request: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> AgentStart:
-    """How to start the agents.
+    """Return the plan to start the agents.
 
     Raises:
-        HpcMpError: there is no Slurm, it is not said which nodes, or there are not so many.
+        HpcMpError: there is no Slurm, no nodes are given, or there are not that many.
     """
     silence = why_silent(ask)
     if silence is not None:
@@ -124,7 +124,7 @@ def plan(request: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: R
 
 
 def _check_number(request: SurveyRequest, inside: bool, ask: Runner) -> None:
-    """Refuse a number of nodes that the list contradicts, or more than there are: Slurm would let such a job wait for ever."""
+    """Refuse a number of nodes that contradicts the list or exceeds the cluster: Slurm would queue such a job forever."""
     if request.nodes and request.nodelist and request.nodes != len(request.nodelist):
         raise HpcMpError(f"doctor --nodes {request.nodes}", f"--nodelist names {counted(len(request.nodelist), 'node')}",
                          "give one of the two")
@@ -141,7 +141,7 @@ def _check_number(request: SurveyRequest, inside: bool, ask: Runner) -> None:
 
 
 def _check_names(request: SurveyRequest, ask: Runner) -> None:
-    """Refuse nodes and a partition that there are not: Slurm would refuse the step without saying which name is wrong."""
+    """Refuse nodes and a partition that do not exist: Slurm would refuse the step without stating the wrong name."""
     try:
         if request.partition and not node_states((), request.partition, ask):
             raise HpcMpError(f"doctor --partition {request.partition}", "is no partition with nodes that you may use",
@@ -155,10 +155,10 @@ def _check_names(request: SurveyRequest, ask: Runner) -> None:
 
 
 def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
-    """The same without the nodes that srun could not reach, or has lost, by its words; None when it names none.
+    """Return the plan without the nodes that srun reports as unreachable or lost; None if it names none.
 
     Args:
-        nodes: of the step, in srun's order: it tells the number of one that it has lost.
+        nodes: nodes of the step in srun's order: srun reports a lost node by its number.
     """
     failed = failed_nodes(words, nodes)
     if not failed:
@@ -168,7 +168,7 @@ def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) 
 
 
 def out_of_service(request: SurveyRequest, ask: Runner = ask) -> str:
-    """Why a survey waits in the queue: the nodes, of those it may take, that Slurm gives to nobody; empty where it names none."""
+    """Return why a survey is queued: the eligible nodes that are out of service; empty if there are none."""
     try:
         states = node_states(request.nodelist, request.partition, ask)
     except CommandFailed:
@@ -178,7 +178,7 @@ def out_of_service(request: SurveyRequest, ask: Runner = ask) -> str:
 
 
 def _not_ready(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:
-    """Those that Slurm would let us wait for; none where it does not say."""
+    """Return the nodes that a job would have to wait for, with their state; none if Slurm does not answer."""
     try:
         states = node_states(nodes, ask=ask) if nodes else {}
     except CommandFailed:

@@ -1,4 +1,4 @@
-"""What the kernel knows about one TCP connection: ``struct tcp_info`` of linux/tcp.h (fields are only ever added)."""
+"""Kernel statistics of one TCP connection: ``struct tcp_info`` of linux/tcp.h (fields are only ever added)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 FLAGS, RETRANSMITTED, ACKED, SEGMENTS, DELIVERY_RATE = 7, 100, 120, 156, 160  # offsets, in bytes
 BUSY, RECEIVER_LIMITED, NEEDLESS = 168, 176, 216
-SENDER_IDLE = 1  # of the flags: the delivery rate is that of a sender who had nothing to send
-SIZE = 220  # Linux 5.0 and newer give as much
+SENDER_IDLE = 1  # flag: the delivery rate was limited by a sender without data to send
+SIZE = 220  # bytes that Linux 5.0 and newer return
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """A sending connection at one moment.
+    """The state of a sending connection at one moment.
 
     Attributes:
         acked: bytes that have arrived.
-        segments: sent with data, those sent again among them.
-        lost: segments sent again, without those that the receiver said it had had already.
-        rate: bytes per second at which the kernel has last seen data arrive; None where the sender did not fill the path.
-        limited: share of the busy time so far in which the receiver had no room: it reads too slowly.
+        segments: data segments sent, including retransmissions.
+        lost: retransmitted segments, without those that the receiver reported as duplicates.
+        rate: last delivery rate in bytes per second; None if the sender did not fill the path.
+        limited: fraction of the busy time so far in which the receiver's window was full: it reads too slowly.
     """
 
     acked: int
@@ -32,7 +32,7 @@ class Info:
 
 
 def info(connection: socket.socket) -> Info:
-    """Raises OSError where the kernel says less than Linux 5.0 does."""
+    """Return the state of a connection. Raises OSError if the kernel returns less than Linux 5.0 does."""
     raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, SIZE)
     if len(raw) < SIZE:
         raise OSError("this kernel says too little about its connections (Linux 5.0 says enough)")

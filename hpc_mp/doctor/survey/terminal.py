@@ -1,4 +1,4 @@
-"""The pictures of a survey on a terminal."""
+"""Figures of a survey for a terminal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpc_mp.base.text import data_rate
 from hpc_mp.doctor.survey.figures import Matrix, MatrixCell, bars, matrix, switches
 from hpc_mp.doctor.survey.report import Report
 
-MOST_COLUMNS = 24  # nodes of a matrix that a terminal can show
-BAR = 40  # characters of the expected rate
+MOST_COLUMNS = 24  # nodes of the largest matrix that fits a terminal
+BAR = 40  # characters of a bar at the expected rate
 FAULT = Style(color="red", bold=True)
 
 
 def pictures(report: Report) -> Iterator[RenderableType]:
-    """Switches with the suspects marked, the matrix where it fits, bars against what is expected."""
+    """Yield the switches with marked suspects, the matrix if it fits, and bars relative to the expected rate."""
     yield _tree(report)
     heat = matrix(report)
     if heat is not None and len(heat.names) <= MOST_COLUMNS:

@@ -1,7 +1,7 @@
-"""The transfers of one pair over TCP: one direction after the other, all rails and streams of a direction together.
+"""Transfers of one pair over TCP: one direction after the other, all rails and streams of a direction at the same time.
 
-One peer calls, for either direction. The sender decides when it has seen enough and hangs up. The rate is the median of what
-its kernel measures: where other processes keep a program from its CPU, bytes per second of wall time say little of a link.
+One peer connects for both directions. The sender closes the connection when it has enough samples. The rate is the median of
+its kernel's delivery rates: if other processes take the CPU, bytes per second of wall time say little about a link.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from statistics import median
 
 from hpc_mp.doctor.survey.tcp_info import Info, info
 
-HEADER = struct.Struct("!16sIBBB")  # token, number of the order, rail, stream, direction: 0 = the caller sends
+HEADER = struct.Struct("!16sIBBB")  # token, order number, rail, stream, direction: 0 = the caller sends
 BLOCK = 64 * 1024
-SAMPLE_S = 0.001  # between two samples of the kernel's rate, at least
-SAMPLES = 12  # to take the median of; with fewer of them a transfer goes on for up to ``LONGER`` times as long
+SAMPLE_S = 0.001  # least interval between two samples of the kernel's rate
+SAMPLES = 12  # needed for the median; with fewer samples a transfer goes on for up to ``LONGER`` times as long
 LONGER = 3
 PACKET = 1024  # bytes of a paced write: one segment on any link
 ECHOES = 16
-LATE_S = 0.5  # by which a caller may have got its order later than its peer
-WARM_S = 0.15  # seconds of a transfer that are not counted
-HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: what is unread or unsent is thrown away
+LATE_S = 0.5  # greatest delay between the peers' receipt of an order
+WARM_S = 0.15  # warm-up seconds of a transfer that are not counted
+HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: unread and unsent data is discarded
 
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """What both sides of a transfer know.
+    """Parameters of a transfer, shared by both sides.
 
     Attributes:
-        token: of the survey, 16 characters; who does not know it is not served.
+        token: token of the survey, 16 characters; callers without it are not served.
         order: number of the order.
-        seconds: that are counted in each direction.
-        patience: seconds in which a peer must answer a call; once it has, it may pause for twice as long.
+        seconds: counted seconds in each direction.
+        patience: timeout in seconds to answer a call; after that a peer may pause for twice as long.
         streams: connections per rail and direction.
-        packets: segments per second and connection; 0 = as fast as it goes.
+        packets: segments per second and connection; 0 = at full speed.
     """
 
     token: str
@@ -52,7 +52,7 @@ class TransferPlan:
 
     @property
     def longest(self) -> float:
-        """Seconds in which one direction is over, once its call has been answered."""
+        """The maximum duration of one direction in seconds, once its call has been answered."""
         return WARM_S + LONGER * self.seconds + self.pause
 
     @property
@@ -61,13 +61,13 @@ class TransferPlan:
 
     @property
     def within(self) -> float:
-        """Seconds in which both peers have done with it, come what may."""
+        """The maximum duration in seconds for both peers, even after failures."""
         return 2 * (self.patience + self.longest)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One connection. ``direction``: 0 = the caller sends, 1 = it receives."""
+    """The key of a connection. ``direction``: 0 = the caller sends, 1 = it receives."""
 
     rail: int
     stream: int
@@ -76,12 +76,12 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a sender has seen.
+    """The sender's measurement.
 
     Attributes:
-        rate: bytes per second.
+        rate: rate in bytes per second.
         segments, lost, limited: as in ``Info``.
-        latency: seconds of half a round trip; None where it was not measured.
+        latency: half a round trip in seconds; None if it was not measured.
     """
 
     rate: float
@@ -93,7 +93,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnd:
-    """What one end of a connection has to say. ``sent``: None at a receiver; ``why``: what went wrong."""
+    """The result of one end of a connection. ``sent``: None at a receiver; ``why``: the error, "" if there was none."""
 
     key: Key
     sent: Sent | None = None
@@ -118,13 +118,13 @@ def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[
         for direction in (0, 1):
             keys = [key for key in _keys(len(addresses), plan.streams) if key.direction == direction]
             ends += _gathered([(key, pool.submit(one, key)) for key in keys])
-            if all(end.why for end in ends):  # it would only wait as long again
+            if all(end.why for end in ends):  # the other direction would only time out too
                 break
     return ends
 
 
 def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[TransferEnd]:
-    """Serve the peer's calls until all have come, or none has come for too long."""
+    """Serve the peer's calls until all have come, or no call has come within the timeout."""
     def one(connection: socket.socket, key: Key) -> TransferEnd:
         with connection:
             if key.direction:
@@ -149,7 +149,7 @@ def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[Tran
 
 
 def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket.socket, Key]]:
-    """Those who call for this very transfer, until none does any more."""
+    """Yield the calls for this transfer until no more come within the timeout."""
     end = time.monotonic() + plan.patience + LATE_S
     while (left := end - time.monotonic()) > 0:
         listener.settimeout(left)
@@ -160,7 +160,7 @@ def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket
         except OSError:
             continue
         token, order, rail, stream, direction = HEADER.unpack(greeting)
-        if (token.decode("ascii", "replace"), order) != (plan.token, plan.order):  # late, or a stranger
+        if (token.decode("ascii", "replace"), order) != (plan.token, plan.order):  # a late or foreign call
             connection.close()
             continue
         end = time.monotonic() + plan.longest
@@ -168,7 +168,7 @@ def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket
 
 
 def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
-    """Send for as long as planned. Raises OSError when the receiver takes nothing any more."""
+    """Send for the planned time. Raises OSError if the receiver stops reading."""
     connection.settimeout(plan.pause)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANG_UP)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -196,7 +196,7 @@ def _enough(samples: Sequence[tuple[float, Info]], plan: TransferPlan) -> bool:
 
 
 def _pull(connection: socket.socket, plan: TransferPlan) -> None:
-    """Receive until the sender hangs up. Raises OSError when nothing comes."""
+    """Receive until the sender closes the connection. Raises OSError if no data comes."""
     connection.settimeout(plan.pause)
     buffer = bytearray(4 * BLOCK)
     if not connection.recv_into(buffer):
@@ -207,7 +207,7 @@ def _pull(connection: socket.socket, plan: TransferPlan) -> None:
 
 
 def _echoes(connection: socket.socket) -> Iterator[float]:
-    """Seconds of half a round trip, several times."""
+    """Yield half of the round trip in seconds, several times."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for _ in range(ECHOES):
         begin = time.monotonic()
@@ -237,7 +237,7 @@ def _keys(rails: int, streams: int) -> list[Key]:
 
 
 def _gathered(running: Sequence[tuple[Key, Future[TransferEnd]]]) -> list[TransferEnd]:
-    """What became of each; the words of an exception are what went wrong."""
+    """Return the result of each transfer, with an OSError's message as its ``why``."""
     ends = []
     for key, future in running:
         try:

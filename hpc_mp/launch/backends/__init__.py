@@ -1,4 +1,4 @@
-"""Back ends: how a plan is started and followed. A new one is a file in this folder and a row of this table."""
+"""Back ends, which start and follow a plan. A new back end is a file in this folder and a row of this table."""
 
 from hpc_mp.launch.backends import local, mpi, slurm, step
 from hpc_mp.launch.backends.backend import CallRequest, Launch, Launcher, SubmittedTasks

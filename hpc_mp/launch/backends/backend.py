@@ -1,4 +1,4 @@
-"""The one shape of all back ends: a plan in, the outcome of its run out; a Python callable in, its tasks out."""
+"""The interface of all back ends: a plan in, the outcome of its run out; a Python callable in, its tasks out."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, verdict
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a back end is given.
+    """The input of a back end.
 
     Attributes:
-        plans: one; several for a sweep, and only where the back end takes arrays.
-        resumed: the run to go on with; None for a new one.
-        wait: whether to wait for the end where the back end can leave a run alone.
-        check: the last check, to be called before anything is written, with what asks transformers: ``check_model``, or another
-            that has it called elsewhere. It takes seconds and raises HpcMpError.
-        listener: is notified of where the run lies and how it goes.
+        plans: one plan; several for a sweep, if the back end takes arrays.
+        resumed: the run to resume; None for a new run.
+        wait: True to wait for the end, if the back end can leave a run unattended.
+        check: the last check, called before anything is written, with the function that asks transformers: ``check_model``, or
+            one that runs it in another process. It takes seconds and raises HpcMpError.
+        listener: receives the location and the progress of the run.
     """
 
     plans: tuple[JobPlan, ...]
@@ -46,7 +46,7 @@ class Launch:
 def concluded(
     launch: Launch, attempt: AttemptReader, job_id: str | None, guess: Callable[[], tuple[State, Cause | None]],
 ) -> Outcome:
-    """The outcome of a run that has ended: the supervisor's verdict; without one what ``guess`` says becomes the verdict."""
+    """Return the outcome of a run that has ended: the supervisor's verdict; without one the result of ``guess``."""
     run = attempt.run
     found, numbers = verdict(run), figures(run, attempt.number)
     if found is not None:
@@ -57,11 +57,11 @@ def concluded(
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A Python callable that ``nodes * tasks_per_node`` tasks are to run.
+    """A Python callable for ``nodes * tasks_per_node`` tasks to run.
 
     Attributes:
-        folder: gets the pickles, the script and the logs; all nodes see it.
-        options: of ``submitit.SlurmExecutor``.
+        folder: directory of the pickles, the script and the logs; all nodes see it.
+        options: options of ``submitit.SlurmExecutor``.
     """
 
     call: SubmittedCall
@@ -78,28 +78,28 @@ class SubmittedTasks(Protocol):
     words: str
 
     def state(self) -> str:
-        """In Slurm's words."""
+        """Return the state in Slurm's words."""
 
     def why(self) -> str:
-        """How it ended, for a failure of which no task has said anything."""
+        """Return how it ended, for a failure that no task has reported."""
 
     def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A back end: how the ranks of a plan are started and followed.
+    """A back end: it starts and follows the ranks of a plan.
 
     Attributes:
-        target: what a plan must know of it.
-        start: begins the run directory, starts the ranks, follows them to their end (or to the queue, without ``wait``) and
-            says what became of them. It raises HpcMpError for what the user can mend and leaves nothing behind then.
-        arrays: whether it starts all runs of a sweep at once; else it is given one after the other.
-        depends: what ``slurm.depends`` means there; raises HpcMpError. None where it has no effect.
-        named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
-        rehearse: lets the scheduler look at the script of plans, for these runs, before anything is written; gives the plans that
-            it takes, and its words; raises HpcMpError where it refuses. None where no script is handed in.
-        submit: starts the tasks of a Python callable (``hpc_mp.submit``); None where that is not built.
+        target: the facts about it that a plan needs.
+        start: creates the run directory, starts the ranks, follows them to their end (or into the queue, without ``wait``) and
+            returns the outcome. Raises HpcMpError for problems that the user can fix, and then leaves nothing behind.
+        arrays: True if it starts all runs of a sweep at once; else they are passed one after the other.
+        depends: resolves ``slurm.depends``; raises HpcMpError. None if the key has no effect there.
+        named: True if ``--on`` accepts its name; else only ``auto`` selects it.
+        rehearse: has the scheduler test the script of plans, for these runs, before anything is written. Returns the plans that
+            it accepts, and its message; raises HpcMpError if it refuses. None if no script is submitted.
+        submit: starts the tasks of a Python callable (``hpc_mp.submit``); None if not implemented.
     """
 
     target: Target

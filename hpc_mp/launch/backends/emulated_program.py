@@ -1,4 +1,4 @@
-"""Run a program on emulated nodes of this machine, to its end: every rank is a process that becomes the program."""
+"""The back end for a program on emulated nodes of this machine: every rank is a process that becomes the program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
-    """Start every rank, follow them to their end and say what became of them.
+    """Start every rank, follow all to their end and return the outcome.
 
     Raises:
         HpcMpError: the run directory cannot be written; not Linux.
@@ -78,8 +78,8 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
     elif cause is not None:
         for failure in alone:
             if failure.rank == cause.rank and failure.kind != cause.kind:
-                continue  # what it has said itself tells more
-            with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                continue  # the rank's own record is more specific
+            with suppress(OSError):  # a full disk must not hide how the run ended
                 write_failure(run, failure)
     if cause is not None:
         log = LineFile(run.main_log)
@@ -92,10 +92,11 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
 
 def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
            hangs: Sequence[tuple[int | None, str]]) -> list[RankFailure]:
-    """What no single end of a process shows: that all hung, and who had ended well before the others failed.
+    """Return failures that no single process end shows: a hang of all ranks, and ranks that had ended successfully before the
+    others failed.
 
     Args:
-        hangs: the rank for which the others waited, None where nobody can tell, and what is known of it.
+        hangs: the rank that the others waited for, None if it cannot be determined, and a description.
     """
     bad = [end for end in ended.exits if end.code not in (0, *plan.spec.program.stop_codes)]
     if not bad or (ended.asked and not hangs):
@@ -117,12 +118,12 @@ def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Se
 
 
 def _ranks(plan: ProgramPlan, run: RunDirectory, shared: Mapping[str, str]) -> list[EmulatedRank]:
-    """All ranks in their order; rank 0 will listen on a port of this machine that is free now."""
+    """Return all ranks in order. Rank 0 will listen on a port of this machine that is free now."""
     where = str(_free_port(run))
     found = []
     for place in plan.placement.ranks:
         environ = rank_variables(plan.placement, place.rank, "127.0.0.1", where)
-        # Of the process that forks it is the launcher's own search path; the program gets what its user has.
+        # The forking process has the launcher's search path; the program gets the user's own.
         environ |= {"PYTHONPATH": shared.get("PYTHONPATH", ""), "SLURMD_NODENAME": emulated_node(place.node)}
         environ |= _gpus(plan, place.node, shared)
         found.append(EmulatedRank(run.rank_log(place.rank), environ))
@@ -130,7 +131,7 @@ def _ranks(plan: ProgramPlan, run: RunDirectory, shared: Mapping[str, str]) -> l
 
 
 def _gpus(plan: ProgramPlan, node: int, shared: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of an emulated node: every node has its own, so that no two ranks of the same local number share one."""
+    """Return the GPUs of an emulated node. Every node has its own, so that no two ranks with the same local number share one."""
     each = plan.spec.job.ranks_per_node
     if plan.device.kind != "cuda" or len(plan.device.pools) < plan.spec.ranks or plan.placement.nodes == 1:
         return {}
@@ -139,7 +140,7 @@ def _gpus(plan: ProgramPlan, node: int, shared: Mapping[str, str]) -> dict[str, 
 
 
 def _free_port(run: RunDirectory) -> int:
-    """Below those that connections get by themselves, so that nothing takes it before rank 0 does."""
+    """Return a free port below the ephemeral range, so that no connection takes it before rank 0 does."""
     for count in range(100):
         wanted = port(run.path, f"{os.getpid()}.{count}")
         with suppress(OSError), socket.create_server(("127.0.0.1", wanted)):

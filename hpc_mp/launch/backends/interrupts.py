@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal as something to wait for: the handlers do nothing, a socket says what came."""
+"""Ctrl-C, SIGTERM and a closed terminal as events to wait for: the handlers do nothing, a socket receives the numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 WATCHED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 MEANINGS = ("saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills",
-            "killed: steps since the last checkpoint are lost")  # of the first interrupt, and of the second
+            "killed: steps since the last checkpoint are lost")  # at the first interrupt, and at the second
 
 
 class Interrupts:
-    """While entered, the watched signals only make this object readable.
+    """A readable object that collects the watched signals while entered; they have no other effect.
 
-    Python gives signals to the main thread alone: entered in another thread, this object gets none. A SIGHUP that was
-    ignored before stays ignored: that is what nohup is for.
+    Python delivers signals only to the main thread: in another thread, this object receives none. A SIGHUP that was ignored
+    before stays ignored, since that is the purpose of nohup.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Interrupts:
         return self._bell.fileno()
 
     def received(self) -> int:
-        """How many interrupts came since the last call; never waits.
+        """Return the number of interrupts since the last call; never waits.
 
-        A SIGHUP is none after another one: kernel and shell each send it when a terminal closes, and nobody who closes
-        one means "kill".
+        A SIGHUP after another one does not count: kernel and shell each send it when a terminal closes, which is not meant as
+        "kill".
         """
         before = self._count
         with suppress(BlockingIOError):

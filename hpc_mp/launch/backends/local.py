@@ -1,4 +1,4 @@
-"""Run a plan on emulated nodes of this machine, to its end."""
+"""The back end for a plan on emulated nodes of this machine, to its end."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from hpc_mp.rundir.rank_env import check_open_files
 
 
 def _gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
-    if isinstance(spec, ProgramSpec):  # whose torch, if it has one, may be another than ours
+    if isinstance(spec, ProgramSpec):  # its torch, if any, may differ from ours
         return as_given(spec, choose(spec.job.device, spec.ranks, find_gpus(), True, psutil.virtual_memory().total))
     return as_given(spec, local_device(spec.job.device, spec.ranks))
 
 
-CHECK = "hpc_mp.launch.model_check:check_model"  # called where transformers is imported anyway
+CHECK = "hpc_mp.launch.model_check:check_model"  # called in a process that imports transformers anyway
 TARGET = Target("emulated on this machine", outside, _gpus, in_script=False)
 
 
 def start(launch: Launch, entry: str = ENTRY) -> Outcome:
-    """Start every rank, follow them to their end and say what became of them.
+    """Start every rank, follow all to their end and return the outcome.
 
-    The last check is made where the ranks' modules are imported.
+    The last check is made in the process that imports the ranks' modules.
 
     Args:
-        entry: what a rank calls, ``"module:function"``.
+        entry: the function that a rank calls, ``"module:function"``.
 
     Raises:
-        HpcMpError: what the check finds; the run directory cannot be written; not Linux; a library of the rank half is missing.
+        HpcMpError: the check fails; the run directory cannot be written; not Linux; a library of the rank half is missing.
     """
     plan, listener = launch.plan, launch.listener
     if isinstance(plan, ProgramPlan):
@@ -93,13 +93,13 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
 
 def submit(request: CallRequest) -> SubmittedTasks:
     """Run a Python callable on emulated nodes, which end with the returned object."""
-    from hpc_mp.launch.submit.tasks import EmulatedTasks  # submitit takes a while to import
+    from hpc_mp.launch.submit.tasks import EmulatedTasks  # submitit is slow to import
 
     return EmulatedTasks(request)
 
 
 def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
-    """All ranks in their order; rank 0 listens on ``port`` of this machine."""
+    """Return all ranks in order; rank 0 listens on ``port`` of this machine."""
     step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             SECRET: secrets.token_hex(16), **plan.spec.environment.set}
     places = [TaskPlace(each.node, each.local_rank) for each in plan.placement.ranks]

@@ -1,4 +1,4 @@
-"""``--on mpi``: ranks started by the mpirun on PATH, on the hosts that it knows of, without Slurm."""
+"""``--on mpi``: ranks started by the mpirun on PATH, on the hosts known to it, without Slurm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(launch: Launch) -> Outcome:
     """Run all ranks under mpirun, to their end.
 
     Raises:
-        HpcMpError: there is no mpirun, or none that we know; the run directory cannot be written.
+        HpcMpError: mpirun is missing or of an unknown family; the run directory cannot be written.
     """
     if isinstance(launch.plan, ProgramPlan):
         return start_program(launch, launch.plan)
@@ -49,10 +49,10 @@ def start(launch: Launch) -> Outcome:
 
 
 def start_program(launch: Launch, plan: ProgramPlan, here: bool = False) -> Outcome:
-    """Run somebody's program under mpirun, to its end.
+    """Run the user's program under mpirun, to its end.
 
     Args:
-        here: on emulated nodes of this machine, whatever hosts mpirun knows of.
+        here: True for emulated nodes of this machine, whatever hosts mpirun knows.
 
     Raises:
         HpcMpError: as ``start``.
@@ -70,12 +70,12 @@ def start_program(launch: Launch, plan: ProgramPlan, here: bool = False) -> Outc
 
 
 def mpirun(spec: AnySpec, ask: Runner = patient) -> list[str]:
-    """mpirun's options for this job. Raises HpcMpError when there is none on PATH, or one of an unknown family."""
+    """Return mpirun's options for this job. Raises HpcMpError if mpirun is not on PATH, or of an unknown family."""
     return family(ask, OTHERWISE).options(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_identity(spec)])
 
 
 def mpirun_environment() -> dict[str, str]:
-    """What every process under mpirun must have: we look for its ranks, and Open MPI wants a yes that root is meant."""
+    """Return variables for every process under mpirun: a mark by which we find its ranks, and Open MPI's consent to root."""
     return {"HPC_MP_MPI": "1", **as_root()}
 
 

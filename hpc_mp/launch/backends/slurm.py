@@ -1,4 +1,4 @@
-"""``--on slurm``: a plan as a Slurm job, with the jobs chained behind it, or as an array of jobs."""
+"""``--on slurm``: a plan as a Slurm job, with the chained jobs behind it, or as an array of jobs."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from hpc_mp.rundir.runs import record_successors
 from hpc_mp.supervisor.exclusions import end_watch, watch_waiting
 
 POLL_S = 1.0  # between two polls of a run directory
-LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
-UNSTARTED = "launch_failed_requeued_held"  # the reason of a job that no node started: a slurmctld that was killed ends so too
-RELEASES = 3  # of such a job while somebody waits for it
+LAST_S = 2.0  # until the next query to Slurm once the run has its verdict
+UNSTARTED = "launch_failed_requeued_held"  # reason of a job that no node started; also after a slurmctld was killed
+RELEASES = 3  # releases of such a job while the launch waits for it
 
 TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True, fits=check_fit)
 
 
 def start(launch: Launch) -> Outcome:
-    """Submit the script, and ``slurm.chain`` times more behind it; for a sweep one script for all its runs.
+    """Submit the script, and ``slurm.chain`` more times behind it; for a sweep one script for all its runs.
 
-    With ``wait`` the end is waited for; Ctrl-C then ends the waiting, not the job.
+    With ``wait``, wait for the end; Ctrl-C then ends the waiting, not the job.
 
     Raises:
-        HpcMpError: Slurm refuses the job; the run directory cannot be written. Of a new run nothing is left then.
+        HpcMpError: Slurm refuses the job, or the run directory cannot be written. Nothing is left of a new run then.
     """
     launch.check(check_model)
     plans, said = rehearse(launch.plans, next_runs(launch.plans, launch.resumed))
@@ -63,8 +63,8 @@ def start(launch: Launch) -> Outcome:
     return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
 
 
-NO_JOB = re.compile(r"\bJob \d+ to(?= start)")  # the number is that of no job: none was made
-# What sbatch says of a value, the key that has it, and what shows which values there are.
+NO_JOB = re.compile(r"\bJob \d+ to(?= start)")  # the number of a job that was not created
+# sbatch's message about a value, the key that holds it, and the command that lists the valid values.
 REFUSALS = (
     (r"[Ii]nvalid feature", "slurm.constraint", "name features that nodes have: sinfo --format='%P %N %f' lists them"),
     (r"reservation", "slurm.reservation", "name one that is there and yours: scontrol show reservation lists them"),
@@ -76,11 +76,11 @@ REFUSALS = (
 
 
 def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> tuple[tuple[JobPlan, ...], str]:
-    """What Slurm says of the script of these plans when it only tests it, as a row of the summary, and the plans that it takes:
-    where it takes them only with the nodes that we would keep them off, those without that.
+    """Have Slurm test the script of these plans. Return the plans that it accepts, and its message as a row of the summary. If
+    it accepts them only with the nodes that we avoid, the returned plans do not avoid them.
 
     Raises:
-        HpcMpError: it would not take the script, or never start its job.
+        HpcMpError: it would refuse the script, or never start its job.
     """
     try:
         return plans, _tested(plans[0], script(plans[0], *runs).text)
@@ -106,7 +106,7 @@ def _tested(plan: JobPlan, text: str) -> str:
 
 
 def _meant(spec: AnySpec, words: str) -> tuple[str, str]:
-    """What of the job Slurm's refusal is about, as its author wrote it, and what to do."""
+    """Return the key of the job file that Slurm refuses, as the user wrote it, and the remedy."""
     for pattern, key, remedy in REFUSALS:
         section, name = key.split(".")
         value = getattr(getattr(spec, section), name)
@@ -124,7 +124,7 @@ def _job(launch: Launch) -> Outcome:
             try:
                 jobs = _submit(plan, run, listener)
             except SubmissionRefused as refused:
-                if launch.resumed is not None:  # its earlier attempts stay, and their status is this refusal
+                if launch.resumed is not None:  # its earlier attempts stay, and its status is this refusal
                     failed = Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number))
                     conclude(failed, number, listener.note)
                 raise _refused(refused) from None
@@ -141,14 +141,14 @@ def _job(launch: Launch) -> Outcome:
 
 
 def submit(request: CallRequest) -> SubmittedTasks:
-    """Queue a Python callable as a job. Raises HpcMpError: an option that submitit does not know; RunFailed: sbatch refuses."""
-    from hpc_mp.launch.submit.tasks import SlurmTasks  # submitit takes a while to import
+    """Queue a Python callable as a job. Raises HpcMpError for an unknown option of submitit, RunFailed if sbatch refuses."""
+    from hpc_mp.launch.submit.tasks import SlurmTasks  # submitit is slow to import
 
     return SlurmTasks(request)
 
 
 def _array(launch: Launch) -> tuple[Outcome, ...]:
-    """The outcome of each run of a sweep."""
+    """Return the outcome of each run of a sweep."""
     plans, listener = launch.plans, launch.listener
     runs = begin_sweep(plans)
     attempts = [AttemptReader(run, 1) for run in runs]
@@ -174,7 +174,7 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
 
 
 def _refused(refused: SubmissionRefused) -> HpcMpError:
-    """sbatch's refusal, word for word. The script's path is left out: the script is gone with its run."""
+    """Return sbatch's refusal, word for word. The script's path is left out: the script was removed with its run."""
     silent = any(words in refused.words for words in NO_CONTROLLER)
     unset = "SLURM_CONF is not set: export it where slurm.conf lies elsewhere, " if "SLURM_CONF" not in os.environ else ""
     return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
@@ -183,20 +183,20 @@ def _refused(refused: SubmissionRefused) -> HpcMpError:
 
 
 def _element(run: RunDirectory, plan: JobPlan) -> str:
-    """A run of a sweep, with what it has in place of the job file's values."""
+    """Return a row for a run of a sweep, with its values in place of the job file's."""
     values = words_of(plan.member.values) if plan.member is not None else ""
     return f"run       {run.path}  {values}".rstrip()
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
-    """What became of a run; ``end`` is what Slurm said last of its job, None while nobody has waited for that."""
+    """Return the outcome of a run. ``end``: the final state of its job in Slurm, None if nothing has waited for it."""
     if end is None:
         return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt.run, attempt.number))
     return concluded(launch, attempt, job_id, lambda: _guess(end, attempt, launch.plan.steps))
 
 
 def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
-    """The ids of the job and of those behind it. Raises SubmissionRefused."""
+    """Submit the job and those behind it, and return their ids. Raises SubmissionRefused."""
     jobs: list[str] = []
     if plan.avoided:
         refused = watch_waiting(run, plan.spec, [finding.node for finding in plan.avoided])  # it may start before we know the id
@@ -222,7 +222,7 @@ def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
 
 
 class _QueueWatcher:
-    """Between two polls of the queue: progress from the run directories, and why a job waits whenever that is new."""
+    """The work between two polls of the queue: progress from the run directories, and new reasons why a job waits."""
 
     def __init__(self, attempts: Sequence[AttemptReader], spec: AnySpec, listener: Listener) -> None:
         self._attempts, self._spec, self._listener = attempts, spec, listener
@@ -261,7 +261,7 @@ class _QueueWatcher:
 
 
 def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
-    """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
+    """Return the state of a run without a verdict, from its job's state in Slurm and the steps done."""
     if steps in (0, figures(attempt.run, attempt.number)["steps"]) and job.state in ("COMPLETED", "FORGOTTEN"):
         return "completed", None
     if job.state in STOPPING:

@@ -1,4 +1,4 @@
-"""``--on slurm`` or ``auto`` inside an allocation: the job script as a step of that allocation."""
+"""``--on slurm`` or ``auto`` inside an allocation: the job script runs as a step of that allocation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_mp.rundir.outcome import Outcome
 
 def _facts(spec: AnySpec, release: Version | None) -> ClusterFacts:
     nodes = tuple(expand(os.environ.get("SLURM_JOB_NODELIST", "")))
-    return replace(ask_cluster(spec, release), cpus=None, allocation=nodes)  # which may have fewer CPUs than its nodes
+    return replace(ask_cluster(spec, release), cpus=None, allocation=nodes)  # the allocation may have fewer CPUs than its nodes
 
 
 TARGET = Target("in this allocation", _facts, slurm_gpus, in_script=True)

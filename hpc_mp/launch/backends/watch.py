@@ -1,4 +1,4 @@
-"""Follow emulated ranks to their end, and say what became of them."""
+"""The watch over emulated ranks: it follows them to their end and determines the outcome."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hpc_mp.rundir.outcome import STOPPED, Cause, State
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.standings import read_standings
 
-POLL_S = 1.0  # between two questions whether the ranks hang
-ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # what ranks that hang get, and seconds between
-COMMANDS = ("stop", "kill")  # what the first and the second interrupt ask of the ranks
+POLL_S = 1.0  # between two checks for a hang
+ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # commands for ranks that hang, and seconds between them
+COMMANDS = ("stop", "kill")  # commands for the ranks at the first and the second interrupt
 
 
 @dataclass(frozen=True, slots=True)
 class RanksEnd:
-    """How all ranks ended.
+    """The ends of all ranks.
 
     Attributes:
-        asked: whether the user asked for the end.
-        broken: why the emulator itself failed; None when it did not.
+        asked: True if the user asked for the end.
+        broken: reason why the emulator itself failed; None if it did not.
     """
 
     exits: tuple[Exit, ...]
@@ -44,10 +44,10 @@ class RanksEnd:
 
 def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener,
           hung: Callable[[], bool] | None = None) -> RanksEnd:
-    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs any more.
+    """Show progress and forward interrupts (the first saves and stops, the second kills) until nothing runs any more.
 
     Args:
-        hung: asked every second whether the ranks hang; then they are ended. None: they notice it themselves.
+        hung: called every second, True if the ranks hang, which are then ended. None: they notice a hang themselves.
     """
     pressed, due, ending = 0, -math.inf, list(ENDING_A_HANG)
     pause = listener.interval if hung is None else min(listener.interval or POLL_S, POLL_S)
@@ -68,17 +68,17 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
                 listener.update(attempt.status(), attempt.steps())
                 listener.evaluated(attempt.evaluations())
         listener.evaluated(attempt.evaluations())
-        emulator.close()  # the run is free once its launcher lets it go, and that still heeds interrupts then
+        emulator.close()  # frees the run, which the launcher holds open, while interrupts are still handled
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)
 
 
 def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
           more: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
-    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record.
+    """Return the state of an emulated attempt, and the cause of its failure. Ranks that ended without a record get one.
 
     Args:
         more: failures that no end of a single rank shows.
-        program: that ranks are, which have no coordinates then; None: our own engine's.
+        program: the program that the ranks run, without coordinates unless it has axes; None for our own engine.
     """
     orderly = (0, STOPPED) if program is None else (0, *program.stop_codes)
     bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.asked)]
@@ -90,13 +90,13 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
         if end.rank not in failures:
             failures[end.rank] = _silent(end, attempt, placement, program)
             if end.rank not in others or failures[end.rank].kind != "straggled":
-                with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                with suppress(OSError):  # a full disk must not hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
     ends = (*(failures[end.rank] for end in bad), *more)
     found = _root_cause(attempt, ends, placement, program) if ends else None
     if found is not None and not (ended.asked and found.cause.kind == "peer"):
         return "failed", found.cause
-    by_user = program is not None and ended.asked  # many programs end well after SIGTERM
+    by_user = program is not None and ended.asked  # many programs exit with 0 after SIGTERM
     return ("stopped" if by_user or any(end.code for end in ended.exits) else "completed"), None
 
 
@@ -111,7 +111,7 @@ def _root_cause(
 
 
 def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
-    """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
+    """Return the failure of a rank that left no record, but perhaps a traceback in its log."""
     place = placement.ranks[end.rank]
     node, has_axes = emulated_node(place.node), program is None or program.axes is not None
     return unsaid_end(attempt, end.rank, node, end.code, end.time, program=program is not None, ours=end.ours,

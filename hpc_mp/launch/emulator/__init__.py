@@ -1,1 +1,1 @@
-"""Ranks of emulated nodes on this machine, forked from one process that has imported what they need."""
+"""Ranks of emulated nodes on this machine, forked from one process that has imported their modules."""

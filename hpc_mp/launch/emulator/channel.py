@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 CHUNK = 1 << 16
-FILES = 8  # how many open files one message may carry
+FILES = 8  # maximum of open files in one message
 
 
 class EventChannel:
-    """One end of the socket. Received files gather in ``files``, in the order in which they were sent."""
+    """One end of the socket. Received files are collected in ``files``, in the order of sending."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -23,7 +23,7 @@ class EventChannel:
         return self._end.fileno()
 
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-        """Raises OSError (BrokenPipeError, ConnectionResetError) when the other side has gone."""
+        """Send a message. Raises OSError (BrokenPipeError, ConnectionResetError) if the other side is gone."""
         data = json.dumps(message).encode() + b"\n"
         sent = socket.send_fds(self._end, [data], files) if files else 0
         self._end.sendall(data[sent:])
@@ -32,7 +32,7 @@ class EventChannel:
         """Wait for data and return the messages that are complete by now.
 
         Raises:
-            EOFError: the other side has gone.
+            EOFError: the other side is gone.
         """
         try:
             data, files, _, _ = socket.recv_fds(self._end, CHUNK, FILES)

@@ -1,4 +1,4 @@
-"""The launcher's side of emulated ranks: starts the zygote, sends it the order, receives what becomes of the ranks."""
+"""The launcher's side of emulated ranks: it starts the zygote, sends it the order, and receives the ends of the ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_IMPORTED = "what ranks need cannot be imported ({why})"
 
 @dataclass(frozen=True, slots=True)
 class EmulatedRank:
-    """One rank to be started: where what it prints goes, and what its environment has beyond the shared one."""
+    """One rank to start: the file for its output, and its environment in addition to the shared one."""
 
     log: Path
     environment: Mapping[str, str]
@@ -32,12 +32,12 @@ class EmulatedRank:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How one rank ended.
+    """The end of one rank.
 
     Attributes:
-        code: as ``subprocess`` gives it: negative for a signal.
+        code: exit code as from ``subprocess``: negative for a signal.
         time: unix seconds.
-        ours: killed by a signal that the emulator sent.
+        ours: True if a signal from the emulator killed it.
     """
 
     rank: int
@@ -48,11 +48,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When a rank's end is no failure, and what follows.
+    """Rules for the ends of ranks: which are not failures, and what follows.
 
     Attributes:
-        orderly: codes of ranks that are done, or stopped by a signal after saving.
-        patient: whether the others may then go on for as long as they like.
+        orderly: exit codes of ranks that are done, or stopped by a signal after saving.
+        patient: True if the others may then continue without a time limit.
         stop: the signal that asks ranks to save and stop.
     """
 
@@ -62,25 +62,26 @@ class Patience:
 
 
 class Emulator:
-    """The zygote process; ``with`` ends it and every rank, whatever happened.
+    """The zygote process. ``with`` always ends it and every rank.
 
     Args:
-        modules: what the ranks need, imported once before they are forked; it begins at once, beside the caller's work.
-        environment: of the zygote, and so of every rank. What libraries read when they are imported
-            (``OMP_NUM_THREADS``, ``HF_HUB_OFFLINE``) has an effect only here.
+        modules: modules that the ranks need, imported once before the forks. The import begins at once, in parallel with the
+            caller.
+        environment: environment of the zygote, and so of every rank. Variables that libraries read on import
+            (``OMP_NUM_THREADS``, ``HF_HUB_OFFLINE``) have an effect only here.
 
     Attributes:
-        exits: the ranks that have ended so far, in the order in which they did.
-        running: whether any rank may still live.
-        broken: why not all ranks could be started and followed; None as long as all is well.
+        exits: ends of ranks so far, in their order.
+        running: True if any rank may still live.
+        broken: reason why not all ranks could be started and followed; None without a failure.
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        # The launcher's search path, and not the current directory: a user's random.py there must not be imported.
+        # The launcher's search path, without the current directory: a user's random.py there must not be imported.
         path = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), *sys.path]))
         with theirs:
-            # A session of its own: a terminal's Ctrl-C reaches the launcher alone.
+            # A separate session: a terminal's Ctrl-C reaches only the launcher.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hpc_mp.launch.emulator.zygote", *modules], stdin=theirs.fileno(), stdout=STDERR,
                 env={**environment, "PYTHONPATH": path}, start_new_session=True)
@@ -93,16 +94,17 @@ class Emulator:
         self.broken: str | None = None
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What a function returns that the zygote calls, beside all that it has imported; before the ranks are started.
+        """Call a function in the zygote, which has imported the modules, and return its result. Only before the ranks are
+        started.
 
         Args:
-            function: ``"module:function"``; its arguments and its result are what JSON can hold.
+            function: ``"module:function"``; its arguments and its result must be JSON values.
 
         Raises:
             HpcMpError: the function's own.
-            RunFailed: the imports failed, or the function did otherwise.
+            RunFailed: the imports failed, or the function failed otherwise.
         """
-        with suppress(ConnectionError):  # what became of the zygote is found below
+        with suppress(ConnectionError):  # the zygote's end is handled below
             self._channel.send({"call": function, "arguments": arguments})
         try:
             while not (events := self._channel.receive()):
@@ -110,7 +112,7 @@ class Emulator:
         except EOFError:
             self.running = False
             raise RunFailed(f"the process that forks the ranks {ending(self._process.wait())}") from None
-        (event,) = events  # nothing else has been asked
+        (event,) = events  # nothing else has been requested
         if event["event"] == "refused":
             raise HpcMpError(event["value"], event["rule"], event["remedy"])
         if event["event"] != "answer":
@@ -121,15 +123,15 @@ class Emulator:
         self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
         patience: Patience | None = None,
     ) -> None:
-        """Fork the ranks as soon as the imports are done; if they failed, ``broken`` says so.
+        """Fork the ranks as soon as the imports are done; if they failed, ``broken`` has the reason.
 
         Args:
-            ranks: rank n is the n-th.
-            job_file: the entry's one argument.
-            listener: a listening socket for rank 0, which finds its number in ``HPC_MP_LISTEN_FD``; None: it makes one.
-            lock: the open lock file of the run, held as long as one rank lives.
+            ranks: the ranks; the n-th is rank n.
+            job_file: the entry's only argument.
+            listener: a listening socket for rank 0, which gets its descriptor in ``HPC_MP_LISTEN_FD``; None if rank 0 makes one.
+            lock: the open lock file of the run, held as long as any rank lives.
             entry: ``"module:function"``, returning the exit code.
-            patience: what is other with somebody's program.
+            patience: rules for the user's program, which differ.
         """
         self._ranks = len(ranks)
         order = [{"log": str(rank.log), "environment": dict(rank.environment)} for rank in ranks]
@@ -138,7 +140,7 @@ class Emulator:
                                [lock, *([listener.fileno()] if listener is not None else [])])
 
     def receive(self, seconds: float | None = 0.0) -> None:
-        """Take note of the ranks that have ended since; wait for news for so many seconds, None: until there are some."""
+        """Record the ranks that have ended. Wait for news for ``seconds``; None waits without a limit."""
         try:
             while self.running and self._selector.select(seconds):
                 seconds = 0.0
@@ -153,11 +155,11 @@ class Emulator:
                 self.broken = f"the process that forked the ranks {ending(self._process.wait())}"
 
     def fileno(self) -> int:
-        """Readable when there is news for ``receive``."""
+        """Return the descriptor that is readable when ``receive`` has news."""
         return self._channel.fileno()
 
     def command(self, name: str) -> None:
-        """``"stop"``: save at the next step boundary and end; ``"abort"``: write the stacks and end; ``"kill"``: end now."""
+        """Send a command: ``"stop"``: save after this step and end; ``"abort"``: write stacks and end; ``"kill"``: end now."""
         with suppress(ConnectionError):  # it has ended already
             self._channel.send({"command": name})
 
@@ -168,10 +170,10 @@ class Emulator:
         self.close()
 
     def close(self) -> None:
-        """End what is left, the process that forks ranks too, which has the run's lock open; nothing when it is closed."""
+        """End all that is left, including the forking process, which has the run's lock open. Does nothing if already closed."""
         self.running = False
         self._selector.close()
         self._channel.close()  # ranks that still live are killed
         if not self._ranks:
-            self._process.kill()  # it may be importing, and there is no rank yet
+            self._process.kill()  # it may still be importing, and has no rank yet
         self._process.wait()

@@ -1,4 +1,4 @@
-"""The environment of emulated ranks: the names that srun sets, and what all ranks share. It is said here once."""
+"""The environment of emulated ranks: the variables that srun sets, and those shared by all ranks."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.job import AnySpec
 from hpc_mp.rundir.rank_env import emulated_node
 
-# Of ranks that share one machine. torch asks for the name of ::ffff:127.0.0.1 when it connects, which no name server knows; where
-# one is slow to say so, hundreds of ranks wait for 5 s and try again: the defaults of resolv.conf(5).
+# For ranks that share one machine. torch looks up the name of ::ffff:127.0.0.1 when it connects, which no name server knows. If
+# the server is slow, hundreds of ranks wait for 5 s and try again, the defaults of resolv.conf(5).
 EMULATED = {"HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 class TaskPlace(NamedTuple):
-    """Where a task runs: the number of its node, and its own number on that node; both from 0."""
+    """The place of a task: the index of its node, and its own index on that node; both from 0."""
 
     node: int
     local: int
 
 
 def in_blocks(nodes: int, per_node: int) -> list[TaskPlace]:
-    """The places of all tasks, where each node is filled before the next one."""
+    """Return the places of all tasks; each node is filled before the next one."""
     return [TaskPlace(*divmod(task, per_node)) for task in range(nodes * per_node)]
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The launching process's own environment, without what a scheduler or another launcher has set."""
+    """Return the launching process's environment without variables of a scheduler or another launcher."""
     return {name: value for name, value in environ.items() if not FOREIGN.match(name)}
 
 
 def shared_environment(spec: AnySpec, environ: Mapping[str, str], cores: int, ours: Mapping[str, str]) -> dict[str, str]:
-    """What is the same in every rank of a job outside of Slurm, and read by libraries as they are imported.
+    """Return variables that are the same in every rank of a job outside of Slurm, and that libraries read on import.
 
     Args:
         environ: the launching process's own environment.
-        cores: how many this machine has for all ranks.
-        ours: what the back end adds; ``environment.set`` goes before it.
+        cores: number of cores of this machine for all ranks.
+        ours: variables of the back end; ``environment.set`` overrides them.
     """
     return {
         "OMP_NUM_THREADS": str(max(1, cores // spec.ranks)),
         **inherited(environ),
         **ours,
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a library that asks for GPUs as it is imported would else spoil the fork
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # else a library that queries GPUs on import would break the fork
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -53,12 +53,12 @@ def shared_environment(spec: AnySpec, environ: Mapping[str, str], cores: int, ou
 
 
 def srun_environments(places: Sequence[TaskPlace], job_id: str, step: Mapping[str, str]) -> list[dict[str, str]]:
-    """What srun would tell each task, by task.
+    """Return the variables that srun would set for each task, by task.
 
     Args:
-        places: of all tasks; every node has as many.
-        job_id: stands for Slurm's.
-        step: what else all tasks get; it goes before the names of the step, and not before those of a task.
+        places: places of all tasks; every node has the same number.
+        job_id: substitute for Slurm's job id.
+        step: additional variables of all tasks; they override those of the step, but not those of a task.
     """
     nodes = 1 + max(place.node for place in places)
     per_node = len(places) // nodes

@@ -1,21 +1,21 @@
 """The process that imports once and forks every emulated rank.
 
-Importing torch and transformers takes seconds, a fork milliseconds. Before the forks nothing but imports happens here:
-threads of OpenMP, rayon and CUDA do not survive one.
+Importing torch and transformers takes seconds, a fork milliseconds. Before the forks only imports happen here: threads of
+OpenMP, rayon and CUDA do not survive a fork.
 
-Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a ``EventChannel`` as standard input. It says
+Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of an ``EventChannel`` as standard input. It sends
 
     {"event": "broken", "why"}                            a module could not be imported
-    {"event": "answer", "value"}                          what a function has returned that it was asked to call
-    {"event": "refused", "value", "rule", "remedy"}       the HpcMpError that it raised instead
-    {"event": "failed", "why"}                            it ended otherwise
+    {"event": "answer", "value"}                          the result of a requested call
+    {"event": "refused", "value", "rule", "remedy"}       the HpcMpError that the call raised
+    {"event": "failed", "why"}                            the call failed otherwise
     {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
 
-It may first be asked to call functions, ``{"call", "arguments"}``, so that the launcher need not import what the ranks need.
-It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
-``emulator.Patience``), carrying the lock on the run and, where there is one, rank 0's listening socket; later
-``{"command": "stop"}`` (that signal to every rank), ``{"command": "abort"}`` (SIGABRT) or ``{"command": "kill"}``. When the
-channel closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
+First, it may receive requests to call functions, ``{"call", "arguments"}``, so that the launcher need not import the ranks'
+modules. It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
+``emulator.Patience``), with the lock on the run and rank 0's listening socket, if any. Later it receives
+``{"command": "stop"}`` (that signal to every rank), ``{"command": "abort"}`` (SIGABRT) or ``{"command": "kill"}``. If the
+channel closes, the launcher is dead and every rank is killed; if this process dies, the kernel kills them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.emulator.channel import EventChannel
 
-GRACE_S = 2.0  # after an abnormal exit in which the others end by themselves: their exits are its echoes
-LAG_S = 60.0  # after an orderly exit until the others are thought to hang, as with srun's --wait=60
-ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second apart
+GRACE_S = 2.0  # after an abnormal exit, for the others to end by themselves: their exits are echoes
+LAG_S = 60.0  # after an orderly exit, until the others count as hanging, as with srun's --wait=60
+ENDING = (signal.SIGTERM, signal.SIGKILL)  # signals for the others then, a second apart
 
 
 def main(modules: Sequence[str]) -> int:
     channel = EventChannel(socket.socket(fileno=0))
-    gc.disable()  # what imports make stays: to look for garbage in it takes a fifth of their time
+    gc.disable()  # objects made by imports stay: collecting garbage among them takes a fifth of their time
     try:
         for module in modules:
             importlib.import_module(module)
@@ -59,7 +59,7 @@ def main(modules: Sequence[str]) -> int:
             traceback.print_exc()
         channel.send({"event": "broken", "why": f"{type(error).__name__}: {error}"})
         return 1
-    # The only threads are those of an idle OpenBLAS pool, which rebuilds itself in a child.
+    # The only threads are those of an idle OpenBLAS pool, which is recreated in a child.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     try:
         messages: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def main(modules: Sequence[str]) -> int:
                 answer(channel, messages.pop(0))
     except (EOFError, BrokenPipeError):
         return 0  # the launcher refused the job, or gave up
-    gc.freeze()  # a collection in a rank would else touch, and so copy, all that is shared: 90 MB per rank
+    gc.freeze()  # else a collection in a rank would touch, and so copy, all shared memory: 90 MB per rank
     gc.enable()
     order, *commands = messages
     listener = next(iter(channel.files[1:]), None)
@@ -81,7 +81,7 @@ def main(modules: Sequence[str]) -> int:
 
 
 def answer(channel: EventChannel, question: dict[str, Any]) -> None:
-    """Call a function in a process of its own, so that nothing of what it does stays in what ranks are forked from."""
+    """Call a function in a separate process, so that it leaves no state in the process that forks the ranks."""
     zygote = os.getpid()
     pid = os.fork()
     if pid:
@@ -105,7 +105,7 @@ def answer(channel: EventChannel, question: dict[str, Any]) -> None:
 
 
 def show_as(words: str, path: str) -> None:
-    """Have ``ps`` show this process with these words and the end of a path, over the command line that it was started with."""
+    """Make ``ps`` show this process with these words and the end of a path, in place of its command line."""
     with suppress(OSError, ValueError), open("/proc/self/mem", "r+b", buffering=0) as memory:
         begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])  # arg_start, arg_end
         head, room = words.encode(), end - begin - 1 - len(words.encode())
@@ -114,7 +114,7 @@ def show_as(words: str, path: str) -> None:
 
 
 def fork_rank(rank: int, order: dict[str, Any], listener: int | None) -> int:
-    """The pid of a new process in which ``rank`` runs."""
+    """Fork a process that runs ``rank`` and return its pid."""
     zygote = os.getpid()
     pid = os.fork()
     if pid:
@@ -141,7 +141,7 @@ def fork_rank(rank: int, order: dict[str, Any], listener: int | None) -> int:
 
 
 class Ranks:
-    """The living ranks: reports their ends, passes commands on, and ends the others after an abnormal exit."""
+    """The living ranks: this reports their ends, forwards commands, and ends the others after an abnormal exit."""
 
     def __init__(self, channel: EventChannel, pids: Sequence[int], order: dict[str, Any]) -> None:
         self.channel, self.orderly = channel, order["orderly"]
@@ -150,7 +150,7 @@ class Ranks:
         self.alive = {pid: rank for rank, pid in enumerate(pids)}
         self.sent: set[int] = set()
         self.ending = deque(ENDING)
-        self.due = math.inf  # when the next signal of the ending is sent
+        self.due = math.inf  # time of the next signal of the ending
         self.selector = selectors.DefaultSelector()
         self.bell, self.ringer = socket.socketpair()
 
@@ -158,9 +158,9 @@ class Ranks:
         """Return when no rank lives any more."""
         self.ringer.setblocking(False)
         signal.set_wakeup_fd(self.ringer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the bell rings
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the selector
         self._obey(commands)
-        self._reap()  # those that ended before the bell hung
+        self._reap()  # ranks that ended before the bell was installed
         self.selector.register(self.bell, selectors.EVENT_READ, self._answer)
         self.selector.register(self.channel, selectors.EVENT_READ, self._listen)
         while self.alive:
@@ -199,13 +199,13 @@ class Ranks:
     def _signal(self, number: int) -> None:
         self.sent.add(number)
         for pid in self.alive:
-            os.kill(pid, number)  # unreaped, so the pid is still its own
+            os.kill(pid, number)  # not reaped, so the pid still belongs to it
 
     def _say(self, **event: Any) -> None:
         try:
             self.channel.send(event)
         except OSError:
-            self._signal(signal.SIGKILL)  # nobody listens any more
+            self._signal(signal.SIGKILL)  # the launcher is gone
 
 
 if __name__ == "__main__":

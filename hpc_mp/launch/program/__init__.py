@@ -1,1 +1,1 @@
-"""Launching somebody's program instead of our own engine: what is decided for it, and what is refused."""
+"""The launch of a user's program in place of our own engine: its choices and checks."""

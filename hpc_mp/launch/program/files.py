@@ -1,4 +1,4 @@
-"""What a command names that must be here: a program without which every rank would fail after hours in the queue."""
+"""Check of the files that a program's command names: without them every rank would fail after hours in the queue."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.job import ProgramSpec
 
-MADE_BY_SETUP = re.compile(r"\bADOPTED_(COMMAND|DIRECTORY)\b")  # variables of a job file that `hpc-mp adopt` has written
+MADE_BY_SETUP = re.compile(r"\bADOPTED_(COMMAND|DIRECTORY)\b")  # variables of a job file written by `hpc-mp adopt`
 
 
 def check_files(spec: ProgramSpec, in_script: bool) -> None:
-    """Refuse a command whose own files, named from its directory, are not there: all nodes see that directory as we do.
+    """Refuse a command whose own files, named relative to its directory, are missing. All nodes see that directory as we do.
 
-    A path from the root may be in a container, or on the nodes alone; then nobody can tell here.
+    An absolute path may be in a container, or only on the nodes; it cannot be checked here.
 
     Args:
-        in_script: whether a job script runs before the ranks, with ``slurm.setup`` in it.
+        in_script: True if a job script with ``slurm.setup`` runs before the ranks.
 
     Raises:
-        HpcMpError: a program that is not there or not executable, a script of Python that is not there, a command that only
-            ``slurm.setup`` can make where that does not run, an environment to be staged that nobody knows.
+        HpcMpError: a program is missing or not executable, a Python script is missing, only ``slurm.setup`` can make the
+            command but does not run, or an environment to stage is unknown.
     """
     command, directory = spec.program.command, Path(spec.program.directory)
     for copied in spec.program.stage:
@@ -55,17 +55,17 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
 
 
 def _own_path(spec: ProgramSpec) -> bool:
-    """Whether the program finds the PATH of this machine: nothing of the job file puts another one in its place."""
+    """Return True if the program gets the PATH of this machine: the job file does not replace it."""
     slurm = spec.slurm
     return not (slurm.container or slurm.setup or slurm.modules or slurm.venv or slurm.conda) and "PATH" not in {
         **spec.environment.set, **spec.program.environment}
 
 
 def program_python(spec: ProgramSpec) -> str:
-    """The Python of the program's environment: that of ``slurm.venv`` or ``slurm.conda``, else the one that its command names.
+    """Return the Python of the program's environment: that of ``slurm.venv`` or ``slurm.conda``, else the one in its command.
 
     Raises:
-        HpcMpError: nobody can tell which it is.
+        HpcMpError: it cannot be determined.
     """
     environment = spec.slurm.venv or spec.slurm.conda
     if environment is not None:
@@ -79,7 +79,7 @@ def program_python(spec: ProgramSpec) -> str:
 
 
 def _script(command: Sequence[str]) -> str | None:
-    """The file that a plain ``python [-u …] FILE`` runs; None for all else."""
+    """Return the file that a plain ``python [-u …] FILE`` runs; None for other commands."""
     if not PYTHON.fullmatch(command[0].rpartition("/")[2]):
         return None
     for word in command[1:]:

@@ -1,4 +1,4 @@
-"""Commands that start ranks by themselves: one of them as the command of every rank would start ranks times ranks."""
+"""Launchers, commands that start ranks themselves: as the command of every rank, one would start ranks times ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.cluster.slurm.variables import STARTERS
 from hpc_mp.job import ProgramSpec
 from hpc_mp.lint.sbatch.shell import SHELLS
 
-# Programs that start the ranks of another one, and the modules of Python that are the same.
+# Programs that start the ranks of another program, and the equivalent Python modules.
 MPIRUNS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "ibrun"})  # of ranks on all nodes
 LAUNCHERS = MPIRUNS | STARTERS | {
     "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai", "torchx", "jsrun", "aprun"}
@@ -29,28 +29,28 @@ BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "se
 SCRIPT = re.compile(r".+\.(py|pyz)")
 
 
-# What a launcher of torch must be given on each of several nodes, or each node trains alone.
+# Options that a torch launcher needs on each of several nodes; without them each node trains alone.
 MEET = ("--nnodes {nodes} --node-rank {node_rank} --nproc-per-node {ranks_per_node} --master-addr {master_addr} "
         "--master-port {master_port}")
 
 
-# Options of launchers that say how many nodes there are, and how many ranks each starts.
+# Options of launchers for the number of nodes, and of ranks on each.
 NODES = frozenset({"nnodes", "num-nodes", "num-machines"})
 RANKS_PER_NODE = frozenset({"nproc-per-node", "num-gpus", "ppn", "npernode", "ntasks-per-node"})
 
 
-# An mpirun that a line of a shell starts; and words of scripts that do something else on each node.
+# An mpirun started in a line of a shell; and words of scripts that act differently on each node.
 STARTED = re.compile(r"(?:^|[;&|({`]|\b(?:then|else|do|if|exec|time|nohup|env|timeout +\S+))[ \t]*(?:\w+=\S* +)*"
                      rf"(?:[\w./~${{}}-]*/)?({'|'.join(map(re.escape, sorted(MPIRUNS, reverse=True)))})(?=\s)", re.MULTILINE)
 APART = re.compile(r"NODE_?RANK|NODE_?ID|PROCID|node_rank|hostname|localhost", re.IGNORECASE)
 COMMENT = re.compile(r"^\s*#(?!!).*", re.MULTILINE)
 SHEBANG = re.compile(rf"#!.*[/ ]({'|'.join(SHELLS)})\b")
-MOST = 1 << 16  # characters of a file that are read
+MOST = 1 << 16  # maximum of characters read from a file
 
 
 def check_command(spec: ProgramSpec) -> None:
-    """Refuse a launcher as the command of every rank, which would start all of them again; and on every node one of Slurm's, or
-    one that does not say where the nodes meet. Raises HpcMpError."""
+    """Refuse a launcher as the command of every rank, which would start all of them again. As a node's command, refuse one of
+    Slurm's, and one without a rendezvous address for the nodes. Raises HpcMpError."""
     command = spec.program.command
     found = launcher(command)
     mpirun = _on_all_nodes(spec) if spec.program.start == "node" and spec.job.nodes > 1 else None
@@ -81,7 +81,7 @@ def check_command(spec: ProgramSpec) -> None:
 
 
 def _on_all_nodes(spec: ProgramSpec) -> str | None:
-    """The mpirun that the command or its shell script starts on every node alike; None where none is seen."""
+    """Return the mpirun that the command or its shell script would start on every node; None if none is found."""
     command, found = spec.program.command, launcher(spec.program.command)
     text = COMMENT.sub("", "\n".join(_shell_lines(command, Path(spec.program.directory))))
     started = found if found in MPIRUNS else next((found[1] for found in STARTED.finditer(text)), None)
@@ -89,17 +89,17 @@ def _on_all_nodes(spec: ProgramSpec) -> str | None:
 
 
 def _shell_lines(command: Sequence[str], directory: Path) -> Iterator[str]:
-    """The texts of a command that a shell reads: lines that are words of it, and scripts."""
+    """Yield the texts of a command that a shell reads: words with shell code, and scripts."""
     shell = any(PurePath(word).name in SHELLS for word in command)
     for word in command:
         text = word if shell and " " in word else ""
         with suppress(OSError, ValueError), open(directory / word, encoding="utf-8", errors="replace") as file:
-            text = file.read(MOST)  # else it is no file, or a name that no file can have
+            text = file.read(MOST)  # else it is not a file, or not a valid file name
         yield text if shell or SHEBANG.match(text) else ""
 
 
 def _said(command: Sequence[str], names: frozenset[str]) -> int | None:
-    """The number that an option of a launcher says, in its own spelling."""
+    """Return the number given by an option of a launcher, in its own spelling."""
     for word, after in zip(command, (*command[1:], ""), strict=True):
         name, equals, value = word.lstrip("-").replace("_", "-").partition("=")
         text = value if equals else after
@@ -109,7 +109,7 @@ def _said(command: Sequence[str], names: frozenset[str]) -> int | None:
 
 
 def launcher(command: Sequence[str]) -> str | None:
-    """The launcher that a command is, by its name; None for a program. What a shell line or a script starts is not seen."""
+    """Return the name of the launcher that a command is; None for a program. Those in a shell line or a script are not found."""
     wrapped = False
     for number, word in enumerate(command):
         name = PurePath(word).name
@@ -124,10 +124,10 @@ def launcher(command: Sequence[str]) -> str | None:
 
 
 def _module(arguments: Sequence[str]) -> str | None:
-    """The launcher that Python is given as a module, or as the file of a program that pip has installed."""
+    """Return the launcher that Python runs as a module, or as the file of an installed program."""
     words = iter(arguments)
     for word in words:
-        if word in ("-X", "-W"):  # options of Python with a value of their own
+        if word in ("-X", "-W"):  # options of Python with a value
             next(words, None)
         elif word == "-m" or word.startswith("-m"):
             module = word[2:] or next(words, "")

@@ -1,4 +1,4 @@
-"""From the job file of a program to a plan. Tasks of a program without axes are alike: all lie along the data axis, in order."""
+"""The plan of a program's job file. Tasks of a program without axes are all placed along the data axis, in order."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.plan import RunPlan, Traffic
 
 MPI = "slurm.mpi"
-PLUGINS = ("pmix", "pmi2")  # its values, in the order in which they are taken: Open MPI 5 knows PMIx alone, MPICH both
-MPIRUN = "mpirun"  # and what is taken where srun has none of them
+PLUGINS = ("pmix", "pmi2")  # values in order of preference: Open MPI 5 knows only PMIx, MPICH both
+MPIRUN = "mpirun"  # used if srun has none of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPlan(JobPlan):
-    """That of somebody's program."""
+    """The plan of a user's program."""
 
     given: ProgramSpec
     spec: ProgramSpec
@@ -43,8 +43,8 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     """Make all choices and all checks.
 
     Raises:
-        HpcMpError: for a command that starts ranks by itself, a directory or program that is not there, a back end of MPI alone,
-            a GPU that is not there, an environment profile that there is not, a job that could never start.
+        HpcMpError: the command starts ranks itself, a directory or program is missing, a back end is only for MPI, a GPU is
+            missing, an environment profile does not exist, or the job could never start.
     """
     check_command(given)
     if where.place == "mpi" and given.program.start != "mpi":
@@ -71,7 +71,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
 
 
 def _placement(given: ProgramSpec) -> Placement:
-    """Along the data axis, or as the program numbers its ranks on its axes. Raises HpcMpError for a rank map of other nodes."""
+    """Place ranks along the data axis, or as the program's axes number them. Raises HpcMpError if the rank map does not fit."""
     p, each = given.parallel, given.tasks_per_node
     if given.program.axes is None:
         return place(Degrees(data=given.job.nodes * each), "cluster", each, "block")
@@ -80,10 +80,10 @@ def _placement(given: ProgramSpec) -> Placement:
 
 
 def _plugin(given: ProgramSpec, facts: ClusterFacts, target: Target) -> ResolvedKey[str]:
-    """The value of ``slurm.mpi``: the job's own, else the first of those that it may have which the site's srun has, else mpirun.
+    """Return the value of ``slurm.mpi``: the job's own, else the first allowed one that the site's srun has, else mpirun.
 
     Raises:
-        HpcMpError: srun has not the one that is wanted, or nothing could bring the mpirun that is.
+        HpcMpError: srun lacks the wanted one, or nothing could provide the wanted mpirun.
     """
     wanted, known = given.slurm.mpi, facts.mpi_plugins
     if not meets_through_mpi(given) or not target.in_script:
@@ -108,8 +108,7 @@ def _plugin(given: ProgramSpec, facts: ClusterFacts, target: Target) -> Resolved
 
 
 def _check_mpirun(given: ProgramSpec, asked: str) -> None:
-    """Raises HpcMpError where there is no mpirun here, nor anything in the job that could bring it, or where it is not to start
-    ranks."""
+    """Raise HpcMpError if mpirun is not here and nothing in the job could provide it, or if it must not start ranks."""
     slurm = given.slurm
     if slurm.container is not None:
         raise HpcMpError(asked, "starts ranks outside of the image, whose MPI would not meet that mpirun",

@@ -1,4 +1,4 @@
-"""How many nodes and ranks a program gets of which nobody says it: those of the allocation around us, else one node's GPUs."""
+"""Default numbers of nodes and ranks of a program: from the surrounding allocation, else from one node's GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_mp.launch.facts import ClusterFacts, ask_cluster
 
 @dataclass(frozen=True, slots=True)
 class ProgramSize:
-    """``why``: where the numbers are from that nobody has given; empty where both were."""
+    """The size of a program. ``why``: source of the numbers that were not given; empty if both were."""
 
     nodes: int
     ranks_per_node: int
@@ -28,13 +28,13 @@ def size_of(
     place: Callable[[str], Where] = decide, facts: Callable[[ProgramSpec], ClusterFacts] = ask_cluster,
     gpus: Callable[[], int] = lambda: len(find_gpus()),
 ) -> ProgramSize:
-    """The size of a program.
+    """Return the size of a program.
 
     Args:
-        spec: the job, as far as it is known: its partition, its device.
-        nodes, ranks_per_node: as given on the command line; None: not given.
-        on: where it is to run.
-        place, facts, gpus: who is asked where it will run, for the cluster, and for the GPUs of this machine.
+        spec: the job, as far as known: its partition, its device.
+        nodes, ranks_per_node: values from the command line; None if not given.
+        on: the requested back end.
+        place, facts, gpus: functions that return the back end, the cluster's facts, and the number of GPUs of this machine.
     """
     if nodes is not None and ranks_per_node is not None:
         return ProgramSize(nodes, ranks_per_node, "")

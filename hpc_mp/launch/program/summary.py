@@ -17,10 +17,10 @@ STARTED = {
 
 
 def describe_program(plan: ProgramPlan, title: str) -> str:
-    """Where it runs and why, and what every rank starts.
+    """Return where it runs and why, and the command of every rank.
 
     Args:
-        title: of the back end: where its ranks run.
+        title: description of where the back end's ranks run.
     """
     program, limit = plan.spec.program, plan.spec.program.silent_limit
     rows = {
@@ -40,7 +40,7 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
 
 
 def _axes(plan: ProgramPlan) -> dict[str, str]:
-    """How the program's groups lie on nodes."""
+    """Return how the program's groups are placed on nodes."""
     axes, p, placement = plan.spec.program.axes, plan.spec.parallel, plan.placement
     if axes is None:
         return {}

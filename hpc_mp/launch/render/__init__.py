@@ -1,4 +1,4 @@
-"""A job file becomes a job script: a template, filled in and explained line by line."""
+"""The rendering of a job script: a template, filled in from a job file and explained line by line."""
 
 from hpc_mp.launch.render.checks import check_sweep
 from hpc_mp.launch.render.script import JobScript, render

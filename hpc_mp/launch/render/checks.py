@@ -1,4 +1,4 @@
-"""What is refused before a script is written: values that no script can carry, and keys that contradict each other."""
+"""Checks before a script is written: values that no script can contain, and keys that contradict each other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpc_mp.launch.facts import ClusterFacts
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_LINE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 _SWITCHES = re.compile(r"[1-9]\d*(@[\d:-]+)?")
-# Names that bash keeps to itself or splits words by, and ours.
+# Names that bash reserves or splits words by, and ours.
 _RESERVED = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_(?!DEBUG$)\w*")
 
 
 def check_values(spec: AnySpec, runs: Sequence[Path], python: str) -> None:
-    """Refuse what cannot be quoted: what would end a line or a string early, for bash, sbatch or Slurm's patterns."""
+    """Refuse unquotable values: those that end a line or a string early, for bash, sbatch or Slurm's patterns."""
     for name, path in (*(("job.directory", str(run)) for run in runs), ("the interpreter", python)):
         if _NO_LINE.search(path) or "\\" in path or not path.startswith("/"):
             raise HpcMpError(f"{name} = {path!r}", "holds a control character, a backslash or no UTF-8, or is not absolute",
@@ -84,10 +84,10 @@ def check_forms(spec: AnySpec, facts: ClusterFacts) -> None:
 
 
 def check_directives(lines: Iterable[str], version: Version | None) -> None:
-    """Refuse an option given twice, as sbatch would take the last, and options that sbatch refuses together.
+    """Refuse an option given twice, since sbatch would use the last one, and options that sbatch refuses together.
 
     Args:
-        lines: of the script; what the template wrote and what ``slurm.extra`` added.
+        lines: lines of the script, from the template and ``slurm.extra``.
     """
     options: dict[str, str] = {}
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
@@ -101,7 +101,7 @@ def check_directives(lines: Iterable[str], version: Version | None) -> None:
         check_together(options, version)
 
 
-# Keys that the script holds: they are the same for all runs of a sweep.
+# Keys that the script contains: they must be the same for all runs of a sweep.
 SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.device", "job.directory",
           "model.stage", "data.stage", "program.start", "program.stage",
           *(f"slurm.{key}" for key in Slurm.model_fields),
@@ -109,13 +109,13 @@ SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.
 
 
 def check_sweep(runs: Sequence[AnySpec]) -> None:
-    """Refuse runs that one script cannot serve.
+    """Refuse runs that cannot share one script.
 
     Args:
         runs: the job of each run of a sweep, with its own values.
 
     Raises:
-        HpcMpError: a run changes a key that the script holds.
+        HpcMpError: a run changes a key that the script contains.
     """
     first = runs[0]
     for number, run in enumerate(runs):

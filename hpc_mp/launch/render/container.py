@@ -1,4 +1,4 @@
-"""Ranks in a container: which program runs it, and which directories it sees."""
+"""Ranks in a container: its runtime, and the directories mounted into it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def runtime(spec: AnySpec, facts: ClusterFacts) -> str | None:
-    """``pyxis``, ``apptainer`` or ``singularity``; None for a job without a container. ``auto``: pyxis where srun has it."""
+    """Return ``pyxis``, ``apptainer`` or ``singularity``; None for a job without a container. ``auto``: pyxis if srun has it."""
     if spec.slurm.container is None:
         return None
     if spec.slurm.container_runtime == "auto":
@@ -23,10 +23,10 @@ def runtime(spec: AnySpec, facts: ClusterFacts) -> str | None:
 
 
 def mounts(spec: AnySpec) -> list[str]:
-    """``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names.
+    """Return ``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names.
 
     Raises:
-        HpcMpError: a path that the container's options would read as two, or that would hide the image.
+        HpcMpError: the container's options would read a path as two, or a path would hide the image.
     """
     if spec.slurm.container is None:
         return []
@@ -35,7 +35,7 @@ def mounts(spec: AnySpec) -> list[str]:
 
 
 def _needed(spec: AnySpec) -> list[str]:
-    """Directories that the run needs, none inside another: where runs lie, the data, the model, the tokenizer."""
+    """Return the directories that the run needs, none inside another: for runs, data, model and tokenizer."""
     if isinstance(spec, ProgramSpec):
         paths: list[str | None] = [spec.job.directory, spec.program.directory, *spec.program.stage]
     else:
@@ -46,7 +46,7 @@ def _needed(spec: AnySpec) -> list[str]:
 
 
 def _fixed(pattern: str) -> str:
-    """The deepest directory above a pattern that holds no wild card."""
+    """Return the deepest directory above a pattern without a wild card."""
     parents = (str(parent) for parent in Path(pattern).parents)
     return next(parent for parent in parents if not _WILD.search(parent))
 

@@ -1,4 +1,4 @@
-"""``render``: from a job, its run directories and the facts of a cluster to the text of a script."""
+"""``render``: from a job, its run directories and the facts of a cluster to the text of a job script."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hpc_mp.launch.render import checks, container, values
 from hpc_mp.launch.render.site import ScriptTemplate, shipped
 from hpc_mp.rundir import RunDirectory
 
-ENTRIES = ("hpc_mp.program", RunDirectory.program_script.name)  # what starts the ranks of a program, in a container the second
-_MARK = "\0"  # while filling in, stands between a line and its reason: no script can hold it
+ENTRIES = ("hpc_mp.program", RunDirectory.program_script.name)  # entry of a program's ranks; in a container the second
+_MARK = "\0"  # separates a line from its reason during rendering: no script can contain it
 _CONTROL = re.compile(r"\s*\{[%#].*[%#]\}")  # a template line that leaves no line in the script
 _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
 
 
 @dataclass(frozen=True, slots=True)
 class JobScript:
-    """A rendered script, why its lines are there, and where its template lies.
+    """A rendered script, the reasons of its lines, and the path of its template.
 
-    ``explanations``: (line, why) in order, without empty lines.
+    ``explanations``: (line, reason) in order, without empty lines.
     """
 
     text: str
@@ -40,20 +40,19 @@ class JobScript:
 
 def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
            template: ScriptTemplate | None = None, dependency: str | None = None) -> JobScript:
-    """The script that ``sbatch`` takes, and that ``bash`` runs just so as a step inside an allocation. Pure.
+    """Return the script, for ``sbatch`` or, unchanged, for ``bash`` as a step inside an allocation. Pure.
 
     Args:
-        runs: the run directory, absolute; of a sweep one per run, in order. They must exist
-            before the script is submitted.
-        facts: of the cluster; without them, or without its version, the text is one that every release takes.
-        python: absolute path of the launching interpreter: it runs the host program outside of containers, and the
-            ranks unless the job names another.
-        dependency: what ``--dependency`` asks for.
-        template: in place of the shipped ``slurm/job.sbatch.j2``.
+        runs: the run directory, absolute; for a sweep one per run, in order. They must exist before the script is submitted.
+        facts: facts of the cluster; without them, or without its version, the text is valid for every release.
+        python: absolute path of the launching interpreter: it runs the host program outside of containers, and the ranks unless
+            the job names another.
+        dependency: value of ``--dependency``.
+        template: template in place of the shipped ``slurm/job.sbatch.j2``.
 
     Raises:
-        HpcMpError: a value that no script can carry, keys that contradict each other, an option in ``slurm.extra`` that
-            sbatch lacks or that the script settles itself, a template that cannot be filled in.
+        HpcMpError: a value that no script can contain, contradictory keys, an option in ``slurm.extra`` that sbatch lacks or
+            that the script sets itself, or a template that cannot be filled in.
     """
     facts = facts or ClusterFacts()
     runs = [runs] if isinstance(runs, Path) else list(runs)
@@ -91,7 +90,7 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
 
 
 def fill(template: ScriptTemplate, values: Mapping[str, object]) -> JobScript:
-    """Raises HpcMpError when the template is not Jinja, or names a value that there is not."""
+    """Fill a template in. Raises HpcMpError if it is not valid Jinja, or names an unknown value."""
     try:
         filled = _jinja().from_string(_marked(template.text)).render(values)
     except jinja2.TemplateError as error:
@@ -109,7 +108,7 @@ def _jinja() -> jinja2.Environment:
 
 
 def _marked(template: str) -> str:
-    """The template with a mark at the end of every line that reaches the script, and the line's reason behind it."""
+    """Return the template with a mark at the end of every line that reaches the script, followed by the line's reason."""
     return "".join(
         f"{line}\n" if _CONTROL.fullmatch(line) else _REASON.sub("", line) + _MARK + _reason(line) + "\n"
         for line in template.splitlines()

@@ -1,6 +1,6 @@
-"""What a site or a project puts in place of what is shipped: the template of the job script, and values for job files.
+"""Replacements by a site or a project: the template of the job script, and default values for job files.
 
-Both lie in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``), else in ``/etc``.
+Both are in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``), else in ``/etc``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.site_files import FOLDER, config_folders
 
 TEMPLATE, DEFAULTS = "job.sbatch.j2", "site.toml"
-SECTIONS = ("slurm", "environment")  # of the job file: what a site may decide
+SECTIONS = ("slurm", "environment")  # of the job file: those that a site may set
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,25 @@ class ScriptTemplate:
 
 
 def shipped() -> ScriptTemplate:
-    """``slurm/job.sbatch.j2``."""
+    """Return the shipped template, ``slurm/job.sbatch.j2``."""
     return _read(asset(f"slurm/{TEMPLATE}"))
 
 
 def find_template(project: Path, environ: Mapping[str, str] = os.environ) -> ScriptTemplate:
-    """The template in use for job files in the directory ``project``.
+    """Return the template for job files in the directory ``project``.
 
     Raises:
-        HpcMpError: it is there and cannot be read.
+        HpcMpError: it exists but cannot be read.
     """
     own = _find(TEMPLATE, project, environ)
     return _read(own) if own else shipped()
 
 
 def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Tables of ``site.toml`` that stand under those of a job file, as parsed; empty where there is none.
+    """Return the parsed tables of ``site.toml``, the defaults for job files; empty without the file.
 
     Raises:
-        HpcMpError: it cannot be read, or decides what is not a site's to decide.
+        HpcMpError: it cannot be read, or sets keys that a site may not set.
     """
     path = _find(DEFAULTS, project, environ)
     if path is None:

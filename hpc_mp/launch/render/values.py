@@ -1,4 +1,4 @@
-"""What the template shows and the job file does not say as such: derived from the job and the facts of the cluster."""
+"""Template values that are not in the job file, derived from the job and the facts of the cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpc_mp.launch.quoting import Verbatim, literal
 from hpc_mp.rundir import RunDirectory
 
 GPU_REQUESTS = {"auto": "gpus-per-node={}", "gpus-per-node": "gpus-per-node={}", "gres": "gres=gpu:{}"}
-EARLY_S = 60  # by which Slurm may send --signal before its time (man sbatch)
-START_S = 60  # in which ranks start: a warning before they have is of no use
-ENVIRONMENT_PYTHON = Verbatim('"$HPC_MP_LOCAL/env/bin/python"')  # where slurm/node-start.sh unpacks the environment
+EARLY_S = 60  # Slurm may send --signal this much early (man sbatch)
+START_S = 60  # in which ranks start: an earlier warning is of no use
+ENVIRONMENT_PYTHON = Verbatim('"$HPC_MP_LOCAL/env/bin/python"')  # slurm/node-start.sh unpacks the environment there
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class JobComponent:
     """Nodes of one kind: the whole job, or a component of a heterogeneous one.
 
     Attributes:
-        gpus: the option that asks for GPUs, without its dashes; None where the part asks for none, or by ``extra``.
-        extra: its options from ``slurm.extra``, without ``cpus-per-task``; of the whole job in the first part too.
+        gpus: the option that requests GPUs, without its dashes; None if the part requests none, or by ``extra``.
+        extra: its options from ``slurm.extra``, without ``cpus-per-task``; in the first part also those of the whole job.
     """
 
     nodes: int
@@ -45,7 +45,7 @@ class JobComponent:
 
 
 def parts(spec: AnySpec, facts: ClusterFacts) -> list[JobComponent]:
-    """The job's parts, in order: one, unless ``slurm.components`` says otherwise."""
+    """Return the job's parts, in order: one, unless ``slurm.components`` lists several."""
     slurm, gpus, cpus = spec.slurm, gpu_request(spec), cpus_per_task(spec, facts)
     common = {name: value for name, value in slurm.extra.items() if name != "cpus-per-task"}
     if not slurm.components:
@@ -62,7 +62,7 @@ def parts(spec: AnySpec, facts: ClusterFacts) -> list[JobComponent]:
 
 
 def gpu_request(spec: AnySpec) -> str | None:
-    """The option of sbatch, without its dashes, that asks for one GPU per rank; None when the job asks for none."""
+    """Return the option of sbatch, without its dashes, that requests one GPU per rank; None if the job requests none."""
     if spec.job.device == "cpu" or spec.slurm.gpu_request == "none":
         return None
     kind = f"{spec.slurm.gpu_type}:" if spec.slurm.gpu_type else ""
@@ -70,10 +70,10 @@ def gpu_request(spec: AnySpec) -> str | None:
 
 
 def cpus_per_task(spec: AnySpec, facts: ClusterFacts) -> int | None:
-    """CPUs of a rank, as Slurm counts them: as given, else its share of a node; None when that is not known.
+    """Return the CPUs of a rank, as Slurm counts them: as given, else its share of a node; None if unknown.
 
-    The share is in whole cores, of the CPUs that jobs get rather than those a node has. On a shared node a rank takes
-    what belongs to one GPU.
+    The share is in whole cores, of the CPUs that jobs get rather than all those of a node. On a shared node a rank takes the
+    CPUs that belong to one GPU.
     """
     given = [_whole(extra.get("cpus-per-task")) for extra in (spec.slurm.extra, *(c.extra for c in spec.slurm.components))]
     if any(given):
@@ -92,7 +92,7 @@ def cpus_per_task(spec: AnySpec, facts: ClusterFacts) -> int | None:
 
 
 def threads(spec: AnySpec, facts: ClusterFacts) -> int | None:
-    """Threads of a rank: one per core it has; None when its CPUs are not known."""
+    """Return the threads of a rank: one per core that it has; None if its CPUs are unknown."""
     cpus = cpus_per_task(spec, facts)
     if cpus is None or one_thread_per_core(spec):
         return cpus
@@ -100,16 +100,16 @@ def threads(spec: AnySpec, facts: ClusterFacts) -> int | None:
 
 
 def slurm_log(run: Path, *, array: bool) -> str:
-    """Slurm's pattern of the file that the script's own words go to; all runs of a sweep write into the first one.
+    """Return Slurm's pattern of the file for the script's own output; all runs of a sweep write into the first one's directory.
 
-    It lies outside of ``log/``, whose files move away with each attempt, as Slurm keeps this one open.
+    It is outside of ``log/``, whose files move away with each attempt, because Slurm keeps this one open.
     """
     name = RunDirectory.slurm_log.name.format(job="%A_%a" if array else "%j")
     return f"{literal(run)}/{name}"
 
 
 def rank_python(spec: AnySpec, python: str) -> str:
-    """The interpreter of the ranks; ``Verbatim`` where the script's shell knows more than we do."""
+    """Return the interpreter of the ranks; ``Verbatim`` if only the script's shell knows it."""
     slurm = spec.slurm
     if spec.environment.stage:
         return ENVIRONMENT_PYTHON
@@ -125,7 +125,7 @@ def rank_python(spec: AnySpec, python: str) -> str:
 
 
 def _whole(value: str | int | bool | None) -> int | None:
-    """``cpus-per-task`` as a number. Raises HpcMpError."""
+    """Return ``cpus-per-task`` as a number. Raises HpcMpError."""
     if value is None:
         return None
     if isinstance(value, bool) or not re.fullmatch(r"[1-9]\d{0,6}", str(value)):
@@ -135,6 +135,6 @@ def _whole(value: str | int | bool | None) -> int | None:
 
 
 def one_thread_per_core(spec: AnySpec) -> bool:
-    """Whether the job asks Slurm for one CPU of each core, however many threads the cores have."""
+    """Return True if the job requests one CPU of each core, however many threads the cores have."""
     extra = spec.slurm.extra
     return extra.get("hint") == "nomultithread" or str(extra.get("threads-per-core")) == "1"

@@ -1,1 +1,1 @@
-"""Files and the Python environment copied to the nodes before the ranks start."""
+"""Staging: files and the Python environment are copied to the nodes before the ranks start."""

@@ -1,7 +1,7 @@
 """``environment.stage``: the Python environment of the ranks as one archive, unpacked on every node before they start.
 
-A thousand ranks that import torch from a shared file system ask it for millions of small files; one archive per node is
-one long read. The archive is made on the login node, once for each state of the environment, and named by a hash of it.
+A thousand ranks that import torch from a shared file system request millions of small files; one archive per node is one long
+read. The archive is made on the login node, once for each state of the environment, and named by a hash of it.
 ``slurm/node-start.sh`` unpacks it.
 """
 
@@ -29,19 +29,19 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.program import use_staged
 from hpc_mp.rundir.records import RankStatus, StagedEnvironment, write_record
 
-FORMAT = 1  # raised when the same environment gives another archive
+FORMAT = 1  # increased when the same environment gives a different archive
 COMPRESS = ("zstd", "-q", "-T0", "-3")
 
-PackedBytes = Callable[[int, int], None]  # bytes packed so far, in all
+PackedBytes = Callable[[int, int], None]  # bytes packed so far, bytes in all
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What ``node-start.sh --environment ARCHIVE PREFIX`` gets.
+    """The arguments of ``node-start.sh --environment ARCHIVE PREFIX``.
 
     Attributes:
-        archive: beside it ``ARCHIVE.bytes`` holds the bytes that it unpacks to.
-        prefix: the environment it was made from, which a node without room uses instead.
+        archive: path of the archive; beside it ``ARCHIVE.bytes`` contains its unpacked size in bytes.
+        prefix: the original environment, which a node without space uses instead.
         size: bytes unpacked.
     """
 
@@ -51,8 +51,8 @@ class Packed:
 
 
 def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) -> None:
-    """Pack the ranks' Python environment if the job wants that, and note in its runs, for the supervisor, where the archive
-    lies. The listener is notified of how many bytes are packed.
+    """Pack the ranks' Python environment if the job asks for it, and record the archive's path in its runs, for the supervisor.
+    The listener receives the number of packed bytes.
 
     Raises:
         HpcMpError: the environment cannot be packed.
@@ -61,7 +61,7 @@ def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) ->
         return
     if isinstance(spec, ProgramSpec):
         python = program_python(spec)
-    else:  # the interpreter that is packed is not the packed one
+    else:  # the interpreter to pack is not the packed one
         python = rank_python(resolved(spec, [ResolvedKey("environment.stage", False)]), sys.executable)
 
     def show(done: int, size: int) -> None:
@@ -76,7 +76,7 @@ def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) ->
 
 
 def pack(python: Interpreter, cache: Path, show: PackedBytes) -> Packed:
-    """The archive of the environment of ``python``, made unless it is there.
+    """Return the archive of the environment of ``python``, made unless it exists.
 
     Args:
         cache: directory for archives, on a file system that all nodes share; older ones of the same prefix are removed.
@@ -108,7 +108,7 @@ def pack(python: Interpreter, cache: Path, show: PackedBytes) -> Packed:
 
 
 def fingerprint(python: Interpreter, content: Sequence[Member]) -> str:
-    """A hash of the interpreter and of every file's name, size and time of change; bytecode comes and goes with its source."""
+    """Return a hash of the interpreter and of every file's name, size and mtime; bytecode follows its source."""
     parts = (f"{member.name}\0{member.size}\0{member.changed}" for member in content if "/__pycache__/" not in member.name)
     return _key("\n".join((str(FORMAT), python.version, str(python.prefix), *parts)))
 
@@ -130,7 +130,7 @@ def _write(content: Sequence[Member], path: Path, show: Callable[[int], None]) -
 
 
 def _remove_older(archive: Path) -> None:
-    """A job that is queued still may want one: it then uses the environment itself and says so."""
+    """Remove older archives. A job still queued may need one: it then uses the environment itself and reports that."""
     same = archive.name.rpartition("-")[0]
     for old in archive.parent.glob(f"{same}-*"):
         if not old.name.startswith(archive.name):

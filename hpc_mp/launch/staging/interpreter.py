@@ -1,4 +1,4 @@
-"""What a Python interpreter is part of: a virtual environment, a conda prefix, a Python of its own, or the system."""
+"""The environment of a Python interpreter: a virtual environment, a conda prefix, a separate Python, or the system's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 
-SYSTEM = (Path("/usr"), Path("/usr/local"))  # on every node's own disk, and too much to pack
+SYSTEM = (Path("/usr"), Path("/usr/local"))  # on every node's local disk, and too much to pack
 ASK_S = 60.0  # a cold file system may take long to start Python
 QUESTION = """\
 import json, os, platform, sys
@@ -25,10 +25,10 @@ class Interpreter:
 
     Attributes:
         prefix: the environment's directory.
-        base: that of the Python it was made with; the same where it is no virtual environment.
+        base: prefix of the Python it was made with; the same if it is not a virtual environment.
         version: "3.11.7".
-        executable: as it calls itself.
-        libraries: directories from which it imports installed packages, a user's own (``~/.local``) not among them.
+        executable: its path, as it reports it.
+        libraries: directories from which it imports installed packages, without the user's own (``~/.local``).
     """
 
     prefix: Path
@@ -39,7 +39,7 @@ class Interpreter:
 
     @property
     def packs_base(self) -> bool:
-        """Whether its standard library lies on a shared file system too, so that it has to come along."""
+        """True if its standard library is on a shared file system too, so that it must be packed."""
         return self.base != self.prefix and self.base not in SYSTEM
 
     @property
@@ -49,10 +49,10 @@ class Interpreter:
 
 
 def interpreter(python: Sequence[str], run: Runner = lambda argv: ask(argv, ASK_S)) -> Interpreter:
-    """Ask the ranks' interpreter what it is.
+    """Query the ranks' interpreter for its environment.
 
     Args:
-        python: its command, the path for instance.
+        python: its command, for example its path.
 
     Raises:
         HpcMpError: it does not run, or it is the system's.

@@ -1,4 +1,4 @@
-"""The files of a Python environment as members of an archive that works wherever it is unpacked.
+"""The files of a Python environment as members of a relocatable archive.
 
 - Symbolic links inside the environment stay links and become relative; files that others lead to are copied.
 - A virtual environment's Python, unless it is the system's, comes along under ``base/``.
@@ -25,7 +25,7 @@ from hpc_mp.launch.staging.interpreter import Interpreter
 PLACEHOLDER = "@HPC_MP_PREFIX@"
 RELOCATE = ".relocate"
 SKIPPED = frozenset({".git", "pkgs", "envs"})  # in the top directory: history, and conda's other environments
-MOST_CHECKOUT = 1 << 30  # bytes: a checkout with more in it holds data, not code
+MOST_CHECKOUT = 1 << 30  # bytes: a larger checkout contains data, not only code
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Member:
     """One file of the archive: the bytes of ``source``, or ``text`` instead, or a link.
 
     Attributes:
-        changed: when ``source`` was (nanoseconds).
-        link: what a symbolic link says.
+        changed: mtime of ``source`` in nanoseconds.
+        link: target of a symbolic link.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Member:
 
 
 def members(python: Interpreter) -> list[Member]:
-    """All files of the environment, sorted by name. Raises HpcMpError when one cannot be taken along."""
+    """Return all files of the environment, sorted by name. Raises HpcMpError if one cannot be packed."""
     found = {member.name: member for member in _environment(python)}
     moved = sorted(name for name, member in found.items() if member.text is not None and PLACEHOLDER.encode() in member.text)
     found[RELOCATE] = _text(RELOCATE, b"".join(os.fsencode(name) + b"\0" for name in moved))
@@ -55,7 +55,7 @@ def members(python: Interpreter) -> list[Member]:
 
 
 def write_tar(content: Sequence[Member], file: IO[bytes], show: Callable[[int], None]) -> None:
-    """Write an uncompressed archive; ``show(bytes so far)`` is called as it goes. Raises HpcMpError when a file is gone."""
+    """Write an uncompressed archive; ``show(bytes so far)`` is called repeatedly. Raises HpcMpError if a file is gone."""
     done = 0
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as tar:
         for member in content:
@@ -90,7 +90,7 @@ def _environment(python: Interpreter) -> Iterator[Member]:
 
 
 def _adapted(tree: Iterable[Member], python: Interpreter) -> Iterator[Member]:
-    """What has to be written differently to work in another place."""
+    """Yield the members, with files rewritten that depend on their location."""
     libraries = {str(path.relative_to(python.prefix)) for path in python.libraries if path.is_relative_to(python.prefix)}
     editable: dict[Path, str] = {}
     for member in tree:
@@ -110,7 +110,7 @@ def _adapted(tree: Iterable[Member], python: Interpreter) -> Iterator[Member]:
 
 
 def _tree(root: Path, at: str, without: frozenset[str] = frozenset()) -> Iterator[Member]:
-    """The files below ``root`` as members whose names begin with ``at``, but for those of some directories."""
+    """Yield the files below ``root`` as members whose names begin with ``at``, except those of some directories."""
     real = os.path.realpath(root)
     without |= {os.path.join(root, name) for name in SKIPPED}
     pending = [(str(root), at)]
@@ -153,16 +153,16 @@ def _source(member: Member) -> Path:
 
 
 def _home(config: str, home: str) -> str:
-    """pyvenv.cfg with another directory of the Python that the environment was made with."""
+    """Return pyvenv.cfg with another directory of the Python that the environment was made with."""
     lines = (f"home = {home}" if line.partition("=")[0].strip() == "home" else line for line in config.splitlines())
     return "".join(f"{line}\n" for line in lines)
 
 
 def _script(member: Member, prefix: Path) -> Member:
-    """A script of the environment's Python runs the copy's."""
+    """Return a script of the environment's Python that runs the copy's Python."""
     source = _source(member)
     with open(source, "rb") as file:
-        first = file.read(4096).splitlines()[:2]  # a long path stands in the second line, after "#!/bin/sh"
+        first = file.read(4096).splitlines()[:2]  # a long path is in the second line, after "#!/bin/sh"
     if not first or not first[0].startswith(b"#!") or os.fsencode(prefix) not in b"".join(first):
         return member
     text = source.read_bytes().replace(os.fsencode(f"{prefix}/"), f"{PLACEHOLDER}/".encode())
@@ -170,7 +170,7 @@ def _script(member: Member, prefix: Path) -> Member:
 
 
 def _pth(member: Member, python: Interpreter, editable: dict[Path, str]) -> bytes:
-    """A ``.pth`` file whose directories lie in the archive: checkouts are noted in ``editable``."""
+    """Return a ``.pth`` file with directories inside the archive; checkouts are recorded in ``editable``."""
     library = os.path.dirname(member.name)
     lines = []
     for line in _source(member).read_text(encoding="utf-8", errors="surrogateescape").splitlines():
@@ -188,7 +188,7 @@ def _pth(member: Member, python: Interpreter, editable: dict[Path, str]) -> byte
 
 
 def _checkout(directory: Path, at: str) -> list[Member]:
-    """What git knows of a checkout, or would not ignore; without git everything in it."""
+    """Return the files of a checkout that git tracks or would not ignore; without git all files."""
     try:
         listed = subprocess.run(("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"), cwd=directory,
                                 stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout

@@ -18,7 +18,7 @@ from hpc_mp.rundir import read_json
 
 ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named and backend.submit))
 POLL_S = 0.1  # between two polls of the files
-LATE_S = 5.0  # in which a result may appear on a shared file system after the job has ended
+LATE_S = 5.0  # delay in which a result may appear on a shared file system after the job has ended
 
 
 def submit(
@@ -27,17 +27,17 @@ def submit(
 ) -> SubmittedJob:
     """Call ``function(*arguments, **keywords)`` in ``nodes * tasks_per_node`` processes, and return at once.
 
-    Each has ``SLURM_PROCID`` and the other names of srun, and ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``
-    and ``MASTER_PORT`` (of task 0's host). Function and arguments are pickled by value (cloudpickle).
+    Each process has ``SLURM_PROCID`` and the other variables of srun, and ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
+    ``MASTER_ADDR`` and ``MASTER_PORT`` (of task 0's host). Function and arguments are pickled by value (cloudpickle).
 
     Args:
         on: a Slurm job, emulated nodes here (which end with the returned object), or "auto": Slurm if it answers.
-        directory: where a folder with the pickles, the script and the logs is made; all nodes must see it.
+        directory: parent of a new folder with the pickles, the script and the logs; all nodes must see it.
         slurm: parameters of ``submitit.SlurmExecutor``: ``{"partition": "gpu", "time": 60, "gpus_per_node": 8}`` (minutes),
             others in ``"additional_parameters"``.
 
     Raises:
-        HpcMpError: a parameter is wrong, or we are inside an allocation.
+        HpcMpError: a parameter is wrong, or the caller is inside an allocation.
         RunFailed: sbatch refuses, in its own words.
     """
     if not callable(function):
@@ -66,8 +66,8 @@ class SubmittedJob:
     """A submitted callable.
 
     Attributes:
-        id: of Slurm's job; on emulated nodes a number that stands for it.
-        words: what the site had to say when the job was handed in; mostly empty.
+        id: id of Slurm's job; on emulated nodes a substitute number.
+        words: the site's messages at submission; mostly empty.
     """
 
     def __init__(self, running: SubmittedTasks, folder: Path, tasks: int) -> None:
@@ -77,9 +77,9 @@ class SubmittedJob:
 
     @property
     def state(self) -> str:
-        """In Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` …
+        """The state in Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` …
 
-        Of a Slurm job as it was half a minute ago at most, but for its end: what tasks have written of that counts before.
+        For a Slurm job it is at most half a minute old. Files that tasks wrote about their end take precedence.
         """
         said = self._running.state()
         if said in FINAL:
@@ -90,15 +90,15 @@ class SubmittedJob:
 
     @property
     def logs(self) -> list[Path]:
-        """What each task prints, by task; a file is there once its task has begun."""
+        """The output file of each task, by task; a file exists once its task has begun."""
         return [self.folder / f"{self.id}_{task}_log.out" for task in range(self.tasks)]
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """What the call returned, by task; waits for it.
+        """Wait for the results of the call and return them, by task.
 
         Raises:
-            RunFailed: a task failed: names the first one, its host and the Python error with its traceback.
-            TimeoutError: the results are not there after so many seconds; the job goes on.
+            RunFailed: a task failed. The message names the first one, its host and the Python error with its traceback.
+            TimeoutError: the results are missing after ``timeout`` seconds; the job continues.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
@@ -118,15 +118,15 @@ class SubmittedJob:
         return [self._load(task) for task in range(self.tasks)]
 
     def result(self, timeout: float | None = None) -> Any:
-        """That of task 0; raises as ``results`` does."""
+        """Return the result of task 0; raises as ``results`` does."""
         return self.results(timeout)[0]
 
     def cancel(self) -> None:
-        """End it. Raises RunFailed: Slurm refuses."""
+        """End the job. Raises RunFailed if Slurm refuses."""
         self._running.cancel()
 
     def _check(self) -> None:
-        """Raise RunFailed for the earliest failure that a task has noted."""
+        """Raise RunFailed for the earliest failure that a task has recorded."""
         found = [read_json(path) for task in range(self.tasks) if (path := failure_file(self.folder, task)).exists()]
         if found:
             first = min(found, key=lambda failure: float(failure["time"]))

@@ -27,19 +27,19 @@ from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, sru
 from hpc_mp.rundir.rank_env import emulated_node
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
-# A USR2 before submitit's handler is there would kill the task (Slurm sends it up to 60 s early); one that is ignored
-# stays so only until the handler is set.
+# A USR2 before submitit's handler is installed would kill the task (Slurm sends it up to 60 s early). An ignored signal is
+# ignored only until the handler is set.
 PYTHON = shlex.join(["sh", "-c", 'trap "" USR2; exec "$@"', "-", sys.executable])
-WARNING_S = 90  # submitit's, before the time limit; a call that still runs then ends. Slurm may warn a minute earlier
+WARNING_S = 90  # submitit's, before the time limit, when a running call ends. Slurm may warn a minute earlier
 LIMIT_MIN = 5  # submitit's, unless "time" gives another
 SRUN = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]  # ALL: else a site's --export=NONE reaches the tasks
 
 
 class SlurmTasks(SubmittedTasks):
-    """A Slurm job. submitit renders and pickles; we hand in, ask and end, for it cannot without accounting.
+    """A Slurm job. submitit renders and pickles; we submit, query and cancel, since it cannot without accounting.
 
     Raises:
-        HpcMpError: a name in ``options`` is none of submitit's.
+        HpcMpError: a name in ``options`` is not one of submitit's.
         RunFailed: sbatch refuses.
     """
 
@@ -47,11 +47,11 @@ class SlurmTasks(SubmittedTasks):
         executor, folder = _executor(request), request.folder
         self.id = executor.submit(request.call).job_id
         self.words = executor.words
-        self._log = folder / f"{self.id}_0_log.out"  # what srun says stands there too
+        self._log = folder / f"{self.id}_0_log.out"  # srun's messages are there too
         self._seen, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
 
     def state(self) -> str:
-        """As Slurm said half a minute ago at most: it is asked ever more rarely, whoever asks us."""
+        """Return Slurm's state, at most half a minute old: Slurm is asked at growing intervals, however often this is called."""
         if not self._seen.ended and time.monotonic() >= self._due:
             self._due = time.monotonic() + next(self._delays, queue.DELAYS_S[-1])
             self._seen = queue.job_states([self.id])[self.id]
@@ -70,7 +70,7 @@ class SlurmTasks(SubmittedTasks):
 
 
 class _Executor(submitit.SlurmExecutor):
-    """submitit's, which renders and pickles; handed in by us, from a clean environment and with the site's words kept."""
+    """submitit's executor, which renders and pickles. We submit, from a clean environment, and keep the site's messages."""
 
     words = ""
 
@@ -83,10 +83,10 @@ class _Executor(submitit.SlurmExecutor):
 
 
 def _executor(request: CallRequest) -> _Executor:
-    """Return the executor that hands a call in. Raises HpcMpError: a name in its options is none of submitit's."""
+    """Return the executor that submits a call. Raises HpcMpError if a name in its options is not one of submitit's."""
     folder, options = request.folder, request.options
     executor = _Executor(folder, python=PYTHON)
-    path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
+    path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # tasks can import what we can
     limit = options.get("time", LIMIT_MIN)
     warning = min(WARNING_S, limit * 60 // 4) if isinstance(limit, int) else WARNING_S  # else at a short job's start
     # sites refuse wckeys that they do not know
@@ -103,8 +103,8 @@ def _executor(request: CallRequest) -> _Executor:
 
 
 class EmulatedTasks(SubmittedTasks):
-    """Processes here, one per task, with the names that srun sets; they live no longer than this object. ``options`` are
-    Slurm's alone, and checked.
+    """Processes on this machine, one per task, with srun's variables; they live no longer than this object. ``options`` are
+    only for Slurm, but checked.
 
     Raises:
         HpcMpError: as ``SlurmTasks``.
@@ -144,6 +144,6 @@ class EmulatedTasks(SubmittedTasks):
             self._emulator.command("kill")
 
     def _ended(self) -> list[Exit]:
-        """All ends of tasks so far; does not wait."""
+        """Return all ends of tasks so far, without waiting."""
         self._emulator.receive()
         return self._emulator.exits

@@ -1,4 +1,4 @@
-"""What every task of a submitted callable runs, on Slurm and on emulated nodes alike."""
+"""The worker of a submitted callable: the code of every task, both on Slurm and on emulated nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from hpc_mp.rundir import read_json, write_json
 
-MEET_S = 300.0  # until task 0 must have said where it is: a shared file system may show it late
+MEET_S = 300.0  # until task 0 must have published its address: a shared file system may show it late
 
 
 @dataclass(frozen=True)
 class SubmittedCall:
-    """A call to be made once per task. Pickled by submitit; its result, or its failure, comes back through files."""
+    """A call to make once per task. submitit pickles it; its result or failure is returned through files."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -41,10 +41,11 @@ def failure_file(folder: Path, rank: int) -> Path:
 
 
 def torch_names(folder: Path, rank: int) -> dict[str, str]:
-    """What ``torch.distributed`` and the like read. Task 0 says where it is: its host may be anywhere in Slurm's list.
+    """Return the variables that ``torch.distributed`` and similar libraries read. Task 0 publishes its address: its host may be
+    anywhere in Slurm's list.
 
     Raises:
-        TimeoutError: task 0 has said nothing.
+        TimeoutError: task 0 has published nothing.
     """
     meeting = folder / f"meeting-{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.json"
     if rank == 0:
@@ -61,7 +62,7 @@ def torch_names(folder: Path, rank: int) -> dict[str, str]:
 
 
 def emulated(folder: Path) -> int:
-    """Entry of an emulated task (see ``hpc_mp.launch.emulator.zygote``)."""
+    """Run an emulated task, as its entry (see ``hpc_mp.launch.emulator.zygote``)."""
     from submitit.core.submission import process_job
 
     if "HPC_MP_LISTEN_FD" in os.environ:

@@ -53,12 +53,12 @@ __all__ = [
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, GPTJ, MIXTRAL)}
 
 
-# Families that are like one of ours by their names alone.
+# Families that resemble a supported family only by name.
 OTHERS = frozenset({"mistral", "ministral", "qwen2_moe", "qwen2_vl", "gpt_neo", "gpt_neox", "gpt_oss", "mllama", "codellama"})
 
 
 def family_of(model_type: str) -> Family:
-    """Raises HpcMpError for a family that has no table."""
+    """Return the table of a family. Raises HpcMpError for a family without a table."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     slip = "" if model_type in OTHERS or model_type[:-1] in ("llama", "qwen") else did_you_mean(model_type, FAMILIES)
@@ -67,7 +67,7 @@ def family_of(model_type: str) -> Family:
 
 
 def check_pretrained(spec: JobSpec) -> None:
-    """A checkpoint that first values are read from is that of the model. Raises HpcMpError."""
+    """Check that the checkpoint for first values belongs to the model. Raises HpcMpError."""
     if spec.model.pretrained is not None:
         config = read_config(spec)
         family = family_of(config["model_type"])
@@ -75,11 +75,10 @@ def check_pretrained(spec: JobSpec) -> None:
 
 
 def read_shape(spec: JobSpec) -> ModelShape:
-    """The shape of a job's model.
+    """Return the shape of a job's model.
 
     Raises:
-        HpcMpError: for a missing checkpoint, an unknown family, impossible sizes, or a field of its configuration that is not
-            accounted for.
+        HpcMpError: for a missing checkpoint, an unknown family, impossible sizes, or an unknown field of its configuration.
     """
     config = read_config(spec)
     family = family_of(config["model_type"])
@@ -88,7 +87,7 @@ def read_shape(spec: JobSpec) -> ModelShape:
 
 
 def check_layout(shape: ModelShape, spec: JobSpec) -> None:
-    """Raises HpcMpError, with the arithmetic, when the model cannot be cut as ``spec.parallel`` asks."""
+    """Raise HpcMpError, with the arithmetic, if the model cannot be cut as ``spec.parallel`` requires."""
     family = family_of(shape.model_type)
     check_stages(family, shape, spec)
     check_tensor(family, shape, spec)
@@ -97,10 +96,10 @@ def check_layout(shape: ModelShape, spec: JobSpec) -> None:
 
 
 def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
-    """The layers of every global stage, with the reason. Raises HpcMpError."""
+    """Return the layers of every global stage, with the reason. Raises HpcMpError."""
     return cut_stages(family_of(shape.model_type), shape, spec)
 
 
 def stage_layers(spec: JobSpec, shape: ModelShape) -> tuple[int, ...]:
-    """The layers of every global stage. Raises HpcMpError."""
+    """Return the layers of every global stage. Raises HpcMpError."""
     return stage_cut(spec, shape).layers

@@ -1,9 +1,9 @@
-"""Which expert rank has which experts of a block, and how many ranks have the same ones. No torch.
+"""The distribution of a block's experts over expert ranks, and the ranks that have the same experts. No torch.
 
 An expert group is a block of E neighbours among the data × context ranks at equal pipeline and tensor coordinates. Its ranks
-share out the experts of every block, in their order and as ``torch.chunk`` cuts; all else each of them holds as without it. So
-D × C / E ranks have the same experts. ZeRO shares out the state of these over as many of them as divide both their number and the
-shard degree: all of them where no shard degree is given.
+distribute the experts of every block, in order and as ``torch.chunk`` cuts; everything else is held as without expert
+parallelism. So D × C / E ranks have the same experts. ZeRO shards the experts' state over as many of these ranks as divide both
+their number and the shard degree: over all of them if no shard degree is given.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 
 @dataclass(frozen=True, slots=True)
 class ExpertCut:
-    """Which expert rank of how many a layout is for.
+    """An expert rank, and the number of expert ranks.
 
     Attributes:
-        shards: over how many ranks with the same experts ZeRO shares out their state.
+        shards: number of ranks with the same experts over which ZeRO shards their state.
     """
 
     size: int = 1
@@ -30,7 +30,7 @@ class ExpertCut:
     shards: int = 1
 
     def part(self, experts: int) -> slice:
-        """The experts of this rank."""
+        """Return the experts of this rank."""
         sizes = chunk_sizes(experts, self.size)
         begin = sum(sizes[:self.rank])
         return slice(begin, begin + sizes[self.rank])
@@ -40,18 +40,18 @@ ALL_EXPERTS = ExpertCut()
 
 
 def expert_cut(spec: JobSpec, rank: int = 0) -> ExpertCut:
-    """What an expert rank of a job has; the first one has most."""
+    """Return the cut of an expert rank of a job; the first rank has the most experts."""
     return ExpertCut(spec.parallel.expert, rank, gcd(spec.shard_degree, spec.state_degree // spec.parallel.expert))
 
 
 def expert_capacity(factor: float | None, sequence: int, shape: ModelShape) -> int | None:
-    """How many choices of a sample an expert takes; None: all. The factor counts as its decimals say: 1.1 of 10 is 11, not 12."""
+    """Return how many choices of a sample an expert takes; None: all. The factor is a decimal: 1.1 of 10 is 11, not 12."""
     return None if factor is None else ceil(Fraction(str(factor)) * sequence * shape.experts_per_token / shape.experts)
 
 
 def check_experts(shape: ModelShape, spec: JobSpec) -> None:
-    """Raises HpcMpError, with the arithmetic, when there is nothing that expert ranks could share out, or too little, and when
-    the losses of a router or a capacity are asked for where there are none."""
+    """Raise HpcMpError, with the arithmetic, if expert ranks would have no experts, or too few, or if router losses or a
+    capacity are set for a model without experts."""
     ranks, train = spec.parallel.expert, spec.train
     for key in ("router_balance", "router_z", "expert_capacity"):
         value = getattr(train, key)

@@ -1,7 +1,7 @@
-"""What the control half and the engine need to know of a model family, as a table: no torch, no transformers.
+"""Facts about a model family for the control half and the engine, as a table: no torch, no transformers.
 
-A family says where Hugging Face keeps the embedding, the blocks, the last norm and the head, which weights there are
-with the shapes the engine gives them, and along which dimension tensor parallelism cuts each of them.
+A family states where Hugging Face keeps the embedding, the blocks, the last norm and the head, the names of its weights with
+their shapes in the engine, and the dimension along which tensor parallelism cuts each weight.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, Literal
 from hpc_mp.layout.models.fields import ConfigField
 from hpc_mp.layout.models.shape import ModelShape
 
-# How a projection is cut (Megatron-LM, arXiv:1909.08053): "column" cuts its outputs, "row" its inputs; "fused" is a
-# column projection whose output holds q, k and v side by side and is cut inside each of the three.
+# Cut of a projection (Megatron-LM, arXiv:1909.08053): "column" cuts its outputs, "row" its inputs; "fused" is a
+# column projection whose output has q, k and v side by side and is cut inside each of the three.
 Projection = Literal["column", "row", "fused"]
 StoredPart = tuple[tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter in the engine's shape, under the name that it has in transformers' module.
+    """One parameter in the engine's shape, under its name in transformers' module.
 
     Attributes:
-        cut: the dimension that tensor parallelism cuts; None: every rank has all.
-        most_parts: into how many parts it may be cut, which more ranks than that share; None: any number. Key-value heads.
-        partial: whether each tensor rank finds a share of the gradient although all of them hold it whole: a router, whose
-            choices weigh what ranks have a share of.
-        experts: whether its first dimension counts experts, which expert parallelism shares out.
-        stored: where a checkpoint holds it, if not under its own name: (first indices, name) of every part, in row-major order.
+        cut: the dimension that tensor parallelism cuts; None: every rank has the whole weight.
+        most_parts: limit of the parts it may be cut into, each then held by several ranks; None: no limit. For key-value heads.
+        partial: True if each tensor rank computes a share of the gradient although it holds the whole weight: a router, whose
+            choices weight values that ranks have shares of.
+        experts: True if its first dimension counts experts, which expert parallelism distributes.
+        stored: its place in a checkpoint, if not under its own name: (first indices, name) of every part, in row-major order.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Weight:
 
     @property
     def fused_shape(self) -> tuple[int, ...]:
-        """The shape in transformers' module, where parts that are each cut stand side by side: (in, n x out) for (in, n, out)."""
+        """The shape in transformers' module, where separately cut parts are side by side: (in, n x out) for (in, n, out)."""
         if not self.cut:
             return self.shape
         before = self.cut - 1
         return *self.shape[:before], self.shape[before] * self.shape[self.cut], *self.shape[self.cut + 1:]
 
     def within(self, prefix: str) -> Weight:
-        """This weight of a block as one of the model's."""
+        """Return this weight of a block as a weight of the model."""
         return replace(self, name=f"{prefix}.{self.name}", stored=tuple((at, f"{prefix}.{name}") for at, name in self.stored))
 
 
@@ -62,18 +62,18 @@ class Family:
         model_type: Hugging Face's name.
         architecture: the causal-LM class written into an exported config.
         modules: the transformers modules that a rank needs (imported before ranks are forked).
-        fields: what may stand in each field of its configuration; a field that is not there is refused.
+        fields: allowed values of each field of its configuration; a field without an entry is refused.
         read: config dictionary -> ModelShape, with Hugging Face's defaults.
         embedding, position, blocks, norm, head: module names inside the causal-LM class (position may be None).
         rotary: the module that makes rotary cosines and sines, embedding_dropout: the dropout after the embedding.
-        attention: the attention module inside a block, attention_dropout: the module inside it that drops weights of its heads
-            (None: the attention function is told a probability).
-        projections: name inside a block -> how it is cut.
-        transposed: whether projections store (in, out) as GPT-2's Conv1D does, instead of (out, in).
-        enters: modules of a block whose input is shared by what is cut in them (one gradient all-reduce each).
+        attention: the attention module inside a block, attention_dropout: the module inside it that drops attention weights
+            (None: the attention function gets a probability).
+        projections: name inside a block -> its cut.
+        transposed: True if projections store (in, out) as GPT-2's Conv1D does, instead of (out, in).
+        enters: modules of a block whose input is shared by the projections cut in them (one gradient all-reduce each).
         experts: the module of a block's experts, which are cut inside each expert.
         router: the module beside them that chooses experts for tokens.
-        own_attention: whether its attention is its own code, in which no function can be put in place of another.
+        own_attention: True if its attention is its own code, in which no attention function can be replaced.
         block_weights, outer_weights: the parameters of one block, and of embedding / norm / head, by full name.
         dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
@@ -107,15 +107,15 @@ class Family:
     checkpoint_prefixes: tuple[str, ...] = ()
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
-        """The parameters of a block under their Hugging Face names."""
+        """Return the parameters of a block under their Hugging Face names."""
         return tuple(weight.within(f"{self.blocks}.{layer}") for weight in self.block_weights(shape))
 
     def own_head_weights(self, shape: ModelShape) -> tuple[Weight, ...]:
-        """The parameters of the head that are not the embedding's too."""
+        """Return the parameters of the head without those of the embedding."""
         return tuple(weight for weight in self.head_weights(shape) if not shape.tied or weight.name != f"{self.head}.weight")
 
     def all_weights(self, shape: ModelShape) -> tuple[Weight, ...]:
-        """Every parameter of the model once, under its Hugging Face name; a tied one under the embedding's."""
+        """Return every parameter of the model once, under its Hugging Face name; a tied one under the embedding's."""
         layers = [weight for layer in range(shape.layers) for weight in self.layer_weights(shape, layer)]
         return (*self.embedding_weights(shape), *layers, *self.norm_weights(shape), *self.own_head_weights(shape))
 
@@ -126,7 +126,7 @@ class Family:
         return tuple(dict.fromkeys(inner.partition(".")[0] for inner in inside))
 
     def module_of(self, name: str) -> str | None:
-        """The module that a weight is cut with; None for norms and whatever else is never cut."""
+        """Return the module that a weight is cut with; None for norms and other weights that are never cut."""
         for module in (self.embedding, self.head):
             if name.startswith(f"{module}."):
                 return module
@@ -136,12 +136,12 @@ class Family:
         return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
 
     def is_row_bias(self, name: str) -> bool:
-        """Whether a weight is the bias of a projection whose inputs are cut."""
+        """Return True if a weight is the bias of a projection whose inputs are cut."""
         module, _, leaf = name.rpartition(".")
         return leaf == "bias" and any(how == "row" and module.endswith(f".{inner}") for inner, how in self.projections.items())
 
     def without_layer(self, name: str) -> tuple[str, int | None]:
-        """A name with ``{}`` in place of its layer's number, and that number; None for what is in no block."""
+        """Return a name with ``{}`` in place of its layer's number, and that number; None for a name outside the blocks."""
         if not name.startswith(f"{self.blocks}."):
             return name, None
         layer, _, inner = name.removeprefix(f"{self.blocks}.").partition(".")

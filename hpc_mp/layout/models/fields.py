@@ -1,8 +1,8 @@
-"""The fields of a Hugging Face configuration, as a table: which of them are accounted for, and what may stand in them.
+"""The known fields of a Hugging Face configuration and their allowed values, as a table.
 
-transformers takes any field in silence, and code that many models share reads some of them that no family declares
-(``is_causal``). So every family names the fields that its reader or its modules read and what the engine can do of them. Those
-that change nothing of training are named here. A field that no entry accounts for is refused.
+transformers silently accepts any field, and code shared by many models reads fields that no family declares (``is_causal``). So
+every family names the fields that its reader or its modules read, and the values that the engine supports. Fields without effect
+on training are named here. A field without an entry is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hpc_mp.job.errors import shown
 
 @dataclass(frozen=True, slots=True)
 class ConfigField:
-    """What may stand in one field.
+    """The allowed values of one field.
 
     Attributes:
-        holds: whether a value may; null is a value too.
-        rule, remedy: the words for one that may not.
-        in_job: whether the job file may set it. Names of older releases stand in a checkpoint's config.json only.
+        holds: returns True for an allowed value; null is a value too.
+        rule, remedy: the text of the error for other values.
+        in_job: True if the job file may set it. Names of older releases are only in a checkpoint's config.json.
     """
 
     holds: Callable[[Any], bool] = lambda value: True
@@ -33,12 +33,12 @@ class ConfigField:
 
 
 def only(*values: Any, rule: str = "is not built yet", remedy: str = "leave it out") -> ConfigField:
-    """A field that the engine knows with these values alone."""
+    """Return a field that the engine supports only with these values."""
     return ConfigField(lambda value: value in values, rule, remedy)
 
 
 def number(rule: str, holds: Callable[[float], bool]) -> ConfigField:
-    """A finite number; null where transformers has a default."""
+    """Return a field with a finite number; null if transformers has a default."""
     return ConfigField(lambda value: value is None or (is_number(value) and holds(value)), f"must be {rule}", "change that value")
 
 
@@ -46,12 +46,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
-# Judged by what reads it: the family's reader of sizes, transformers' own validation, or the check of the weights.
+# Checked by their readers: the family's reader of sizes, transformers' own validation, or the check of the weights.
 READ = ConfigField()
 PROBABILITY = number("a number from 0 to less than 1", lambda value: 0 <= value < 1)
 EPSILON = number("a number of at least 0", lambda value: value >= 0)
 
-# Those of transformers that have no parameters of their own.
+# The activations of transformers that have no parameters.
 ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
     "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu",
@@ -60,14 +60,14 @@ ACTIVATIONS = (
 ACTIVATION = ConfigField(lambda value: value in ACTIVATIONS, "is no activation that is built",
                          f"choose one of {', '.join(ACTIVATIONS)}")
 
-# They change nothing of what training computes, and stand in the configuration of an exported model. Formats of numbers are
-# train.precision, outputs and caches are for other uses of the model, ids of tokens for generating text.
+# Without effect on training, and kept in the configuration of an exported model. Formats of numbers are
+# train.precision; outputs and caches are for other uses of the model, ids of tokens for text generation.
 CARRIED = frozenset((
     "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label", "label2id",
     "output_attentions", "output_hidden_states", "problem_type", "return_dict", "torch_dtype", "transformers_version",
     "use_cache",
 ))
-# What older releases of transformers wrote beside them, and nothing reads any more; settings of generation among them.
+# Fields that older releases of transformers wrote beside them, and that nothing reads any more, including generation settings.
 LEFT_OVER = frozenset((
     "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels", "bad_words_ids", "begin_suppress_tokens",
     "cls_token_id", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
@@ -98,11 +98,11 @@ COMMON: Mapping[str, ConfigField] = {
 
 
 def check_fields(config: Mapping[str, Any], table: Mapping[str, ConfigField], model_type: str, checkpoint: str | None) -> None:
-    """Every field of a configuration is accounted for.
+    """Check that every field of a configuration is known and allowed.
 
     Args:
-        config: as ``read_config`` gives it.
-        table: of the family.
+        config: the result of ``read_config``.
+        table: the family's table.
         checkpoint: the directory that it comes from; None: the job file.
 
     Raises:

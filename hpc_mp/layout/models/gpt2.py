@@ -18,9 +18,9 @@ FIELDS: Mapping[str, ConfigField] = {
     **dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"), READ),  # second names
     **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx"), READ),
     **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-                     "summary_first_dropout"), READ),  # of the model for classifying, no part of a language model
+                     "summary_first_dropout"), READ),  # of the classification model, not of a language model
     **dict.fromkeys(DROPOUTS, PROBABILITY),
-    "pad_token_id": READ,  # no part of the embedding, other than in Llama
+    "pad_token_id": READ,  # not part of the embedding, unlike in Llama
     "activation_function": ACTIVATION,
     "layer_norm_epsilon": EPSILON,
     "reorder_and_upcast_attn": only(False),
@@ -28,7 +28,7 @@ FIELDS: Mapping[str, ConfigField] = {
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Defaults: transformers' GPT2Config (the 124 M model)."""
+    """Read the shape. Defaults: transformers' GPT2Config (the 124 M model)."""
     c = ConfigReader(config)
     hidden = c.count("n_embd", "hidden_size", default=768)
     heads = c.count("n_head", "num_attention_heads", default=12)

@@ -21,10 +21,10 @@ FIELDS: Mapping[str, ConfigField] = {
     "rotary_dim": READ,
     **dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"), READ),  # second names
     **dict.fromkeys(DROPOUTS, PROBABILITY),
-    "pad_token_id": READ,  # no part of the embedding, other than in Llama
+    "pad_token_id": READ,  # not part of the embedding, unlike in Llama
     "activation_function": ACTIVATION,
     "layer_norm_epsilon": EPSILON,
-    # What the first checkpoints of this family say beside them, and transformers does always.
+    # Fields that the first checkpoints of this family also contain; transformers does the first two always.
     **dict.fromkeys(("rotary", "scale_attn_weights"), ConfigField(lambda value: value is True, "is not built yet", "leave it out",
                                                                   in_job=False)),
     **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
@@ -33,7 +33,7 @@ FIELDS: Mapping[str, ConfigField] = {
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Defaults: transformers' GPTJConfig (the 6 B model)."""
+    """Read the shape. Defaults: transformers' GPTJConfig (the 6 B model)."""
     c = ConfigReader(config)
     hidden = c.count("n_embd", "hidden_size", default=4096)
     heads = c.count("n_head", "num_attention_heads", default=16)
@@ -70,8 +70,8 @@ def block_weights(s: ModelShape) -> tuple[Weight, ...]:
 
 
 def _own_attention() -> bool:
-    """Before transformers 5.24 its attention did not use transformers' table of attention functions, and looked its positions up.
-    Where no rank runs there may be no transformers; it is taken for a new one."""
+    """Return True before transformers 5.24, whose attention did not use the table of attention functions and looked its
+    positions up. Without transformers installed, as on machines without ranks, a new release is assumed."""
     try:
         return Version(version("transformers")) < Version("5.24")
     except PackageNotFoundError:

@@ -22,12 +22,12 @@ FIELDS: Mapping[str, ConfigField] = {
     **dict.fromkeys(DROPOUTS, PROBABILITY),
     "hidden_act": ACTIVATION,
     "rms_norm_eps": EPSILON,
-    "pretraining_tp": READ,  # in how many pieces a product was once computed: the product is the same
+    "pretraining_tp": READ,  # number of pieces in which a product was once computed: the product is the same
 }
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Defaults: transformers' LlamaConfig (the 7 B model)."""
+    """Read the shape. Defaults: transformers' LlamaConfig (the 7 B model)."""
     c = ConfigReader(config)
     hidden = c.count("hidden_size", default=4096)
     heads = c.count("num_attention_heads", default=32)

@@ -1,6 +1,6 @@
-"""Mixtral: Llama's attention, if asked for with a sliding window, and several MLPs, of which a router gives each token some.
+"""Mixtral: Llama's attention, optionally with a sliding window, and several MLPs, of which a router gives each token some.
 
-All experts of a block are one parameter. Checkpoints hold each of them by itself: w1 is the gate, w3 goes up, w2 down.
+All experts of a block are one parameter. Checkpoints store each expert separately: w1 is the gate, w3 goes up, w2 down.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from hpc_mp.layout.models.fields import READ, ConfigField, only
 from hpc_mp.layout.models.rotary import check_rotary
 from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
 
-STORED = "block_sparse_moe"  # what checkpoints call the module ``mlp``
+STORED = "block_sparse_moe"  # name of the module ``mlp`` in checkpoints
 
 FIELDS: Mapping[str, ConfigField] = {
     **{key: field for key, field in llama.FIELDS.items() if key not in ("attention_bias", "mlp_bias", "pretraining_tp")},
     **dict.fromkeys(("num_local_experts", "num_experts", "num_experts_per_tok", "sliding_window"), READ),
     "output_router_logits": only(False, remedy="leave it out, or set it to false: train.router_balance and "
                                                        "train.router_z add losses of routers, the same on every layout"),
-    "router_aux_loss_coef": READ,  # of no meaning without output_router_logits
+    "router_aux_loss_coef": READ,  # without effect unless output_router_logits is set
     "router_jitter_noise": only(0.0, remedy="leave it out, or set it to 0"),
 }
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Defaults: transformers' MixtralConfig (the 8 x 7 B model)."""
+    """Read the shape. Defaults: transformers' MixtralConfig (the 8 x 7 B model)."""
     c = ConfigReader(config)
     hidden = c.count("hidden_size", default=4096)
     heads = c.count("num_attention_heads", default=32)

@@ -1,7 +1,8 @@
-"""What the units of a model were measured to take: a file that ``hpc-mp train JOB --profile`` writes and a partition reads.
+"""A measured profile of a model's units: a file that ``hpc-mp train JOB --profile`` writes and a partition reads.
 
-It holds seconds and bytes of the embedding, of one block, and of the last norm with the head, of one microbatch on a whole device
-(with neither tensor nor context ranks), and what of the job they depend on: a profile of anything else is refused.
+It contains seconds and bytes of the embedding, of one block, and of the last norm with the head, for one microbatch on a whole
+device (with neither tensor nor context ranks), and the settings of the job that they depend on. A profile of anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ REMEDY = "measure on a node of the job: hpc-mp train JOB.toml --profile"
 
 @dataclass(frozen=True, slots=True)
 class UnitProfile:
-    """One unit.
+    """The profile of one unit.
 
     Attributes:
         seconds: forward and backward of a microbatch.
         activations: bytes that its backward needs of its forward.
-        parameters: bytes, in the format that computes.
-        spread: of the seconds, from the first to the third quarter of the repetitions, relative to their median.
+        parameters: bytes in the compute format.
+        spread: interquartile range of the seconds over the repetitions, relative to their median.
     """
 
     seconds: float
@@ -41,13 +42,13 @@ class UnitProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """All units.
+    """The profile of all units.
 
     Attributes:
         device: its model, or "cpu".
-        repetitions: of which the seconds are medians.
-        measured: what they depend on, by name.
-        memory: bytes that the device has for a rank; None where they are not known (a file of an earlier release).
+        repetitions: number of repetitions; the seconds are medians over them.
+        measured: settings that the measurement depends on, by name.
+        memory: bytes that the device has for a rank; None if unknown (a file of an earlier release).
     """
 
     device: str
@@ -60,7 +61,7 @@ class ModelProfile:
 
 
 def conditions(spec: JobSpec, shape: ModelShape) -> dict[str, Any]:
-    """What measured seconds and bytes depend on; not the number of layers, one of which is measured."""
+    """Return the settings that measured seconds and bytes depend on, without the number of layers: one layer is measured."""
     sizes = asdict(shape)
     del sizes["layers"], sizes["initializer_range"]
     return {**sizes, "sequences of a microbatch": spec.microbatch_size, "sequence_length": spec.data.sequence_length,
@@ -74,10 +75,10 @@ def write_profile(path: Path, profile: ModelProfile) -> None:
 
 
 def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
-    """The job's profile.
+    """Return the job's profile.
 
     Raises:
-        HpcMpError: there is none, it is no profile, or one of something else.
+        HpcMpError: the file does not exist, is not a profile, or is a profile of something else.
     """
     path = spec.profile
     value = f"the profile {path}"
@@ -110,8 +111,8 @@ def _unit(tree: dict[str, Any]) -> UnitProfile:
 
 
 def shares(profile: ModelProfile, layers: int, memory_weight: float) -> tuple[float, float, float]:
-    """What embedding, a block and head count: ``memory_weight`` times their share of the model's bytes, and the rest of 1 times
-    their share of its seconds, as SageMaker's ``memory_weight`` weighs them."""
+    """Return the weights of embedding, a block and head: ``memory_weight`` times their share of the model's bytes, plus the
+    rest of 1 times their share of its seconds, as SageMaker's ``memory_weight`` weighs them."""
     units = (profile.embedding, profile.block, profile.head)
     times = (1, layers, 1)
     seconds = sum(unit.seconds * number for unit, number in zip(units, times, strict=True)) or 1.0

@@ -19,13 +19,13 @@ FIELDS: Mapping[str, ConfigField] = {
     "use_sliding_window": only(False, remedy=f"leave it out, or set it to false: {FULL}"),
     "layer_types": ConfigField(lambda value: value is None or set(value) == {"full_attention"}, "is not built yet",
                          f"leave it out, or let it be full_attention for every layer: {FULL}"),
-    **dict.fromkeys(("sliding_window", "max_window_layers"), READ),  # of no meaning without use_sliding_window
+    **dict.fromkeys(("sliding_window", "max_window_layers"), READ),  # without effect unless use_sliding_window is set
     "use_mrope": only(False),
 }
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Defaults: transformers' Qwen2Config."""
+    """Read the shape. Defaults: transformers' Qwen2Config."""
     c = ConfigReader(config)
     hidden = c.count("hidden_size", default=4096)
     heads = c.count("num_attention_heads", default=32)

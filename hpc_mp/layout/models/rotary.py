@@ -1,7 +1,7 @@
-"""What a configuration may say of rotary positions: the kinds that transformers computes, and the numbers that each needs.
+"""Allowed settings of rotary positions: the kinds that transformers computes, and the numbers that each kind needs.
 
-Sources: ``modeling_rope_utils.py`` of transformers. It takes a kind that it does not know, and text for a number, and fails when
-the model is built.
+Source: ``modeling_rope_utils.py`` of transformers. It accepts an unknown kind, and text in place of a number, and fails when the
+model is built.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
 from hpc_mp.layout.models.fields import READ, ConfigField, is_number, number, only
 
-# kind -> what it cannot do without
+# kind -> required settings
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -22,7 +22,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-WITH_HEAD_DIM = ("dynamic", "yarn", "longrope")  # computed of head_dim as it stands, where a family has null for it
+WITH_HEAD_DIM = ("dynamic", "yarn", "longrope")  # computed from head_dim as stated, even if a family has null for it
 LISTS = ("short_factor", "long_factor")  # a number for each pair of a head's elements
 NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale",
            "mscale_all_dim", "original_max_position_embeddings", "rope_theta")
@@ -31,17 +31,17 @@ OTHERS = ("rope_type", "type", "truncate", "partial_rotary_factor")
 
 ROTARY_FIELDS: Mapping[str, ConfigField] = {
     "rope_parameters": READ,
-    "rope_scaling": READ,  # the same in older releases, with rope_theta beside it
+    "rope_scaling": READ,  # the same setting in older releases, with rope_theta beside it
     "rope_theta": number("a number above 0", lambda value: value > 0),
     "partial_rotary_factor": only(None, 1.0, remedy="leave it out: the positions turn whole heads"),
 }
 
 
 def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True) -> None:
-    """The settings of rotary positions are such that transformers can compute them. Raises HpcMpError.
+    """Check that transformers can compute the settings of rotary positions. Raises HpcMpError.
 
     Args:
-        derived: whether the family's configuration class computes a ``head_dim`` that is left out.
+        derived: True if the family's configuration class computes a missing ``head_dim``.
     """
     if head_dim % 2:
         raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be turned by their positions, in pairs of elements",

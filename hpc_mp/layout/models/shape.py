@@ -1,4 +1,4 @@
-"""A model's shape: the numbers that decide how it can be cut, read without transformers."""
+"""A model's shape: the numbers that determine how it can be cut, read without transformers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ModelShape:
     """Sizes of a decoder-only transformer (counts, not bytes).
 
     Attributes:
-        experts, experts_per_token: MLPs of a block, and how many of them each token goes through; 0: one MLP for all tokens.
-        window: how many tokens a token sees, itself included; None: all earlier ones.
+        experts, experts_per_token: MLPs of a block, and number of them that each token uses; 0: one MLP for all tokens.
+        window: number of tokens that a token attends to, including itself; None: all earlier tokens.
     """
 
     model_type: str
@@ -46,10 +46,10 @@ class ModelShape:
 
 
 def read_config(spec: JobSpec) -> dict[str, Any]:
-    """The model's configuration dictionary, from the job file or from the checkpoint's config.json.
+    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json.
 
     Raises:
-        HpcMpError: when the checkpoint or its config.json is missing or unreadable.
+        HpcMpError: the checkpoint or its config.json is missing or unreadable.
     """
     if spec.model.config is not None:
         return dict(spec.model.config)
@@ -77,17 +77,17 @@ def read_config(spec: JobSpec) -> dict[str, Any]:
 
 
 class ConfigReader:
-    """Reads typed values from a config dictionary under any of their names, with Hugging Face's default.
+    """A reader of typed values from a config dictionary, under any of their names, with Hugging Face's defaults.
 
     Raises:
-        HpcMpError: for a value that is not of its type or out of its range, or that two names give differently.
+        HpcMpError: for a value of the wrong type or out of range, or two names with different values.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
     def count(self, *names: str, default: int, most: int = 2**31 - 1) -> int:
-        """A whole number from 1 to ``most``."""
+        """Return a whole number from 1 to ``most``."""
         return self._read(names, default, f"must be a whole number from 1 to {most}",
                           lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most)
 
@@ -95,12 +95,12 @@ class ConfigReader:
         return self._read((name,), default, "must be true or false", lambda value: isinstance(value, bool))
 
     def number(self, name: str, default: float) -> float:
-        """A finite number of at least 0."""
+        """Return a finite number of at least 0."""
         return float(self._read((name,), default, "must be a finite number of at least 0", lambda value: (
             isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max)))
 
     def row(self, name: str, rows: int) -> int | None:
-        """A row of a table; a negative one counts from the end, as in torch."""
+        """Return a row of a table; a negative one counts from the end, as in torch."""
         value: int | None = self._read((name,), None, f"must be a whole number from {-rows} to {rows - 1}", lambda value: (
             isinstance(value, int) and not isinstance(value, bool) and -rows <= value < rows))
         return None if value is None else value % rows
@@ -118,6 +118,6 @@ class ConfigReader:
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """How ``torch.chunk`` cuts: ceil(size / parts) each while some is left; the last parts may be smaller or empty."""
+    """Return the sizes of ``torch.chunk``: ceil(size / parts) each while some is left; the last parts may be smaller or empty."""
     step = -(-size // parts)
     return tuple(max(0, min(step, size - part * step)) for part in range(parts))

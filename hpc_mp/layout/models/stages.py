@@ -1,10 +1,10 @@
-"""How a model's layers are shared out to the stages of a pipeline: by which measure, or where the job file says.
+"""The distribution of a model's layers over the stages of a pipeline, by a measure or as the job file states.
 
 ================ =================================================================================================================
 partition        stages
 ================ =================================================================================================================
-a list           have so many layers each
-at:REGEX         begin where a whole module name matches: blocks, and the last norm for a stage that has norm and head alone
+a list           have that many layers each
+at:REGEX         begin where a whole module name matches: blocks, and the last norm for a stage with only norm and head
 uniform          have equal numbers of layers
 parameters       have equal numbers of parameters; a tied embedding counts at both ends, which both hold it
 cost, auto       have equal costs by ``layer_costs``
@@ -12,7 +12,7 @@ profile          are equal by measured seconds and bytes, see ``model_profile``
 ================ =================================================================================================================
 
 A measure counts embedding, blocks, and norm with head; ``partition`` cuts so that the largest stage is as small as possible. The
-first and the last stage may have no layer: where the job file says so, and where it balances better.
+first and the last stage may have no layer, if the job file states it or if it balances better.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hpc_mp.layout.models.model_profile import ModelProfile, read_profile, share
 from hpc_mp.layout.models.shape import ModelShape
 from hpc_mp.layout.schedule import check_schedule, most_stages, partition
 
-FEW = 8  # stages whose balance is told one by one
+FEW = 8  # limit of stages whose balance is listed one by one
 
 
 @dataclass(frozen=True, slots=True)
 class StageCut:
-    """The layers of every stage, and why."""
+    """The layers of every stage, and the reason."""
 
     layers: tuple[int, ...]
     why: str
@@ -45,7 +45,7 @@ class StageCut:
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """What the embedding, each block, and norm + head + loss count by one measure."""
+    """Costs of the embedding, each block, and norm + head + loss by one measure."""
 
     embedding: float
     blocks: tuple[float, ...]
@@ -53,10 +53,11 @@ class LayerCosts:
 
 
 def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
-    """Forward floating-point operations per token: two per weight of every matrix product and token, plus the attention products
-    with the tokens that are seen (causal: half the sequence), as in the appendix of "Training Compute-Optimal Large Language
-    Models" (arXiv:2203.15556). Of experts those count that a token goes through. The embedding is a look-up and costs nothing
-    by that count.
+    """Return forward floating-point operations per token.
+
+    They are two per weight of every matrix product and token, plus the attention products with the visible tokens (causal: half
+    the sequence), as in the appendix of "Training Compute-Optimal Large Language Models" (arXiv:2203.15556). Only the experts
+    that a token uses count. The embedding is a look-up and costs nothing by that count.
     """
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     mlp = (3 if shape.gated_mlp else 2) * shape.hidden * shape.intermediate
@@ -82,7 +83,7 @@ def _profile(spec: JobSpec, shape: ModelShape) -> LayerCosts:
     return LayerCosts(embedding, (block,) * shape.layers, head)
 
 
-# what is equal, and how it is counted
+# name of the balanced quantity, and its measure
 Measure = tuple[str, Callable[[Family, ModelShape, JobSpec], LayerCosts]]
 COST: Measure = ("cost", lambda family, shape, spec: layer_costs(shape, spec.data.sequence_length))
 # by method
@@ -95,9 +96,9 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
-    """The layers of every global stage, as ``parallel.partition`` says.
+    """Return the layers of every global stage, as ``parallel.partition`` requires.
 
-    A resolved job says them. They are computed for a job that has just been written, and for ranks started by hand.
+    A resolved job states them. They are computed for a job that has just been written, and for ranks started by hand.
 
     Raises:
         HpcMpError: a pattern that names too few or too many stages, a profile that is missing or of something else.
@@ -118,13 +119,13 @@ def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
 
 
 def _noise(profile: ModelProfile) -> str:
-    """The spread of the measured seconds, from which the balance that is told cannot be better known."""
+    """Return the spread of the measured seconds, which limits the accuracy of the stated balance."""
     spread = max(unit.spread for unit in (profile.embedding, profile.block, profile.head))
     return f"; the seconds of a unit vary by {100 * spread:.0f} %" if spread else ""
 
 
 def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
-    """What the stages count, by their mean."""
+    """Return the costs of the stages relative to their mean."""
     ends = accumulate(layers, initial=0)
     each = [sum(costs.blocks[begin:end]) for begin, end in pairwise(ends)]
     each[0] += costs.embedding
@@ -149,7 +150,7 @@ def _at(asked: str, family: Family, shape: ModelShape, stages: int) -> StageCut:
 
 
 def check_stages(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raises HpcMpError, with the arithmetic, when the model cannot be cut into the stages that ``spec.parallel`` asks for."""
+    """Raise HpcMpError, with the arithmetic, if the model cannot be cut into the stages that ``spec.parallel`` requires."""
     pipeline, asked = spec.parallel.pipeline, spec.parallel.partition
     if spec.data.sequence_length > shape.positions:
         raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}",

@@ -1,7 +1,7 @@
-"""What tensor parallelism cuts of a model, what several of its ranks hold alike, and what stays whole, with the reason. No torch.
+"""The cut of a model by tensor parallelism: cut parts, shared parts, and whole weights, with the reason. No torch.
 
 Modules are cut as a whole: the embedding, the head, and of every block its attention and its MLP (Megatron-LM, arXiv:1909.08053,
-section 3). Key-value heads are never split: where there are fewer of them than ranks, neighbouring ranks hold the same one.
+section 3). Key-value heads are never split: if there are fewer of them than ranks, neighbouring ranks hold the same head.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ROW_BIAS = "added once, to the sum over the ranks"
 
 @dataclass(frozen=True, slots=True)
 class TensorCut:
-    """Which tensor rank of how many a layout is for.
+    """A tensor rank, and the number of tensor ranks.
 
     Attributes:
-        modules: patterns of the names of modules that are cut; all others stay whole.
+        modules: name patterns of the modules that are cut; all others stay whole.
     """
 
     size: int = 1
@@ -40,14 +40,14 @@ class TensorCut:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """What a tensor rank has of a weight.
+    """The part of a weight on a tensor rank.
 
     Attributes:
         box: the rectangle of the whole weight.
-        cut: whether the tensor ranks compute different things with the weight, rather than all the same.
-        copies: how many tensor ranks have this part, which follow each other.
-        replica: which of them this one is.
-        partial: whether each of the copies finds a share of the gradient alone.
+        cut: True if tensor ranks compute different results with the weight, False if all compute the same.
+        copies: number of tensor ranks that have this part; they are consecutive.
+        replica: number of this copy.
+        partial: True if each of the copies computes only a share of the gradient.
     """
 
     box: tuple[slice, ...]
@@ -58,7 +58,7 @@ class TensorPart:
 
 
 def part_of(family: Family, weight: Weight, tensor: TensorCut) -> TensorPart:
-    """What a tensor rank has of a weight: cut as ``torch.chunk`` cuts, so that the last parts may be smaller or empty."""
+    """Return a tensor rank's part of a weight, cut as ``torch.chunk`` cuts: the last parts may be smaller or empty."""
     box = [slice(0, size) for size in weight.shape]
     if weight.cut is None or not tensor.cuts(family.module_of(weight.name)):
         partial = weight.partial and tensor.cuts(family.module_of(weight.name))
@@ -76,18 +76,18 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
-    """The modules that can be cut, by their Hugging Face names; a tied head is the embedding."""
+    """Return the modules that can be cut, by their Hugging Face names; a tied head is the embedding."""
     inner = [f"{family.blocks}.{layer}.{module}" for layer in range(shape.layers) for module in family.block_modules]
     return family.embedding, *inner, *(() if shape.tied else (family.head,))
 
 
 def kv_copies(shape: ModelShape, tensor: int) -> int:
-    """How many tensor ranks hold the same key-value heads."""
+    """Return the number of tensor ranks that hold the same key-value heads."""
     return max(1, tensor // shape.kv_heads)
 
 
 def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raises HpcMpError, with the arithmetic, when the model cannot be cut over ``spec.parallel.tensor`` ranks."""
+    """Raise HpcMpError, with the arithmetic, if the model cannot be cut over ``spec.parallel.tensor`` ranks."""
     tensor, patterns = spec.parallel.tensor, spec.parallel.tensor_modules
     if tensor == 1:
         return
@@ -111,7 +111,7 @@ def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
 
 
 def check_attention(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raises HpcMpError when the model's attention cannot be what ``spec.parallel`` asks for: computed again by itself, or over
+    """Raise HpcMpError if the model's attention does not support ``spec.parallel``: selective recomputation, or attention over
     the tokens of ``context`` ranks."""
     p, length = spec.parallel, spec.data.sequence_length
     own = f"is not built for {family.model_type} with transformers before 5.24, where its attention is its own code"
@@ -148,7 +148,7 @@ def _check_heads(shape: ModelShape, tensor: int) -> None:
 
 
 def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
-    """What several tensor ranks hold alike, by the reason for it, in a few words; empty where there is none."""
+    """Return a short description of what several tensor ranks share, grouped by the reason; empty if there is nothing."""
     found: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
     for weight in family.all_weights(shape) if tensor.size > 1 else ():
         reason = _reason(family, weight, part_of(family, weight, tensor), tensor)
@@ -162,7 +162,7 @@ def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
 
 
 def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut) -> str | None:
-    """Why several tensor ranks hold the same; None where each has its own."""
+    """Return the reason why several tensor ranks hold the same part; None if each has its own."""
     module = family.module_of(weight.name)
     if part.cut:
         return f"{weight.most_parts} key-value heads, each on {part.copies} ranks" if part.copies > 1 else None
@@ -176,7 +176,7 @@ def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut)
 
 
 def _ranges(layers: Sequence[int | None], all_layers: int) -> str:
-    """``*`` for all layers, else their numbers such as ``0,3-5``."""
+    """Return ``*`` for all layers, else their numbers such as ``0,3-5``."""
     if len(layers) == all_layers:
         return "*"
     runs: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""The weights of a Hugging Face checkpoint: in which files they lie, and whether they are those of the model. No torch.
+"""The weights of a Hugging Face checkpoint: the files that contain them, and the check that they fit the model. No torch.
 
-Only the headers of the safetensors files are read, a few kilobytes each: a login node does it at once.
+Only the headers of the safetensors files are read, a few kilobytes each: fast enough for a login node.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hpc_mp.layout.models.shape import ModelShape
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATING = ("F64", "F32", "BF16", "F16")
 MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
-# Buffers that older releases of transformers saved beside the weights; they are made anew from the configuration.
+# Buffers that older releases of transformers saved beside the weights; they are recreated from the configuration.
 BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
 SAVE = "save it again with save_pretrained"
 COPY = "copy or download the whole checkpoint again"
-POINTER = b"version "  # begins a text in place of a file that Git LFS has not fetched
+POINTER = b"version "  # beginning of the text in place of a file that Git LFS has not fetched
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """Where a weight lies, and how: ``dtype`` as safetensors names it, its bytes from ``begin`` up to ``end`` of the file."""
+    """The place of a weight in a file: ``dtype`` in safetensors' notation, its bytes from ``begin`` up to ``end`` of the file."""
 
     file: Path
     dtype: str
@@ -39,10 +39,10 @@ class StoredWeight:
 
 
 def weight_files(directory: Path) -> dict[str, Path]:
-    """The file of each weight, as transformers finds it: ``model.safetensors``, else those of the index.
+    """Return the file of each weight, as transformers finds it: ``model.safetensors``, else the files of the index.
 
     Raises:
-        HpcMpError: neither is there, or it cannot be read.
+        HpcMpError: neither exists, or it cannot be read.
     """
     single, index = directory / SINGLE, directory / INDEX
     if single.exists():
@@ -59,7 +59,8 @@ def weight_files(directory: Path) -> dict[str, Path]:
 
 
 def stored_weights(directory: Path) -> dict[str, StoredWeight]:
-    """Every weight of a checkpoint, by the headers of its files. Raises HpcMpError when one cannot be read or lacks a weight."""
+    """Return every weight of a checkpoint, from its files' headers. Raises HpcMpError if a file is unreadable or lacks a
+    weight."""
     files = weight_files(directory)
     names = {file.name for file in files.values()}
     if missing := sorted(name for name in names if not (directory / name).exists()):
@@ -76,10 +77,10 @@ def stored_weights(directory: Path) -> dict[str, StoredWeight]:
 
 
 def check_weights(directory: Path, config: Mapping[str, Any], family: Family, shape: ModelShape) -> None:
-    """The checkpoint holds every weight of the model, in the right shape and as plain numbers, and nothing else.
+    """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else.
 
     Raises:
-        HpcMpError: it does not.
+        HpcMpError: it has not.
     """
     value = f"model.pretrained = {directory}"
     if config.get("quantization_config"):
@@ -118,20 +119,20 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
 
 
 def find(name: str, held: Container[str], family: Family) -> str | None:
-    """Under which name a weight lies in a checkpoint, which may leave the family's prefix out; None: nowhere."""
+    """Return a weight's name in a checkpoint, which may omit the family's prefix; None if it is missing."""
     return next((n for n in (name, *(name.removeprefix(prefix) for prefix in family.checkpoint_prefixes)) if n in held), None)
 
 
 def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[StoredPart, ...]:
-    """Where a weight lies in a checkpoint: under its own name, else in the parts that checkpoints of its family have. A name that
-    is not held is the one that is missing."""
+    """Return a weight's parts in a checkpoint: under its own name, else as its family's checkpoints split it. A name that is
+    not held is a missing weight."""
     own = ((), weight.name)
     parts = (own,) if find(weight.name, held, family) or not weight.stored else weight.stored
     return tuple((at, find(name, held, family) or name) for at, name in parts)
 
 
 def stored_in(path: Path) -> dict[str, StoredWeight]:
-    """The weights of one file. Raises HpcMpError for a file that cannot be read, or of which a part is missing."""
+    """Return the weights of one file. Raises HpcMpError for a file that is unreadable or incomplete."""
     try:
         with path.open("rb") as file:
             size, first = os.fstat(file.fileno()).st_size, file.read(8)
@@ -159,14 +160,14 @@ def _incomplete(path: Path, why: str) -> HpcMpError:
 
 
 def _same(one: StoredWeight, other: StoredWeight) -> bool:
-    """Whether two weights are stored with the same bytes."""
+    """Return True if two weights are stored with the same bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     return all(a == b for a, b in zip(_content(one), _content(other), strict=True))
 
 
 def _content(weight: StoredWeight) -> Iterator[bytes]:
-    """Its bytes, a megabyte at a time."""
+    """Yield a weight's bytes, a megabyte at a time."""
     with weight.file.open("rb") as file:
         file.seek(weight.begin)
         for begin in range(weight.begin, weight.end, 1 << 20):

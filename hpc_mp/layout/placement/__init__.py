@@ -1,4 +1,4 @@
-"""Axes → ranks: letter orders, groups, how far groups reach. Pure Python."""
+"""Axes → ranks: letter orders, groups, the reach of groups. Pure Python."""
 
 from hpc_mp.layout.placement.grid import (
     ORDERS,

@@ -1,7 +1,7 @@
-"""Which rank does what where: letter orders as axis permutations of one arange, and the groups they make.
+"""The placement of ranks: letter orders as axis permutations of one arange, and the groups they make.
 
-A letter order such as ``DPT`` names the axes data, pipeline, (context) and tensor. The right-most letter varies fastest
-over ranks, as SageMaker's ``placement_strategy`` does: ``cluster`` = ``DPT``, ``spread`` = ``TPD``.
+A letter order such as ``DPT`` names the axes data, pipeline, (context) and tensor. The right-most letter varies fastest over
+ranks, as in SageMaker's ``placement_strategy``: ``cluster`` = ``DPT``, ``spread`` = ``TPD``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ NODE_OF: dict[str, Callable[[int, int, int], int]] = {"auto": _block, "block": _
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Size of every axis.
+    """The size of every axis.
 
-    ``data`` counts replicas (SageMaker's ``rdp``). ``expert`` is no factor of the world: expert groups are blocks of
-    ranks inside data × context.
+    ``data`` counts replicas (SageMaker's ``rdp``). ``expert`` is not a factor of the world: expert groups are blocks of ranks
+    inside data × context.
 
     Raises:
         HpcMpError: a degree below 1, or ``expert`` not dividing data × context.
@@ -70,7 +70,7 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """One rank: the node it runs on (from 0), its index there, and its coordinate on every axis."""
+    """One rank: its node (from 0), its index there, and its coordinate on every axis."""
 
     rank: int
     node: int
@@ -83,7 +83,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Placement:
-    """All ranks in ascending order, with the order, the degrees and the rank map that made them."""
+    """All ranks in ascending order, with the order, the degrees and the rank map that produced them."""
 
     order: str
     degrees: Degrees
@@ -93,16 +93,15 @@ class Placement:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes; the last one may be part-filled."""
+        """Number of nodes; the last one may be partly filled."""
         return 1 + max(place.node for place in self.ranks)
 
     @cached_property
     def groups(self) -> dict[str, Groups]:
         """Ranks that communicate along an axis: name → groups, ascending inside and by first rank.
 
-        ``tp``, ``pp``, ``dp`` (the replica axis D alone, SageMaker's ``rdp``), ``mp`` (T × P), ``tp_dp`` (T × D,
-        SageMaker's ``dp``); ``cp`` if context > 1; ``ep`` if expert > 1, and
-        ``edp``, the ranks with the same experts (Megatron-LM's name).
+        ``tp``, ``pp``, ``dp`` (only the replica axis D, SageMaker's ``rdp``), ``mp`` (T × P), ``tp_dp`` (T × D, SageMaker's
+        ``dp``); ``cp`` if context > 1; ``ep`` if expert > 1, and ``edp``, the ranks with the same experts (Megatron-LM's name).
         """
         groups = {
             "tp": self._along("tp"),
@@ -121,11 +120,11 @@ class Placement:
 
     @cached_property
     def state_groups(self) -> Groups:
-        """Ranks that train the same parameters, those of data × context: they share state out, and sum gradients."""
+        """Ranks that train the same parameters, those of data × context: they shard state, and sum gradients."""
         return self._along("dp", "cp")
 
     def _along(self, *axes: str) -> Groups:
-        """Groups of the ranks that differ in no coordinate but ``axes``."""
+        """Return the groups of ranks that differ only in the coordinates ``axes``."""
         fixed = [axis for axis in AXES.values() if axis not in axes]
         members: dict[tuple[int, ...], list[int]] = {}
         for place in self.ranks:
@@ -134,7 +133,7 @@ class Placement:
 
 
 def normalize_order(order: str, context: int = 1) -> str:
-    """The letters of an order or of its alias; with ``context`` > 1 an order without C gets it directly before T.
+    """Return the letters of an order or of its alias. With ``context`` > 1 an order without C gets it directly before T.
 
     Raises:
         HpcMpError: neither ``cluster``, ``spread`` nor a permutation of DPT or DPCT in capitals.
@@ -150,12 +149,12 @@ def normalize_order(order: str, context: int = 1) -> str:
 def place(degrees: Degrees, order: str, ranks_per_node: int = 8, rank_map: RankMap = "block") -> Placement:
     """Lay ``degrees.world`` ranks out in the given order on N = ⌈world / ranks_per_node⌉ nodes.
 
-    The order gives every rank its coordinates, the map its node: ``block`` fills node after node, ``cyclic`` puts rank
-    r on node r mod N, a tuple names the node of every rank. ``auto`` is ``block``: whoever knows the switches sorts the
-    hosts, not the ranks. Local ranks count up on each node in the order of ranks.
+    The order gives every rank its coordinates, the map its node: ``block`` fills node after node, ``cyclic`` puts rank r on node
+    r mod N, a tuple names the node of every rank. ``auto`` is ``block``: with known switches the hosts are sorted, not the ranks.
+    Local ranks count up on each node in the order of ranks.
 
     Raises:
-        HpcMpError: an unknown order or map, a map that is not one of these ranks to nodes 0 to N − 1 with at most
+        HpcMpError: an unknown order or map, a map that does not assign these ranks to nodes 0 to N − 1 with at most
             ``ranks_per_node`` on each, or ``ranks_per_node`` < 1.
     """
     _at_least_one("ranks_per_node", ranks_per_node)
@@ -177,7 +176,7 @@ def place(degrees: Degrees, order: str, ranks_per_node: int = 8, rank_map: RankM
 
 
 def _nodes(world: int, ranks_per_node: int, rank_map: RankMap) -> tuple[int, ...]:
-    """The node of every rank."""
+    """Return the node of every rank."""
     nodes = -(-world // ranks_per_node)
     if isinstance(rank_map, tuple):
         counts = Counter(rank_map)
@@ -194,14 +193,14 @@ def _nodes(world: int, ranks_per_node: int, rank_map: RankMap) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far the groups of one axis reach: nodes spanned and inter-node hops, each the maximum over the groups."""
+    """The reach of the groups of one axis: nodes spanned and inter-node hops, each the maximum over the groups."""
 
     nodes: int
     hops: int
 
 
 def reach_of(placement: Placement) -> dict[str, Reach]:
-    """Nodes spanned and inter-node hops of every kind of group.
+    """Return the reach of every kind of group.
 
     Hops are the inter-node edges met when a group's ranks are walked in ascending order, without the closing edge.
     """
@@ -215,7 +214,7 @@ def reach_of(placement: Placement) -> dict[str, Reach]:
 
 
 def to_dict(placement: Placement) -> dict[str, Any]:
-    """What ``placement.json`` holds."""
+    """Return the content of ``placement.json``."""
     return {
         "order": placement.order,
         "degrees": asdict(placement.degrees),
@@ -229,10 +228,10 @@ def to_dict(placement: Placement) -> dict[str, Any]:
 
 
 def from_dict(tree: dict[str, Any]) -> Placement:
-    """Read what ``to_dict`` wrote; groups are derived again from the coordinates.
+    """Read the result of ``to_dict``; groups are derived again from the coordinates.
 
     Raises:
-        HpcMpError: a key is missing or of the wrong kind.
+        HpcMpError: a key is missing or of the wrong type.
     """
     try:
         rank_map = tree["rank_map"]

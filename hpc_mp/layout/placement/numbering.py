@@ -1,8 +1,7 @@
-"""How programs number their ranks by themselves, and on which nodes these numbers then lie for their groups to be where an order
-wants them.
+"""The rank numbering of the user's programs, and the nodes of these numbers that put their groups where an order wants them.
 
-A program makes its groups of rank numbers alone, by a rule of its own. Which number a process gets is the launcher's choice: with
-the right one the groups lie inside nodes or across them as in any other order.
+A program makes its groups only from rank numbers, by its own rule. The launcher chooses which number a process gets: with the
+right numbers the groups are inside nodes or across them as in any other order.
 """
 
 from __future__ import annotations
@@ -10,25 +9,25 @@ from __future__ import annotations
 from hpc_mp.base.programs import NUMBERINGS
 from hpc_mp.layout.placement.grid import Degrees, Placement, RankMap, RankPlace, normalize_order, place
 
-AS_NUMBERED = "auto"  # the order of a program that is laid out as it numbers its ranks
+AS_NUMBERED = "auto"  # the order of a program that is laid out by its own numbering
 
 
 def letters_of(numbering: str, context: int = 1) -> str:
-    """The letters of a program by name, or those that are given; C with context ranks alone. Raises HpcMpError for neither."""
+    """Return the letters of a program by name, or the given letters; C only with context ranks. Raises HpcMpError for others."""
     letters = normalize_order(NUMBERINGS.get(numbering, numbering), context)
     return letters if context > 1 else letters.replace("C", "")
 
 
 def numbered(degrees: Degrees, numbering: str, order: str, ranks_per_node: int, rank_map: RankMap = "auto") -> Placement:
-    """The ranks as a program numbers them, on the nodes on which an order would have ranks of their coordinates.
+    """Return the ranks as a program numbers them, on the nodes where an order would have ranks of their coordinates.
 
     Args:
         numbering: a key of ``NUMBERINGS``, or letters.
-        order: letters, ``cluster``, ``spread``, or ``auto``: as they are numbered.
-        rank_map: as ``place`` takes it, of the ranks in that order; a tuple names the node of each rank of the program.
+        order: letters, ``cluster``, ``spread``, or ``auto``: by the numbering.
+        rank_map: as in ``place``, of the ranks in that order; a tuple names the node of each rank of the program.
 
     Raises:
-        HpcMpError: as ``place``.
+        HpcMpError: for the reasons of ``place``.
     """
     own = letters_of(numbering, degrees.context)
     if order == AS_NUMBERED or isinstance(rank_map, tuple):

@@ -1,4 +1,4 @@
-"""What a schedule is made of: actions, messages, and which rank holds which stage.
+"""The elements of a schedule: actions, messages, and the assignment of stages to ranks.
 
 ==========  ==========================================================================================
 F           forward of a microbatch through a stage
@@ -12,8 +12,9 @@ RECV_B      receive the output gradient of stage s from stage s + 1
 REDUCE      synchronise the stage's gradients over the data axis, after the B or W of that microbatch; behind its SEND_B
 ==========  ==========================================================================================
 
-Every (stage, microbatch) has one F, and either one B or one I and later one W. A B is an I and a W in one go, and an I makes
-what a B sends. Sends and receives are asynchronous: a RECV is posted where it stands, and the F, B or I that consumes it waits.
+Every (stage, microbatch) has one F, and either one B or one I and later one W. A B is an I and a W together, and an I makes what
+a B sends. Sends and receives are asynchronous: a RECV is posted at its place in the list, and the F, B or I that consumes it
+waits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RECEIVES: dict[Payload, Kind] = {"F": "RECV_F", "B": "RECV_B"}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
-    """What a rank does next: ``kind`` on global ``stage`` for ``microbatch``."""
+    """One action of a rank: ``kind`` on global ``stage`` for ``microbatch``."""
 
     kind: Kind
     stage: int
@@ -50,8 +51,8 @@ class Schedule:
     """One list of actions for each pipeline rank.
 
     Attributes:
-        placement: global stage → the pipeline rank that holds it; as long as there are stages.
-        microbatches: per replica and optimizer step.
+        placement: global stage → the pipeline rank that holds it; one entry per stage.
+        microbatches: microbatches per replica and optimizer step.
     """
 
     ranks: tuple[tuple[Action, ...], ...]
@@ -60,17 +61,17 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """Global stages."""
+        """Number of global stages."""
         return len(self.placement)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a pipeline rank holds, ascending."""
+        """Return the stages that a pipeline rank holds, ascending."""
         return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A tensor on its way between neighbouring stages, which one rank may both hold: then nothing is sent."""
+    """A tensor between neighbouring stages. If one rank holds both, nothing is sent."""
 
     payload: Payload
     sender: int
@@ -90,7 +91,7 @@ class Message:
 
 
 def consumed(action: Action, stages: int) -> Message | None:
-    """What an F, B or I needs from the neighbouring stage, or a RECV receives; None for the others and at the ends."""
+    """Return the message that an F, B or I needs from the neighbouring stage, or a RECV receives; None for others and at ends."""
     payload = PAYLOADS.get(action.kind)
     if payload is None:
         return None
@@ -99,7 +100,7 @@ def consumed(action: Action, stages: int) -> Message | None:
 
 
 def produced(action: Action, stages: int) -> Message | None:
-    """What an F, B or I makes for the neighbouring stage, or a SEND sends; None for the others and at the ends."""
+    """Return the message that an F, B or I makes for the neighbouring stage, or a SEND sends; None for others and at ends."""
     payload = PAYLOADS.get(action.kind)
     if payload is None:
         return None
@@ -108,5 +109,5 @@ def produced(action: Action, stages: int) -> Message | None:
 
 
 def compute(schedule: Schedule) -> tuple[tuple[Action, ...], ...]:
-    """What each rank computes, in order: without messages and reductions."""
+    """Return the computations of each rank, in order, without messages and reductions."""
     return tuple(tuple(action for action in actions if action.kind in COMPUTE) for actions in schedule.ranks)

@@ -1,19 +1,19 @@
-"""Which messages have arrived, known from the schedule alone: the sender need not ask, nor keep them to the end of the step.
+"""Arrival of messages, known from the schedule alone: the sender need not ask, nor keep them to the end of the step.
 
-Messages are sent while the computing goes on, and what is sent must stay as it is until it has arrived. A rank that waited for
-that would wait for its receiver, which may be busy with something else. A rank that asks the back end frees memory at moments
-that depend on the network, if it is told at all: a send of gloo is complete only when somebody has waited for it. But a rank gets
-messages too, and each of them proves that its sender had done what stands before it in its list of actions:
+Messages are sent during computation, and a sent tensor must stay unchanged until it has arrived. A rank that waited for that
+would wait for its receiver, which may be busy with something else. A rank that asks the back end frees memory at moments that
+depend on the network, if it is notified at all: a send of gloo is complete only after a wait for it. But a rank also gets
+messages, and each of them proves that its sender had done everything before it in its list of actions:
 
-    rank 0    F0  F1  F2  F3          B0          rank 1's B0 stands behind its F0, which has consumed what rank 0 sent: when
+    rank 0    F0  F1  F2  F3          B0          rank 1's B0 is after its F0, which has consumed what rank 0 sent: when
     rank 1        F0  B0  F1  B1                  the gradient is there for rank 0's B0, the output of its F0 has arrived
 
-So a computation that consumes another rank's message proves the arrival of all that its rank has sent there and that was consumed
-before the message was made. Outputs are known to have arrived at the latest when their gradient comes; gradients with the next
-outputs, of which the last ones of a step have none behind them, and end with it. Under 1F1B a rank keeps as many sent messages as
-chunks, or one or two more, whatever the number of microbatches.
+So a computation that consumes another rank's message proves the arrival of everything that its rank has sent there and that was
+consumed before the message was made. Outputs are known to have arrived at the latest when their gradient comes. Gradients are
+known to have arrived with the next outputs; the last gradients of a step have no outputs after them, and are kept until the step
+ends. Under 1F1B a rank keeps as many sent messages as chunks, or one or two more, whatever the number of microbatches.
 
-Alone in its file because it is an argument of its own about schedules, which neither their validator nor the engine makes.
+This module is separate because it is an independent argument about schedules, made by neither their validator nor the engine.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hpc_mp.layout.schedule.actions import COMPUTE, Action, Message, Schedule, c
 
 
 def arrivals(schedule: Schedule, rank: int) -> Mapping[Action, tuple[Action, ...]]:
-    """What a rank knows to have arrived, and when.
+    """Return which sends of a rank are proved to have arrived, and when.
 
     Args:
-        schedule: complete and valid. Where an evaluation runs its forwards alone, what is said of them still holds.
+        schedule: complete and valid. The result also holds for the forwards of an evaluation, which has no backwards.
 
     Returns:
-        computation of the rank -> those of its sends whose arrival is proved once the computation's input is there, and by none
-        before. Sends that nothing proves are in none.
+        computation of the rank -> its sends whose arrival is first proved once the computation's input is there. Sends that
+        nothing proves appear nowhere.
     """
     placement, stages = schedule.placement, schedule.stages
-    made: dict[Message | None, int] = {}  # a message -> where its sender's list has the computation that makes it
-    used: dict[Message | None, int] = {}  # where its receiver's list has the one that consumes it
+    made: dict[Message | None, int] = {}  # a message -> place in its sender's list of the computation that makes it
+    used: dict[Message | None, int] = {}  # place in its receiver's list of the computation that consumes it
     for computations in compute(schedule):
         for place, action in enumerate(computations):
             made[produced(action, stages)] = used[consumed(action, stages)] = place

@@ -1,4 +1,4 @@
-"""From an order of computing to a whole schedule: messages, then reductions. ``build`` makes the schedules that have a name."""
+"""Completion of an order of computations to a whole schedule: messages, then reductions. ``build`` makes the named schedules."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ Reduce = Literal["last", "each"]
 
 
 def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
-    """A complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks.
+    """Return a complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks.
 
     Args:
-        virtual_stages: stages per rank, where the schedule leaves that open.
-        reduce: after which backwards a stage's gradients are synchronised: its ``last`` one, or ``each`` (for ZeRO-2 and 3).
+        virtual_stages: stages per rank, if the schedule leaves that open.
+        reduce: synchronise a stage's gradients after its ``last`` backward, or after ``each`` (for ZeRO-2 and 3).
 
     Raises:
-        HpcMpError: an unknown name, a size below 1, or microbatches or virtual stages that the schedule cannot take.
+        HpcMpError: an unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
     """
     check_sizes(name, pipeline, microbatches, virtual_stages)
     return complete(ORDERS[name](pipeline, microbatches, stages_per_rank(name, virtual_stages)), reduce)
 
 
 def complete(order: Schedule, reduce: Reduce) -> Schedule:
-    """An order of computing with its messages and reductions."""
+    """Return an order of computations with its messages and reductions."""
     return replace(order, ranks=tuple(
         tuple(_with_reductions(_with_messages(actions, order.placement), reduce)) for actions in order.ranks))
 
 
 def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> list[Action]:
-    """Put a SEND behind what makes something for another rank, and post each RECV one computation early.
+    """Put a SEND behind each computation that makes a message for another rank, and post each RECV one computation early.
 
-    A RECV stands before the computation that precedes its consumer, so that it is under way while that one runs.
-    Neighbouring stages on one rank need neither.
+    A RECV precedes the computation before its consumer, so that it is in flight while that computation runs. Neighbouring stages
+    on one rank need neither.
     """
     def receive(action: Action | None) -> Iterator[Action]:
         message = action and consumed(action, len(placement))

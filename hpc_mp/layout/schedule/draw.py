@@ -12,9 +12,9 @@ IDLE = "·"
 
 
 def draw(schedule: Schedule, width: int = 80) -> Text:
-    """One line per rank, ``F3`` = forward of microbatch 3 (``4F3`` on stage 4 where ranks hold several stages).
+    """Draw one line per rank, ``F3`` = forward of microbatch 3 (``4F3`` on stage 4 if ranks hold several stages).
 
-    Time runs to the right and goes on in a further block of lines where ``width`` columns do not suffice.
+    Time runs to the right and continues in another block of lines if it exceeds ``width`` columns.
     """
     rows = slots(schedule)
     several = schedule.stages > len(schedule.ranks)

@@ -1,7 +1,7 @@
-"""The orders of computing, as pure functions of (pipeline ranks P, microbatches M, stages per rank V).
+"""The orders of computations, as pure functions of (pipeline ranks P, microbatches M, stages per rank V).
 
-Each gives a schedule of F, B, I and W alone; ``complete.py`` adds messages and reductions. ``docs/user/schedules.md`` says what
-each is good for.
+Each returns a schedule of only F, B, I and W; ``complete.py`` adds messages and reductions. ``docs/user/schedules.md`` describes
+what each is good for.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from hpc_mp.layout.schedule.actions import Action, Kind, Schedule
 
 
 def looped(pipeline: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Stage s lives on rank s % P."""
+    """Place stage s on rank s % P."""
     return tuple(range(pipeline)) * stages_per_rank
 
 
 def folded(pipeline: int) -> tuple[int, ...]:
-    """Two stages per rank, down the ranks and back up: rank r holds the stages r and 2 P − 1 − r."""
+    """Place two stages per rank, down the ranks and back up: rank r holds the stages r and 2 P − 1 − r."""
     return (*range(pipeline), *reversed(range(pipeline)))
 
 
 def gpipe(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """All forwards, then all backwards, both in microbatch order (Huang et al. 2019, arXiv:1811.06965)."""
+    """Return all forwards, then all backwards, both in microbatch order (Huang et al. 2019, arXiv:1811.06965)."""
     def order(rank: int) -> tuple[Action, ...]:
         return (*_each("F", rank, microbatches), *_each("B", rank, microbatches))
 
@@ -32,9 +32,9 @@ def gpipe(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedul
 
 
 def breadth_first(pipeline: int, microbatches: int, stages_per_rank: int) -> Schedule:
-    """All forwards of a rank's first stage, then all of its next one; the backwards are the forwards' mirror image.
+    """Return all forwards of a rank's first stage, then of its next stage, and so on; the backwards mirror the forwards.
 
-    Lamy-Poirier 2022, arXiv:2211.05953. What is gathered or reduced once per stage goes over the network once per direction.
+    Lamy-Poirier 2022, arXiv:2211.05953. Data that is gathered or reduced once per stage crosses the network once per direction.
     """
     turns, all_of_them = range(stages_per_rank), range(microbatches)
 
@@ -46,7 +46,7 @@ def breadth_first(pipeline: int, microbatches: int, stages_per_rank: int) -> Sch
 
 
 def one_f_one_b(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """Megatron's 1F1B: on rank r min(M, P − r − 1) forwards, then forward and backward in turn."""
+    """Return Megatron's 1F1B: on rank r min(M, P − r − 1) forwards, then forward and backward in turn."""
     def order(rank: int) -> tuple[Action, ...]:
         return tuple(_alternate(_each("F", rank, microbatches), _each("B", rank, microbatches), warmup=pipeline - rank - 1))
 
@@ -54,7 +54,7 @@ def one_f_one_b(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> S
 
 
 def interleaved_1f1b(pipeline: int, microbatches: int, stages_per_rank: int) -> Schedule:
-    """1F1B with V stages per rank, microbatches in rounds of P (Narayanan et al. 2021, arXiv:2104.04473).
+    """Return 1F1B with V stages per rank, microbatches in rounds of P (Narayanan et al. 2021, arXiv:2104.04473).
 
     Rank r does 2 (P − r − 1) + (V − 1) P forwards first. M is a multiple of P.
     """
@@ -70,10 +70,10 @@ def interleaved_1f1b(pipeline: int, microbatches: int, stages_per_rank: int) -> 
 
 
 def zero_bubble(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """ZB-H1: 1F1B whose backwards are split; rank r puts every W off by r microbatches (Qi et al. 2023, arXiv:2401.10241).
+    """Return ZB-H1: 1F1B with split backwards; rank r delays every W by r microbatches (Qi et al. 2023, arXiv:2401.10241).
 
-    The later a rank begins, the more of its Ws fill the wait for the last gradients; and each rank holds what the first one
-    holds in 1F1B.
+    The later a rank begins, the more of its Ws fill the wait for the last gradients. Each rank holds what the first one holds in
+    1F1B.
     """
     def order(rank: int) -> tuple[Action, ...]:
         weights = iter(_each("W", rank, microbatches))
@@ -88,10 +88,10 @@ def zero_bubble(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> S
 
 
 def zero_bubble_v(pipeline: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """ZB-V: split backwards and two stages per rank, the last beside the first (arXiv:2401.10241, section 6).
+    """Return ZB-V: split backwards and two stages per rank, the last beside the first (arXiv:2401.10241, section 6).
 
-    The loss stands on rank 0, so that its gradients come back while the ranks still fill. The order is made for at least
-    2 P − 1 microbatches; of fewer the same order is taken without the rest.
+    The loss is on rank 0, so that its gradients come back while the ranks still fill. The order is made for at least 2 P − 1
+    microbatches; for fewer, the same order is used without the missing ones.
     """
     whole = max(microbatches, 2 * pipeline - 1)
     parts: tuple[Kind, ...] = ("F", "I", "W")
@@ -129,11 +129,11 @@ def _each(kind: Kind, stage: int, microbatches: int) -> list[Action]:
 
 
 def _by_stage(kind: Kind, rank: int, pipeline: int, turns: Sequence[int], rounds: Sequence[Sequence[int]]) -> list[Action]:
-    """For each round of microbatches the rank's stages in turn, ``rank + turn * pipeline``."""
+    """Return for each round of microbatches the rank's stages in turn, ``rank + turn * pipeline``."""
     return [Action(kind, rank + turn * pipeline, microbatch) for some in rounds for turn in turns for microbatch in some]
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:
-    """``warmup`` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """Return ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards."""
     steady = [action for pair in zip(forwards[warmup:], backwards, strict=False) for action in pair]
     return [*forwards[:warmup], *steady, *backwards[max(0, len(forwards) - warmup) :]]

@@ -1,6 +1,6 @@
-"""The schedule that a job file asks for: by name, or as a table that must be of the job's sizes.
+"""The schedule of a job file: by name, or as a table that must have the job's sizes.
 
-Alone in its file because it is the only part of the schedules that knows a job.
+This module is separate because it is the only part of the schedules that knows a job.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hpc_mp.layout.schedule.table import read_table
 
 
 def schedule_of(spec: JobSpec) -> Schedule:
-    """The complete schedule of a job. Gradients are synchronised after each backward or after the last, as the job says.
+    """Return the complete schedule of a job. Gradients are synchronised after each or the last backward, by the job.
 
     Raises:
-        HpcMpError: sizes that the schedule cannot take; a table that cannot be read, is not valid or is of other sizes.
+        HpcMpError: sizes that the schedule does not support; a table that cannot be read, is not valid or has other sizes.
     """
     p = spec.parallel
     reduce: Reduce = "each" if spec.reduce == "microbatch" else "last"
@@ -34,11 +34,12 @@ def schedule_of(spec: JobSpec) -> Schedule:
 
 
 def check_schedule(spec: JobSpec) -> None:
-    """Whether ``schedule_of`` gives one, and whether activations that are to be offloaded have the time for it. Named schedules
-    have been checked with the job's arithmetic: only a table is read.
+    """Check that ``schedule_of`` returns a schedule, and that offloaded activations have the time for it.
+
+    Named schedules were checked with the job's arithmetic: only a table is read.
 
     Raises:
-        HpcMpError: as ``schedule_of``; no activations would be offloaded.
+        HpcMpError: for the reasons of ``schedule_of``; or no activations would be offloaded.
     """
     horizon = spec.offload_horizon
     if not is_table(spec.parallel.schedule) and horizon is None:
@@ -57,7 +58,7 @@ def check_table(
     name: str, schedule: Schedule, ranks: tuple[str, int | None], microbatches: tuple[str, int | None],
     stages_per_rank: tuple[str, int | None],
 ) -> None:
-    """Whether a table is of the sizes asked for, each (the key by which the user knows it, its value or None for any).
+    """Check that a table has the requested sizes, each (the key by which the user knows it, its value or None for any).
 
     Raises:
         HpcMpError: for the first that differs.

@@ -1,4 +1,4 @@
-"""Which stage gets which layers: contiguous counts that make the most expensive stage as cheap as possible."""
+"""The assignment of layers to stages: contiguous counts that make the most expensive stage as cheap as possible."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpc_mp.base.errors import HpcMpError
 
 
 def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
-    """Number of layers of every stage: at least 1, but for the first and the last of several, which have the embedding and the
-    head and may have no layer.
+    """Return the number of layers of every stage.
 
-    The most expensive stage is as cheap as possible. Among such cuts the most even one is taken (least sum of squared
+    It is at least 1, except for the first and the last of several stages, which have the embedding and the head and may have no
+    layer. The most expensive stage is as cheap as possible. Among such cuts the most even one is taken (least sum of squared
     stage costs), among equally even ones the one with fewer layers in front, where more microbatches are in flight.
 
     Args:
@@ -45,17 +45,17 @@ def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: flo
 
 
 def most_stages(layers: int) -> int:
-    """The embedding alone, each layer alone, the head alone."""
+    """Return the largest number of stages: only the embedding, one layer each, only the head."""
     return layers + 2
 
 
 def _best(
     layers: int, stages: int, cost: Callable[[int, int, int], int], join: Callable[[int, int], int | None]
 ) -> tuple[int, tuple[int, ...]]:
-    """Least value over all cuts, with its counts; ``join`` adds a stage's cost to the value of the stages behind it.
+    """Return the least value over all cuts, with its counts; ``join`` adds a stage's cost to the value of the stages behind it.
 
-    Dynamic programme from the last stage: ``tails[begin]`` is the best cut of the layers from ``begin`` on into the
-    stages from the present one on. A ``join`` of None forbids the cut.
+    Dynamic programme from the last stage: ``tails[begin]`` is the best cut of the layers from ``begin`` on into the stages from
+    the present one on. A ``join`` of None forbids the cut.
     """
     ends = {0, stages - 1} if stages > 1 else set()
     tails: dict[int, tuple[int, tuple[int, ...]]] = {layers: (0, ())}

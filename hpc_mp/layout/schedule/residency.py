@@ -1,19 +1,21 @@
-"""Where activations are while a schedule runs: on the device, or away in host memory.
+"""Residency of activations while a schedule runs: on the device, or away in host memory.
 
-A chunk (stage, microbatch) makes its activations in its F and needs them in its B or I; on a rank some computations of other
-chunks lie between the two. With offload, the activations of a chunk with more than ``horizon`` computations between are sent to
-host memory after the F, and are asked for again when ``horizon`` computations are still to come before the B or I:
+A chunk (stage, microbatch) makes its activations in its F and needs them in its B or I; in between, a rank runs computations of
+other chunks. With offload, the activations of a chunk with more than ``horizon`` computations in between are sent to host memory
+after the F, and are prefetched when ``horizon`` computations remain before the B or I:
 
     horizon 1    F0  F1  F2  F3  B0  B1 …     chunk 0 goes after F0 and comes while F3 runs: it is away during F1 and F2
                                               chunk 1 goes after F1 and comes while B0 runs: it is away during F2 and F3
                                               chunk 3, with its B three computations behind, is away during B0 and B1
 
-So a chunk is away for as many computations as lie between, less the horizon. With a horizon of 0 it comes when it is needed, and
-the computation waits for it; a larger one gives the copy time and costs memory. What lies between I and W stays on the device.
+So a chunk is away for the number of computations in between, minus the horizon. With a horizon of 0 it comes when it is needed,
+and the computation waits for it; a larger horizon gives the copy time and costs memory. Data kept between I and W stays on the
+device.
 
 The default of ``parallel.offload_horizon`` is one forward and one backward. In the steady state of 1F1B one chunk leaves and one
-comes back in that time, three forwards long. A Llama block keeps some 34 bytes per token and hidden unit in 16-bit formats and
-computes 24 × hidden operations: at hidden 8192 and 400 TFLOP/s, its copy at 25 GB/s takes 2.8 forwards, at 50 GB/s 1.4.
+comes back in that time, which is three forwards long. A Llama block keeps some 34 bytes per token and hidden unit in 16-bit
+formats and computes 24 × hidden operations: at hidden 8192 and 400 TFLOP/s, its copy at 25 GB/s takes 2.8 forwards, at 50 GB/s
+1.4.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ Chunk = tuple[int, int]  # (stage, microbatch): one passage of a microbatch thro
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Which activations of a rank leave the device, and when they are asked for again.
+    """The activations of a rank that leave the device, and the times of their prefetch.
 
     Attributes:
         away: the chunks that leave, after their F.
-        returns: a computation -> the chunks that are asked for when it begins.
+        returns: a computation -> the chunks that are prefetched when it begins.
     """
 
     away: frozenset[Chunk] = frozenset()
@@ -41,7 +43,7 @@ class Residency:
 
 
 def distances(actions: Sequence[Action]) -> dict[Chunk, int]:
-    """How many other computations of the rank lie between the F of each chunk and its B or I."""
+    """Return the number of other computations of the rank between the F of each chunk and its B or I."""
     begun: dict[Chunk, int] = {}
     between: dict[Chunk, int] = {}
     for place, action in enumerate(_computations(actions)):
@@ -54,7 +56,7 @@ def distances(actions: Sequence[Action]) -> dict[Chunk, int]:
 
 
 def residency(actions: Sequence[Action], horizon: int) -> Residency:
-    """What leaves a rank that runs these actions, messages and reductions included or not."""
+    """Return the residency for a rank that runs these actions, with or without messages and reductions."""
     computations = _computations(actions)
     away = frozenset(chunk for chunk, between in distances(actions).items() if between > horizon)
     returns: defaultdict[Action, list[Chunk]] = defaultdict(list)
@@ -65,7 +67,7 @@ def residency(actions: Sequence[Action], horizon: int) -> Residency:
 
 
 def peak_resident(actions: Sequence[Action], plan: Residency) -> int:
-    """The largest number of chunks whose activations are on the device at once: ``peak_in_flight`` less those that are away."""
+    """Return the largest number of chunks with activations on the device at once: ``peak_in_flight`` minus the chunks away."""
     resident: set[Chunk] = set()
     peak = 0
     for action in _computations(actions):
@@ -80,7 +82,7 @@ def peak_resident(actions: Sequence[Action], plan: Residency) -> int:
 
 
 def peak_away(actions: Sequence[Action], plan: Residency) -> int:
-    """The largest number of chunks whose activations are in host memory at once."""
+    """Return the largest number of chunks with activations in host memory at once."""
     away: set[Chunk] = set()
     peak = 0
     for action in _computations(actions):

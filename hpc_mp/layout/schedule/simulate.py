@@ -1,4 +1,4 @@
-"""When does everything happen? The earliest times of a schedule's computations."""
+"""Simulation: the earliest times of a schedule's computations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOTS: Times = {"F": 1, "B": 1, "I": 1, "W": 1}
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One computation and when it runs, in the unit of the durations given."""
+    """One computation and its time, in the unit of the durations given."""
 
     action: Action
     start: float
@@ -32,23 +32,23 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end."""
+        """Time from the first start to the last end."""
         return max(slots[-1].end for slots in self.ranks)
 
     @property
     def bubble(self) -> float:
-        """Idle part of all rank time, 0 … 1. (P − 1) / (M + P − 1) for GPipe and 1F1B over equal stages."""
+        """Idle share of all rank time, 0 … 1. (P − 1) / (M + P − 1) for GPipe and 1F1B over equal stages."""
         busy = sum(slot.end - slot.start for slots in self.ranks for slot in slots)
         return 1 - busy / (len(self.ranks) * self.makespan)
 
 
 def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Timeline:
-    """Start every computation as soon as its rank is free and its inputs are there.
+    """Start every computation as soon as its rank is free and its inputs have arrived.
 
     Args:
-        schedule: complete, or computing alone; only the order of computations counts.
-        times: of all kinds that occur; by default a backward takes two forwards, its parts one each.
-        latency: from the end of a computation to the arrival of its output on another rank.
+        schedule: complete, or only computations; only the order of computations counts.
+        times: durations of all kinds that occur; by default a backward takes two forwards, its parts one each.
+        latency: time from the end of a computation to the arrival of its output on another rank.
 
     Raises:
         ValueError: the schedule deadlocks; the first action that can never start is named.
@@ -56,7 +56,7 @@ def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Ti
     placement, stages = schedule.placement, schedule.stages
     todo = [list(reversed(actions)) for actions in compute(schedule)]
     done: dict[Action, float] = {}  # an F or I → its end, for the B, I or W of that stage and microbatch
-    made: dict[Message, float] = {}  # what arrives at another stage, or is made for one on the same rank → when
+    made: dict[Message, float] = {}  # a message for another stage, on another or the same rank → its arrival
     slots: list[list[Slot]] = [[] for _ in todo]
 
     def duration(action: Action) -> float:
@@ -64,7 +64,7 @@ def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Ti
         return given[action.stage] if isinstance(given, Mapping) else given
 
     def start(action: Action) -> float | None:
-        """Earliest start given the inputs; None if one has no end yet."""
+        """Return the earliest start given the inputs; None if one has no end yet."""
         before, message = PRECEDING.get(action.kind), consumed(action, stages)
         inputs = [done.get(replace(action, kind=before))] if before else []
         inputs += [made.get(message)] if message else []

@@ -1,7 +1,7 @@
-"""A schedule as a table: CSV with a line per rank and a cell per time slot, as torch's pipelining writes it.
+"""A schedule as a table: CSV with a line per rank and a cell per time slot, in the format of torch's pipelining.
 
-A cell is stage, action, microbatch: ``0F0``, ``1B0``, ``1I0``, ``1W0``; an empty one is idle. Messages and reductions are not
-in it, they follow from the order; so do the number of stages and which rank holds which.
+A cell is stage, action, microbatch: ``0F0``, ``1B0``, ``1I0``, ``1W0``; an empty cell is idle. Messages and reductions are not
+included, because they follow from the order; so do the number of stages and their placement on ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CELL = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 
 
 def slots(schedule: Schedule) -> list[list[Action | None]]:
-    """Rank → time slot → what it computes then, every computation one slot long; None = idle. All rows are equally long."""
+    """Return rank → time slot → its computation, every computation one slot long; None = idle. All rows are equally long."""
     timeline = simulate(schedule, SLOTS)
     rows: list[list[Action | None]] = [[None] * int(timeline.makespan) for _ in schedule.ranks]
     for row, computations in zip(rows, timeline.ranks, strict=True):
@@ -33,12 +33,12 @@ def slots(schedule: Schedule) -> list[list[Action | None]]:
 
 
 def cell(action: Action) -> str:
-    """Stage, action, microbatch: ``0F0``, ``1B0``, ``1SEND_B0``."""
+    """Format stage, action, microbatch: ``0F0``, ``1B0``, ``1SEND_B0``."""
     return f"{action.stage}{action.kind}{action.microbatch}"
 
 
 def to_csv(schedule: Schedule) -> str:
-    """One line per rank, computations only, an empty cell where the rank is idle."""
+    """Return one line per rank, only computations, an empty cell for each idle slot."""
     text = io.StringIO()
     rows = [["" if action is None else cell(action) for action in row] for row in slots(schedule)]
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -46,17 +46,17 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def to_dict(schedule: Schedule) -> dict[str, Any]:
-    """The placement of stages, and every action of every rank, communication and reductions included."""
+    """Return the placement of stages, and every action of every rank, including communication and reductions."""
     return {"placement": list(schedule.placement),
             "ranks": [{"rank": rank, "actions": [asdict(a) for a in actions]} for rank, actions in enumerate(schedule.ranks)]}
 
 
 def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
-    """The complete and valid schedule of a table. Empty lines, and where the empty cells of a line stand, do not count.
+    """Return the complete and valid schedule of a table. Empty lines, and the positions of empty cells in a line, do not matter.
 
     Raises:
-        ValueError: naming the cell that is none, or the action that is missing, superfluous, on the wrong rank, out of order
-            or never possible.
+        ValueError: naming the malformed cell, or the action that is missing, superfluous, on the wrong rank, out of order or
+            never possible.
     """
     lines = [line for line in csv.reader(io.StringIO(text)) if line]
     ranks = tuple(tuple(_action(one, rank) for one in line if one.strip()) for rank, line in enumerate(lines))
@@ -78,10 +78,10 @@ def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
 
 
 def read_table(path: Path, reduce: Reduce = "last") -> Schedule:
-    """The schedule in a file.
+    """Return the schedule in a file.
 
     Raises:
-        HpcMpError: the file cannot be read, or its table is no valid schedule, with the reason.
+        HpcMpError: the file cannot be read, or its table is not a valid schedule, with the reason.
     """
     value, remedy = f"schedule {path}", "mend the table; `hpc-mp schedule --csv` prints valid ones"
     try:

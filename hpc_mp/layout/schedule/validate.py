@@ -1,17 +1,16 @@
-"""Is a schedule right? Every action once, on its rank, after what it needs, and executable without ranks waiting in a circle.
+"""Validation of a schedule: every action once, on its rank, after its inputs, and executable without a deadlock between ranks.
 
-NCCL's rule: both sides wait at a message. Messages are put into streams, and of a stream only the first one is under way; it
-ends when it is the first one at its other side too. A later message of the stream waits until then. There are two ways to put
-them into streams:
+NCCL's rule: both sides wait at a message. Messages are put into streams, and only the first message of a stream is in flight; it
+ends when it is also the first one at its other side. A later message of the stream waits until then. Messages can be put into
+streams in two ways:
 
 ==============  ======================================================================================================
-own_stream      A communicator with a stream of its own for every (sending rank, receiving rank, payload). Messages hold up
-                none but the later ones of their own channel and the computations that consume them. The engine's way, and
-                the one that ``validate`` proves.
-shared_stream   All messages of a rank are in one stream, in the order of its list of actions, as they are when one
-                communicator serves all of them. A receive that is posted early stands before every later send of its rank,
-                and two ranks that post ahead of each other wait for ever: ``check_streams`` shows which schedules that
-                breaks.
+own_stream      A communicator with a separate stream for every (sending rank, receiving rank, payload). Messages delay
+                only the later messages of their own channel and the computations that consume them. The engine's way,
+                and the one that ``validate`` proves.
+shared_stream   All messages of a rank are in one stream, in the order of its list of actions, as with one communicator
+                for all of them. A receive that is posted early precedes every later send of its rank, and two ranks
+                that post ahead of each other wait forever: ``check_streams`` shows which schedules that breaks.
 ==============  ======================================================================================================
 
 A message is put into its stream when the computations before it in the list have ended. The replicas of the data axis run the
@@ -26,8 +25,8 @@ from dataclasses import replace
 
 from hpc_mp.layout.schedule.actions import COMPUTE, PRECEDING, Action, Message, Payload, Schedule, compute, consumed, produced
 
-Channel = tuple[int, int, Payload]  # sending rank, receiving rank, what
-Streams = Callable[[Channel], Hashable]  # the stream of a rank that a channel's messages are in
+Channel = tuple[int, int, Payload]  # sending rank, receiving rank, payload
+Streams = Callable[[Channel], Hashable]  # the stream of a rank that contains a channel's messages
 
 
 def own_stream(channel: Channel) -> Hashable:
@@ -52,7 +51,7 @@ def validate(schedule: Schedule) -> None:
 
 
 def peak_in_flight(actions: Sequence[Action]) -> int:
-    """Largest number of forwards on one rank whose B or W is still to come: the activations it holds at once."""
+    """Return the largest number of forwards on one rank whose B or W is still to come: the activations it holds at once."""
     held = peak = 0
     for action in actions:
         held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
@@ -72,7 +71,7 @@ def _check_ranks(schedule: Schedule) -> None:
 
 
 def _check_computations(schedule: Schedule) -> None:
-    """Every (stage, microbatch) has one F, and one B or else one I and one W."""
+    """Check that every (stage, microbatch) has one F, and either one B or one I and one W."""
     given = Counter(action for actions in compute(schedule) for action in actions)
     for stage in range(schedule.stages):
         for microbatch in range(schedule.microbatches):
@@ -86,7 +85,7 @@ def _check_computations(schedule: Schedule) -> None:
 
 
 def _check_messages(schedule: Schedule) -> None:
-    """Every message between two ranks once at either end, and no other."""
+    """Check that every message between two ranks appears once at either end, and no other message appears."""
     made = [produced(action, schedule.stages) for actions in compute(schedule) for action in actions]
     travelling = [message for message in made if message and message.travels(schedule.placement)]
     wanted = {action for message in travelling for action in (message.send, message.receive)}
@@ -103,7 +102,8 @@ def _times(schedule: Schedule, action: Action) -> str:
 
 
 def _check_reductions(schedule: Schedule) -> None:
-    """A REDUCE directly follows its B or W, or the SEND_B of that, which goes first; the last B or W of every stage has one."""
+    """Check that a REDUCE directly follows its B or W, or the SEND_B of that, which goes first; and that the last B or W of
+    every stage has one."""
     for actions in schedule.ranks:
         open_stages: dict[int, Action] = {}
         for before, action, after in zip((None, *actions), actions, (*actions[1:], None), strict=False):
@@ -122,15 +122,15 @@ def _check_reductions(schedule: Schedule) -> None:
 def check_streams(schedule: Schedule, stream_of: Streams) -> None:
     """Execute with messages under NCCL's rule, put into streams by ``stream_of``.
 
-    A rank stands still only before a computation whose input is not there. When none can move any more, they wait in a circle.
+    A rank stops only before a computation whose input is missing. If no rank can move any more, they are in a deadlock.
 
     Raises:
-        ValueError: naming the computation at which each rank stands and the messages that have not met, or the two messages
-            of a channel that its sides have in different orders.
+        ValueError: naming the computation at which each rank stops and the messages that have not met, or the two messages of a
+            channel that its sides have in different orders.
     """
     placement, stages = schedule.placement, schedule.stages
     done: set[Action] = set()
-    made: set[Message] = set()  # and to be sent
+    made: set[Message] = set()  # and must be sent
     there: set[Message] = set()  # made on the same rank, or received
     streams: dict[tuple[int, Hashable], deque[Message]] = defaultdict(deque)  # (rank, stream) → messages not yet through
     todo = [list(reversed(actions)) for actions in schedule.ranks]
@@ -153,7 +153,7 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
     def post(action: Action, rank: int) -> None:
         sending = action.kind.startswith("SEND")
         message = produced(action, stages) if sending else consumed(action, stages)
-        assert message is not None  # it stands in the list because a computation made or needs it
+        assert message is not None  # a computation made or needs it, so it is in the list
         if sending and message not in made:
             raise ValueError(f"{action} stands before what it sends")
         place = rank, stream_of(channel_of(message))
@@ -163,7 +163,7 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
             waiting += meet(waiting.popleft())
 
     def meet(place: tuple[int, Hashable]) -> list[tuple[int, Hashable]]:
-        """Finish the first message of a stream if it is the first one of its other side too: both streams may then go on."""
+        """Finish the first message of a stream if it is also the first at its other side: both streams may then continue."""
         if not streams[place]:
             return []
         message = streams[place][0]

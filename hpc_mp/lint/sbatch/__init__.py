@@ -1,4 +1,4 @@
-"""Linter for job scripts, our own and anybody's: ``lint(text, directory=…)``."""
+"""Linter for job scripts, hpc-mp's and the user's: ``lint(text, directory=…)``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``#SBATCH`` lines of a script, taken apart as sbatch does it (src/sbatch/opt.c), and what it would not take."""
+"""The ``#SBATCH`` lines of a script, parsed as sbatch does it (src/sbatch/opt.c), and the parts that sbatch would refuse."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _SEPARATOR = re.compile(r"\s*(hetjob|packjob)(\s|$)", re.IGNORECASE)
 
 
 class Unmatched(ValueError):
-    """A quote that no other closes; sbatch gives up there."""
+    """An unclosed quote, at which sbatch gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What sbatch reads.
+    """The part of a script that sbatch reads.
 
     Attributes:
         components: the options of each component of the job in order; one unless it is a heterogeneous job.
         words: every word of every directive.
-        strays: words that are no options; sbatch refuses them.
-        unmatched: lines with a quote that is not closed.
-        end: the line of the first command, where sbatch stops to look; one past the last line if there is none.
+        strays: words that are not options; sbatch refuses them.
+        unmatched: lines with an unclosed quote.
+        end: the line of the first command, where sbatch stops reading; one past the last line if no command exists.
     """
 
     components: tuple[tuple[Option, ...], ...]
@@ -58,9 +58,9 @@ def read_header(lines: Sequence[str]) -> Header:
 
 
 def arguments(text: str) -> list[str]:
-    """The words of a directive by sbatch's own rules: ``get_argument`` in src/sbatch/opt.c.
+    """Split a directive into words by sbatch's own rules: ``get_argument`` in src/sbatch/opt.c.
 
-    A backslash escapes also between quotes; ``#`` outside of quotes ends the line, also inside a word.
+    A backslash also escapes between quotes. ``#`` outside quotes ends the line, even inside a word.
 
     Raises:
         Unmatched: a quote is not closed.

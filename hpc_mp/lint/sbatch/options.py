@@ -1,4 +1,4 @@
-"""Options of sbatch and srun, read as getopt_long reads them: short, abbreviated, with the value apart."""
+"""Options of sbatch and srun, parsed as getopt_long does: short, abbreviated, or with a separate value."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Option:
     """One option as given.
 
     Attributes:
-        name: its long name, or what was written when nobody knows it.
-        value_line: where its value stands, if that is a word of its own.
+        name: its long name, or the written name if it is unknown.
+        value_line: the line of its value, if the value is a separate word.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Syntax:
 
 @functools.cache
 def option_table() -> dict[str, Any]:
-    """The data of ``slurm/option-syntax.toml``."""
+    """Return the data of ``slurm/option-syntax.toml``."""
     return tomllib.loads(asset(SYNTAX).read_text(encoding="utf-8"))
 
 
 @functools.cache
 def releases() -> dict[str, str]:
-    """Option of sbatch → the first release that has it, "" when 22.05 had it; "-24.05" for those before it only."""
+    """Return for each option of sbatch the first release that has it; "" for 22.05; "-24.05" if only releases before 24.05 do."""
     known = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))
     return {**dict.fromkeys(known["refused"], ""), **known["options"], **dict.fromkeys(option_table()["names"]["sbatch"], "")}
 
@@ -68,11 +68,11 @@ def syntax(program: Program) -> Syntax:
 
 
 def parse(words: Sequence[Word], syntax: Syntax, *, permute: bool) -> tuple[tuple[Option, ...], tuple[Word, ...]]:
-    """The options among the words, and the words that are none.
+    """Return the options among the words, and the words that are not options.
 
     Args:
-        permute: options may follow other words (sbatch directives); else the first other word ends them (srun, whose
-            program has options of its own).
+        permute: True if options may follow other words (sbatch directives). Otherwise the first other word ends them (srun,
+            whose program has its own options).
     """
     options: list[Option] = []
     rest: list[Word] = []
@@ -99,7 +99,7 @@ def _long(word: Word, following: Word | None, syntax: Syntax) -> tuple[list[Opti
     name = _full(written, syntax)
     if equals:
         return [Option(name or written, value, word.line, name is not None)], 0
-    if name is None:  # a plug-in's: its value, if any, can only be guessed
+    if name is None:  # an option of a plug-in: its value, if any, can only be guessed
         apart = following is not None and following.line == word.line and not following.text.startswith("-")
         return [Option(written, following.text if following and apart else None, word.line, False)], int(apart)
     if name in syntax.without_value | syntax.optional_value or following is None:
@@ -108,14 +108,14 @@ def _long(word: Word, following: Word | None, syntax: Syntax) -> tuple[list[Opti
 
 
 def _full(written: str, syntax: Syntax) -> str | None:
-    """The long name, also from an abbreviation that only one option begins with."""
+    """Return the long name, also for an unambiguous abbreviation."""
     candidates = {written} & syntax.names or {name for name in syntax.names if written and name.startswith(written)}
     names = {syntax.aliases.get(name, name) for name in candidates}
     return names.pop() if len(names) == 1 else None
 
 
 def _short(word: Word, following: Word | None, syntax: Syntax) -> tuple[list[Option], int]:
-    """``-N4``, ``-N 4``, and several letters without values in one word."""
+    """Parse ``-N4``, ``-N 4``, and several letters without values in one word."""
     options: list[Option] = []
     for at, letter in enumerate(word.text[1:], start=2):
         name = syntax.letters.get(letter)

@@ -1,4 +1,4 @@
-"""Programs that start a training, and the options of those that start the ranks of a node."""
+"""Programs that start a training, and the options of launchers that start the ranks of a node."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.word import Word
 
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-FLAGS = frozenset({"standalone", "module", "m", "no-python", "run-path", "use-env"})  # of torchrun, without a value
-HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # a python that trains nothing
+FLAGS = frozenset({"standalone", "module", "m", "no-python", "run-path", "use-env"})  # options of torchrun without a value
+HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a Python that does not train
 _PYTHON = re.compile(r"python[\d.]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Torchrun:
-    """Its options: name with dashes → (value, line)."""
+    """A torchrun call. ``options`` maps dashed names to (value, line)."""
 
     options: dict[str, tuple[str, int]]
     line: int
@@ -27,7 +27,7 @@ class Torchrun:
 
 
 def torchrun(words: Sequence[Word]) -> Torchrun | None:
-    """The torchrun among the words, if there is one."""
+    """Return the torchrun among the words; None if there is none."""
     at = next((at for at, word in enumerate(words) if word.base in TORCHRUN and " " not in word.text), None)
     if at is None:
         return None
@@ -35,7 +35,7 @@ def torchrun(words: Sequence[Word]) -> Torchrun | None:
 
 
 def _options(words: Sequence[Word], flags: Collection[str]) -> dict[str, tuple[str, int]]:
-    """Options before the first other word: name with dashes → (value, line). ``flags`` have no value."""
+    """Return the options before the first other word: dashed name → (value, line). ``flags`` have no value."""
     options: dict[str, tuple[str, int]] = {}
     rest = list(words)
     while rest and rest[0].text.startswith("-"):
@@ -45,7 +45,7 @@ def _options(words: Sequence[Word], flags: Collection[str]) -> dict[str, tuple[s
         if not equals and name not in flags and rest:
             value = rest.pop(0).text
         options[name] = (value, word.line)
-    if rest and rest[0].text.startswith("$"):  # whatever the variable holds
+    if rest and rest[0].text.startswith("$"):  # the variable may hold any option
         options["*"] = (rest[0].text, rest[0].line)
     return options
 
@@ -55,11 +55,11 @@ class NodeLauncher:
     """A program that starts the ranks of a node.
 
     Attributes:
-        name: as it is called: ``torchrun``, ``accelerate launch``, ``deepspeed``.
-        machines: the nodes that it is told of; "" where it is not told, or by a file or a variable only.
-        rank: which of them this is, "" where it is not told.
-        per_node: processes that it is to start on each, "" where it is not told.
-        elsewhere: a file or a variable may say what its options do not.
+        name: the name of the command: ``torchrun``, ``accelerate launch``, ``deepspeed``.
+        machines: the number of nodes that it is given; "" if none, or only by a file or a variable.
+        rank: the number of this node; "" if not given.
+        per_node: the number of processes to start per node; "" if not given.
+        elsewhere: True if a file or a variable may contain what the options do not.
         options: as in ``Torchrun``.
     """
 
@@ -72,7 +72,7 @@ class NodeLauncher:
     line: int
 
 
-_LAUNCHERS = {  # options for nodes, for the own number, for processes, and those that say it by other means; flags
+_LAUNCHERS = {  # options for nodes, node rank and processes; options that give them by other means; flags
     "accelerate": ("num-machines", "machine-rank", "", ("config-file", "*"), (
         "multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "m", "module", "no-python",
         "debug", "quiet", "q")),
@@ -82,7 +82,7 @@ _LAUNCHERS = {  # options for nodes, for the own number, for processes, and thos
 
 
 def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
-    """The launcher of a node's ranks among the words, if there is one."""
+    """Return the launcher of a node's ranks among the words; None if there is none."""
     if found := torchrun(words):
         name = next(word.base for word in words if word.base in TORCHRUN)
         return NodeLauncher(name, found.value("nnodes") or "", found.value("node-rank") or "",
@@ -100,7 +100,7 @@ def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
 
 
 def is_training(words: Sequence[Word]) -> bool:
-    """Whether the words start what runs for long: python with a script, a launcher, a shell script, a variable."""
+    """Return True if the words start a long-running program: python with a script, a launcher, a shell script, a variable."""
     for at, word in enumerate(words):
         if word.base in (*TORCHRUN, "accelerate", "deepspeed") or (at == 0 and word.text.startswith("$")):
             return True

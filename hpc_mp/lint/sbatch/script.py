@@ -1,4 +1,4 @@
-"""A job script, taken apart once and its variables put in, with the questions that rules ask about it."""
+"""A job script, parsed once and with its variables expanded, and the queries that rules make."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from hpc_mp.lint.sbatch.shell import (
 from hpc_mp.lint.sbatch.step import Step, read_step
 from hpc_mp.lint.sbatch.word import Word
 
-DEPTH = 6  # of srun and bash -c in each other
-ELSEWHERE = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "clush", "parallel"})  # for other nodes
+DEPTH = 6  # nesting of srun and bash -c
+ELSEWHERE = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "clush", "parallel"})  # they run on other nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the rules look at.
+    """The script that the rules examine.
 
     Attributes:
-        lines: without their ends.
-        shell: everything that runs, also inside of ``bash -c``; ``task`` marks what runs in the tasks of a step.
-        directory: where sbatch would be called.
-        version: of Slurm, (23, 11) for 23.11; None when it is not known.
+        lines: the lines without line ends.
+        shell: everything that runs, also inside ``bash -c``; ``task`` marks commands in the tasks of a step.
+        directory: the directory in which sbatch would be called.
+        version: the release of Slurm, (23, 11) for 23.11; None if unknown.
     """
 
     text: str
@@ -49,11 +49,11 @@ class Script:
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Of the job, or of the first component of a heterogeneous one."""
+        """The options of the job, or of the first component of a heterogeneous job."""
         return self.header.components[0]
 
     def option(self, name: str) -> Option | None:
-        """The last one of that name in the directives, which sbatch takes."""
+        """Return the last option of that name in the directives, which is the one that sbatch uses."""
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:
@@ -61,13 +61,13 @@ class Script:
         return found.value if found else None
 
     def number(self, name: str) -> int | None:
-        """The value of a directive if it is a number; of a range, its least."""
+        """Return the value of a directive if it is a number; of a range, the minimum."""
         found = re.match(r"\d+", self.value(name) or "")
         return int(found[0]) if found else None
 
     @property
     def nodes(self) -> int:
-        """At least that many, by the directives."""
+        """The minimum number of nodes by the directives."""
         ntasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
         if (nodes := self.number("nodes")) is not None:
             return nodes
@@ -75,18 +75,18 @@ class Script:
 
     @property
     def tasks(self) -> int:
-        """At least that many, by the directives."""
+        """The minimum number of tasks by the directives."""
         return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
 
     def of(self, step: Step) -> Script:
-        """This script as the step sees it: with its component of a heterogeneous job as the only one."""
+        """Return this script as the step sees it, with only its component of a heterogeneous job."""
         group = step.value("het-group") or ""
         components = self.header.components
         at = int(group) if group.isdecimal() and int(group) < len(components) else 0
         return replace(self, header=replace(self.header, components=(components[at],)))
 
     def several_tasks(self, step: Step) -> bool:
-        """Whether a step has more than one task, or may have."""
+        """Return True if a step has, or may have, more than one task."""
         job = self.of(step)
         ntasks, nodes, per_node = (step.value(name) for name in ("ntasks", "nodes", "ntasks-per-node"))
         if ntasks is not None:
@@ -97,7 +97,7 @@ class Script:
 
     @property
     def first_line(self) -> int:
-        """Where a finding stands that is about something missing in the directives: the first of them."""
+        """The line for findings about a missing directive: that of the first directive."""
         return self.options[0].line if self.options else 1
 
     def commands(self, *names: str) -> Iterator[Command]:
@@ -107,7 +107,7 @@ class Script:
         return any(each.name == name for each in self.shell.assignments)
 
     def shell_option(self, letter: str, name: str) -> Command | None:
-        """The ``set`` in the job's own shell that turns an option on: ("u", "nounset"), ("", "pipefail")."""
+        """Return the ``set`` in the job's own shell that turns an option on: ("u", "nounset"), ("", "pipefail")."""
         for command in self.commands("set"):
             by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", each)
                                        for each in command.arguments)
@@ -131,7 +131,7 @@ def read_script(text: str, *, directory: Path, version: tuple[int, int] | None) 
 
 
 def _is_for_a_shell(first: str) -> bool:
-    """By its ``#!``; without one it is taken for bash."""
+    """Return True if the first line names a shell by ``#!``, or has no ``#!``, which counts as bash."""
     if not first.startswith("#!"):
         return True
     words = [part.rpartition("/")[2] for part in first[2:].split()]
@@ -139,7 +139,7 @@ def _is_for_a_shell(first: str) -> bool:
 
 
 def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
-    """The script with what its steps and its ``bash -c`` run, and with its own variables put in."""
+    """Return the script and its steps, with the commands of steps and ``bash -c`` included and its own variables expanded."""
     commands: list[Command] = []
     assignments = list(outer.assignments)
     exported = set(outer.exported)
@@ -148,7 +148,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
     known: dict[str, tuple[Word, ...]] = {}
 
     def visit(command: Command, depth: int) -> None:
-        if not command.words:  # it was a variable that holds nothing
+        if not command.words:  # it was an empty variable
             return
         commands.append(command)
         if not depth:
@@ -167,7 +167,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
             inside = read_shell(_with_results(found), found.line, task=command.task or command.name in ELSEWHERE)
             assignments.extend(inside.assignments)
             exported.update(inside.exported)
-            faults.extend(inside.faults if not found.expands else ())  # what was put in may stand there for a list
+            faults.extend(inside.faults if not found.expands else ())  # an expanded variable may stand for a list
             for each in inside.commands:
                 visit(replace(each, words=expanded(each.words, known)), depth - 1)
 
@@ -180,7 +180,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
 
 
 def _with_results(script: Word) -> str:
-    """The text of a ``bash -c "…"`` as that shell gets it, with the results of what the job's own shell runs."""
+    """Return the text of a ``bash -c "…"`` as that shell gets it, with a placeholder for output of the job's own shell."""
     text = script.text
     for part in script.evaluated:
         text = text.replace(part, "$_" + "\n" * part.count("\n"))
@@ -188,12 +188,12 @@ def _with_results(script: Word) -> str:
 
 
 def _exports(options: Iterable[Option], *, task: bool) -> list[ShellAssignment]:
-    """What ``--export=NAME=VALUE`` sets."""
+    """Return the assignments of ``--export=NAME=VALUE``."""
     return [named_assignment(Word(part, option.line), task=task) for option in options if option.name == "export"
             for part in (option.value or "").split(",") if "=" in part]
 
 
-MOST_LETTERS = 20_000  # of one value: a script may double a variable at every line
+MOST_LETTERS = 20_000  # of one value: a script may double a variable on every line
 _WHOLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
 _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})")
 
@@ -201,13 +201,13 @@ Variables = Mapping[str, tuple[Word, ...]]
 
 
 def assign(known: MutableMapping[str, tuple[Word, ...]], each: ShellAssignment) -> None:
-    """Note what a variable holds from here on, as far as the script's text tells."""
+    """Record the value of a variable from here on, as far as the script's text shows."""
     words = expanded(each.words if each.array else [part for word in each.words for part in _split(word)], known)
     known[each.name] = _bounded(known.get(each.name, ()) + words if each.appended else words)
 
 
 def expanded(words: Iterable[Word], known: Variables) -> tuple[Word, ...]:
-    """The words, those that are nothing but a known variable replaced by its words, others with its text put in."""
+    """Expand known variables in words. A word that is only a variable is replaced by the variable's words."""
     found: list[Word] = []
     for word in words:
         use = _WHOLE.fullmatch(word.text) if word.expands else None
@@ -230,7 +230,7 @@ def _bounded(words: Sequence[Word]) -> tuple[Word, ...]:
 
 
 def substituted(text: str, known: Variables) -> str:
-    """The text with known variables put in, each on one line, so that the lines of the text stay what they were."""
+    """Expand known variables in a text, each value on one line, so that line numbers do not change."""
     def value(use: re.Match[str]) -> str:
         words = known.get(use[1] or use[2])
         return use[0] if words is None else " ".join(word.text.replace("\n", " ") for word in words)
@@ -242,7 +242,7 @@ _PART = re.compile(r"(?:\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`|\\[^\
 
 
 def _split(word: Word) -> list[Word]:
-    """The words that an unquoted use of a variable with this value gives."""
+    """Return the words that an unquoted use of a variable with this value yields."""
     return [replace(word, text=part[0], line=word.line + word.text.count("\n", 0, part.start()),
                     expands=tuple((name, line) for name, line in word.expands if name in part[0]))
             for part in _PART.finditer(word.text)]

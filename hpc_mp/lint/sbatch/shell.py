@@ -1,12 +1,12 @@
 """A shell script as a flat list of commands and assignments, each with its line. Nothing of it is ever run.
 
-The grammar is tree-sitter's for bash: it goes on behind what it cannot read, and knows where every word stands.
+The grammar is tree-sitter's for bash: it continues after text that it cannot parse, and knows the position of every word.
 (bashlex stops at the first construct it does not know, and its licence is the GPL.)
 
-It is given ASCII only, one letter for every other character: its scanner calls C's isdigit() on whole code points
-(tree-sitter-bash 0.25.1, src/scanner.c, behind a ``{``), which reads outside of a table of 256 and ends the interpreter as
-memory happens to lie. NUL is replaced too: the scanner needs n² steps for n of them. Lines are counted from offsets: the
-Points of py-tree-sitter 0.26.0 are freed while they are in use (its issue 472).
+The parser is given ASCII only, with one letter for every other character. Its scanner calls C's isdigit() on whole code points
+(tree-sitter-bash 0.25.1, src/scanner.c, after a ``{``), which reads outside a table of 256 entries and may crash the
+interpreter. NUL is replaced too: the scanner needs n² steps for n of them. Lines are counted from offsets: the Points of
+py-tree-sitter 0.26.0 are freed while they are in use (its issue 472).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tree_sitter import Language, Node, Parser
 
 from hpc_mp.lint.sbatch.word import Word
 
-# Words before a command that change how it is started, not what it is; the options of theirs that take a value apart.
+# Wrappers in front of a command, with their options that take a separate value.
 PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "builtin": (), "setsid": (),
             "stdbuf": (), "env": ("-u", "-C"), "nice": ("-n",), "timeout": ("-s", "-k"), "numactl": ("-N", "-m", "-C")}
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
 _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
-_PASSING = frozenset({"list", "pipeline", "redirected_statement"})  # their failure is that of a command in them
+_PASSING = frozenset({"list", "pipeline", "redirected_statement"})  # they fail if a command in them fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Command:
 
     Attributes:
         words: its name and its arguments, without redirections.
-        prefixes: what stood before it (``exec``, ``time``, ``env`` …).
-        assignments: ``NAME=value`` in front of it or given to ``env``.
-        background: ``&`` follows.
-        piped: the names of the commands its output goes through.
-        tested: something looks at its exit code (``if``, ``&&``, ``||``, ``!``).
-        captured: it runs in ``$(…)`` or ``<(…)``.
-        task: it runs in the tasks of a step, not in the shell of the job script.
+        prefixes: wrappers in front of it (``exec``, ``time``, ``env`` …).
+        assignments: ``NAME=value`` in front of it or passed to ``env``.
+        background: True if ``&`` follows.
+        piped: the names of the commands that its output is piped through.
+        tested: True if its exit code is checked (``if``, ``&&``, ``||``, ``!``).
+        captured: True if it runs in ``$(…)`` or ``<(…)``.
+        task: True if it runs in the tasks of a step, not in the shell of the job script.
     """
 
     words: tuple[Word, ...]
@@ -91,7 +91,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A script, read: ``comments`` as (line, text), ``exported`` names, ``faults`` the lines that could not be read."""
+    """A parsed script: ``comments`` are (line, text), ``exported`` are names, ``faults`` are lines that could not be parsed."""
 
     commands: tuple[Command, ...] = ()
     assignments: tuple[ShellAssignment, ...] = ()
@@ -102,7 +102,7 @@ class Shell:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What surrounds a node of the tree and holds for the commands in it."""
+    """The context of a tree node that applies to the commands in it."""
 
     background: bool = False
     tested: bool = False
@@ -117,7 +117,7 @@ def _parser() -> Parser:
 
 
 def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[Node, NodeReader]:
-    """The tree of a script, and what reads its nodes; arguments as of ``read_shell``."""
+    """Return the tree of a script and the reader of its nodes. The arguments are those of ``read_shell``."""
     line_ends = tuple(found.start() for found in re.finditer("\n", source))
     plain = _UNSAFE.sub("x", source)
     root = _parser().parse(_words_kept_together(plain).encode("ascii")).root_node
@@ -130,23 +130,23 @@ def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[
 
 
 def _words_kept_together(plain: str) -> str:
-    """The text, letter for letter as long, without what the grammar takes for the end of a word where bash reads on.
+    """Replace letters at which the grammar ends a word but bash does not. The length of the text does not change.
 
-    Of ``A=$ROOT/$NAME/x`` it makes a command ``NAME/x``: the letter behind a variable becomes one that it reads right. A line
-    that begins with ``\\rm`` it takes for the rest of the line before it. Of ``python - <<EOF`` it loses the last word, which
-    begins with ``-``.
+    The grammar finds a command ``NAME/x`` in ``A=$ROOT/$NAME/x``: the letter after a variable is replaced by a harmless one. It
+    joins a line that begins with ``\\rm`` to the line before. In ``python - <<EOF`` it loses the last word, which begins with
+    ``-``.
     """
     kept = _TOGETHER.sub(lambda found: found[1] or f"{found[2]}:", plain)
     return _LAST_WORD.sub("x", _NO_ALIAS.sub(r"\1x", kept))
 
 
 def _without_here_documents(plain: str) -> str:
-    """The text with nothing in its here-documents that the grammar could stumble over, letter for letter as long.
+    """Blank out here-documents, which can confuse the grammar. The length of the text does not change.
 
-    It loses its way in some that hold quotes and other here-documents, and where one is given to no command (``<<NOTES``).
+    The grammar fails on some with quotes and other here-documents, and on those without a command (``<<NOTES``).
     """
     done: list[str] = []
-    ends: list[tuple[str, bool, str]] = []  # of the documents that begin behind this line: its end, ``-``, what fills it
+    ends: list[tuple[str, bool, str]] = []  # of documents that begin after this line: delimiter, ``-``, filler
     for line in plain.split("\n"):
         if ends:
             end, tabs, fill = ends[0]
@@ -164,7 +164,7 @@ def _without_here_documents(plain: str) -> str:
 
 
 def _faults(root: Node) -> int:
-    """How many letters the grammar could make nothing of, and one for each that it had to add."""
+    """Return the number of letters that the grammar could not parse, plus one for each node it had to insert."""
     return sum(node.end_byte - node.start_byte + 1 for node in _descendants(root) if node.type == "ERROR" or node.is_missing)
 
 
@@ -173,7 +173,7 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
 
     Args:
         first_line: the number of its first line.
-        task: it runs in the tasks of a step.
+        task: True if it runs in the tasks of a step.
     """
     commands: list[Command] = []
     assignments: list[ShellAssignment] = []
@@ -203,9 +203,9 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
 
 
 def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word, ...], tuple[Word, ...]]:
-    """(what only changes how the command is started, the ``NAME=value`` words given to env, the command itself).
+    """Return (wrappers of the command, the ``NAME=value`` words passed to env, the command itself).
 
-    Whatever is called with ``-- srun …`` starts the step as well: ``python -m watchdog -- srun …``.
+    A program called with ``-- srun …`` counts as a wrapper that starts the step: ``python -m watchdog -- srun …``.
     """
     prefixes: list[str] = []
     given: list[Word] = []
@@ -224,7 +224,7 @@ def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word
 
 
 def inner_script(words: tuple[Word, ...]) -> Word | None:
-    """The text that a ``bash -c TEXT`` among the words runs."""
+    """Return the text that a ``bash -c TEXT`` among the words runs."""
     for at, word in enumerate(words):
         if word.base in SHELLS:
             for behind, option in enumerate(words[at + 1:], start=at + 2):
@@ -236,13 +236,13 @@ def inner_script(words: tuple[Word, ...]) -> Word | None:
 
 
 def _unescaped(text: str) -> str:
-    """Return the text without the backslashes that double quotes take away."""
+    """Return the text without the backslashes that double quotes remove."""
     return re.sub(r'\\([\\"$`])', r"\1", text)
 
 
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
 _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
-# Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter behind it.
+# Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter after it.
 _TOGETHER = re.compile(r"(\$?\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\[[^\]]*\])|(\$\w+)[/,.+^-]")
 _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
@@ -253,14 +253,14 @@ _SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variabl
 
 
 def named_assignment(word: Word, *, task: bool) -> ShellAssignment:
-    """``NAME=value`` that a program takes as an argument and puts into an environment."""
+    """Parse a ``NAME=value`` argument that a program puts into an environment."""
     name, _, value = word.text.partition("=")
     return ShellAssignment(name, (replace(word, text=value),), value, word.line, exported=True, task=task)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReader:
-    """Nodes of the tree as words, commands and assignments: offsets in the tree are offsets in the text."""
+    """A reader of tree nodes as words, commands and assignments. Offsets in the tree are offsets in the text."""
 
     text: str
     line_ends: tuple[int, ...]
@@ -308,7 +308,7 @@ class NodeReader:
         return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"), evaluated)
 
     def plain(self, node: Node) -> str:
-        """The text without its quotes; expansions, and a backslash before a line end, stay as they are written."""
+        """Return the text without its quotes. Expansions, and a backslash before a line end, stay as written."""
         text = self.raw(node)
         match node.type:
             case "raw_string":
@@ -358,7 +358,7 @@ class NodeReader:
 
 
 def behind_redirections(command: Node) -> Iterator[Node]:
-    """The words of a command that stand behind ``> FILE``: the grammar takes them for more files."""
+    """Yield the words of a command after ``> FILE``, which the grammar takes for more files."""
     parent = command.parent
     if parent is None or parent.type != "redirected_statement" or parent.child_by_field_name("body") != command:
         return

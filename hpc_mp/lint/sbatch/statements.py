@@ -1,7 +1,7 @@
-"""A script's statements in their order, each with its text, its lines and the calls in it as they are written.
+"""A script's statements in order, each with its text, its lines and its calls as written.
 
-``shell`` reads a script as a flat list for rules; whoever takes a script over needs what stands around a command too: in which
-loop or function it is, where its text begins and ends, and how each of its words was quoted.
+``shell`` reads a script as a flat list for rules. ``adopt`` also needs the context of a command: the loop or function around
+it, the start and end of its text, and the quoting of each word.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, ShellAssignmen
 from hpc_mp.lint.sbatch.word import Word
 
 _WORDLESS = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "comment")
-_CHAIN = ("redirected_statement", "pipeline", "list")  # what only redirects, pipes or follows up its first command
+_CHAIN = ("redirected_statement", "pipeline", "list")  # nodes that redirect, pipe or chain their first command
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One word of a command: as the linter reads it, and as it is written."""
+    """One word of a command: as the linter reads it, and as written."""
 
     word: Word
     source: str
@@ -28,15 +28,15 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A command where it stands.
+    """A command and its place in the script.
 
     Attributes:
-        command: as the linter reads it, without what only changes how it is started.
-        arguments: every word, its name and such prefixes included.
+        command: the command as the linter reads it, without wrappers.
+        arguments: every word, its name and wrappers included.
         start, end: offsets of its text in the script.
-        chain_end: where the pipe, the redirections and the ``|| …`` behind it end.
+        chain_end: offset of the end of the pipe, the redirections and the ``|| …`` after it.
         inside: the kinds of nodes around it, the outermost first.
-        checked: a condition or ``|| …`` goes by its failure.
+        checked: True if a condition or ``|| …`` depends on its failure.
     """
 
     command: Command
@@ -57,11 +57,11 @@ class Statement:
     """One statement of the script itself, a whole ``if`` or loop included.
 
     Attributes:
-        kind: of the grammar: ``command``, ``variable_assignment``, ``if_statement``, ``ERROR`` …
+        kind: the grammar's node type: ``command``, ``variable_assignment``, ``if_statement``, ``ERROR`` …
         first, last: its lines, counted from 1.
-        assignments: those that the script's own shell makes when it comes by, in order; of compound statements none.
+        assignments: assignments that the script's own shell makes, in order; none for compound statements.
         exported: names that it exports.
-        background: ``&`` follows.
+        background: True if ``&`` follows.
     """
 
     kind: str
@@ -76,13 +76,13 @@ class Statement:
 
     @property
     def command(self) -> CallSite | None:
-        """The one command that it is, where it is nothing else."""
+        """The command, if the statement is a single command."""
         return self.calls[0] if self.kind == "command" and self.calls else None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``comments``: the lines on which nothing but a comment stands."""
+    """A script as statements. ``comments`` are the lines that contain only a comment."""
 
     text: str
     statements: tuple[Statement, ...]
@@ -90,7 +90,7 @@ class Source:
 
 
 def read_statements(text: str) -> Source:
-    """Everything that a script's text says, in order; what cannot be read is a statement of the kind ``ERROR``."""
+    """Return all statements of a script in order. Text that cannot be parsed is a statement of the kind ``ERROR``."""
     root, reader = read_tree(text)
     statements: list[Statement] = []
     comments: set[int] = set()
@@ -99,7 +99,7 @@ def read_statements(text: str) -> Source:
         if node.type == "comment":
             if not text[text.rfind("\n", 0, node.start_byte) + 1:node.start_byte].strip():
                 comments.add(reader.line(node))
-        elif node.is_named and reader.raw(node).strip(" \t\n\\"):  # nothing is continued at the end of a text
+        elif node.is_named and reader.raw(node).strip(" \t\n\\"):  # ignore a line continuation at the end of the text
             follows = children[at + 1].type if at + 1 < len(children) else ""
             statements.append(_statement(node, reader, background=follows == "&"))
     return Source(text, tuple(statements), frozenset(comments))

@@ -1,4 +1,4 @@
-"""A line with srun: its options, its tasks, the program in them."""
+"""A line with srun: its options, its tasks and their program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hpc_mp.lint.sbatch.word import Word
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An srun.
+    """An srun call.
 
     Attributes:
         program: the words that every task runs.
-        opaque: options may stand in a variable whose value the script does not tell.
+        opaque: True if options may be in a variable of unknown value.
     """
 
     command: Command
@@ -28,7 +28,7 @@ class Step:
         return self.command.words[0].line
 
     def option(self, name: str) -> Option | None:
-        """The last one of that name, which srun takes."""
+        """Return the last option of that name, which is the one that srun uses."""
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:

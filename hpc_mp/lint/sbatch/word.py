@@ -1,4 +1,4 @@
-"""One word of a script, and where it stands."""
+"""One word of a script, with its position."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as the program gets it, except that what the shell expands is left as it was written.
+    """A word as the program gets it, except that shell expansions are left as written.
 
     Attributes:
-        text: without quotes; ``$NAME`` and ``$(…)`` stay.
-        line: counted from 1.
-        expands: the variables that the shell which reads this word replaces in it, each with its line.
-        quoted: in quotes as a whole, so that the shell does not split it.
-        evaluated: each ``$(…)`` in the text whose output that shell puts there.
+        text: the text without quotes; ``$NAME`` and ``$(…)`` stay.
+        line: the line, counted from 1.
+        expands: the variables that the shell expands in this word, each with its line.
+        quoted: True if the whole word is quoted, so that the shell does not split it.
+        evaluated: each ``$(…)`` in the text that the shell replaces by its output.
     """
 
     text: str
@@ -25,5 +25,5 @@ class Word:
 
     @property
     def base(self) -> str:
-        """The last part of a path: ``torchrun`` of ``/usr/bin/torchrun``."""
+        """The last part of a path: ``torchrun`` for ``/usr/bin/torchrun``."""
         return self.text.rpartition("/")[2]

@@ -1,1 +1,1 @@
-"""What an existing Slurm cluster is, and what of it is set up wrongly for training."""
+"""Description of an existing Slurm cluster, and of its settings that are wrong for training."""

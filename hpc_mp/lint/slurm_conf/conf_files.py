@@ -1,4 +1,4 @@
-"""slurm.conf with all that belongs to it on disk, as a cluster: its settings, nodes and partitions."""
+"""slurm.conf and its companion files on disk, as a cluster: settings, nodes and partitions."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number, text_of
 
-_SHOWN = {"1": "YES", "TRUE": "YES", "0": "NO", "FALSE": "NO"}  # words of a partition, as scontrol shows them
+_SHOWN = {"1": "YES", "TRUE": "YES", "0": "NO", "FALSE": "NO"}  # values of a partition, as scontrol shows them
 _WORDS = ("Default", "Hidden", "LLN", "OverSubscribe", "PreemptMode", "RootOnly", "State")
-_ALSO = {"Procs": "CPUs", "Feature": "Features", "Shared": "OverSubscribe"}  # two keys for one thing
+_ALSO = {"Procs": "CPUs", "Feature": "Features", "Shared": "OverSubscribe"}  # synonymous keys
 
 
 @dataclass(frozen=True)
 class ConfFiles:
-    """Attributes:
-        path: of slurm.conf.
-        lines: of slurm.conf and of what it includes.
-        gres, cgroup: of gres.conf and cgroup.conf beside it; None: there is none.
-        release: of Slurm, for which they are judged; None: any.
+    """The configuration files of a cluster.
+
+    Attributes:
+        path: the path of slurm.conf.
+        lines: the lines of slurm.conf and of the files that it includes.
+        gres, cgroup: the lines of gres.conf and cgroup.conf beside it; None if the file does not exist.
+        release: the release of Slurm that the files are judged for; None for any.
     """
 
     path: Path
@@ -36,7 +38,7 @@ class ConfFiles:
 
     @property
     def whole(self) -> bool:
-        """Nothing of the cluster stands elsewhere: no other slurm.conf includes this file, and what it includes is here."""
+        """True if the files are complete: no other slurm.conf includes this one, and all files that it includes are here."""
         return not any(line.unread for line in self.lines) and (self.path.name == "slurm.conf" or "ClusterName" in self.settings)
 
     @cached_property
@@ -46,12 +48,12 @@ class ConfFiles:
 
     @cached_property
     def node_lines(self) -> tuple[tuple[ConfigLine, tuple[str, ...], Words], ...]:
-        """Lines of nodes, the names in them, and their fields with those of the DEFAULT lines before them."""
+        """The lines of nodes, the names in them, and their fields, with those of the DEFAULT lines before them."""
         return tuple((line, expanded(fields["NodeName"]), fields) for line, fields in self._records("NodeName"))
 
     @cached_property
     def partition_lines(self) -> tuple[tuple[ConfigLine, Words], ...]:
-        """Lines of partitions, likewise; ``Nodes`` names each node, also where it says ALL or a set of nodes."""
+        """The lines of partitions, likewise. ``Nodes`` names each node, also if the file has ALL or a node set."""
         everyone = {node: fields for _, nodes, fields in self.node_lines for node in nodes}
         sets = {fields["NodeSet"]: [*expanded(fields.get("Nodes", "")), *(
             node for node, of in everyone.items() if fields.get("Features") in of.get("Features", "").split(","))]
@@ -66,13 +68,13 @@ class ConfFiles:
 
     @cached_property
     def gres_lines(self) -> tuple[tuple[ConfigLine, Words, frozenset[str] | None], ...]:
-        """Lines of gres.conf, their fields by small letters, and the nodes that they hold for; None: all."""
+        """The lines of gres.conf, their fields by lower-case key, and the nodes that they apply to; None for all."""
         return tuple((line, line.fields, frozenset(expanded(line.fields["nodename"])) if "nodename" in line.fields else None)
                      for line in self.gres or ())
 
     @property
     def facts(self) -> SlurmFacts:
-        """The settings that ``scontrol`` would show of such a cluster, as far as the files say them."""
+        """The settings that ``scontrol`` would show for this cluster, as far as the files contain them."""
         nodes = tuple({**fields, **({"CPUTot": str(processors(fields)[1])} if {"CPUs", "Sockets"} & fields.keys() else {}),
                        "NodeName": node} for _, names, fields in self.node_lines for node in names)
         return SlurmFacts(self.settings, None if self.cgroup is None else first_pairs(self.cgroup),
@@ -91,7 +93,7 @@ class ConfFiles:
 
 
 def processors(fields: Words) -> tuple[frozenset[int], int]:
-    """The numbers of processors that fit a node's sockets, cores and threads, and the one that Slurm takes.
+    """Return the numbers of processors that fit a node's sockets, cores and threads, and the number that Slurm uses.
 
     Source: _parse_nodename in src/common/read_config.c, releases 22.05 to 26.05.
     """
@@ -105,7 +107,7 @@ def processors(fields: Words) -> tuple[frozenset[int], int]:
 
 
 def expanded(nodelist: str) -> tuple[str, ...]:
-    """The names in a list of hosts or files; the text itself where it is none."""
+    """Return the names in a list of hosts or files; the text itself if it is not a list."""
     try:
         return expand(nodelist)
     except HpcMpError:

@@ -1,4 +1,4 @@
-"""What ``scontrol`` tells of a cluster, as tables of words."""
+"""The output of ``scontrol`` about a cluster, as tables of words."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hpc_mp.cluster.topology.model import chosen
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
-    """Everything that is known of a cluster. A value that Slurm shows as nothing is an empty text.
+    """The known facts about a cluster. A value that Slurm shows as nothing is an empty string.
 
     Attributes:
-        config: of ``scontrol show config``, without its further sections.
-        cgroup: its section on cgroups, else cgroup.conf; None: neither was seen.
+        config: the main section of ``scontrol show config``.
+        cgroup: its section on cgroups, else cgroup.conf; None if neither is available.
         partitions, nodes: one table each.
-        topologies: None where Slurm did not tell.
-        gres_conf: gres.conf, where it can be read.
-        measured: between its nodes, by the doctor.
-        unseen: what could not be asked, and why.
+        topologies: the topologies; None if Slurm did not report any.
+        gres_conf: the text of gres.conf, if it can be read.
+        measured: the link rates between its nodes, measured by the doctor.
+        unseen: queries that failed, with the reason.
     """
 
     config: Words
@@ -44,12 +44,12 @@ class SlurmFacts:
         return self.config.get(key, "")
 
     def seconds(self, key: str) -> int | None:
-        """Of ``30 sec``; None where Slurm does not say."""
+        """Return the number of seconds in ``30 sec``; None if Slurm does not report it."""
         found = re.match(r"\d+", self.says(key))
         return int(found[0]) if found else None
 
     def listed(self, key: str) -> tuple[str, ...]:
-        """Of ``a,b``, in small letters."""
+        """Return the words of ``a,b``, in lower case."""
         return tuple(word.lower() for word in self.says(key).split(",") if word)
 
     @property
@@ -65,12 +65,12 @@ class SlurmFacts:
     def tree(self) -> SwitchTree:
         try:
             return chosen(self.topologies or ()).tree
-        except HpcMpError:  # it is in Slurm's hands that it is sound; the topology's own command says what is wrong
+        except HpcMpError:  # Slurm ensures a sound topology; the topology command reports faults
             return SwitchTree()
 
 
 def ask_slurm(ask: Runner = ask) -> SlurmFacts:
-    """Raises CommandFailed: Slurm does not show its configuration."""
+    """Query a cluster through Slurm. Raises CommandFailed if Slurm does not show its configuration."""
     settings = show_config(ask)
     unseen: list[str] = []
 
@@ -96,12 +96,12 @@ def ask_slurm(ask: Runner = ask) -> SlurmFacts:
 
 
 def text_of(lines: Sequence[ConfigLine] | None) -> str | None:
-    """A file with what it includes; None where there is no file."""
+    """Return the text of a file and its includes; None if the file does not exist."""
     return None if lines is None else "\n".join(line.text for line in lines)
 
 
 def number(record: Words, key: str) -> int | None:
-    """Of a record's field; None where it is no number (UNLIMITED)."""
+    """Return a record's field as a number; None if it is not a number (UNLIMITED)."""
     value = record.get(key, "")
     return int(value) if value.isdecimal() else None
 

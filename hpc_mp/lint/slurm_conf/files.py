@@ -1,4 +1,4 @@
-"""slurm.conf and the files beside it, judged from disk: what is wrong is found before a controller starts with them."""
+"""Linting of slurm.conf and the files beside it on disk, before a controller starts with them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SWITCHES = "Name each node under one switch, and each switch in a line of its o
 
 
 def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> list[Finding]:
-    """Findings on values that Slurm refuses or ``cluster describe`` finds wrong, as far as the files say it: what they
-    leave out is not held against them."""
+    """Return findings on values that Slurm refuses or that ``cluster describe`` reports. Only settings in the files are judged,
+    not missing ones."""
     gres, cgroup = (read_beside(path.parent / name) for name in ("gres.conf", "cgroup.conf"))
     files = ConfFiles(path, read_conf(text, path), gres, cgroup, release)
     facts = files.facts
@@ -31,8 +31,8 @@ def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> li
 
 
 def lint_topology(text: str, path: Path) -> list[Finding]:
-    """Findings on keys that Slurm refuses or takes otherwise than they are written, on fabrics that are apart, and on the line at
-    which its reader stops."""
+    """Return findings on keys that Slurm refuses or interprets differently, on disconnected fabrics, and on the line at which
+    Slurm's reader stops."""
     refused = [Finding("topology-amiss", severity, "", f"{words}.", _SWITCHES, str(line.file), line.number)
                for severity, words, line in rules_files.topology_hits(read_conf(text, path))]
     try:
@@ -48,7 +48,7 @@ def lint_topology(text: str, path: Path) -> list[Finding]:
 
 
 def _placed(finding: Finding, files: ConfFiles) -> Finding:
-    """The finding with the line that sets what it is about, where it can be found."""
+    """Return the finding with the line of the setting that it is about, if that line can be found."""
     about, _, rest = finding.subject.partition(": ")
     if about in ("gres.conf", "cgroup.conf"):
         return replace(finding, file=str(files.path.parent / about), subject=rest)

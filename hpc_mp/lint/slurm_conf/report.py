@@ -1,4 +1,4 @@
-"""A description of a cluster: partitions, GPUs, networks, switches, how jobs are run, and what is wrong with it."""
+"""A description of a cluster: partitions, GPUs, networks, switches, the way jobs are run, and faults."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SETTINGS = ("SLURM_VERSION", "SelectType", "SelectTypeParameters", "TaskPlugin",
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Equal nodes of a partition.
+    """A group of equal nodes of a partition.
 
     Attributes:
-        gres: as Slurm writes it; ``gpus``: (type or None, number per node) in it.
+        gres: the GRES in Slurm's notation; ``gpus``: its (type or None, number per node).
         memory: MB per node.
         states: number of nodes by state.
     """
@@ -59,13 +59,15 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Attributes:
-        settings: of slurm.conf, those in ``SETTINGS`` and the prologs, as Slurm shows them; empty: not set.
-        constrain: what cgroup.conf constrains; None where that is not shown.
-        networks: what features and GRES say of NICs, and the platform that the doctor noted; empty: Slurm does not tell.
-        switches: storeys of the topology, the leaves first, as numbers of switches.
-        findings: what is set up wrongly for training, the gravest first; their subject is the setting as Slurm shows it.
-        unseen: what could not be asked.
+    """The description of a cluster.
+
+    Attributes:
+        settings: the settings of slurm.conf in ``SETTINGS`` and the prologs, as Slurm shows them; empty if not set.
+        constrain: the resources that cgroup.conf constrains; None if unknown.
+        networks: NICs in features and GRES, and the platform that the doctor noted; empty if Slurm reports none.
+        switches: the number of switches per level of the topology, the leaves first.
+        findings: settings that are wrong for training, the gravest first; the subject is the setting as Slurm shows it.
+        unseen: queries that failed.
     """
 
     cluster: str
@@ -84,7 +86,7 @@ class Description:
 
 
 def describe(facts: SlurmFacts) -> Description:
-    """Pure: the same words give the same description."""
+    """Describe a cluster. A pure function of the facts."""
     findings = [finding for rule in RULES for finding in rule.apply(facts)]
     settings = {key: facts.says(key) for key in SETTINGS if key in facts.config}
     settings |= {key: value for key, value in facts.config.items() if re.match(r"(Task)?(Prolog|Epilog)(Slurmctld)?(\[|$)", key)}

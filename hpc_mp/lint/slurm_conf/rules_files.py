@@ -1,4 +1,4 @@
-"""Rules on slurm.conf, gres.conf, cgroup.conf and topology.conf as files: with most of these faults Slurm does not start."""
+"""Rules on slurm.conf, gres.conf, cgroup.conf and topology.conf as files. Most of these faults keep Slurm from starting."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpc_mp.cluster.slurm.releases import exists
 from hpc_mp.cluster.topology.reading import listed
 from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded, processors
 
-_LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # with fields of their own
+_LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # with their own fields
 _SEVERAL = ("frontendname", "poweraction", "slurmctldhost")  # other lines with several keys
-_SHARED = ("mps", "shard")  # several of them on one device
+_SHARED = ("mps", "shard")  # several share one device
 
 
 def _hit(line: ConfigLine, subject: str, it: str = "", advice: str = "") -> Hit:
@@ -24,7 +24,7 @@ def _hit(line: ConfigLine, subject: str, it: str = "", advice: str = "") -> Hit:
 
 
 def _tables(files: ConfFiles) -> Iterator[tuple[ConfigLine, str, list[str]]]:
-    """Each line with the table of its keys and the keys in it; lines of nodes and their like twice."""
+    """Yield each line with the table of its keys and its keys; lines of nodes and similar records twice."""
     for line in files.lines:
         keys = [key for key, _ in line.pairs]
         yield line, "setting", keys[:1]
@@ -121,15 +121,15 @@ def _devices(record: Words) -> tuple[str, ...]:
 
 
 def _count(record: Words) -> int | None:
-    """The number of devices that a line of gres.conf makes; None where its count has letters."""
+    """Return the number of devices that a line of gres.conf defines; None if its count has letters."""
     count = record.get("count", str(1 if "multiplefiles" in record else len(_devices(record)) or 1))
     return int(count) if count.isdecimal() else None
 
 
 def _wrong(records: Sequence[Words], asked: int) -> str:
-    """Faults in the lines of gres.conf for a node, of which slurm.conf says that it has ``asked`` such devices.
+    """Return the fault in the lines of gres.conf for a node that has ``asked`` such devices in slurm.conf; empty if none.
 
-    Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and what slurmd 22.05.8 says with -G.
+    Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and the output of slurmd 22.05.8 -G.
     """
     for record in records:
         files = 1 if "multiplefiles" in record else len(_devices(record))
@@ -147,12 +147,12 @@ def _wrong(records: Sequence[Words], asked: int) -> str:
         return f"{len(records)} lines for the same, without File and Type"
     devices = Counter(device for record in records if "multiplefiles" not in record for device in _devices(record))
     twice = [device for device, count in devices.items() if count > 1]
-    too_many = sum(filter(None, map(_count, records))) > asked > 0  # slurmd leaves out what is beyond, the same device too
+    too_many = sum(filter(None, map(_count, records))) > asked > 0  # slurmd drops excess devices, duplicates included
     return f"{several(twice)} twice" if twice and not too_many else ""
 
 
 def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfigLine, Words]]]:
-    """The lines of gres.conf that hold for a node, by the name of what they describe."""
+    """Return the lines of gres.conf that apply to a node, by the name of the resource."""
     found: dict[str, list[tuple[ConfigLine, Words]]] = {}
     for line, record, nodes in files.gres_lines:
         if "name" in record and (nodes is None or node in nodes):
@@ -190,7 +190,7 @@ def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
 
 
 def topology_hits(lines: Iterable[ConfigLine]) -> Iterator[tuple[Severity, str, ConfigLine]]:
-    """(severity, what is wrong, line) of a topology.conf, where its reader takes what Slurm refuses in a file."""
+    """Yield (severity, fault, line) of a topology.conf for text that hpc-mp's reader accepts but Slurm refuses in a file."""
     shown = {key.casefold() for key in conf_table("topology")["shown"]}
     for line in lines:
         fields, name = line.fields, line.pairs[0][1] if line.pairs else ""

@@ -1,4 +1,4 @@
-"""Rules on how jobs start, are fenced, stop and come back."""
+"""Rules on the start, confinement, end and requeuing of jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Judge = Callable[[SlurmFacts], Iterator[Hit]]
 
 
 def _is(key: str, *wrong: str) -> Judge:
-    """Where a setting is shown and is one of ``wrong``, in small letters."""
+    """Make a rule that yields a setting if Slurm shows it and its lower-case value is in ``wrong``."""
     def judge(facts: SlurmFacts) -> Iterator[Hit]:
         if key in facts.config and facts.says(key).lower() in wrong:
             yield Hit(subject=f"{key}={facts.says(key) or '(none)'}")
@@ -49,7 +49,7 @@ def _fence(key: str, gpus_only: bool = False) -> Judge:
 
 
 def _memlock(facts: SlurmFacts) -> Iterator[Hit]:
-    """Slurm takes one of the two settings."""
+    """Yield the setting that propagates memlock. Slurm uses only one of the two settings."""
     kept = facts.listed("PropagateResourceLimitsExcept")
     if {"all", "memlock"} & set(facts.listed("PropagateResourceLimits")) and not kept:
         yield Hit(subject=f"PropagateResourceLimits={facts.says('PropagateResourceLimits')}")
@@ -79,7 +79,7 @@ def _unkillable(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _prolog(facts: SlurmFacts) -> Iterator[Hit]:
     has = any(value for key, value in facts.config.items() if key.partition("[")[0] == "Prolog")
-    if has and not {"alloc", "contain", "x11"} & set(facts.listed("PrologFlags")):  # both others imply Alloc
+    if has and not {"alloc", "contain", "x11"} & set(facts.listed("PrologFlags")):  # the other two imply Alloc
         yield Hit(subject=f"PrologFlags={facts.says('PrologFlags') or '(none)'}")
 
 

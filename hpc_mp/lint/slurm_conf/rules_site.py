@@ -1,4 +1,4 @@
-"""Rules on what the cluster has: GPUs, memory, nodes, partitions, switches, accounting, health."""
+"""Rules on the equipment of the cluster: GPUs, memory, nodes, partitions, switches, accounting, health."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
 from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
 
 FLAT = ("", "topology/none", "topology/default", "topology/flat")
-OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # of a node's state
-NODES_SHOWN = 3  # reasons of broken nodes that are repeated
+OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # states of a node
+NODES_SHOWN = 3  # number of reasons for broken nodes that are shown
 
 
 def _select(facts: SlurmFacts) -> Iterator[Hit]:
@@ -35,14 +35,14 @@ def _memory(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _alone(partition: Words) -> bool:
-    """Return True if jobs of this partition share no node, or are given memory by its own SelectTypeParameters."""
+    """Return True if jobs of this partition share no node, or its own SelectTypeParameters allocate memory."""
     words = {key.lower(): value.lower() for key, value in partition.items()}
     exclusive = words.get("oversubscribe", words.get("shared", "")) == "exclusive"
     return exclusive or "memory" in words.get("selecttypeparameters", "")
 
 
 def _gres_file(facts: SlurmFacts) -> Iterator[Hit]:
-    """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
+    """Yield GPUs in gres.conf without File=, MultipleFiles= or AutoDetect=, in their own line or in a line for all."""
     lines = [line.text.strip().lower() for line in read_conf(facts.gres_conf or "")]
     if not facts.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
         return
@@ -92,7 +92,7 @@ def _few_cpus(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _broken(facts: SlurmFacts) -> Iterator[Hit]:
-    """A cloud's node that is off is started for a job, and does not answer before."""
+    """Yield broken nodes. A cloud node that is powered off does not respond, but is started for a job."""
     reasons: dict[str, list[str]] = {}
     for node in facts.nodes:
         states = {*re.findall(r"[A-Z_]+", node.get("State", ""))}
@@ -139,7 +139,7 @@ def _shared(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _preemptable(facts: SlurmFacts) -> Iterator[tuple[Words, set[str]]]:
-    """Partitions from which jobs are taken away, and by what modes."""
+    """Yield partitions whose jobs can be preempted, with the modes."""
     if facts.says("PreemptType") not in ("", "preempt/none"):
         for partition in facts.partitions:
             yield partition, {*partition.get("PreemptMode", "OFF").split(",")} - {"OFF"}
@@ -166,7 +166,7 @@ def _short(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _knows_none(facts: SlurmFacts) -> bool:
-    """With a topology.yaml Slurm shows the plugin of slurm.conf still, which it passes over."""
+    """Return True if no topology is configured. With a topology.yaml Slurm shows, but ignores, the plug-in of slurm.conf."""
     return facts.says("TopologyPlugin") in FLAT and not facts.tree.above
 
 

@@ -1,8 +1,8 @@
-"""Saving and loading state: every rank writes its parts into one safetensors file, published together by a rename.
+"""Saving and loading of state. Every rank writes its parts into one safetensors file; a rename publishes all files together.
 
-Keys are Hugging Face names, and ``optimizer.SLOT.NAME`` for optimizer state; shapes are the engine's. Counters lie in
-``state.json``. Nothing is ever pickled or unpickled, no rank hears of all others' tensors, and each byte is written once and
-read once: hashes are made on the way.
+Keys are Hugging Face names, or ``optimizer.SLOT.NAME`` for optimizer state. Shapes are the engine's. Counters are in
+``state.json``. Nothing is ever pickled or unpickled. No rank receives the tensor list of all other ranks. Each byte is written
+once and read once, and hashed on the way.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from hpc_mp.train.engine.optimizer import Held
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence, FencedOut
 
-SHARD = "shard-{number:05d}-model.safetensors"  # of a rank, counted from 1
-PROBE = 1 << 16  # bytes by which a rank finds out that it can write
+SHARD = "shard-{number:05d}-model.safetensors"  # number: the rank + 1
+PROBE = 1 << 16  # bytes that a rank writes to test that it can write
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written; the earlier ones are unharmed.
+    """A checkpoint could not be written. Earlier checkpoints are unharmed.
 
     Attributes:
-        ranks: those that failed.
-        refused: whether the operating system refused each of them; else something is wrong with the program.
+        ranks: the ranks that failed.
+        refused: True if every failure was an error of the operating system; otherwise the program has a fault.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...], refused: bool = False) -> None:
@@ -46,7 +46,7 @@ class SaveFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A rectangle of this rank's state. ``owner``: the replica that saves it and reads it for the others."""
+    """A rectangle of this rank's state. ``owner`` is the replica that saves it, and that reads it for the other replicas."""
 
     held: Held
     owner: int
@@ -63,14 +63,14 @@ class State:
 def save(
     run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence,
 ) -> Path:
-    """Write one checkpoint; all ranks call this at the same step.
+    """Write one checkpoint. All ranks call this at the same step.
 
-    Everything is written and made durable under a temporary name, then listed in the completion marker, then renamed;
-    then those beyond the newest ``keep`` and the best one by evaluation are deleted.
+    All files are written and made durable under a temporary name, then listed in the completion marker, then renamed. Then all
+    checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
 
     Raises:
-        SaveFailed: on every rank, when any rank could not write (full disk, exceeded quota, ...).
-        FencedOut: on rank 0, when the run has been started again; nothing is published.
+        SaveFailed: on every rank, if any rank could not write (full disk, exceeded quota, ...).
+        FencedOut: on rank 0, if the run has been started again; nothing is published.
     """
     checkpoints = run.checkpoints
     # Ranks of another attempt may write the same step.
@@ -108,7 +108,7 @@ def save(
             try:
                 _together(turn, groups.host)
             except SaveFailed:
-                if turn in (prepare, publish):  # which rank 0 does alone: can the others write?
+                if turn in (prepare, publish):  # only rank 0 does these: can the other ranks write?
                     _together(lambda: _probe(checkpoints), groups.host)
                 raise
     except (SaveFailed, FencedOut):
@@ -121,7 +121,7 @@ def save(
 
 
 def _probe(directory: Path) -> None:
-    """Raises OSError where this rank cannot write there."""
+    """Raise OSError if this rank cannot write to the directory."""
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / f".probe-{dist.get_rank()}"
     try:
@@ -131,22 +131,22 @@ def _probe(directory: Path) -> None:
 
 
 def parts_to_write(held: Iterable[Held]) -> list[LocalPart]:
-    """What this rank's file of a checkpoint has."""
+    """Return the parts that this rank writes to its file of a checkpoint."""
     return [state.part for state in _states(held) if state.mine and state.held.saved]
 
 
 def lists_stage(groups: Groups) -> bool:
-    """Whether this rank writes the index of its place in the pipeline."""
+    """Return True if this rank writes the index of its pipeline place."""
     return all(axis.rank == 0 for axis in _stage_axes(groups))
 
 
 def load(checkpoint: Path, held: Iterable[Held], host: Tree) -> None:
-    """Fill what this rank holds, whatever layout wrote it; all ranks call this.
+    """Fill this rank's state from a checkpoint of any layout. All ranks call this.
 
-    Each rectangle is read by one replica, which hands it on to the others.
+    One replica reads each rectangle and broadcasts it to the others.
 
     Raises:
-        Damaged: on every rank, when any of them has found a file that is not what was saved.
+        Damaged: on every rank, if any rank has found a file that is not what was saved.
     """
     states = list(_states(held))
 
@@ -163,7 +163,7 @@ def load(checkpoint: Path, held: Iterable[Held], host: Tree) -> None:
 
 
 def _share_out(state: State, replicas: Axis) -> None:
-    """Hand a rectangle that one replica has read to the others, a piece at a time; NCCL sends from GPUs alone."""
+    """Broadcast a rectangle from the replica that has read it, a piece at a time. NCCL sends only from GPUs."""
     for values in state.part.pieces():
         sent = values.cuda() if values.device.type == "cpu" and not replicas.through_host else values
         dist.broadcast(sent, group=replicas.group, group_src=state.owner)
@@ -172,10 +172,10 @@ def _share_out(state: State, replicas: Axis) -> None:
 
 
 def _states(held: Iterable[Held]) -> Iterator[State]:
-    """All of this rank's state; each rectangle has one owner among its replicas, so that all of them have as much to write.
+    """Yield all of this rank's state. Each rectangle has one owner among its replicas; owners are chosen to balance the writes.
 
-    What experts hold comes last: other ranks hold the same, and two ranks that wait for each other in two groups have to come to
-    these in one order. A tied weight is saved by the embedding's stage alone; the head's copy loads from there.
+    The experts' state comes last. Its replicas are other ranks, and two ranks that meet in two groups must enter them in the same
+    order. A tied weight is saved only by the embedding's stage; the head's copy is loaded from there.
     """
     filled: dict[bool, list[int]] = {}
     for each in sorted(held, key=lambda held: (held.of_experts, -held.values.numel())):
@@ -186,12 +186,12 @@ def _states(held: Iterable[Held]) -> Iterator[State]:
 
 
 def _stage_axes(groups: Groups) -> tuple[Axis, ...]:
-    """Those along which ranks hold parts of the same stages."""
+    """Return the axes along which ranks hold parts of the same stages."""
     return groups.replicate, groups.shard, groups.tensor
 
 
 def _of_stage(written: CheckpointIndex, groups: Groups) -> CheckpointIndex:
-    """What all ranks with the same stages have written."""
+    """Merge the indexes of all ranks that hold the same stages."""
     index = written
     for axis in _stage_axes(groups):
         if axis.size > 1:
@@ -200,13 +200,13 @@ def _of_stage(written: CheckpointIndex, groups: Groups) -> CheckpointIndex:
 
 
 def _together(action: Callable[[], None], host: Tree) -> None:
-    """Do something on every rank; if it fails anywhere, it fails everywhere with the reasons."""
+    """Run an action on every rank. If it fails on any rank, raise on all ranks with the reasons."""
     reason, refused = None, False
     try:
         action()
     except FencedOut:
-        raise  # the others are stale too: they may fail as they like
-    except Exception as error:  # whatever it is, the other ranks must learn of it
+        raise  # the other ranks are stale too and may fail in any way
+    except Exception as error:  # of any kind: the other ranks must learn of it
         reason = f"rank {dist.get_rank()}: {error}" if isinstance(error, Damaged) else (
             f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
         refused = isinstance(error, OSError)

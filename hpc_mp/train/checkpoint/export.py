@@ -1,7 +1,7 @@
-"""A run's checkpoint as a Hugging Face model directory, which plain transformers loads.
+"""Export of a run's checkpoint to a Hugging Face model directory that plain transformers loads.
 
-Tensors are read, brought into Hugging Face's shapes and written one output file at a time, so that memory holds one
-file's tensors. Names are Hugging Face's already; optimizer state stays behind.
+Tensors are read, reshaped to Hugging Face's shapes and written one output file at a time, so memory holds one file's tensors.
+Names already are Hugging Face's. Optimizer state is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.engine.section import hugging_face_config
 
-FILE_BYTES = 5_000_000_000  # weights per output file at most: huggingface_hub's default
+FILE_BYTES = 5_000_000_000  # limit of weights per output file: huggingface_hub's default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 GENERATION = "generation_config.json"
 
@@ -44,13 +44,13 @@ Skipped = tuple[tuple[Path, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
-        step: of the checkpoint.
-        files: the weight files, by name.
-        parameters, bytes: of all weights, a tied one counted once.
-        tokenizer: where it was copied from; None when the run has none any more.
+        step: the checkpoint's step.
+        files: names of the weight files.
+        parameters, bytes: totals of all weights, a tied weight counted once.
+        tokenizer: the directory it was copied from; None if the run's tokenizer no longer exists.
         skipped: newer checkpoints that were not used, each with the reason.
     """
 
@@ -67,7 +67,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A tensor of a model directory: its shape there, and of which rectangle of which tensor of a run's checkpoint it is made."""
+    """A tensor of a model directory: its name and shape there, and the rectangle of a stored tensor that it is made from."""
 
     name: str
     stored: StoredTensor
@@ -79,17 +79,17 @@ def export(
     run: RunDirectory, output: Path, *, step: int | None = None, dtype: str = "keep", force: bool = False,
     file_bytes: int = FILE_BYTES, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
-    """Write a checkpoint of ``run`` to the directory ``output``, whole or not at all.
+    """Write a checkpoint of ``run`` to the directory ``output``, completely or not at all.
 
     Args:
-        step: of the checkpoint; None takes the newest complete one.
+        step: the checkpoint's step; None takes the newest complete checkpoint.
         dtype: a key of ``DTYPES``, or "keep" for the checkpoint's own.
-        force: replace a model directory that is there.
-        file_bytes: weights per output file at most; a larger tensor has a file for itself.
-        progress: called with how many bytes of how many are written.
+        force: replace an existing model directory.
+        file_bytes: limit of weights per output file; a larger tensor gets its own file.
+        progress: called with (bytes written, bytes in total).
 
     Raises:
-        HpcMpError: there is no such checkpoint, or ``output`` cannot be written or must not be replaced.
+        HpcMpError: the checkpoint does not exist, or ``output`` cannot be written or must not be replaced.
     """
     output = output.resolve()
     check_output(output, force)
@@ -102,7 +102,7 @@ def export(
         f"{CLASS}.from_pretrained takes it as it is")
     index = read_indexes(checkpoint)
     outputs, reader = _outputs(checkpoint, index, config, spec), ShardReader(checkpoint, index)
-    config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(outputs.values())).stored.dtype]  # all masters have the same
+    config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(outputs.values())).stored.dtype]  # same for all masters
     split = split_torch_state_dict_into_shards(
         {name: torch.empty(output.shape, dtype=config.dtype, device="meta") for name, output in outputs.items()},
         max_shard_size=file_bytes)
@@ -119,7 +119,7 @@ def export(
         config.save_pretrained(made)
         _save_generation_config(spec, config, made)
         for file in split.filename_to_tensors:
-            shutil.copymode(made / "config.json", made / file)  # safetensors lets only the owner read
+            shutil.copymode(made / "config.json", made / file)  # safetensors makes files that only the owner can read
         for path in sorted(tokenizer.iterdir()) if tokenizer is not None else ():
             if path.name != SUMS:
                 shutil.copyfile(path, made / path.name)
@@ -133,7 +133,7 @@ def export(
 
 
 def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
-    """The checkpoint of a step, or the newest complete one and those that were passed over for it."""
+    """Return the checkpoint of a step, or the newest complete one with the newer checkpoints that were skipped."""
     if step is not None:
         path = run.checkpoints / checkpoint_name(step)
         reason = problem(path) if path.is_dir() else "it is not there"
@@ -151,13 +151,13 @@ def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
 
 
 def _tokenizer(run: RunDirectory) -> Path | None:
-    """The directory of the run's tokenizer, also when the run was moved together with its cache."""
+    """Return the directory of the run's tokenizer; it is also found if the run was moved together with its cache."""
     given = Path(run.tokenizer.read_text(encoding="utf-8"))
     return next((path for path in (given, run.cache / given.name) if path.is_dir()), None)
 
 
 def _text_there(spec: JobSpec) -> Sequence[Path]:
-    """The text of the run, if it is still where it was."""
+    """Return the run's text files, or none if they are no longer there."""
     try:
         return find_files(spec.data.files)
     except HpcMpError:
@@ -165,14 +165,14 @@ def _text_there(spec: JobSpec) -> Sequence[Path]:
 
 
 def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
-    """The model's configuration, its own dropout kept. Ids of special tokens that it does not name are the tokenizer's:
-    a family's defaults belong to another vocabulary."""
+    """Return the model's configuration with its own dropout. Ids of special tokens that it does not name come from the
+    tokenizer, because a family's defaults belong to another vocabulary."""
     given = read_config(spec)
     family = family_of(given["model_type"])
     if tokenizer is not None:
         try:
             loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
-        except Exception as error:  # of many kinds, one for each way a file can be damaged
+        except Exception as error:  # of many classes, depending on how a file is damaged
             raise HpcMpError(f"tokenizer {tokenizer}", f"cannot be loaded ({error})",
                              "delete that directory to export without it") from None
         given = {"bos_token_id": loaded.bos_token_id, "eos_token_id": loaded.eos_token_id} | given
@@ -182,14 +182,14 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
 
 
 def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
-    """Name and shape of every parameter as Hugging Face has them; a tied weight is there once."""
+    """Return the name and shape of every parameter in Hugging Face's model; a tied weight appears once."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def _outputs(checkpoint: Path, index: CheckpointIndex, config: PreTrainedConfig, spec: JobSpec) -> dict[str, _Output]:
-    """The tensors of a Hugging Face checkpoint: names and shapes are those that ``save_pretrained`` gives them."""
+    """Return the tensors of the Hugging Face checkpoint, with the names and shapes that ``save_pretrained`` gives them."""
     held, shapes, model = index.tensors, _shapes(config), read_shape(spec)
     outputs: dict[str, _Output] = {}
     for weight in family_of(model.model_type).all_weights(model):
@@ -205,7 +205,7 @@ def _outputs(checkpoint: Path, index: CheckpointIndex, config: PreTrainedConfig,
 
 
 def _convert(reader: ShardReader, outputs: dict[str, _Output], dtype: torch.dtype, path: Path) -> int:
-    """Write tensors of a checkpoint to one file, each from the engine's shape to Hugging Face's; returns their bytes."""
+    """Write tensors of a checkpoint to one file, reshaped to Hugging Face's shapes. Return their bytes."""
     tensors = {name: torch.empty([part.stop - part.start for part in output.box], dtype=dtype)
                for name, output in outputs.items()}
     try:
@@ -218,7 +218,7 @@ def _convert(reader: ShardReader, outputs: dict[str, _Output], dtype: torch.dtyp
 
 
 def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, made: Path) -> None:
-    """The one of the checkpoint that training began with, if it has one."""
+    """Copy the generation config of the checkpoint that training began with, or write one made from the model's config."""
     given = Path(spec.model.pretrained or ".", GENERATION)
     if spec.model.pretrained is not None and given.exists():
         shutil.copyfile(given, made / GENERATION)
@@ -227,7 +227,7 @@ def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, made: Path)
 
 
 def check_output(output: Path, force: bool) -> None:
-    """May a model directory be put at ``output``? With ``force`` also where one is.
+    """Check that a model directory may be written to ``output``; with ``force`` it may replace a model directory.
 
     Raises:
         HpcMpError: something is there that must not be replaced.
@@ -250,7 +250,7 @@ def check_output(output: Path, force: bool) -> None:
 
 @contextmanager
 def publishing(output: Path) -> Iterator[Path]:
-    """A temporary directory beside ``output`` that takes its place when the block ends well; else nothing is left.
+    """Yield a temporary directory beside ``output`` that replaces it if the block succeeds; otherwise it is deleted.
 
     Raises:
         HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).

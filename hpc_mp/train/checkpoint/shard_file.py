@@ -1,8 +1,8 @@
-"""One rank's file of a checkpoint: written tensor by tensor and hashed on the way; read and checked block by block.
+"""One rank's file of a checkpoint: written tensor by tensor and hashed on the way, read and checked block by block.
 
-The format is safetensors (github.com/huggingface/safetensors): eight bytes with the length of a JSON header, the header, the
-bytes of the tensors one after the other. A tensor is a rectangle of a whole one, and its name says which: ``NAME[0:5, 0:32]``. A
-rank of many has several of a weight, because its part of a unit may begin and end within a row.
+The format is safetensors (github.com/huggingface/safetensors): eight bytes with the length of a JSON header, the header, then the
+bytes of the tensors one after another. A tensor is a rectangle of a whole tensor, and its name states the rectangle:
+``NAME[0:5, 0:32]``. A rank may have several rectangles of a weight, because its part of a unit may begin and end within a row.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FORMATS: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
 }
 NAMES = {dtype: name for name, dtype in FORMATS.items()}
-ALIGNED = 8  # bytes: the header is filled with blanks up to a multiple
-PIECE = 1 << 20  # bytes of a part that are copied at once: what lies on a disk or a GPU need not be in memory as a whole
+ALIGNED = 8  # bytes: the header is padded with blanks to a multiple
+PIECE = 1 << 20  # bytes of a part copied at once: values on a disk or a GPU need not be in memory as a whole
 
 
 class Damaged(Exception):
@@ -43,10 +43,10 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """A part of a whole tensor that this rank holds: under which name, of which shape the whole is, where the part lies.
+    """A part of a whole tensor that this rank holds: the tensor's name and shape, and the part's place in it.
 
     Attributes:
-        release: called with those of its values that have been written or filled.
+        release: called with the parts of ``values`` that have been written or filled.
     """
 
     name: str
@@ -56,7 +56,7 @@ class LocalPart:
     release: Callable[[Tensor], None] = lambda values: None
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its values, in their order, of which no more than ``PIECE`` bytes are in use at once."""
+        """Yield the values in order, in pieces of at most ``PIECE`` bytes; each is released before the next one."""
         for box in pieces(tuple(self.values.shape), PIECE // self.values.element_size()):
             yield self.values[box]
             self.release(self.values[box])
@@ -65,7 +65,7 @@ class LocalPart:
 def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
     """Write the parts to one file and make it durable. Raises OSError.
 
-    Returns the file and its tensors; nothing is written for no parts.
+    Return the file and its tensors. No file is written if there are no parts.
     """
     parts = [part for part in parts if part.values.numel()]
     if not parts:
@@ -86,26 +86,25 @@ def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
 
 
 def shard_bytes(parts: Iterable[LocalPart]) -> int:
-    """The size of the file that ``write_shard`` makes of these parts; 0 when it makes none."""
+    """Return the size of the file that ``write_shard`` makes of these parts; 0 if it makes none."""
     parts = [part for part in parts if part.values.numel()]
     return len(_header(parts)) + sum(part.values.nbytes for part in parts) if parts else 0
 
 
 class ShardReader:
-    """Reads rectangles of tensors from a checkpoint's files; each block is hashed when it is first read.
+    """A reader of tensor rectangles from a checkpoint's files. Each block is hashed when it is first read.
 
     Args:
-        directory: of the checkpoint.
-        index: of the tensors that will be asked for.
+        directory: the checkpoint.
+        index: the index of the tensors that will be read.
     """
 
     def __init__(self, directory: Path, index: CheckpointIndex) -> None:
         self.directory, self._index = directory, index
-        self._file, self._number, self._block = "", -1, b""  # the block that was read last
+        self._file, self._number, self._block = "", -1, b""  # the last block read
 
     def read(self, parts: Iterable[LocalPart]) -> None:
-        """Fill rectangles of tensors, cast to their formats; in the order in which they lie in the files, so that no block is
-        read twice.
+        """Fill rectangles of tensors, cast to their dtypes. Parts are read in file order, so that no block is read twice.
 
         Raises:
             Damaged: a block is not what was saved, or the parts do not cover a rectangle.
@@ -123,7 +122,7 @@ class ShardReader:
                 raise Damaged(f"{part.name} is not there as a whole: {elements} of {part.values.numel()} elements are")
 
     def _read_part(self, dtype: str, stored: StoredPart, part: LocalPart) -> int:
-        """What a stored part has of a part, a piece at a time; how many elements that is."""
+        """Copy the common elements of a stored part into a part, a piece at a time. Return their number."""
         common = _common(part.box, stored)
         if common is None:
             return 0
@@ -142,7 +141,7 @@ class ShardReader:
         return prod(shape)
 
     def _copy(self, name: str, begin: int, target: memoryview) -> None:
-        """Bytes of a file from ``begin`` on, through checked blocks."""
+        """Copy bytes of a file, beginning at ``begin``, from checked blocks."""
         done = 0
         while done < len(target):
             number, offset = divmod(begin + done, BLOCK)
@@ -165,7 +164,7 @@ class ShardReader:
 
 
 class _HashedWriter:
-    """Writes to a file and hashes its blocks."""
+    """A file writer that hashes each block."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -207,17 +206,17 @@ def _header(parts: Sequence[LocalPart]) -> bytes:
 
 
 def _key(part: LocalPart) -> str:
-    """The name in the file says which rectangle of the whole it is: ``NAME[0:5, 0:32]``."""
+    """Return the part's name in the file, which states its rectangle: ``NAME[0:5, 0:32]``."""
     return f"{part.name}[{', '.join(f'{each.start}:{each.stop}' for each in part.box)}]"
 
 
 def _rectangle(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Offsets and sizes."""
+    """Return the offsets and sizes of a box."""
     return tuple(part.start for part in box), tuple(part.stop - part.start for part in box)
 
 
 def _bytes(values: Tensor) -> memoryview:
-    """Of a tensor, on the host; a copy only where it is not contiguous there."""
+    """Return a tensor's bytes on the host, copied only if it is not contiguous there."""
     flat = values.detach().to("cpu").contiguous().view(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's types do not say that it is a buffer
 

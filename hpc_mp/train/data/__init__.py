@@ -1,6 +1,6 @@
 """Text to samples: tokenizer, token files, deterministic sampler.
 
-``find_files`` → ``prepare`` → ``Samples``, or ``HeldOut``. The first two run once per job, the last in every rank. No torch here:
+``find_files`` → ``prepare`` → ``Samples`` or ``HeldOut``. The first two run once per job, the last in every rank. No torch here:
 samples are NumPy arrays.
 """
 

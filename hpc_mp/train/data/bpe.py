@@ -1,4 +1,4 @@
-"""Byte-level BPE, the kind of tokenizer that GPT-2 has: put together from its parts, or trained on a job's own text."""
+"""Byte-level BPE, GPT-2's kind of tokenizer: assembled from its parts, or trained on a job's own text."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hpc_mp.job.tokenizer_files import check_tokenizer
 from hpc_mp.train.data.cache import entry, key
 from hpc_mp.train.data.documents import pieces
 
-FORMAT = 1  # raised when the same text gives another tokenizer
+FORMAT = 1  # increased when the same text gives another tokenizer
 END = "<|endoftext|>"  # begins and ends a document, as in GPT-2
-TEXT = 64 << 20  # characters that a tokenizer is trained on, at most
+TEXT = 64 << 20  # limit of characters that a tokenizer is trained on
 POLL_S = 0.2
-MIN_FREQUENCY = 2  # how often a pair must occur to become a token
+MIN_FREQUENCY = 2  # occurrences that a pair needs to become a token
 CLASS = "PreTrainedTokenizerFast"  # the class in transformers that takes tokenizer.json as it is
-# Families whose own class transformers takes whatever tokenizer_config.json says, and how it splits text: one that is trained for
-# them splits alike. Source: ``models/qwen2/tokenization_qwen2.py``, which composes characters (NFC) first.
+# Splitting rules of families whose own class transformers uses whatever tokenizer_config.json states. A tokenizer trained for
+# these families splits text alike. Source: ``models/qwen2/tokenization_qwen2.py``, which composes characters (NFC) first.
 SPLITS = {"qwen2": r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"""
                   r"""| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""}
 
 
 def byte_level(model: models.BPE, *, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
-    """A tokenizer that cuts text as GPT-2 does and loses none of its bytes."""
+    """Return a tokenizer that splits text like GPT-2 and keeps every byte."""
     encoder = tokenizers.Tokenizer(model)
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     encoder.decoder = decoders.ByteLevel()
@@ -37,7 +37,7 @@ def byte_level(model: models.BPE, *, add_prefix_space: bool = False) -> tokenize
 
 
 def _of_family(encoder: tokenizers.Tokenizer, split: str) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer with a family's rule in place of GPT-2's."""
+    """Replace GPT-2's splitting rule of a byte-level tokenizer by a family's."""
     encoder.normalizer = normalizers.NFC()
     encoder.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -46,11 +46,12 @@ def _of_family(encoder: tokenizers.Tokenizer, split: str) -> tokenizers.Tokenize
 
 def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path,
           poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Path:
-    """The directory of a tokenizer with at most ``vocabulary`` ids trained on ``files``, kept under ``contents``.
+    """Train a tokenizer with at most ``vocabulary`` ids on ``files``, or find it in the cache. Return its directory.
 
     Args:
-        model_type: the family of the model, which may split text by a rule of its own.
-        poll: called now and then; what it raises ends the training.
+        contents: identifies each file's content, and so the tokenizer in the cache.
+        model_type: the family of the model, which may have its own splitting rule.
+        poll: called repeatedly; an exception from it ends the training.
 
     Raises:
         HpcMpError: ``vocabulary`` has no room for the 256 bytes and the end token, or a file cannot be read.
@@ -74,13 +75,13 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
 
 
 def trained_name(contents: Sequence[str], vocabulary: int, model_type: str = "gpt2") -> str:
-    """What the directory of a tokenizer that is trained on these files is called in the cache."""
+    """Return the cache directory name of the tokenizer trained on these files."""
     split = [SPLITS[model_type]] if model_type in SPLITS else []
     return f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents), *split)}"
 
 
 def _polled(work: Callable[[], None], poll: Callable[[], object]) -> None:
-    """Do the work, which for long stretches hears of no signal, in a thread; when ``poll`` raises it is left to itself."""
+    """Run ``work``, which can block signals for long, in a thread. If ``poll`` raises, the thread is abandoned."""
     ended: Future[None] = Future()
 
     def act() -> None:
@@ -101,7 +102,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _sample(files: Sequence[Path]) -> Iterator[str]:
-    """All pieces of the text, or evenly spread ones that hold at most ``TEXT`` characters together."""
+    """Yield all pieces of the text, or evenly spread pieces of at most ``TEXT`` characters in total."""
     total = sum(path.stat().st_size for path in files)
     seen = taken = 0
     for piece in pieces(files):

@@ -1,4 +1,4 @@
-"""Directories named by the hash of what they are made from: built once, published whole, checked before each use."""
+"""Cache directories named by the hash of their sources: built once, published as a whole, checked before each use."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import sync
 
-SUMS = "SHA256SUMS"  # of every other file, as `sha256sum` writes them; its presence marks a complete directory
+SUMS = "SHA256SUMS"  # of every other file, in the format of `sha256sum`; its presence marks a complete directory
 
 
 def key(*parts: object) -> str:
-    """A short name for content: 128 bits of the hash of the parts as Python writes them."""
+    """Return a short name for content: 128 bits of the hash of the parts' ``repr``."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path], str] = file_hash) -> Path:
-    """``directory`` with the files that ``build(temporary directory)`` writes; built only if it is not there intact.
+    """Return ``directory`` with the files that ``build(temporary directory)`` writes. It is built only if no intact one exists.
 
-    Processes that build the same entry at once do not disturb each other: the first to finish publishes, and the others
-    take what it made. An entry that was damaged since is replaced. There is no lock (many parallel file systems have
-    none): publishing is one rename.
+    Processes may build the same entry at once: the first to finish publishes it, and the others use its result. A damaged entry
+    is replaced. There is no lock, because many parallel file systems have none: publishing is one rename.
 
     Args:
-        hashed: the SHA-256 of a file that is there already.
+        hashed: returns the SHA-256 of an existing file.
 
     Raises:
-        HpcMpError: the cache cannot be written, or whatever ``build`` raises.
+        HpcMpError: the cache cannot be written. Errors of ``build`` are passed on.
     """
     if _intact(directory, hashed):
         return directory

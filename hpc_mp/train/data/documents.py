@@ -1,4 +1,4 @@
-"""Files to documents, as a stream of pieces small enough that no file has to fit into memory."""
+"""Files to documents, as a stream of pieces, so that no file has to fit into memory."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from hpc_mp.job.inputs import Kind, kind
 from hpc_mp.job.rows import UnusableRow, row_parts
 
 # Bytes of a piece. The pieces of a batch are encoded in parallel, one core each: small enough that a batch of a few MiB
-# keeps many cores busy, large enough that what is encoded twice around the cuts is little.
+# keeps many cores busy, large enough that little text is encoded twice around the cuts.
 PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A part of a document, whole if it is small."""
+    """A part of a document; the whole document if it is small."""
 
     source: Path
     text: str
-    counts: bool   # its tokens are labels of the loss
-    joined: bool   # the next piece is of the same text; a prompt and its completion are two
-    last: bool     # it ends its document
-    size: int      # bytes of the file that are done with it
+    counts: bool   # True if its tokens are labels of the loss
+    joined: bool   # True if the next piece is of the same text; a prompt and its completion are two texts
+    last: bool     # True if it ends its document
+    size: int      # bytes of the file consumed with it
     replaced: int  # undecodable byte sequences that became U+FFFD
 
 
 def pieces(files: Iterable[Path], files_key: str = "data.files") -> Iterator[TextPiece]:
-    """The documents of ``files`` in order.
+    """Yield the documents of ``files`` in order.
 
-    A text file is one document, UTF-8, undecodable bytes replaced and counted. A row of a JSON lines file is one
-    document: ``{"text": …}``, or ``{"prompt": …, "completion": …}`` whose prompt does not count in the loss; other keys
-    are ignored.
+    A text file is one document in UTF-8; undecodable bytes are replaced and counted. A row of a JSON lines file is one document:
+    ``{"text": …}``, or ``{"prompt": …, "completion": …}`` whose prompt does not count in the loss. Other keys are ignored.
 
     Args:
-        files_key: of the job file, which names the files.
+        files_key: the key of the job file that names the files.
 
     Raises:
-        HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (naming file and line).
+        HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (with file and line).
     """
     for path in files:
         try:
@@ -54,7 +53,7 @@ def pieces(files: Iterable[Path], files_key: str = "data.files") -> Iterator[Tex
 
 
 def unreadable(path: Path, error: OSError, files_key: str) -> HpcMpError:
-    """The error for a file that was there at launch and cannot be read now."""
+    """Return the error for a file that existed at launch and cannot be read now."""
     return HpcMpError(f"{files_key}: {path}", f"cannot be read ({error.strerror})",
                       "make it readable or name another file")
 
@@ -80,7 +79,7 @@ def _rows(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:
         except UnusableRow as error:
             raise bad_row(f"{files_key}: {path}", number, error) from None
         for part, (text, counts) in enumerate(parts, start=1):
-            # JSON can name a lone surrogate, which UTF-8 cannot: it is replaced like any undecodable bytes.
+            # JSON can name a lone surrogate, which UTF-8 cannot encode: it is replaced like undecodable bytes.
             for raw, end in _cut(io.BytesIO(text.encode("utf-8", "surrogatepass"))):
                 last = end and part == len(parts)
                 yield _piece(path, raw, counts=counts, joined=not end, last=last, size=len(line) if last else 0)
@@ -96,7 +95,7 @@ def _piece(path: Path, raw: bytes, *, counts: bool, joined: bool, last: bool, si
 
 
 def _cut(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Parts of at most a few ``PIECE`` bytes and whether each is the last one, at least one part."""
+    """Yield parts of at most a few ``PIECE`` bytes, each with True if it is the last; at least one part."""
     held = file.read(PIECE)
     while len(block := file.read(PIECE)) == PIECE:
         held += block
@@ -107,7 +106,7 @@ def _cut(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 
 
 def _boundary(raw: bytes) -> int:
-    """Where to cut: after the last line end, else before the last space, else between two characters."""
+    """Return the cut position: after the last line end, else before the last space, else between two characters."""
     if newline := raw.rfind(b"\n") + 1:
         return newline
     if (space := raw.rfind(b" ")) > 0:

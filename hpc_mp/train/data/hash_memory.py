@@ -1,4 +1,4 @@
-"""Hashes of large files, remembered: a corpus of terabytes and its tokens are read for their hashes once, not at every start."""
+"""Remembered hashes of large files: a corpus of terabytes and its tokens are hashed once, not at every start."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pathlib import Path
 from hpc_mp.rundir import read_json, write_json
 
 FILE = "hashes.json"  # in the cache: absolute path -> [bytes, nanoseconds of the last change, inode, SHA-256]
-SETTLED_NS = 2_000_000_000  # a file that has just been written may be written once more within a clock's tick, unseen
+SETTLED_NS = 2_000_000_000  # a file that was just written may be written again within one clock tick, unnoticed
 
 
 class HashMemory:
-    """SHA-256 of files, from their size, inode and time of change where these are as they were.
+    """SHA-256 of files, remembered as long as size, inode and modification time are unchanged.
 
     Args:
-        cache: the directory that keeps it, beside what is made from the files; one that cannot be written is no obstacle.
+        cache: the directory that keeps the hashes, beside what is made from the files. If it cannot be written, nothing is
+            remembered.
     """
 
     def __init__(self, cache: Path) -> None:
@@ -30,7 +31,7 @@ class HashMemory:
         self._new = False
 
     def __call__(self, path: Path) -> str:
-        """In hexadecimal. Raises OSError."""
+        """Return the SHA-256 of a file in hexadecimal. Raises OSError."""
         if known := self.remembered(path):
             return known
         status = os.stat(path)
@@ -41,12 +42,12 @@ class HashMemory:
         return digest
 
     def remembered(self, path: Path) -> str | None:
-        """The same without reading the file; None where it would have to be read. Raises OSError."""
+        """Return the hash without reading the file; None if the file would have to be read. Raises OSError."""
         known = self._known.get(os.path.abspath(path))
         return str(known[-1]) if isinstance(known, list) and known[:-1] == _mark(os.stat(path)) else None
 
     def keep(self) -> None:
-        """Write down what is new."""
+        """Write new hashes to the cache."""
         if self._new:
             with suppress(OSError):
                 self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -55,5 +56,5 @@ class HashMemory:
 
 
 def _mark(status: os.stat_result) -> list[int]:
-    """What changes with a file's content."""
+    """Return the properties that change with a file's content."""
     return [status.st_size, status.st_mtime_ns, status.st_ino]

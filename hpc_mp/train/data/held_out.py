@@ -1,4 +1,4 @@
-"""Held-out text as samples: every token once, in its order, in as many equal microbatches as all replicas can share out."""
+"""Held-out text as samples: every token once, in order, in equal microbatches shared by all replicas."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
                      training: TokenSet) -> TokenSet | None:
-    """The tokens of ``evaluate.files``, by the tokenizer of the training's; None for a job that does not evaluate.
+    """Return the tokens of ``evaluate.files``, made with the training's tokenizer; None for a job that does not evaluate.
 
-    A file that is trained on as well is named in a warning. All else as ``prepare`` has it.
+    A file that is also trained on is named in a warning. The rest is as in ``prepare``.
 
     Raises:
-        HpcMpError: as ``prepare`` and ``HeldOut`` do.
+        HpcMpError: for the reasons of ``prepare`` and ``HeldOut``.
     """
     if not spec.evaluate.files:
         return None
@@ -43,10 +43,10 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
 
 
 class HeldOut:
-    """A token set as rows of one length: row i has the tokens [i × S, i × S + S] as inputs and, shifted by one, labels.
+    """A token set as rows of one length: the inputs of row i are the tokens [i × S, i × S + S]; labels are shifted by one.
 
-    The last row may have fewer tokens. What it lacks, and rows behind it, hold labels that do not count: attention looks
-    back only, so that no other token sees them.
+    The last row may have fewer tokens. Its missing part and all later rows have labels that do not count. Attention looks back
+    only, so no other token sees them.
 
     Args:
         sequence_length: S, tokens.
@@ -68,22 +68,22 @@ class HeldOut:
         return -(-(self._count - 1) // self.sequence_length)
 
     def batch(self, rows: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and shifted labels of consecutive rows, each of shape (rows, S), int64; what does not count is ``IGNORE``."""
+        """Return inputs and shifted labels of consecutive rows, each (rows, S), int64; uncounted labels are ``IGNORE``."""
         size = len(rows) * self.sequence_length
         inputs, labels = self._rows.at(rows.start * self.sequence_length, size)
         shape = len(rows), self.sequence_length
         return _filled(inputs, size, 0).reshape(shape), _filled(labels, size, IGNORE).reshape(shape)
 
     def begins(self, rows: range) -> NDArray[np.int64] | None:
-        """At which place of its row the document of each token begins, (rows, S), int64; None where documents are joined."""
+        """Return the place in its row at which each token's document begins, (rows, S), int64; None if documents are joined."""
         return self._rows.begins([row * self.sequence_length for row in rows], self.sequence_length)
 
 
 def passes(rows: int, *, microbatch: int, microbatches: int, data_degree: int, data_rank: int) -> Sequence[list[range]]:
-    """The rows that one replica evaluates: for each pass through the pipeline, one range for each microbatch.
+    """Return the rows that one replica evaluates: for each pass through the pipeline, one range per microbatch.
 
-    Every row of 0 … rows - 1 lies in exactly one range of one replica. All replicas have as many passes, for they compute
-    together: the last one reaches beyond ``rows``.
+    Every row of 0 … rows - 1 is in exactly one range of one replica. All replicas have the same number of passes, because they
+    compute together. The last pass extends beyond ``rows``.
     """
     together = microbatch * microbatches * data_degree
     return [positions(first, global_batch=together, data_degree=data_degree, data_rank=data_rank, microbatches=microbatches)

@@ -1,18 +1,18 @@
-"""Rows: consecutive tokens of a token set, and what is known of each: its label, and where its document begins.
+"""Rows: consecutive tokens of a token set, with each token's label and the place where its document begins.
 
-A row runs over the ends of documents. Its labels are its tokens shifted by one, and ``IGNORE`` where a token does not count in
-the loss. What else follows from documents is ``data.documents``:
+A row runs over the ends of documents. Its labels are its tokens shifted by one, and ``IGNORE`` for a token that does not count in
+the loss. The other effects of documents depend on ``data.documents``:
 
 ======== ========================= ================================================ ==========================================
 value    a token attends to        positions count                                  labels that do not count
 ======== ========================= ================================================ ==========================================
-joined   all earlier ones          from the row's first token                       those of prompts
-separate earlier ones of its own   from the first token of the document, or of its  those of prompts, and the first token of
-         document                  part in the row                                  each document, which nothing precedes
+joined   all earlier tokens        from the row's first token                       prompts
+separate earlier tokens of its     from the first token of the document, or of its  prompts, and the first token of each
+         document                  part in the row                                  document, which nothing precedes
 ======== ========================= ================================================ ==========================================
 
-The token that ends a document belongs to it and is a label like any other. Where documents begin is known from when they were
-tokenized: a separator that stands in a text by itself, as in a chat, ends no document.
+The token that ends a document belongs to it and is a label like any other. The places where documents begin are recorded at
+tokenization: a separator inside a text, as in a chat, ends no document.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ class TokenRows:
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens do not count in the loss."""
+        """True if some tokens do not count in the loss."""
         return self._loss is not None or self._documents is not None
 
     def at(self, first: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and labels of the row that begins with token ``first``, int64; where the text ends sooner, fewer."""
+        """Return inputs and labels of the row that begins with token ``first``, int64; fewer if the text ends earlier."""
         tokens = self._tokens[first:first + length + 1].astype(np.int64, subok=False)
         labels = tokens[1:]
         return tokens[:length], np.where(self._counts(first, len(labels)), labels, IGNORE) if self.masked else labels
 
     def label_count(self, first: int, length: int) -> int:
-        """How many labels of a row count in the loss; ids are not read for it."""
+        """Return the number of a row's labels that count in the loss, without reading ids."""
         return int(self._counts(first, length).sum()) if self.masked else length
 
     def begins(self, firsts: Sequence[int], length: int) -> NDArray[np.int64] | None:
-        """For each token of the rows that begin with these tokens, the place in its row at which its document begins, (rows,
-        length), int64; None where documents are joined. What began before a row begins with it."""
+        """Return the place in its row at which each token's document begins, for the rows that begin with ``firsts``: (rows,
+        length), int64; None if documents are joined. A document that began before a row begins with the row."""
         if self._documents is None:
             return None
         places = np.zeros((len(firsts), length), np.int64)
@@ -65,7 +65,7 @@ class TokenRows:
         return np.maximum.accumulate(places, 1)
 
     def _counts(self, first: int, length: int) -> NDArray[np.bool_]:
-        """Which labels of a row count in the loss."""
+        """Return a mask of the labels of a row that count in the loss."""
         labels = slice(first + 1, first + 1 + length)
         counts = np.ones(length, np.bool_) if self._loss is None else self._loss[labels].astype(np.bool_, subok=False)
         if self._documents is not None:
@@ -73,7 +73,7 @@ class TokenRows:
         return counts
 
     def _inside(self, first: int, last: int) -> NDArray[np.int64]:
-        """At which places behind the first token of a row, up to place ``last``, documents begin."""
+        """Return the places after the first token of a row, up to place ``last``, at which documents begin."""
         assert self._documents is not None
         begin, end = np.searchsorted(self._documents, (first, first + last), side="right")
         return self._documents[begin:end].astype(np.int64, subok=False) - first

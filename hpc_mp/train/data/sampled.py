@@ -1,4 +1,4 @@
-"""The first tokens of a job, made as all are, for whoever wants to see them before the rest is made."""
+"""The first tokens of a job, made in the same way as all its tokens, for a preview before tokenization."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hpc_mp.train.data.documents import pieces
 from hpc_mp.train.data.tokenizer import load
 from hpc_mp.train.data.windows import encode
 
-FILES = 8  # that are looked into, spread evenly over all of them
-PART = 1 << 16  # bytes of each
+FILES = 8  # limit of files that are sampled, spread evenly over all files
+PART = 1 << 16  # bytes sampled from each file
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Sampled:
     """The beginning of a text in tokens.
 
     Attributes:
-        first: tokens of the first document, its end included; ``counted`` of them count in the loss.
-        whole: whether that is the whole document, and not the beginning of a long one.
-        tokens, bytes: of all that was looked at; what a byte of the files gives elsewhere may differ.
+        first: tokens of the first document with its end; ``counted`` of them count in the loss.
+        whole: True if this is the whole document, not the beginning of a long one.
+        tokens, bytes: totals of everything sampled; the ratio may differ elsewhere in the files.
     """
 
     first: int
@@ -32,11 +32,11 @@ class Sampled:
 
 
 def sample(files: Sequence[Path], tokenizer: Path) -> Sampled:
-    """The first document of the first file that has one, and how many tokens there are in a byte of some files.
+    """Sample the first document of the first file, and the tokens per byte of some files.
 
     Args:
-        files: as ``find_files`` returns them, some text in the first one.
-        tokenizer: the directory of a tokenizer, as it was given.
+        files: the result of ``find_files``, with some text in the first file.
+        tokenizer: the directory of a tokenizer, as given by the user.
 
     Raises:
         HpcMpError: the tokenizer cannot be loaded, or a file cannot be read.

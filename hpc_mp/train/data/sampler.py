@@ -1,7 +1,7 @@
-"""Which tokens stand at which place of the training: a function of the seed and the global position, of nothing else.
+"""The order of training samples: a function of only the seed and the global position.
 
-Positions count sequences from the start of the training, over all replicas and epochs. Because a sample depends on its
-position only, a run that goes on with another layout sees each sample exactly once.
+Positions count sequences from the start of the training, over all replicas and epochs. A sample depends only on its position, so
+a run that continues with another layout sees each sample exactly once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hpc_mp.train.data.tokens import TokenSet
 
 
 def positions(first: int, *, global_batch: int, data_degree: int, data_rank: int, microbatches: int) -> list[range]:
-    """The global positions that one replica trains in an optimizer step, one range per microbatch.
+    """Return the global positions that one replica trains in an optimizer step, one range per microbatch.
 
     Args:
         first: the position of the step's first sample.
         global_batch: sequences per optimizer step over all replicas; a multiple of data_degree × microbatches.
         data_degree: number of replicas.
-        data_rank: which replica, from 0.
-        microbatches: per replica and step.
+        data_rank: number of this replica, from 0.
+        microbatches: microbatches per replica and step.
     """
     size = global_batch // (data_degree * microbatches)
     own = first + data_rank * microbatches * size
@@ -37,8 +37,8 @@ def positions(first: int, *, global_batch: int, data_degree: int, data_rank: int
 class Samples:
     """Sequences of a token set in training order, without end: each epoch is shuffled by (seed, epoch).
 
-    Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the
-    ends of documents, see ``rows``; what is left behind the last whole sequence is not used.
+    Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the ends of
+    documents, see ``rows``. Tokens after the last whole sequence are not used.
 
     Args:
         token_set: the tokens.
@@ -62,39 +62,39 @@ class Samples:
         self._rows = TokenRows(token_set, documents)
 
     def __len__(self) -> int:
-        """Samples per epoch."""
+        """Return the number of samples per epoch."""
         return self._size
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens do not count in the loss."""
+        """True if some tokens do not count in the loss."""
         return self._rows.masked
 
     def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64.
+        """Return inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64.
 
-        Labels are already shifted, and ``IGNORE`` where a token does not count in the loss.
+        Labels are already shifted, and ``IGNORE`` for a token that does not count in the loss.
         """
         return self._rows.at(self.first_token(position), self.sequence_length)
 
     def first_token(self, position: int) -> int:
-        """The number of the first token of the sequence at a global position."""
+        """Return the number of the first token of the sequence at a global position."""
         epoch, place = divmod(position, self._size)
         return permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
 
     def label_count(self, positions: Iterable[int]) -> int:
-        """How many tokens of the sequences at these positions count in the loss; ids are not read for it."""
+        """Return the number of tokens of these sequences that count in the loss, without reading ids."""
         if not self.masked:
             return self.sequence_length * sum(1 for _ in positions)
         return sum(self._rows.label_count(self.first_token(position), self.sequence_length) for position in positions)
 
     def batch(self, positions: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and labels at n global positions, each of shape (n, S), int64."""
+        """Return inputs and labels at n global positions, each of shape (n, S), int64."""
         inputs, labels = zip(*map(self.at, positions), strict=True)
         return np.stack(inputs), np.stack(labels)
 
     def begins(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
-        """At which place of its sequence the document of each token begins, (n, S), int64; None where documents are joined."""
+        """Return the place in its sequence at which each token's document begins, (n, S), int64; None if documents are joined."""
         return self._rows.begins([self.first_token(position) for position in positions], self.sequence_length)
 
 
@@ -103,11 +103,11 @@ WORD = (1 << 64) - 1
 
 
 def permuted(place: int, size: int, *, seed: int, epoch: int) -> int:
-    """Which of ``size`` items stands at ``place``: for fixed (size, seed, epoch) a bijection of range(size).
+    """Return the item at ``place`` of a permutation: for fixed (size, seed, epoch) a bijection of range(size).
 
-    A balanced Feistel network (Luby and Rackoff 1988) on the next even number of bits, walked along its cycle until it
-    lands below ``size`` (Black and Rogaway 2002), which takes at most 4 steps on average. Pure integer arithmetic: the
-    same on every machine.
+    The permutation is a balanced Feistel network (Luby and Rackoff 1988) on the next even number of bits, walked along its cycle
+    until the value is below ``size`` (Black and Rogaway 2002). This takes at most 4 steps on average. It is pure integer
+    arithmetic and gives the same result on every machine.
 
     Args:
         place: 0 … size - 1.

@@ -1,7 +1,7 @@
-"""Which tokenizer a job uses.
+"""The tokenizer of a job.
 
-Whatever it comes from, it ends as a directory in the cache that ``transformers.AutoTokenizer.from_pretrained`` loads: a
-run neither depends on the directory it was given nor changes with it.
+Whatever its source, it becomes a directory in the cache that ``transformers.AutoTokenizer.from_pretrained`` loads. A run does not
+depend on the given directory and does not change with it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, check_fit, check_kind, 
 from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, trained_name, write_json
 from hpc_mp.train.data.cache import entry, file_hash, key
 
-# What goes with one of ``VOCABULARY_FILES``.
+# Files that accompany the ``VOCABULARY_FILES``.
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 
 SPECIAL = ("eos", "bos", "pad", "unk")
 
-GPT2 = {"eos_token": END, "add_prefix_space": False}  # what GPT-2's two files leave unsaid
+GPT2 = {"eos_token": END, "add_prefix_space": False}  # settings that GPT-2's two files do not contain
 
 
 @dataclass(frozen=True)
@@ -34,31 +34,31 @@ class Tokenizer:
 
     directory: Path
     encoder: tokenizers.Tokenizer
-    special: Mapping[str, int | None]  # ids of the tokens that it names, by ``SPECIAL``; None: the vocabulary lacks it
+    special: Mapping[str, int | None]  # ids of the tokens that it names, by ``SPECIAL``; None if the vocabulary lacks the token
     size: int  # largest id + 1
 
     @property
     def end(self) -> int | None:
-        """Id of the token that ends a document."""
+        """Id of the token that ends a document; None if there is none."""
         return self.special.get("eos")
 
 
 def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | None, pretrained: Path | None,
             vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Tokenizer:
-    """The tokenizer of a job, kept in ``cache``.
+    """Return the tokenizer of a job, kept in ``cache``.
 
     Args:
-        files: what one is trained on if there is none.
-        contents: names each file's content.
+        files: training text for a new tokenizer if none is given.
+        contents: identifies each file's content.
         given: ``data.tokenizer``.
         pretrained: directory of the model's checkpoint.
         vocabulary: rows of the model's embedding.
         cache: directory.
-        poll: called now and then while one is trained; what it raises ends that.
-        model_type: of the model, for one that is trained.
+        poll: called repeatedly during training; an exception from it ends the training.
+        model_type: the model's type, for a tokenizer that is trained.
 
     Raises:
-        HpcMpError: it cannot be read, is of a kind that is not built yet, or has ids beyond ``vocabulary``.
+        HpcMpError: the tokenizer cannot be read, is of an unsupported kind, or has ids beyond ``vocabulary``.
     """
     source = find_tokenizer(given, pretrained)
     tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll, model_type=model_type))
@@ -70,7 +70,7 @@ def load(directory: Path) -> Tokenizer:
     """Read a directory with ``tokenizer.json``, or with GPT-2's ``vocab.json`` and ``merges.txt``.
 
     Raises:
-        HpcMpError: it cannot be read, or is of a kind that is not built yet.
+        HpcMpError: the tokenizer cannot be read, or is of an unsupported kind.
     """
     file = directory / "tokenizer.json"
     config = ({} if file.exists() else GPT2) | _config(directory)
@@ -78,17 +78,17 @@ def load(directory: Path) -> Tokenizer:
         encoder = tokenizers.Tokenizer.from_file(str(file)) if file.exists() else _gpt2(directory, config)
     except HpcMpError:
         raise
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises nothing more specific
         raise HpcMpError(f"tokenizer {directory}", f"cannot be loaded ({error})",
                          "save it again with save_pretrained, or name another directory") from None
-    encoder.no_truncation()  # both are settings for inference that tokenizer.json may hold
+    encoder.no_truncation()  # both are inference settings that tokenizer.json may contain
     encoder.no_padding()
     special = {name: encoder.token_to_id(str(token)) for name in SPECIAL if (token := config.get(f"{name}_token")) is not None}
     return Tokenizer(directory, encoder, special, size=max(encoder.get_vocab().values(), default=-1) + 1)
 
 
 def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """GPT-2's kind of tokenizer, and nothing that only has the same files."""
+    """Build a tokenizer of GPT-2's kind; other kinds with the same file names are refused."""
     check_kind(directory)
     encoder = byte_level(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")),
                          add_prefix_space=config["add_prefix_space"])
@@ -116,7 +116,7 @@ def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
 
 
 def kept_name(contents: Sequence[str], *, given: Path | None, pretrained: Path | None, vocabulary: int, model_type: str) -> str:
-    """What the directory that ``resolve`` returns is called in the cache, whether it is there or not. Raises HpcMpError."""
+    """Return the cache directory name of the tokenizer that ``resolve`` returns, without building it. Raises HpcMpError."""
     source = find_tokenizer(given, pretrained)
     return trained_name(contents, vocabulary, model_type) if source is None else _kept_name(source)
 
@@ -127,6 +127,6 @@ def _kept_name(directory: Path) -> str:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """``tokenizer_config.json`` over ``special_tokens_map.json``, with each token as a plain string."""
+    """Return ``tokenizer_config.json`` merged over ``special_tokens_map.json``, with each token as a plain string."""
     config = read_object(directory / "special_tokens_map.json") | read_object(directory / "tokenizer_config.json")
     return {k: v.get("content") if k.endswith("_token") and isinstance(v, dict) else v for k, v in config.items()}

@@ -1,7 +1,6 @@
-"""The tokenizer that plain transformers makes of an exported model, beside the one that the run trains with.
+"""Agreement of the tokenizer that plain transformers loads from an exported model with the tokenizer of the run.
 
-``AutoTokenizer`` may take the class of the model's family, which splits text by a rule of its own whatever ``tokenizer.json``
-says.
+``AutoTokenizer`` may use the class of the model's family, which has its own splitting rule whatever ``tokenizer.json`` states.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from hpc_mp.train.data.bpe import CLASS, write_json
 from hpc_mp.train.data.documents import pieces
 from hpc_mp.train.data.tokenizer import SIDE_FILES, Tokenizer, load
 
-FILES = 8  # of the job's text, of which the first piece is compared
-# What rules of splitting differ in: contractions, digits, blanks and ends of lines, accents put together or not, other scripts.
+FILES = 8  # limit of files of the job's text; the first piece of each is compared
+# Text on which splitting rules differ: contractions, digits, blanks, line ends, composed and decomposed accents, other scripts.
 PROBE = ("It's 2024, and WE'LL pay 1234567.89 of x_1;\n\n    def f(a):\t\treturn a  # 100%\r\n   \n"
          "caf\u00e9 cafe\u0301 na\u00efve \u4f60\u597d\uff0c\u4e16\u754c \u0645\u0631\u062d\u0628\u0627 \U0001f600!!  \n")
-# Settings of tokenizer_config.json, the first that agree: as it stands, else the class that takes tokenizer.json as it is.
+# Settings of tokenizer_config.json, tried in order: unchanged, then the class that takes tokenizer.json as it is.
 CANDIDATES: tuple[dict[str, Any], ...] = ({}, {"tokenizer_class": CLASS})
 REMEDY = ("use a tokenizer of the model's family that AutoTokenizer has saved, leave data.tokenizer out to train one that fits, "
           "or choose another family: llama takes any tokenizer.json")
-Ids = Sequence[Sequence[int]]  # of several texts
+Ids = Sequence[Sequence[int]]  # one per text
 
 
 def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequence[Path], remedy: str = REMEDY) -> dict[str, Any]:
-    """Settings of ``tokenizer_config.json`` with which ``AutoTokenizer`` gives the ids of ``directory``'s own tokenizer.
+    """Return settings of ``tokenizer_config.json`` that make ``AutoTokenizer`` agree with the tokenizer in ``directory``.
 
     Args:
-        config: of the model.
-        files: of the job's text, to compare on.
-        remedy: where there are none.
+        config: the model's config.
+        files: files of the job's text, to compare on.
+        remedy: advice in the error if no settings agree.
 
     Raises:
-        HpcMpError: there are none for a model of this family, or the tokenizer cannot be loaded.
+        HpcMpError: no settings agree for a model of this family, or the tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -59,7 +58,7 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
             try:
                 theirs = AutoTokenizer.from_pretrained(made, local_files_only=True)
                 other = [theirs(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] for text in texts]
-            except Exception:  # of many kinds, one for each class; the next setting may do
+            except Exception:  # of many classes, one for each tokenizer class; the next setting may work
                 continue
             if (difference := next(_differences(own, theirs, ids, other), None)) is None:
                 return settings
@@ -71,7 +70,7 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
 
 
 def _differences(own: Tokenizer, theirs: Any, ids: Ids, other: Ids) -> Iterator[str]:
-    """In the ids of the same text, in the vocabulary with its added tokens, and in the special tokens that the run's names."""
+    """Yield differences in the ids of the same text, in the vocabulary with added tokens, and in the run's special tokens."""
     if ids != other:
         yield f"{sum(map(len, ids))} tokens here, {sum(map(len, other))} there for the same text"
     here, there = own.encoder.get_vocab(), theirs.get_vocab()
@@ -83,7 +82,7 @@ def _differences(own: Tokenizer, theirs: Any, ids: Ids, other: Ids) -> Iterator[
 
 
 def _around_added(tokenizer: Tokenizer) -> Iterator[str]:
-    """Texts with the added tokens, which may take the blanks beside them."""
+    """Yield texts with the added tokens, which may absorb the blanks beside them."""
     return (f"a {token.content} b" for token in tokenizer.encoder.get_added_tokens_decoder().values())
 
 

@@ -24,8 +24,8 @@ from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
 from hpc_mp.train.data.windows import encode
 
-FORMAT = 4  # raised when the same text and tokenizer give other files
-SMALL = 1 << 26  # bytes that are hashed in a tenth of a second
+FORMAT = 4  # increased when the same text and tokenizer give other files
+SMALL = 1 << 26  # bytes that can be hashed in a tenth of a second
 REPORT = 1 << 20  # bytes of text between two calls of ``progress``
 TOKENS, LOSS, DOCUMENTS, META = "tokens.bin", "loss.bin", "documents.bin", "meta.json"
 
@@ -38,28 +38,28 @@ log = logging.getLogger(__name__)
 class TokenSet:
     """A directory of tokens.
 
-    ``tokens.bin`` holds the ids, little-endian, one after the other; ``loss.bin`` a byte per token, 1 if it counts as a
-    label, and is only there if some token does not; ``documents.bin`` the number of each document's first token, as 64 bits,
-    of those that have tokens; ``meta.json`` says where they come from.
+    ``tokens.bin`` contains the ids, little-endian, one after another. ``loss.bin`` contains a byte per token, 1 if it counts as a
+    label; it exists only if some token does not count. ``documents.bin`` contains the number of each document's first token, as
+    64 bits, for documents that have tokens. ``meta.json`` describes their sources.
     """
 
     directory: Path
     count: int
     dtype: str  # uint16 or uint32
     tokenizer_directory: Path
-    tokenizer_sha256: str  # of its tokenizer.json, wherever that lies
+    tokenizer_sha256: str  # of its tokenizer.json, wherever the file is
     has_loss_mask: bool
 
     def tokens(self) -> NDArray[Any]:
-        """The ids, shape (count,), mapped from the file."""
+        """Return the ids, shape (count,), mapped from the file."""
         return np.memmap(self.directory / TOKENS, _little_endian(self.dtype), "r", shape=(self.count,))
 
     def loss(self) -> NDArray[np.uint8] | None:
-        """1 where a token counts as a label, shape (count,), mapped from the file; None if all do."""
+        """Return 1 for each token that counts as a label, else 0, shape (count,), mapped from the file; None if all count."""
         return np.memmap(self.directory / LOSS, np.uint8, "r", shape=(self.count,)) if self.has_loss_mask else None
 
     def documents(self) -> NDArray[np.int64]:
-        """The number of each document's first token, ascending, mapped from the file."""
+        """Return the number of each document's first token, ascending, mapped from the file."""
         return np.memmap(self.directory / DOCUMENTS, _little_endian("int64"), "r")
 
 
@@ -74,33 +74,32 @@ class TokenizedFile:
 
     @property
     def content(self) -> str:
-        """What the tokens depend on: neither the name nor the place."""
+        """The identity of the content that the tokens depend on, without name or place."""
         return f"{self.kind} {self.sha256}"
 
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
             cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files",
             model_type: str = "gpt2", begun: str | None = None) -> TokenSet:
-    """Tokenize ``files`` into the cache, or find them there: the same bytes are tokenized once.
+    """Tokenize ``files`` into the cache, or find the result there: the same bytes are tokenized once.
 
-    Each document is followed by the tokenizer's end-of-document token, if it has one. What a user should know about the
-    text is logged as a warning, each time.
+    Each document is followed by the tokenizer's end-of-document token, if it has one. Notes about the text for the user are
+    logged as warnings on every call.
 
     Args:
-        files: as ``find_files`` returns them.
+        files: the result of ``find_files``.
         tokenizer_directory: ``data.tokenizer``.
         pretrained: the model's checkpoint, whose tokenizer is the second choice; the third is one trained on ``files``.
         vocabulary: rows of the model's embedding.
         cache: directory that keeps token sets and tokenizers, on a file system that all ranks see.
-        progress: called with (bytes tokenized, bytes in all) as it goes.
-        files_key: of the job file, which names the files.
-        model_type: of the model: a tokenizer that is trained splits text as its family does.
-        begun: the name of the tokenizer with which the run began, if it has. One that was trained before families had rules of
-            their own splits text as GPT-2's does.
+        progress: called with (bytes tokenized, bytes in total).
+        files_key: the key of the job file that names the files.
+        model_type: the model's type; a trained tokenizer splits text as this family does.
+        begun: name of the tokenizer with which the run began, if it has begun. A tokenizer that was trained before families had
+            their own rules splits text as GPT-2's does.
 
     Raises:
-        HpcMpError: a file, a row or the tokenizer cannot be used, no token is left that counts, or the cache cannot be
-            written.
+        HpcMpError: a file, a row or the tokenizer cannot be used, no token counts, or the cache cannot be written.
     """
     hashed, report = HashMemory(cache), progress or _quiet
     sources = tuple(_source(path, hashed, files_key) for path in files)
@@ -125,7 +124,7 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
 
 def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
                 begun: str | None = None) -> TokenSet:
-    """The tokens of a job. ``vocabulary``: rows of the model's embedding. All else as ``prepare`` has it."""
+    """Return the tokens of a job. ``vocabulary`` is the rows of the model's embedding. The rest is as in ``prepare``."""
     return prepare(
         find_files(spec.data.files), vocabulary=vocabulary, cache=cache, progress=progress, begun=begun,
         model_type=read_config(spec)["model_type"],
@@ -134,11 +133,12 @@ def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
-    """What ``prepare_job`` has made of this text before; None if it has not, or where much of the text would have to be read to
-    tell.
+    """Return the earlier result of ``prepare_job`` for this text; None if there is none.
+
+    None also if much of the text would have to be read to find out.
 
     Raises:
-        HpcMpError: there is no such file, or no tokenizer.
+        HpcMpError: a file or the tokenizer does not exist.
     """
     hashed, files = HashMemory(cache), find_files(spec.data.files)
     new = [path for path in files if hashed.remembered(path) is None]
@@ -156,15 +156,15 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
 
 
 def _name(tokenizer: str, contents: Sequence[str]) -> str:
-    """What the directory of a token set is called in the cache."""
+    """Return the cache directory name of a token set."""
     return f"tokens-{key(FORMAT, tokenizer, list(contents))}"
 
 
 def load_tokens(directory: Path) -> TokenSet:
-    """Open what ``prepare`` made, checking sizes only: cheap enough for every rank.
+    """Open a token set made by ``prepare``. Only sizes are checked, which is cheap enough for every rank.
 
     Raises:
-        HpcMpError: it is not there or not complete.
+        HpcMpError: the token set does not exist or is incomplete.
     """
     meta = _meta(directory)
     token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
@@ -195,10 +195,10 @@ def _source(path: Path, hashed: HashMemory, files_key: str) -> TokenizedFile:
 
 def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer,
               progress: Callable[[int, int], None], files_key: str) -> dict[str, Any]:
-    """Write the token files into ``made`` and say what they are."""
+    """Write the token files into ``made`` and return their metadata."""
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     total = sum(source.size for source in sources)
-    count = counted = done = shown = first = documents = 0  # first: token of the document
+    count = counted = done = shown = first = documents = 0  # first: the document's first token
     replaced: Counter[Path] = Counter()
     with (made / TOKENS).open("wb") as tokens, (made / LOSS).open("wb") as loss, (made / DOCUMENTS).open("wb") as firsts:
         for piece, ids in encode(pieces((source.path for source in sources), files_key), tokenizer.encoder):
@@ -258,4 +258,4 @@ def _little_endian(dtype: str) -> np.dtype[Any]:
 
 
 def _quiet(done: int, total: int) -> None:
-    """No progress is shown."""
+    """Show no progress."""

@@ -1,11 +1,12 @@
-"""Texts to tokens, window by window: no text has to fit into memory, and the tokens are those of one pass over it.
+"""Tokenization of texts in windows: no text has to fit into memory, and the tokens equal those of a single pass.
 
-A long text comes in pieces. Each is encoded together with some characters of its neighbours, so that two windows overlap. Where
-both have the same tokens for a while in the overlap, neither sees its own edge any more: there the one is left for the other. If
-there is no such place, because a word is longer than the overlap, both windows are encoded as one.
+A long text comes in pieces. Each piece is encoded together with some characters of its neighbours, so that two windows overlap.
+If both windows have the same tokens over a stretch of the overlap, neither is affected by its own edge there: that is where the
+output switches from one window to the next. If no such place exists, because a word is longer than the overlap, both windows are
+encoded as one.
 
-A completion goes on where its prompt ends. The joint is the end of a token, as in generating, where the prompt is encoded
-alone; but the completion begins no text, and tokenizers that put a space before a text (``▁``) put none there.
+A completion continues its prompt. The joint is the end of a token, as in generation, where the prompt is encoded separately. But
+a completion does not begin a text: tokenizers that put a space before a text (``▁``) put none there.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ import tokenizers
 
 from hpc_mp.train.data.documents import TextPiece
 
-CONTEXT = 512  # characters of a neighbour
-SURE = 8  # tokens in which two windows must agree
-MOST = 4 << 20  # characters that are encoded as one at most; a longer word is cut
-BATCH = 4 << 20  # characters encoded at once, on all cores; the library needs some 60 bytes for each
+CONTEXT = 512  # characters taken from a neighbour
+SURE = 8  # consecutive tokens in which two windows must agree
+MOST = 4 << 20  # limit of characters that are encoded as one; a longer word is cut
+BATCH = 4 << 20  # characters encoded at once, on all cores; the library needs about 60 bytes for each
 
-Token = tuple[int, int, int]  # first character in its text, the character after its last one, id
+Token = tuple[int, int, int]  # first character in its text, the character after its last, id
 
 
 @dataclass(frozen=True, slots=True)
 class TextWindow:
-    """A piece with what stands around it.
+    """A piece with its surrounding characters.
 
     Attributes:
-        begin: the position of the window's first character in its text; ``own``: of the piece's.
-        goes_on: whether it is of a text that goes on where another one of its document ends.
+        begin: position in its text of the window's first character; ``own``: of the piece's first character.
+        goes_on: True if its text continues another text of the same document.
     """
 
     piece: TextPiece
@@ -46,13 +47,14 @@ class TextWindow:
 
     @property
     def whole(self) -> bool:
-        """Whether its text is this window alone."""
+        """True if its text is only this window."""
         return self.begin == self.own == 0 and not self.piece.joined
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedWindow:
-    """The ids of a window, and the tokens at its edges: ``head`` its first ones, ``tail`` those from number ``tail_at`` on."""
+    """The ids of a window and the tokens at its edges: its first ones, ``head``, and those from number ``tail_at`` on,
+    ``tail``."""
 
     window: TextWindow
     ids: list[int]
@@ -67,7 +69,7 @@ class EncodedWindow:
 def encode(
     stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer, batch: int = BATCH,
 ) -> Iterator[tuple[TextPiece, list[int]]]:
-    """Each piece with its part of the ids of its text, without the special tokens that the tokenizer's template would add."""
+    """Yield each piece with its part of the text's ids, without the special tokens that the tokenizer's template would add."""
     splice = _Splice(encoder)
     for windows in _batches(_windows(stream), batch):
         for encoded in splice.encoded(windows):
@@ -78,15 +80,15 @@ def encode(
 
 
 class _Splice:
-    """The windows of a text, one after the other."""
+    """The splicing of a text's windows, one after another."""
 
     def __init__(self, encoder: tokenizers.Tokenizer) -> None:
         self.encoders = {False: encoder, True: without_prefix(encoder)}
-        self.held: EncodedWindow | None = None  # whose tokens from ``given`` on are not given out yet
+        self.held: EncodedWindow | None = None  # its tokens from ``given`` on are not yielded yet
         self.given = 0
 
     def encoded(self, windows: Sequence[TextWindow]) -> list[EncodedWindow]:
-        """In their order. Where tokens lie is asked for only where windows overlap: it takes time."""
+        """Encode windows, in order. Token positions are computed only for windows that overlap, because it takes time."""
         found: dict[int, EncodedWindow] = {}
         for goes_on, encoder in self.encoders.items():
             for whole, act in (True, encoder.encode_batch_fast), (False, encoder.encode_batch):
@@ -98,7 +100,7 @@ class _Splice:
         return [found[number] for number in range(len(windows))]
 
     def add(self, encoded: EncodedWindow) -> Iterator[tuple[TextPiece, list[int]]]:
-        """What is sure once this window of a text is known too."""
+        """Yield the ids that are final now that this window of a text is known."""
         held, window = self.held, encoded.window
         if held is None:
             self.given = 0
@@ -117,7 +119,7 @@ class _Splice:
             self.held = None
 
     def _joined(self, held: EncodedWindow, window: TextWindow) -> EncodedWindow:
-        """The held window and the next one as one; what was given out of the held one stays so."""
+        """Encode the held window and the next one as one. Ids of the held window that were already yielded stay."""
         begin = held.window.begin
         text = held.window.text[:window.begin - begin] + window.text
         (one,) = self.encoded([replace(window, text=text, begin=begin)])
@@ -127,8 +129,8 @@ class _Splice:
 
 
 def agreement(tail: Sequence[Token], head: Sequence[Token]) -> tuple[int, int] | None:
-    """Where the last tokens of one window are left for the first ones of the next: the middle of the longest stretch in which
-    both have the same; None where they agree in less than ``SURE``."""
+    """Return the places in ``tail`` and ``head`` at which to switch from one window to the next: the middle of the longest
+    stretch in which both agree; None if they agree in fewer than ``SURE`` tokens."""
     places = {token: place for place, token in enumerate(head)}
     best = length = 0
     last, middle = -2, (0, 0)
@@ -142,17 +144,17 @@ def agreement(tail: Sequence[Token], head: Sequence[Token]) -> tuple[int, int] |
 
 
 def _from(tokens: Sequence[Token], position: int) -> int:
-    """The number of the first token that begins at ``position`` or later."""
+    """Return the number of the first token that begins at ``position`` or later."""
     return bisect_left(tokens, position, key=lambda token: token[0])
 
 
 def _edges(encoding: tokenizers.Encoding, window: TextWindow) -> tuple[list[Token], list[Token]]:
-    """The tokens that begin in the first and in the last characters of a window, as many as two neighbours may share."""
+    """Return the tokens that begin in the first and in the last characters of a window, as far as two neighbours may overlap."""
     ids, shared = encoding.ids, 2 * CONTEXT
 
     def at(number: int) -> Token:
         place = encoding.token_to_chars(number)
-        assert place is not None  # only tokens of a template have none
+        assert place is not None  # only a template's tokens have no characters
         first, end = place
         return window.begin + first, window.begin + end, ids[number]
 
@@ -190,7 +192,7 @@ def _batches(windows: Iterable[TextWindow], most: int) -> Iterator[list[TextWind
 
 
 def without_prefix(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer, but that it puts nothing before a text."""
+    """Return a copy of the tokenizer that puts nothing before a text."""
     document = json.loads(encoder.to_str())
     for part in ("normalizer", "pre_tokenizer"):
         document[part] = _bare(document[part])
@@ -198,7 +200,7 @@ def without_prefix(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _bare(part: Any) -> Any:
-    """A normalizer or a pre-tokenizer, as tokenizer.json has it, without what treats the beginning of a text as special."""
+    """Remove from a normalizer or pre-tokenizer of tokenizer.json everything that treats the beginning of a text specially."""
     if part is None or part["type"] == "Prepend":
         return None
     lists = {key: [kept for each in part[key] if (kept := _bare(each)) is not None] for key in ("normalizers", "pretokenizers")

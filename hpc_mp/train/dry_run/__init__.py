@@ -1,1 +1,1 @@
-"""Dry runs: what any rank of any layout holds, sends, opens and writes, found out in one process without its hardware."""
+"""Dry runs: one process computes what any rank of a layout holds, sends, opens and writes, without the hardware."""

@@ -1,10 +1,9 @@
-"""A dry run: one rank of a layout, of up to thousands, built and stepped in this process on tensors without values.
+"""A dry run: one rank of a layout of up to thousands, built and stepped in this process on tensors without values.
 
-Everything is the real thing, engine, schedule and groups; tensors are torch's fake ones, which have shapes and no memory, and the
-back end of torch.distributed is its fake one, whose messages go nowhere. What the step allocates and sends is counted where it
-passes torch's dispatcher. Attention is torch's flash attention for CPUs, which keeps as many bytes for its backward as that for
-GPUs. What libraries hold for themselves (a CUDA context, workspaces, NCCL's buffers) and gaps between allocations are not
-counted.
+Engine, schedule and groups are the real ones. Tensors are torch's fake tensors, which have shapes and no memory. The back end of
+torch.distributed is its fake one, whose messages go nowhere. Allocations and messages of the step are counted at torch's
+dispatcher. Attention is torch's flash attention for CPUs, which keeps as many bytes for its backward as the one for GPUs. Memory
+that libraries hold for themselves (a CUDA context, workspaces, NCCL's buffers) and gaps between allocations are not counted.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class UnitElements:
-    """A unit of this rank in elements: its weights, padding and all, and the part of it that this rank updates."""
+    """A unit of this rank in elements: its weights including padding, and the part of it that this rank updates."""
 
     unit: str
     padded: int
@@ -50,14 +49,14 @@ class UnitElements:
 
 @dataclass(frozen=True, slots=True)
 class DryStep:
-    """What a rank holds and sends in one step.
+    """The memory and messages of one rank in one step.
 
     Attributes:
         state: parameters, gradients and optimizer state between steps.
-        rest: bytes on the device before the step: the state, and small things such as rotary tables.
-        peaks: the fullest moment of each kind of action, "optimizer" being what follows the last one.
-        messages: all of the step, by axis, kind and size.
-        in_flight: chunks (stage, microbatch) whose activations were held at once at most.
+        rest: bytes on the device before the step: the state, and small tensors such as rotary tables.
+        peaks: peak of each kind of action; "optimizer" is the time after the last action.
+        messages: all messages of the step, by axis, kind and size.
+        in_flight: peak number of chunks (stage, microbatch) with activations in memory.
     """
 
     units: tuple[UnitElements, ...]
@@ -74,12 +73,12 @@ class DryStep:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What was found out of one rank.
+    """The result of a dry run of one rank.
 
     Attributes:
-        layers: of every stage of the pipeline, and ``stages``: those of this rank.
+        layers: layers of every stage of the pipeline; ``stages``: the stages of this rank.
         groups: (axis, ranks) of every group that this rank is in.
-        seconds: how long it took.
+        seconds: duration of the dry run.
     """
 
     place: RankPlace
@@ -96,14 +95,14 @@ class DryRun:
 
 
 def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -> DryRun:
-    """Build and step one rank. ``job.device`` says whether it is one with a GPU, over NCCL: all but "cpu" are."""
+    """Build and step one rank. It has a GPU and uses NCCL unless ``job.device`` is "cpu"."""
     began, on_gpu = time.perf_counter(), spec.job.device != "cpu"
     schedule = schedule_of(spec)
     with _alone(rank, spec.ranks):
         new = partial(_fake_group, rank)
         groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
                        everyone(new=new), kv_copies(shape, spec.parallel.tensor), new, expert_cut(spec).shards)
-        with FakeTensorMode(allow_non_fake_inputs=True):  # longrope makes a tensor of a list
+        with FakeTensorMode(allow_non_fake_inputs=True):  # longrope makes a tensor from a list
             engine, step = _stepped_without_disk(spec, shape, groups, schedule)
             return DryRun(
                 placement.ranks[rank], spec.ranks, "cuda" if on_gpu else "cpu", engine.settings.layers,
@@ -113,7 +112,7 @@ def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -
 
 
 def stepped(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
-    """Build this rank's engine and step it once, on whatever tensors and back end there are: real ranks can do it too."""
+    """Build this rank's engine and step it once, on the current kind of tensors and back end; real ranks can call it too."""
     recorder = Recorder({name: axis for name, (axis, _) in _axes(groups)})
     with recorder:
         engine = assemble(spec, shape, groups, schedule, CPU)
@@ -134,7 +133,7 @@ def stepped(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule
 
 
 def _stepped_without_disk(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
-    """No file is opened: optimizer state that would lie in one is that of fake tensors on the host."""
+    """Step without opening a file: optimizer state that would be in a file is fake tensors on the host."""
     if spec.parallel.offload_directory is None:
         return stepped(spec, shape, groups, schedule)
     parallel = spec.parallel.model_copy(update={"offload_directory": None})
@@ -144,7 +143,7 @@ def _stepped_without_disk(spec: JobSpec, shape: ModelShape, groups: Groups, sche
 
 
 def _share(spec: JobSpec) -> Microbatches:
-    """A replica's share of a step: token 0 alone, and samples of one document."""
+    """Return a replica's share of a step: only token 0, and samples of one document."""
     size, last = (spec.microbatch_size, spec.data.sequence_length), spec.stages - 1
     separate = spec.data.documents == "separate"
 
@@ -165,13 +164,13 @@ def _noted(recorder: Recorder, perform: Any, step: Any, action: Action) -> None:
 
 
 def _over(recorder: Recorder) -> Sequence[float]:
-    """The last backward is over. The notes are as many as the trainer's."""
+    """Record the end of the last backward. Return as many notes as the trainer."""
     recorder.at("optimizer", "the optimizer")
     return 0.0, 0.0
 
 
 def _on_host(engine: Engine) -> Iterator[Tensor]:
-    """What the rank keeps in host memory between two steps."""
+    """Yield the tensors that the rank keeps in host memory between steps."""
     for unit in engine.data.units.values():
         yield from unit.away.arrays if unit.away else ()
     home = engine.optimizer.home
@@ -186,7 +185,7 @@ def _slab_bytes(data: DataAxis) -> int:
 
 
 def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
-    """The name that torch gives each group of this rank, the axis, and how many ranks it has."""
+    """Yield torch's name for each group of this rank, with the axis and its number of ranks."""
     axes = {} if groups.world.through_host else {"world": groups.world.block}
     axes |= {"block of the world": groups.host.block, "blocks of the world": groups.host.heads}
     axes |= {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "ends", "kv", "expert")}
@@ -201,7 +200,7 @@ def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
 
 @contextmanager
 def _alone(rank: int, world: int) -> Iterator[None]:
-    """This process is that rank of a world without others."""
+    """Make this process the given rank of a world without other ranks."""
     dist.init_process_group("fake", rank=rank, world_size=world)
     try:
         yield
@@ -210,5 +209,5 @@ def _alone(rank: int, world: int) -> Iterator[None]:
 
 
 def _fake_group(rank: int, ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
-    """Called for all groups of the world; others' groups are no business of this rank."""
+    """Create a fake group if this rank is in it. It is called for all groups of the world."""
     return dist.new_group(ranks, backend="fake") if rank in ranks else None

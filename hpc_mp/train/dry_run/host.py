@@ -1,4 +1,4 @@
-"""What a rank opens and holds on its host: sockets, files of a checkpoint, and bytes while it loads and saves."""
+"""Sockets and checkpoint files of a rank, and the host memory it needs to load and save."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.initial import CHUNK
 
-DEVICE = 4  # descriptors of a device of gloo: a socket that listens, both ends of a pipe, and an epoll
+DEVICE = 4  # descriptors of a gloo device: a listening socket, both ends of a pipe, and an epoll
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSockets:
-    """Connections of a rank once all groups are made.
+    """Connections of a rank after all groups are made.
 
     Attributes:
         gloo: one to each other rank of every group that gloo connects.
-        store: to the rendezvous; rank 0's holds one for each rank and its own.
-        heartbeat: between the nodes' first ranks and rank 0.
-        descriptors: all of these, and what gloo opens besides.
+        store: connections to the rendezvous; rank 0 has one for each rank, and its own.
+        heartbeat: connections between the nodes' first ranks and rank 0.
+        descriptors: all of these, and the other descriptors of gloo.
         nccl: communicators of NCCL; what each of them opens depends on the machine.
     """
 
@@ -45,13 +45,12 @@ class OpenSockets:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What the start of a run reads.
+    """Reads at the start of a run.
 
     Attributes:
-        weights: files of ``model.pretrained`` that hold what this rank needs; None where nobody can say, for they are not there.
+        weights: files of ``model.pretrained`` that hold what this rank needs; None if the files do not exist here.
         checkpoint: files of a checkpoint that this layout saved: this rank's own, and the index of every stage.
-        first_values, restored: bytes on the host at once, at most, while values are drawn or read from files, and while a
-            checkpoint is read.
+        first_values, restored: peak bytes on the host while values are drawn or read from files, and while a checkpoint is read.
     """
 
     weights: tuple[str, ...] | None
@@ -62,8 +61,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What this rank writes at each checkpoint: its files, the bytes of its shard, and on a GPU the bytes that are copied to the
-    host at once."""
+    """Writes of this rank at each checkpoint: its files, its shard's bytes, and on a GPU the bytes copied to the host at once."""
 
     files: tuple[str, ...]
     bytes: int
@@ -71,8 +69,10 @@ class Saving:
 
 
 def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float) -> OpenSockets:
-    """Args:
-        timeout: of the heartbeat; 0: there is none.
+    """Return the connections of a rank.
+
+    Args:
+        timeout: the heartbeat's timeout; 0 means no heartbeat.
     """
     world, nodes = len(placement.ranks), placement.nodes
     sizes = [axis.size for axis in (groups.tensor, groups.shard, groups.replicate, groups.ends, groups.kv, groups.expert,

@@ -1,7 +1,7 @@
-"""What a rank allocates and sends while a block runs, seen at torch's dispatcher: of real tensors and of fake ones alike.
+"""Allocations and messages of a rank while a block runs, counted at torch's dispatcher, for real and fake tensors.
 
-Memory is counted by storages: those that operations return are alive until nobody has them any more. Messages are counted where
-torch.distributed hands them to a back end, gloo, NCCL or the fake one.
+Memory is counted by storages: a storage that an operation returns is alive until its last reference is gone. Messages are counted
+when torch.distributed hands them to a back end: gloo, NCCL or the fake one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 VALUE_OF = torch.ops.aten._local_scalar_dense.default
-DEVICE_OF = torch.ops.prim.device.default  # asked for so often of fake tensors that a short answer saves a third of the time
+DEVICE_OF = torch.ops.prim.device.default  # queried so often of fake tensors that a short answer saves a third of the time
 
 
 @dataclass(frozen=True, slots=True)
 class MessageKind:
-    """An operation of torch.distributed: its name, which argument is the message, and what part of it a rank sends, of ``n``."""
+    """An operation of torch.distributed: its name, the argument with the message, and the share that each of ``n`` ranks
+    sends."""
 
     name: str
     argument: int
@@ -43,7 +44,7 @@ MESSAGES: Mapping[str, MessageKind] = {
     "c10d::broadcast_": MessageKind("broadcast", 0, _each_other),
     "c10d::_reduce_scatter_base_": MessageKind("reduce-scatter", 1, _each_other),
     "c10d::alltoall_base_": MessageKind("all-to-all", 1, _each_other),
-    "c10d::alltoall_base_ with sizes": MessageKind("all-to-all with sizes", 1, lambda n: 1.0),  # what is for others alone
+    "c10d::alltoall_base_ with sizes": MessageKind("all-to-all with sizes", 1, lambda n: 1.0),  # only what is for others
     "c10d::send": MessageKind("send", 0, lambda n: 1.0),
     "c10d::recv_": MessageKind("receive", 0, lambda n: 0.0),
 }
@@ -54,12 +55,12 @@ class SentMessages:
     """All messages of one kind and size on an axis.
 
     Attributes:
-        axis: what binds the ranks together.
-        ranks: how many they are.
-        bytes: of each: what a ring reduces or gathers as a whole, or what goes from one rank to another.
-        elements: of each, as numbers.
-        count: how many there were.
-        sent: bytes that this rank sent, by a ring or directly.
+        axis: the axis that connects the ranks.
+        ranks: number of ranks.
+        bytes: size of each message: the whole that a ring reduces or gathers, or what one rank sends to another.
+        elements: size of each message in numbers.
+        count: number of messages.
+        sent: total bytes that this rank sent, by a ring or directly.
     """
 
     axis: str
@@ -73,7 +74,7 @@ class SentMessages:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The fullest moment of what is done: bytes in all, of them gathered parameters, and what the caller's census counted."""
+    """A peak of memory: bytes in total, gathered parameters among them, and bytes of gradient slabs."""
 
     bytes: int = 0
     gathered: int = 0
@@ -82,15 +83,15 @@ class Peak:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts while it is entered. Fake tensors have no values: who asks for one gets 1.
+    """A dispatch mode that counts while it is entered. Fake tensors have no values: a request for one returns 1.
 
     Attributes:
-        live: bytes that are allocated now, but for ``gathered``.
-        gathered: storages that come and go by resizing, of which the dispatcher hears nothing: gathered parameters.
-        hosts: storages in host memory, which are no part of it.
-        slabs: asked for the bytes of gradient slabs at every new peak.
-        peaks: the fullest moment of every kind of action.
-        messages: (axis, kind, ranks, bytes, elements) -> how many.
+        live: bytes that are allocated now, without ``gathered``.
+        gathered: storages of gathered parameters, which come and go by resizing, unseen by the dispatcher.
+        hosts: storages in host memory, which are not counted.
+        slabs: called for the bytes of gradient slabs at every new peak.
+        peaks: the peak of every kind of action.
+        messages: (axis, kind, ranks, bytes, elements) -> count.
     """
 
     def __init__(self, axes: Mapping[str, str]) -> None:
@@ -104,20 +105,20 @@ class Recorder(TorchDispatchMode):
         self.peaks: dict[str, Peak] = {}
         self.messages: Counter[tuple[str, str, int, int, int]] = Counter()
         self._kind, self._where, self._highest = "build", "build", 0
-        self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # by address of the object: its bytes
+        self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # bytes by the object's address
 
     def at(self, kind: str, where: str) -> None:
-        """What is done from now on: a kind of action, and which."""
+        """Set the current action: its kind, and a description."""
         self._kind, self._where = kind, where
         self._highest = self.peaks[kind].bytes if kind in self.peaks else 0
 
     def gathers(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """These come and go by resizing from now on."""
+        """Mark storages that come and go by resizing from now on."""
         self.gathered = tuple(storages)
         self._forget(self.gathered)
 
     def on_host(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """These lie in host memory."""
+        """Mark storages that are in host memory."""
         self.hosts = tuple(storages)
         self._forget(self.hosts)
 

@@ -1,1 +1,1 @@
-"""What makes a process a rank of a run: bootstrap, rendezvous, heartbeat, watchdog, failures, logs, fencing; and the trainer."""
+"""A process as a rank of a run: bootstrap, rendezvous, heartbeat, watchdog, failures, logs, fencing; and the trainer."""

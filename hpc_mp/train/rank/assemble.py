@@ -1,4 +1,4 @@
-"""What a rank trains: its tokens, its engine, and the values in it."""
+"""The parts that a rank trains with: its tokens, its engine, and the engine's values."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT
 from hpc_mp.train.rank.signals import Stopped
 
-PROGRESS_S = 0.5  # between two reports of the progress of tokenizing
+PROGRESS_S = 0.5  # between two progress reports of tokenization
 
 
 def tokens_of(
     spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys, asked: Callable[[], str | None],
 ) -> tuple[TokenSet, TokenSet | None]:
-    """The text that is trained on, and the held-out one if the job evaluates. Rank 0 tokenizes (or finds it done), the others
-    wait for it; they all read the same files.
+    """Return the training tokens, and the held-out tokens if the job evaluates.
+
+    Rank 0 tokenizes the text or finds it in the cache; the other ranks wait. All ranks read the same files.
 
     Args:
-        asked: why rank 0 must stop, now and then asked for; None: go on.
+        asked: called repeatedly by rank 0; returns the reason to stop, or None to continue.
 
     Raises:
-        Stopped: on all ranks, when rank 0 had to stop.
+        Stopped: on all ranks, if rank 0 had to stop.
     """
     key = "token set"
     if context.who.rank == 0:
@@ -72,7 +73,8 @@ def tokens_of(
 
 
 def _near(directories: Sequence[Path], spec: JobSpec, context: RankContext, store: SignedKeys) -> Sequence[Path]:
-    """With ``data.stage`` the copies of token sets on this node's own disk, which its first rank makes; else these sets."""
+    """Return the token sets to read: with ``data.stage`` copies on this node's own disk, made by the node's first rank;
+    otherwise the given ones."""
     root = staging_root() if spec.data.stage else None
     if root is None:
         return directories
@@ -110,14 +112,14 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
 
 
 def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
-    """This rank's engine; parameters have no values yet."""
+    """Build this rank's engine. Its parameters have no values yet."""
     if spec.train.compile:
         check_compiler(device)
     return Engine(model_of(spec, shape), settings_of(spec, schedule, stage_layers(spec, shape)), groups, device)
 
 
 def check_compiler(device: torch.device) -> None:
-    """torch.compile has a compiler: of C for Triton's launchers on a GPU, else of C++ for its kernels.
+    """Check that torch.compile finds a compiler: C for Triton's launchers on a GPU, else C++ for its kernels.
 
     Raises:
         HpcMpError: this node has none.
@@ -135,7 +137,7 @@ def model_of(spec: JobSpec, shape: ModelShape) -> CausalModel:
 
 
 def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> EngineSettings:
-    """``layers``: of every stage."""
+    """Return the engine's settings. ``layers`` is the layers of every stage."""
     return EngineSettings(
         layers=layers, schedule=schedule, samples=spec.microbatch_size, sequence=spec.data.sequence_length,
         context_method=spec.parallel.context_method, zero=spec.parallel.zero, precision=spec.train.precision,
@@ -150,7 +152,7 @@ def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> E
 
 
 def _home(spec: JobSpec) -> HomeMaker:
-    """Where optimizer state lies between two steps."""
+    """Return the maker of the place that holds optimizer state between steps."""
     offload, directory = spec.parallel.offload, spec.parallel.offload_directory
     if "optimizer" not in offload:
         return partial(Streamed, open_store=DeviceStore) if "parameters" in offload else OnDevice
@@ -160,10 +162,12 @@ def _home(spec: JobSpec) -> HomeMaker:
 def restore(
     spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet,
 ) -> Counters:
-    """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values; how far it is.
+    """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
+
+    Return the counters.
 
     Raises:
-        HpcMpError: nothing to resume from, or a checkpoint that was trained as something else.
+        HpcMpError: nothing to resume from, or a checkpoint with another origin.
     """
     family = family_of(shape.model_type)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
@@ -193,7 +197,8 @@ def restore(
 
 
 def _newest(spec: JobSpec, context: RankContext, damaged: Collection[Path]) -> str | None:
-    """The checkpoint to go on from; None for none. Rank 0 looks for it; hashes are for those who read what they stand for."""
+    """Return the checkpoint to continue from; None if there is none. Only rank 0 searches. Hashes are checked later, by the
+    ranks that read the data."""
     if context.who.rank != 0:
         return None
     path, skipped = newest_complete(context.run.checkpoints, hashes=False, but=damaged)
@@ -208,14 +213,14 @@ def _newest(spec: JobSpec, context: RankContext, damaged: Collection[Path]) -> s
 
 
 def _skip(path: Path, reason: str, context: RankContext) -> None:
-    """Say that a checkpoint is not used, and take it out of its series if that is this run's."""
+    """Log that a checkpoint is skipped. If it is this run's, move it out of the series."""
     context.log.say(f"checkpoint {path.name} is skipped: {reason}")
     if path.parent == context.run.checkpoints:
         put_aside(path)
 
 
 def _counters(path: Path, now: Origin, spec: JobSpec, context: RankContext) -> Counters:
-    """Those of a checkpoint, if this job may go on with it. Another run's text may have been another."""
+    """Return a checkpoint's counters, if this job may continue from it. Samples begin anew if another run's text differs."""
     own = path.parent == context.run.checkpoints
     counters = counters_of(path)
     if not own:

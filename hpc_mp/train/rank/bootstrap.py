@@ -1,4 +1,4 @@
-"""From a job file to a context: who this rank is, with what it computes, where all meet, and the run directory they share."""
+"""Bootstrap of a rank, from the job file to a context: identity, job, threads, rendezvous, and the shared run directory."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from hpc_mp.train.rank.waits import Waits
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What a rank knows before it has met the others.
+    """A rank's knowledge before it has met the other ranks.
 
     Attributes:
-        run, placement: as a launcher wrote them; None for ranks started by hand.
-        record: what a launcher that counts starts wrote down for this one.
+        run, placement: as written by a launcher; None for ranks started by hand.
+        record: the launcher's record of this attempt, if the launcher counts attempts.
     """
 
     who: RankEnv
@@ -45,17 +45,17 @@ class Bootstrap:
     waits: Waits
 
     def context(self, run: RunDirectory, placement: Placement) -> RankContext:
-        """``run``, ``placement``: this attempt's own, or those that rank 0 made."""
+        """Return the context. ``run`` and ``placement`` are this attempt's own, or made by rank 0."""
         attempt = self.record.attempt if self.record else run.attempt()
-        collected = known_hosts(self.record) is not None  # srun labels what ranks print and writes it to a file per node
+        collected = known_hosts(self.record) is not None  # srun labels the ranks' output and writes it to a file per node
         return RankContext(self.who, run, attempt, placement, self.fence, self.record, Log(run, self.who, collected), self.waits)
 
 
 def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
-    """Find out who and where this rank is.
+    """Find this rank's identity and the rendezvous.
 
     Raises:
-        HpcMpError: it has no place here, or what its launcher should have set is not there.
+        HpcMpError: this rank has no place here, or a variable of its launcher is missing.
         FencedOut: the run has been started again since.
     """
     beside = RunDirectory(job_file.resolve().parent)
@@ -81,19 +81,19 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
 
 
 def known_hosts(record: AttemptRecord | None) -> tuple[str, ...] | None:
-    """Of each node of the placement; None when nobody has named them before the ranks came up."""
+    """Return the host of each node of the placement; None if they were not known before the ranks started."""
     return (record.hosts or None) if record else None
 
 
 def lay_out(spec: JobSpec) -> Placement:
-    """The placement of a job that no launcher has laid out."""
+    """Return the placement of a job that no launcher has laid out."""
     degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, spec.parallel.context, spec.parallel.expert)
     order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
     return place(degrees, order, spec.job.ranks_per_node, spec.parallel.rank_map)
 
 
 def read_job(job_file: Path, who: RankEnv) -> tuple[JobSpec, ModelShape]:
-    """The job and the shape of its model. Raises HpcMpError when they do not go together with as many ranks."""
+    """Return the job and the shape of its model. Raises HpcMpError if they do not fit each other or the number of ranks."""
     spec = load_job(job_file)
     shape = read_shape(spec)
     check_layout(shape, spec)
@@ -108,7 +108,7 @@ def read_job(job_file: Path, who: RankEnv) -> tuple[JobSpec, ModelShape]:
 
 
 def threads(environ: Mapping[str, str] = os.environ) -> int:
-    """Threads of this rank's matrix products, as OpenMP's variable says. Raises HpcMpError."""
+    """Return the number of threads for this rank's matrix products, from OpenMP's variable. Raises HpcMpError."""
     given = environ.get("OMP_NUM_THREADS", "1")
     if not given.isdigit() or int(given) == 0:
         raise HpcMpError(f"OMP_NUM_THREADS = {given!r}", "must be a whole number of at least 1",
@@ -117,7 +117,7 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: SignedKeys) -> RankContext:
-    """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
+    """Join the launched run. Ranks started by hand join a new run that rank 0 makes."""
     run, placement = begun.run, begun.placement
     if run is None or placement is None:
         run, placement = _new_run(spec, shape, begun.who, store), lay_out(spec)
@@ -136,7 +136,7 @@ def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: SignedKeys) 
 
 
 def rank_start(context: RankContext, device: str) -> RankStart:
-    """What is to be known of this rank. ``device``: its name."""
+    """Return the record of this rank's start. ``device``: the device's name."""
     who, place_, task = context.who, context.place, os.environ.get("SLURM_PROCID", "")
     return RankStart(
         context.attempt, who.rank, who.node, os.uname().nodename, time.time(), os.getpid(), who.local_rank,
@@ -144,7 +144,7 @@ def rank_start(context: RankContext, device: str) -> RankStart:
 
 
 def announce(run: RunDirectory, everyone: Sequence[RankStart]) -> None:
-    """All ranks' lines in ``ranks.jsonl``, which rank 0 writes: a shared file system may tear lines that many append at once."""
+    """Write all ranks' lines to ``ranks.jsonl``, on rank 0: shared file systems may tear lines that many ranks append at once."""
     file = LineFile(run.ranks, limit=len(everyone))
     for start_ in everyone:
         file.write(line_of(start_))
@@ -152,7 +152,7 @@ def announce(run: RunDirectory, everyone: Sequence[RankStart]) -> None:
 
 
 def status(context: RankContext, phase: str, detail: str = "", done: int = 0, total: int = 0) -> None:
-    """What rank 0 is doing, for whoever watches."""
+    """Write rank 0's current phase for observers."""
     if context.who.rank == 0:
         with suppress(OSError):  # a full disk must not stop training
             write_record(context.run.status, RankStatus(context.attempt, phase, detail, done, total, time.time()))

@@ -1,4 +1,4 @@
-"""The device of a rank, and whether the ranks' devices suit each other."""
+"""The device of a rank, and the check that all ranks' devices match."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from hpc_mp.rundir.rank_env import RankEnv
 
 
 def choose_device(asked: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.device, str]:
-    """The device of this rank and the communication backend. ``auto`` takes a GPU when every rank of the machine gets
-    one; ``cuda`` with fewer GPUs shares them, over gloo. All emulated nodes are one machine.
+    """Return the device of this rank and the communication backend.
+
+    ``auto`` takes a GPU if every rank of the machine gets one. ``cuda`` with fewer GPUs shares them, over gloo. All emulated
+    nodes are one machine.
 
     Raises:
-        HpcMpError: when cuda is asked for and there is none.
+        HpcMpError: cuda is requested and no GPU exists.
     """
     emulated = os.environ.get("HPC_MP_EMULATED") == "1"
     here, ranks = (who.rank, who.world) if emulated else (who.local_rank, ranks_per_node)
@@ -33,19 +35,19 @@ def choose_device(asked: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's model, or "cpu"."""
+    """Return the GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def device_memory(device: torch.device, ranks_per_node: int) -> int:
-    """The bytes that a rank may fill: of its GPU, or its share of the node's memory."""
+    """Return the bytes that a rank may use: its GPU's memory, or its share of the node's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return psutil.virtual_memory().total // ranks_per_node
 
 
 def check_devices(found: Sequence[tuple[str, str]]) -> None:
-    """All ranks must compute on devices of one model, and on whole ones.
+    """Check that all ranks compute on devices of the same model, and on whole devices.
 
     Args:
         found: node and device name of every rank.

@@ -1,7 +1,7 @@
-"""Evaluation: the loss on held-out text between two steps, of which training notices nothing.
+"""Evaluation: the loss on held-out text between two steps, without effect on training.
 
-It is made before the checkpoint of its step. Who asks the run to stop does not wait for it: it is given up, the state is saved,
-and the next attempt begins with it. A run is done when its last evaluation is.
+It runs before the checkpoint of its step. A request to stop does not wait for it: the evaluation is given up, the state is saved,
+and the next attempt begins with the evaluation. A run is done when its last evaluation is done.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hpc_mp.train.rank.watchdog import Watchdog
 
 @dataclass
 class Evaluator:
-    """Evaluates on all ranks, when it is due.
+    """Evaluation on all ranks, when it is due.
 
     Attributes:
-        held_out: the whole text; this rank's replica takes its part of it.
-        duties: what else this rank does between two passes: check for reasons to stop, keep logs short …
-        watchdog: is told of every pass.
-        lines: rank 0 writes them.
-        last: the step after which the newest evaluation of the run was made; 0 for none.
+        held_out: the whole text; this rank's replica takes its part.
+        duties: other work of this rank between two passes: check for reasons to stop, keep logs short …
+        watchdog: notified of every pass.
+        lines: the file, written by rank 0.
+        last: the step after which the run's newest evaluation was made; 0 for none.
     """
 
     spec: JobSpec
@@ -51,11 +51,13 @@ class Evaluator:
     last: int
 
     def after(self, step: int, stop: str | None) -> str | None:
-        """Evaluate, if that is due after this step (from 1). Returns why an evaluation that is due was not made, None if none is
-        missing. All ranks call this.
+        """Evaluate, if an evaluation is due after this step (from 1). All ranks call this.
 
         Args:
-            stop: why the run must stop.
+            stop: the reason why the run must stop.
+
+        Returns:
+            The reason why an evaluation that is due was not made; None if none is missing.
         """
         if step <= self.last or not evaluation_is_due(self.spec, step):
             return None
@@ -66,7 +68,7 @@ class Evaluator:
         return stop
 
     def _evaluate(self, step: int) -> str | None:
-        """Returns why it was given up."""
+        """Evaluate. Return the reason why the evaluation was given up; None if it is complete."""
         began = time.perf_counter()
         status(self.context, "evaluating", f"after step {step}")
         size, microbatches, data = self.spec.microbatch_size, self.spec.microbatches, self.engine.groups.data_rank
@@ -102,12 +104,12 @@ class Evaluator:
 
 
 def last_evaluated(context: RankContext) -> int:
-    """The step of the newest evaluation that the run directory holds, 0 for none. All ranks call this."""
+    """Return the step of the newest evaluation in the run directory; 0 for none. All ranks call this."""
     mine = read_records(context.run.evaluations, Evaluation) if context.who.rank == 0 else []
     found: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
     return found
 
 
 def not_asked(step: int, stop: str | None) -> str | None:
-    """In the place of ``Evaluator.after`` in a run that does not evaluate."""
+    """Replace ``Evaluator.after`` in a run that does not evaluate."""
     return None

@@ -1,4 +1,4 @@
-"""Facts that ranks tell each other: JSON in tensors, so that nothing that came over a network is ever unpickled."""
+"""Facts that ranks exchange: JSON in tensors, so that nothing from the network is ever unpickled."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from hpc_mp.train.engine.groups import Tree
 
 
 def gather(fact: Any, ranks: Tree) -> list[Any]:
-    """The fact of every rank of the tree, by rank. All of them call this; a fact is what JSON can hold."""
+    """Return the fact of every rank of the tree, by rank. All of its ranks call this. A fact must be JSON-serializable."""
     return [_decoded(text) for text in _texts(fact, ranks)]
 
 
 def on_first(fact: Any, ranks: Tree) -> list[Any]:
-    """As ``gather`` on rank 0; the others, which all call this too, get nothing and need not read what all have said."""
+    """Return every rank's fact on rank 0, as ``gather`` does. The other ranks call this too, get nothing and parse nothing."""
     texts = _texts(fact, ranks)
     return [_decoded(text) for text in texts] if ranks.rank == 0 else []
 
 
 def largest(number: int, host: Tree) -> int:
-    """Of all ranks' numbers. All of them call this."""
+    """Return the maximum of all ranks' numbers. All ranks call this."""
     return int(known_to_all(torch.tensor([number]), host).max())
 
 
 def broadcast(fact: Any, host: Tree) -> Any:
-    """Rank 0's fact. All ranks call this; what the others give is not looked at."""
+    """Return rank 0's fact. All ranks call this; the facts of other ranks are ignored."""
     text = _encoded(fact) if host.rank == 0 else torch.empty(0, dtype=torch.uint8)
     size = int(from_first(torch.tensor([len(text)]), host))
     return _decoded(from_first(text if host.rank == 0 else torch.empty(size, dtype=torch.uint8), host))
 
 
 def barrier(host: Tree) -> None:
-    """Every rank has come here."""
+    """Wait until every rank has called this."""
     largest(0, host)
 
 
 def _texts(fact: Any, ranks: Tree) -> list[torch.Tensor]:
-    """The fact of every rank, by rank, as it was sent."""
+    """Return the encoded fact of every rank, by rank."""
     mine = _encoded(fact)
     device = torch.device("cpu") if ranks.through_host else torch.device("cuda", torch.cuda.current_device())
     sizes = known_to_all(torch.tensor([len(mine)], device=device), ranks).flatten().tolist()

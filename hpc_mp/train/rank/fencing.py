@@ -1,7 +1,7 @@
-"""Fencing: a rank may write into its run directory only while the attempt that it belongs to is the current one.
+"""Fencing: a rank may write into its run directory only while its attempt is the current one.
 
-A job that Slurm starts again has the same run directory. Ranks of its earlier attempt may live on, on a node that was cut
-off and came back: they must neither join the new ranks nor publish anything.
+A job that Slurm requeues has the same run directory. Ranks of its earlier attempt may still be alive on a node that was cut off
+and came back: they must neither join the new ranks nor publish anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt
 
 
 class RunRemoved(Exception):
-    """The run directory is gone: what is computed could not be kept."""
+    """The run directory is gone: results could not be kept."""
 
 
 class FencedOut(Exception):
@@ -23,24 +23,24 @@ class FencedOut(Exception):
 
 
 def check_kept(run: RunDirectory) -> None:
-    """Raises RunRemoved. Made for every step: it costs one stat of the job file."""
+    """Raise RunRemoved if the run directory is gone. Called every step: it costs one stat of the job file."""
     if run.removed:
         raise RunRemoved(f"the run directory {run.path} was removed while the run went on")
 
 
 class Fence:
-    """The fence of ranks whose attempts no launcher counts: it always holds."""
+    """A fence for ranks whose attempts no launcher counts: it always holds."""
 
     token = ""
 
     def check(self) -> None:
-        """Raises FencedOut. Made for every step: it costs one stat of the file."""
+        """Raise FencedOut if the fence does not hold. Called every step: it costs one stat of the file."""
 
     def confirm(self) -> None:
-        """Raises FencedOut. Made before something is published: the file is read, so that NFS asks its server."""
+        """Raise FencedOut if the fence does not hold. Called before publishing: the file is read, so that NFS asks its server."""
 
     def holds(self) -> bool:
-        """The same as a question."""
+        """Return True if the fence holds."""
         try:
             self.confirm()
         except FencedOut:
@@ -49,7 +49,7 @@ class Fence:
 
 
 class TokenFence(Fence):
-    """Holds while ``attempt.json`` has this rank's token. A file system that does not answer says nothing of it."""
+    """A fence that holds while ``attempt.json`` has this rank's token. A file system that does not answer does not break it."""
 
     def __init__(self, path: Path, token: str) -> None:
         self.path = path
@@ -76,10 +76,10 @@ class TokenFence(Fence):
 
 
 def fence(run: RunDirectory | None, environ: Mapping[str, str] = os.environ) -> tuple[Fence, AttemptRecord | None]:
-    """This rank's fence, and the attempt record that its launcher wrote; None without such a launcher.
+    """Return this rank's fence and the attempt record of its launcher; None without such a launcher.
 
     Args:
-        run: the run directory in which the job file lies; None when a launcher has made none.
+        run: the run directory that contains the job file; None if no launcher has made one.
 
     Raises:
         FencedOut: another attempt is the current one.

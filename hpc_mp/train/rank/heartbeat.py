@@ -1,7 +1,7 @@
-"""Signs of life between nodes: a node that vanished is noticed though its connections say nothing.
+"""Heartbeats between nodes: they detect a node that vanished without closing its connections.
 
-One process of every node, the one with local rank 0, sends a beat to rank 0's process some times in ``timeout`` and gets it
-echoed. Rank 0 names the nodes that are silent; a node that gets no echo names rank 0's. Who leaves in order says so.
+On every node, the process with local rank 0 sends several beats per ``timeout`` to rank 0's process, which echoes them. Rank 0
+names the nodes that are silent; a node that gets no echo names rank 0's node. A process that leaves in order announces it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Lost = Callable[[NodeLost], None]
 
 
 class HeartbeatSide(Protocol):
-    """A thread's work: ``run`` returns after ``close`` was called from another thread."""
+    """A thread's work: ``run`` returns after another thread has called ``close``."""
 
     def run(self) -> None: ...
 
@@ -33,13 +33,13 @@ class HeartbeatSide(Protocol):
 def heartbeat(
     placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
 ) -> Iterator[None]:
-    """Beat while the block runs, and take leave at its end.
+    """Send heartbeats while the block runs, and take leave at its end.
 
     Args:
-        where: all ranks have met, on rank 0's host.
-        store: where rank 0's port is published, and every rank's node.
+        where: the rendezvous of all ranks, on rank 0's host.
+        store: the keys with rank 0's port and every rank's node.
         timeout: seconds of silence after which a node counts as lost; 0 = never.
-        lost: called in a thread of its own.
+        lost: called in a separate thread.
     """
     part = _part(placement, rank, where, store, timeout, lost) if timeout and placement.nodes > 1 else None
     if part is None:

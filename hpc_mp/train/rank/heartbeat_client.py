@@ -1,4 +1,4 @@
-"""Another node's part of the heartbeat: beats, and listens for rank 0's echo."""
+"""The client of the heartbeat on every other node: it sends beats and listens for rank 0's echo."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hpc_mp.train.rank.heartbeat_server import BEAT, BEATS, FAREWELL, GRACE_S, N
 from hpc_mp.train.rank.proof import digest
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 
-CONNECT_S = 10.0  # for one try to connect
+CONNECT_S = 10.0  # for one attempt to connect
 
 
 class Client:
-    """Another node's part.
+    """The heartbeat's client on a node other than rank 0's.
 
-    It waits a little longer for the echo than rank 0 for a beat: rank 0, which gets all nodes' beats, shall speak first.
+    It waits a little longer for the echo than rank 0 for a beat: rank 0 gets all nodes' beats and must report first.
 
     Args:
-        server: where rank 0 listens.
+        server: the address that rank 0 listens on.
         node: the number of this node.
-        name: of rank 0's node.
-        alone: whether there are but these two nodes.
+        name: the name of rank 0's node.
+        alone: True if only these two nodes exist.
     """
 
     def __init__(self, server: tuple[str, int], node: int, name: str, alone: bool, secret: str, timeout: float,
@@ -45,7 +45,7 @@ class Client:
             self.lost(error)
 
     def _beat(self) -> NodeLost | None:
-        """Until the end, or until rank 0 does not answer any more."""
+        """Send beats until the end, or until rank 0 no longer answers."""
         tick = self.timeout / BEATS
         clock = StallAwareClock(tick)
         last_echo = clock.now()
@@ -70,7 +70,7 @@ class Client:
                     else:
                         connection.send(BEAT)
                 except BlockingIOError:
-                    continue  # nobody takes what was sent: that is silence
+                    continue  # nobody receives the beats: that is silence
                 except OSError:
                     return NodeLost(f"the connection to {self.name} broke", (self.name,), silent=False)
         return self._silence()
@@ -80,7 +80,7 @@ class Client:
                         ambiguous=self.alone)
 
     def _connect(self) -> socket.socket | None:
-        """A connection on which the greeting was said; None when there is none to be had in time."""
+        """Return a connection after the greeting was sent; None if none could be made in time."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and not self.closed.is_set():
             try:
@@ -94,12 +94,12 @@ class Client:
 
 
 def greeting(secret: str, node: str, challenge: str) -> bytes:
-    """The answer to the server's challenge: a node's number, with a proof that it belongs to this start."""
+    """Return the answer to the server's challenge: a node's number, with a proof that it belongs to this start."""
     return f"{digest(secret, 'heartbeat', challenge, node)} {node}\n".encode()
 
 
 def _challenge(connection: socket.socket) -> str:
-    """Raises OSError when the other side goes before it is complete."""
+    """Read the server's challenge. Raises OSError if the server closes before it is complete."""
     said = b""
     while len(said) < NONCE:
         if not (more := connection.recv(NONCE - len(said))):

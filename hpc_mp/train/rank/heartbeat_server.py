@@ -1,4 +1,4 @@
-"""Rank 0's part of the heartbeat: receives every node's beats, and judges who is lost."""
+"""Rank 0's server of the heartbeat: it receives every node's beats and decides which nodes are lost."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hpc_mp.train.rank.proof import proven
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 BEAT, FAREWELL = b"b", b"f"
-BEATS = 6  # in a timeout
-GRACE_S = 2.0  # after a first suspicion in which failed ranks write down their own failures, and more nodes fall silent
-START_S = 60.0  # more until the first sign of life
-NONCE = 32  # bytes of the challenge that who connects gets, and answers with its node and a proof
-GREETING = 256  # bytes of that answer at most
+BEATS = 6  # per timeout
+GRACE_S = 2.0  # after a first suspicion: failed ranks record their own failures meanwhile, and more nodes fall silent
+START_S = 60.0  # extra time until the first sign of life
+NONCE = 32  # bytes of the challenge to a new connection, which answers with its node and a proof
+GREETING = 256  # limit of that answer in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSilence:
-    """What rank 0 knows of the other nodes: seconds since the last sign of life, and whose connection broke."""
+    """Rank 0's view of the other nodes: seconds since the last sign of life, and the nodes whose connection broke."""
 
     silence: Mapping[int, float]
     broken: Set[int]
 
 
 def suspects(seen: NodeSilence, timeout: float) -> tuple[frozenset[int], bool]:
-    """The nodes to blame, and whether the judge's own node is meant rather than them.
+    """Return the nodes to blame, and True if the judging node itself is the suspect.
 
-    Nobody is blamed before one was silent for ``timeout`` or its connection broke. Then whoever missed half of the beats is
-    blamed with it: nodes behind one dead switch do not fall silent in the same moment. When all others are silent, at
-    least two of them, the judge's own link is dead.
+    No node is blamed before one was silent for ``timeout`` or its connection broke. Then every node that missed half of the beats
+    is blamed with it, because nodes behind one dead switch do not fall silent at the same moment. If all other nodes are silent,
+    at least two of them, the judging node's own link is dead.
     """
     if not seen.broken and max(seen.silence.values(), default=0.0) < timeout:
         return frozenset(), False
@@ -44,7 +44,7 @@ def suspects(seen: NodeSilence, timeout: float) -> tuple[frozenset[int], bool]:
 
 
 class Server:
-    """Rank 0's part: one thread receives the beats of all nodes."""
+    """The heartbeat's server in rank 0: one thread receives the beats of all nodes."""
 
     def __init__(self, own: int, names: Mapping[int, str], secret: str, timeout: float, lost: Callable[[NodeLost], None]) -> None:
         self.own, self.names, self.secret, self.timeout, self.lost = own, names, secret, timeout, lost
@@ -55,7 +55,7 @@ class Server:
         self.connected: dict[socket.socket, int] = {}
         self.greetings: dict[socket.socket, bytes] = {}
         self.challenges: dict[socket.socket, str] = {}
-        self.due: float | None = None  # when a suspicion is judged
+        self.due: float | None = None  # time at which a suspicion is judged
         self.bell, self.ringer = socket.socketpair()
         self.listener = socket.create_server(("", 0), backlog=len(names))
         self.port: int = self.listener.getsockname()[1]
@@ -111,11 +111,11 @@ class Server:
                 self.broken.add(node)
             return
         self.last_beat[node] = self.clock.now()
-        with suppress(OSError):  # it will show when it is read
+        with suppress(OSError):  # the next read will show the error
             connection.send(BEAT)
 
     def _greet(self, connection: socket.socket, data: bytes) -> bytes:
-        """Strangers, and ranks of another attempt, are shown out; returns what follows the greeting."""
+        """Close connections of strangers and of ranks of another attempt. Return the bytes that follow the greeting."""
         said = self.greetings[connection] + data
         line, end, rest = said.partition(b"\n")
         if not end and data and len(said) < GREETING:

@@ -1,4 +1,4 @@
-"""What ranks say: a log per rank or, under Slurm, one per node that srun writes; and a main log of rank 0 and of failures."""
+"""Logs of the ranks: one per rank or, under Slurm, one per node written by srun; and a main log of rank 0 and of failures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.rundir.records import StepMetrics
 
-LONGEST = 64 << 20  # bytes of a node's log; beyond it ...
-KEPT = 16 << 20  # ... so many of its last ones are put aside and the others dropped
+LONGEST = 64 << 20  # bytes of a node's log; above this limit ...
+KEPT = 16 << 20  # ... that many of its last bytes are put aside and the others dropped
 STEP_LINE_S = 10.0  # between two lines about steps
 
 
 class Standard:
-    """Lines on standard output, where srun puts the rank in front and collects them by node."""
+    """Lines on standard output. srun prefixes them with the rank and collects them by node."""
 
     def __init__(self) -> None:
         self.stream: TextIO = sys.stdout
@@ -38,21 +38,21 @@ class Standard:
         pass
 
     def dump(self) -> None:
-        """Where every thread of this process stands."""
+        """Write the stack of every thread of this process."""
         faulthandler.dump_traceback(self.stream)
 
 
 class Own(LineFile):
-    """A file for this rank alone. Lines that a full disk refuses wait in memory (bounded) and are written when they can be."""
+    """A file only for this rank. Lines that a full disk refuses wait in memory (bounded) and are written later."""
 
     def dump(self) -> None:
-        """Where every thread of this process stands."""
+        """Write the stack of every thread of this process."""
         with open(self.path, "ab") as file:
             faulthandler.dump_traceback(file)
 
 
 class Log:
-    """A rank's log. ``collected``: whether the launcher collects what ranks print, as srun does."""
+    """A rank's log. ``collected``: True if the launcher collects the ranks' output, as srun does."""
 
     def __init__(self, run: RunDirectory, who: RankEnv, collected: bool) -> None:
         self.own: Standard | Own = Standard() if collected else Own(run.rank_log(who.rank))
@@ -60,14 +60,14 @@ class Log:
         self.said: set[str] = set()
 
     def say(self, text: str) -> None:
-        """A line for the rank's log, and for the main log on rank 0."""
+        """Write a line to the rank's log and, on rank 0, to the main log."""
         line = f"{time.strftime('%H:%M:%S')} {text}"
         self.own.write(line)
         if self.main is not None:
             self.main.write(line)
 
     def warn(self, text: str) -> None:
-        """A warning; repeated ones are left out."""
+        """Write a warning, unless it was written before."""
         if text not in self.said:
             self.said.add(text)
             self.say(f"warning: {text}")
@@ -78,21 +78,21 @@ class Log:
             self.main.flush()
 
     def capture(self) -> None:
-        """Send prints, Python warnings and library logging here."""
+        """Redirect prints, Python warnings and library logging to this log."""
         sys.stdout = _Lines(self.own, sys.stdout)
         sys.stderr = _Lines(self.own, sys.stderr)
         warnings.showwarning = lambda message, category, *rest, **more: self.warn(f"{category.__name__}: {message}")
         handler = _Handler(self)
-        # No level is set where it would change nothing: that makes Python forget what it knows of each of a thousand loggers.
+        # No level is set if it would change nothing: setting it clears the caches of about a thousand loggers.
         logging.basicConfig(handlers=[handler], force=True)
         logging.getLogger("transformers").handlers = []
-        # Launch has shown this one's warnings.
+        # Launch has already shown the warnings of this logger.
         logging.getLogger("transformers.configuration_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
         logging.getLogger("transformers").propagate = True
 
 
 class StepWords:
-    """Lines of the log about steps: the first, the last, and between them one now and then.
+    """Log lines about steps: the first, the last, and some between them.
 
     Args:
         first, last: steps, from 1.
@@ -111,7 +111,7 @@ class StepWords:
             self._unsaid = metrics
 
     def close(self) -> None:
-        """The last step of a training that was stopped has its line too."""
+        """Write the line of the last step of a training that was stopped."""
         if self._unsaid is not None:
             self._say(self._unsaid)
 
@@ -122,10 +122,10 @@ class StepWords:
 
 
 def cap(log: Path, longest: int = LONGEST, kept: int = KEPT) -> None:
-    """When ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it.
+    """If ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it.
 
-    It is emptied in place, for its writer holds it open (for appending); lines written in between are lost, as with
-    logrotate's copytruncate. Nothing is done about a file system that refuses.
+    It is emptied in place, because its writer holds it open (for appending). Lines written in between are lost, as with
+    logrotate's copytruncate. Errors of the file system are ignored.
     """
     with suppress(OSError):
         size = log.stat().st_size
@@ -139,7 +139,7 @@ def cap(log: Path, longest: int = LONGEST, kept: int = KEPT) -> None:
 
 
 class _Lines(io.TextIOBase):
-    """A text stream that writes whole lines to a log; descriptors stay those of the original stream."""
+    """A text stream that writes whole lines to a log. Its descriptor is the original stream's."""
 
     def __init__(self, target: Standard | Own, original: TextIO) -> None:
         self.target, self.original, self.rest = target, original, ""

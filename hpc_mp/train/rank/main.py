@@ -1,4 +1,4 @@
-"""Entry of a rank: meet the others, build this rank's stage, train, and say how it ended."""
+"""Entry point of a rank: meet the other ranks, build this rank's stage, train, and report how it ended."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
 
-# A thread that waits for the interpreter wakes so often to ask for it: Python's 5 ms wake every watching thread of every rank for
-# nothing where ranks outnumber cores. The main thread gives it up in every operation of torch anyway.
+# Interval at which a thread that waits for the interpreter lock asks for it. Python's 5 ms needlessly wake every watching thread
+# of every rank if ranks outnumber cores. The main thread releases the lock in every operation of torch anyway.
 SWITCH_S = 0.1
-MEETING_S = 10.0  # that a stop request leaves ranks to meet, and then to stop together
-LINGER_S = 2 * GRACE_S  # in which a rank that lost another lives on, so that the heartbeat can say which node it was
+MEETING_S = 10.0  # time that a stop request leaves ranks to meet, and then to stop together
+LINGER_S = 2 * GRACE_S  # time that a rank stays alive after it lost another, so that the heartbeat can name the node
 
 
 def main(job_file: Path, stop: StopFlag | None = None) -> int:
-    """Train one rank; returns its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving).
+    """Train one rank. Return its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving).
 
     Args:
-        stop: made by a caller who wants no stop request to be lost while this module is imported.
+        stop: made by the caller so that no stop request is lost while this module is imported.
     """
     stop = stop or StopFlag()
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
     limit_files(LAST_FILES)  # gloo connects every rank with many others, the store with all
-    os.umask(0o077)  # checkpoints, traces and tokens are the user's own, as the run directory is
+    os.umask(0o077)  # checkpoints, traces and tokens are private to the user, like the run directory
     try:
         begun = start(job_file)
         with begun.waits.listening():
@@ -99,7 +99,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         with ending_in(MEETING_S), Watchdog(limits(spec.job), partial(_unmet, begun), "come"):
             store, keys = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
                 who, begun.where, timedelta(seconds=time_to_meet(spec.job)) or FILES_TIMEOUT))
-    except (RuntimeError, OSError, HpcMpError) as error:  # somebody did not come: his node may be lost
+    except (RuntimeError, OSError, HpcMpError) as error:  # a rank did not come: its node may be lost
         if begun.run is None or begun.placement is None:
             raise
         return 2 if record_failure(begun.context(begun.run, begun.placement), error) == "user" else 1
@@ -132,7 +132,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
 
 
 def _unmet(begun: Bootstrap, hung: Exception) -> None:
-    """Called by the watchdog of a rank that has come to the meeting: the kernel may accept it where a rank 0 hangs."""
+    """Handle a rendezvous that hangs. The watchdog calls it; rank 0's kernel may accept connections while its process hangs."""
     if begun.run is None or begun.placement is None:
         print(f"hpc-mp: {hung}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -140,31 +140,31 @@ def _unmet(begun: Bootstrap, hung: Exception) -> None:
 
 
 def leave(host: Tree, backend: str) -> None:
-    """Take leave of the others. gloo with sub-groups aborts at interpreter exit, so the caller ends with ``os._exit``; that
-    closes its connections too, without waiting for each one's thread to wake."""
+    """Leave the process group. gloo with sub-groups aborts at interpreter exit, so the caller ends with ``os._exit``. This
+    closes its connections too, without waiting for the thread of each one."""
     facts.barrier(host)
     if backend != "gloo":
         dist.destroy_process_group()
 
 
 def _check_seat(context: RankContext, spec: JobSpec) -> None:
-    """Before the first word with others: host, local rank and coordinates are those of the placement."""
+    """Check before any exchange that host, local rank and coordinates are those of the placement."""
     check_place(context.placement, context.who, known_hosts(context.record))
     check_coordinates(context.placement, context.who.rank)
 
 
 def _introduce(context: RankContext, device: str) -> dict[int, str]:
-    """Tell all ranks which node and device this one has, and gather theirs; returns the name of every node of the placement.
+    """Exchange node and device with all ranks. Return the name of every node of the placement.
 
     Raises:
-        HpcMpError: the ranks' devices do not suit each other.
+        HpcMpError: the ranks' devices do not match.
     """
     starts = [RankStart(**each) for each in facts.on_first(asdict(rank_start(context, device)), context.everyone)]
     found: set[tuple[int, str, str]] = set()
     if starts:
         announce(context.run, starts)
         found = {(place.node, each.node, each.device) for place, each in zip(context.placement.ranks, starts, strict=True)}
-    # All ranks read it, so that it is a line per node, not per rank.
+    # All ranks read it, so it has a line per node, not per rank.
     seats: list[tuple[int, str, str]] = facts.broadcast(sorted(found), context.everyone)
     check_devices([(name, device) for _, name, device in seats])
     return {node: name for node, name, _ in seats}
@@ -174,7 +174,7 @@ def _train(
     spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
     store: SignedKeys, stop: StopFlag, watchdog: Watchdog,
 ) -> TrainingEnd:
-    """Everything between meeting the others and leaving them. ``nodes``: the name of every node of the placement."""
+    """Run everything between meeting and leaving the other ranks. ``nodes``: the name of every node of the placement."""
     pace, given = Pace(), context.record
     conditions = StopConditions(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
     checks: list[Callable[[], None]] = [
@@ -206,7 +206,7 @@ def _train(
         stop_if_asked()
         watchdog.now("load")
         counters = restore(spec, shape, context, engine, groups, tokens)
-        stop_if_asked()  # some read their state longer than others: they wait here, where the timeout is long
+        stop_if_asked()  # some ranks load their state longer than others: all wait here, where the timeout is long
     except Stopped as stopped:
         _conclude(context, str(stopped), "before the first step of this attempt")
         return TrainingEnd(0, str(stopped))
@@ -233,7 +233,7 @@ def _train(
     status(context, "training")
     context.log.say(f"training from step {counters.step + 1} to {spec.train.steps} on {device}, {backend}")
     watchdog.now("evaluation")
-    missing = evaluate(counters.step, None)  # one that an earlier attempt put off
+    missing = evaluate(counters.step, None)  # an evaluation that an earlier attempt put off
     watchdog.now("first step")
     ended = trainer.train(counters, traced) if missing is None else TrainingEnd(counters.step, missing)
     watchdog.now("step")
@@ -243,14 +243,14 @@ def _train(
 
 
 def _conclude(context: RankContext, reason: str | None, when: str) -> None:
-    """Say how training ended. ``reason``: why it stopped; None when all steps are done."""
+    """Report how training ended. ``reason``: why it stopped; None if all steps are done."""
     phase = "done" if reason is None else "stopped"
     status(context, phase, reason or "")
     context.log.say(f"{phase} {when}" + (f": {reason}" if reason else ""))
 
 
 def _lost(context: RankContext, error: NodeLost) -> None:
-    """What the heartbeat calls. A broken connection of a process whose failure is known is no news."""
+    """Handle a lost node; the heartbeat calls it. A broken connection of a process whose failure is known is ignored."""
     if not error.facts["silent"] and cause_known(context.run, context.attempt):
         die(context, PeerGone(str(error)))
     die(context, error)

@@ -1,4 +1,4 @@
-"""Ranks that come up through MPI: it tells who is there and where to meet, and is then left; torch does the rest."""
+"""Ranks that start through MPI: MPI provides the identities and the rendezvous, and is then left; torch does the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = 'install it: pip install "hpc-mp[mpi]"'
 
 @contextmanager
 def world() -> Iterator[Any]:
-    """MPI.COMM_WORLD, which is there inside the block alone. A rank that fails in it does not wait for the others there.
+    """Yield MPI.COMM_WORLD, which is valid only inside the block. A rank that fails inside does not wait for the others there.
 
     Raises:
         HpcMpError: mpi4py, or an MPI that it can load, is not installed.
@@ -44,16 +44,17 @@ def come_up(
     comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, secret: str, address: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[RankEnv, Rendezvous]:
-    """Which rank this is, and where all meet: on a port that rank 0 has just bound. All processes call this.
+    """Return this rank's identity and the rendezvous, on a port that rank 0 has just bound. All processes call this.
 
     Args:
         comm: mpi4py's communicator of all processes.
-        hosts: of each node of the placement; None when no launcher has named them: rank r is then process r.
+        hosts: the host of each node of the placement; None if no launcher has named them: rank r is then process r.
         node: the name of this node.
-        address: of rank 0's host, where it is known.
+        address: the address of rank 0's host, if it is known.
 
     Raises:
-        HpcMpError: there are not as many processes as ranks, or no rank, or another process too, has its place here.
+        HpcMpError: the number of processes differs from the number of ranks, or this place belongs to no rank, or to another
+            process too.
     """
     check_size(comm.Get_size(), len(placement.ranks), environ)
     beside = _same_host(comm)
@@ -77,7 +78,7 @@ def come_up(
 
 
 def check_size(size: int, expected: int, environ: Mapping[str, str]) -> None:
-    """Raises HpcMpError unless MPI has brought up all ranks as one world."""
+    """Raise HpcMpError unless MPI has started all ranks as one world."""
     if size == expected:
         return
     shown = ", ".join(f"{name}={environ[name]}" for name in LAUNCHER_NAMES if name in environ) or \
@@ -92,7 +93,7 @@ def check_size(size: int, expected: int, environ: Mapping[str, str]) -> None:
 
 
 def _same_host(comm: Any) -> Any:
-    """The processes on this host, in their order."""
+    """Return the communicator of the processes on this host, in their order."""
     from mpi4py import MPI as library
 
     return comm.Split_type(library.COMM_TYPE_SHARED, key=comm.Get_rank())

@@ -1,6 +1,6 @@
-"""Proof that a message between ranks comes from a rank of this start: by a keyed digest (HMAC, RFC 2104) of the start's secret.
+"""Proof that a message between ranks comes from a rank of this start: a keyed digest (HMAC, RFC 2104) of the start's secret.
 
-Ranks meet at a port that anybody on the network can reach, and neither torch's store nor a plain socket asks who comes.
+Ranks meet at a port that anybody on the network can reach. Neither torch's store nor a plain socket authenticates its clients.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ DIGEST = 64  # characters
 
 
 class Intrusion(RuntimeError):
-    """Something was written in this start's name by somebody who does not know its secret."""
+    """Data was written in this start's name without knowledge of its secret."""
 
 
 def digest(secret: str, *parts: str) -> str:
-    """Of ``parts`` in their order, in hexadecimal."""
+    """Return the digest of ``parts`` in their order, in hexadecimal."""
     return hmac.new(secret.encode(), "\0".join(parts).encode(), "sha256").hexdigest()
 
 
 def proven(secret: str, given: str, *parts: str) -> bool:
-    """Whether ``given`` is the digest of ``parts``; takes equally long for any answer."""
+    """Return True if ``given`` is the digest of ``parts``. The comparison takes constant time."""
     return hmac.compare_digest(digest(secret, *parts).encode(), given.encode(errors="replace"))
 
 
 class SignedKeys:
-    """This start's own keys of a store: each value carries its proof, and what has none is not read.
+    """This start's own keys of a store. Each value carries its proof; a value without one is rejected.
 
-    The keys of torch's process groups lie beside them, under names that the secret hides: torch reads those itself.
+    The keys of torch's process groups are beside them, under names that the secret hides; torch reads those itself.
     """
 
     def __init__(self, store: dist.Store, secret: str) -> None:
@@ -41,7 +41,7 @@ class SignedKeys:
         self._store.set(key, digest(self._secret, key, value) + value)
 
     def get(self, key: str) -> str:
-        """Waits until it is there. Raises Intrusion, and dist.DistError when time is up."""
+        """Wait for a key and return its value. Raises Intrusion, and dist.DistError on timeout."""
         said = self._store.get(key).decode(errors="replace")
         proof, value = said[:DIGEST], said[DIGEST:]
         if not proven(self._secret, proof, key, value):
@@ -49,9 +49,9 @@ class SignedKeys:
         return value
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Until they are all there. Raises dist.DistError when time is up."""
+        """Wait until all keys exist. Raises dist.DistError on timeout."""
         self._store.wait(list(keys), timeout)
 
     def absent(self, keys: Sequence[str]) -> list[str]:
-        """Those of ``keys`` that are not there."""
+        """Return the keys that do not exist."""
         return [key for key in keys if not self._store.check([key])]

@@ -1,4 +1,4 @@
-"""Rendezvous: where ranks meet, and the default process group that comes of it."""
+"""Rendezvous: the place where ranks meet, and the default process group that results."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.groups import Tree, everyone
 from hpc_mp.train.rank.proof import SignedKeys, digest
 
-START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet, where no job says how long it may take
-LATER = timedelta(seconds=10)  # rank 0, which knows who is missing, shall speak first
+START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet, if no job sets a limit
+LATER = timedelta(seconds=10)  # rank 0, which knows the missing ranks, must report first
 DEFAULT = {"gloo": gloo.SILENT, "cpu:gloo,cuda:nccl": "cuda:nccl"}  # back end of the ranks' messages -> of the default group
-NAMED = 8  # missing ranks, in words
-FILES_TIMEOUT = timedelta(hours=24)  # rank 0 may have terabytes to tokenize, or a checkpoint of terabytes to verify
+NAMED = 8  # missing ranks that a message names
+FILES_TIMEOUT = timedelta(hours=24)  # rank 0 may have to tokenize terabytes, or to verify a checkpoint of terabytes
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where a store waits for all ranks.
+    """The address of the store that waits for all ranks.
 
     Attributes:
         address, port: of the store, in rank 0's process.
-        secret: of this start; ranks of another one that come here by mistake, and strangers, find nothing.
-        listener: in rank 0, a socket that already listens there, so that nobody could take the port; None: the store
-            binds it.
-        hosted: whether rank 0 holds the store; torchrun brings its own.
+        secret: the secret of this start; ranks of another start that connect by mistake, and strangers, find nothing.
+        listener: in rank 0, a socket that already listens there, so that nobody could take the port; None: the store binds it.
+        hosted: True if rank 0 holds the store; torchrun brings its own.
     """
 
     address: str
@@ -43,10 +42,11 @@ class Rendezvous:
 
 
 def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.environ) -> Rendezvous:
-    """As the launcher wrote it down, if it knew the hosts; else as MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD say.
+    """Return the rendezvous of this start.
 
-    Ranks that are started by hand, on several nodes, have a secret if HPC_MP_SECRET gives them one, the same for all; else
-    they share what their scheduler says of the start, which others may guess.
+    It is in the launcher's record, if the launcher knew the hosts, else in MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD. Ranks
+    that are started by hand on several nodes have a secret if HPC_MP_SECRET gives all of them the same one. Otherwise they derive
+    it from what their scheduler reports of the start, which others may guess.
     """
     if record is not None and record.address:
         return Rendezvous(record.address, record.port, record.secret)
@@ -58,15 +58,15 @@ def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.env
 
 
 def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) -> tuple[dist.Store, SignedKeys]:
-    """Wait for all ranks; returns the store and this start's own keys of it.
+    """Wait for all ranks. Return the store and this start's own keys in it.
 
-    torch's store counts whoever connects as one of the ranks; so nobody waits for its count, and each rank says itself that it is
-    here, and on which node (``seat``).
+    torch's store counts every client as one of the ranks. So its count is not used: each rank announces itself and its node
+    (``seat``).
 
     Raises:
-        HpcMpError: rank 0 may not open enough files.
-        dist.DistError: some did not come in time.
-        Intrusion: somebody else answers there.
+        HpcMpError: rank 0's limit of open files is too small.
+        dist.DistError: some ranks did not come in time.
+        Intrusion: something else answers there.
     """
     first = who.rank == 0
     store: dist.Store
@@ -84,10 +84,10 @@ def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) ->
 
 
 def connect(who: RankEnv, store: dist.Store, backend: str) -> Tree:
-    """Make the default process group of ranks that have met; returns all ranks.
+    """Make the default process group of ranks that have met. Return all ranks.
 
-    In it ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes is noticed by its own
-    watchdog, and by its neighbours in the groups of the mesh.
+    In this group, ranks also wait for each other's files (``FILES_TIMEOUT``). A rank that hangs while it computes is noticed by
+    its own watchdog, and by its neighbours in the groups of the mesh.
     """
     gloo.register()
     dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
@@ -95,12 +95,12 @@ def connect(who: RankEnv, store: dist.Store, backend: str) -> Tree:
 
 
 def seat(rank: int) -> str:
-    """The key under which a rank names its node."""
+    """Return the key under which a rank names its node."""
     return f"rank {rank}"
 
 
 def _gather(who: RankEnv, keys: SignedKeys, timeout: timedelta) -> None:
-    """Every rank says that it is here; rank 0 hears all of them, and says so."""
+    """Announce this rank. Rank 0 waits for all ranks and then confirms it."""
     everybody = [seat(rank) for rank in range(who.world)]
     keys.set(seat(who.rank), who.node)
     if who.rank == 0:

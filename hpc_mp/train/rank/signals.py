@@ -1,6 +1,6 @@
 """Stop requests: by a signal, by the trigger file, by the clock. They only set a flag; ranks agree on it between steps.
 
-torch is not imported here: a flag can be there while it is.
+torch is not imported here: a flag can exist while torch is being imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 STOP_FILE, TIME_LIMIT = 1000, 1001
 REASONS: dict[int, str] = {
     **{int(number): f"asked to by {number.name}" for number in STOPPING}, STOP_FILE: "stop file", TIME_LIMIT: "time limit"}
-EXIT_STOPPED = os.EX_TEMPFAIL  # 75: stopped on request after saving; the run can go on
+EXIT_STOPPED = os.EX_TEMPFAIL  # 75: stopped on request after saving; the run can be continued
 
 
 class Stopped(Exception):
@@ -28,13 +28,13 @@ class Stopped(Exception):
 
 
 class StopFlag:
-    """Keeps the first reason to stop: one of ``REASONS``, 0 while there is none."""
+    """The first reason to stop: one of ``REASONS``; 0 if there is none."""
 
     def __init__(self) -> None:
         self.reason = 0
         for number in STOPPING:
             signal.signal(number, self._receive)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the job script kept back what came too early
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the job script blocked signals that came too early
 
     def set(self, reason: int) -> None:
         self.reason = self.reason or reason
@@ -45,8 +45,8 @@ class StopFlag:
 
 @contextmanager
 def ending_in(seconds: float) -> Iterator[None]:
-    """Let a request to stop end the process after so long. There is nothing to save yet, and the main thread, which would notice
-    the request, may wait in a library. Called by the main thread."""
+    """Let a stop request end the process after that many seconds, while there is nothing to save. The main thread calls it,
+    and may then be blocked in a library and not notice the request."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     over = threading.Event()
@@ -80,12 +80,12 @@ class Pace:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """The reasons to stop that rank 0 checks for, and that no signal brings.
+    """The reasons to stop that rank 0 polls for because no signal announces them.
 
     Attributes:
         trigger: the file that stops the run.
-        end: unix seconds at which the scheduler ends the job; None without a limit.
-        grace: seconds before that in which to save and stop; more of them when steps and a save take longer.
+        end: unix time in seconds at which the scheduler ends the job; None without a limit.
+        grace: seconds before ``end`` in which to save and stop; more are taken if steps and a save take longer.
     """
 
     flag: StopFlag

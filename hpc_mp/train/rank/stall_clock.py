@@ -1,4 +1,4 @@
-"""A clock for those who wait for a sign of life."""
+"""A clock for threads that wait for a sign of life."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import time
 
 
 class StallAwareClock:
-    """Seconds that this process was awake for: a pause of it (SIGSTOP, gang scheduling, a suspended machine, a long call
-    that keeps Python's lock) counts as two ticks at most. Whoever slept must not blame others for their silence.
+    """A clock of the seconds that this process was awake.
+
+    A pause (SIGSTOP, gang scheduling, a suspended machine, a long call that holds Python's lock) counts as two ticks at most, so
+    that a paused process does not blame others for their silence.
 
     Args:
-        tick: seconds; it is read at least so often.
+        tick: longest time in seconds between two readings of the clock.
     """
 
     def __init__(self, tick: float) -> None:

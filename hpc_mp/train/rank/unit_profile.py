@@ -1,8 +1,8 @@
-"""Measures what the embedding, one block, and the last norm with the head take of a device, for ``partition = "profile"``.
+"""Measurement of the embedding, one block, and the last norm with the head on a device, for ``partition = "profile"``.
 
-The job's own engine runs on this one process: the model with a single block, as three stages of one rank, one for each kind of
+The job's own engine runs on this single process: the model with one block, as three stages of one rank, one for each kind of
 unit. A step passes one microbatch of the job's shape, with its precision, dropout and recomputation, through their forwards and
-backwards, whose times and kept bytes the pipeline notes. Parameters have arbitrary values, which take the same time.
+backwards. The pipeline notes their times and kept bytes. Parameters have arbitrary values, which take the same time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from hpc_mp.train.engine.section import Batch, CausalModel
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
 
-STAGES = (0, 1, 0)  # layers: the embedding alone, a block, the head alone
+STAGES = (0, 1, 0)  # layers: only the embedding, a block, only the head
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
 VALUES = 0.02  # standard deviation of the parameters
 
 
 def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
-    """On the local device that ``job.device`` chooses. Raises HpcMpError where it wants a GPU and there is none."""
+    """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
     device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
     schedule = build("breadth_first", 1, 1, len(STAGES), "last")
     with _alone(backend):
@@ -69,7 +69,7 @@ def _engine(spec: JobSpec, shape: ModelShape, schedule: Schedule, alone: groups.
 
 
 def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Microbatches:
-    """One microbatch of the job's shape, with samples of one document; its tokens are spread over the vocabulary."""
+    """Return one microbatch of the job's shape, with samples of one document. Its tokens are spread over the vocabulary."""
     size, last = (spec.microbatch_size, spec.data.sequence_length), len(STAGES) - 1
     tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
 
@@ -85,14 +85,14 @@ def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Micro
 
 
 def _noted(engine: Engine, kept: list[int], perform: Any, step: Any, action: Action) -> None:
-    """A forward, and the bytes that are kept of it."""
+    """Perform a forward and note the bytes that it keeps."""
     before = engine.pipeline.activations.here
     perform(step, action)
     kept[action.stage] = engine.pipeline.activations.here - before
 
 
 def _spread(seconds: Sequence[float]) -> float:
-    """The distance of the quartiles, relative to the median."""
+    """Return the distance of the quartiles, relative to the median."""
     if len(seconds) < 2 or not median(seconds):
         return 0.0
     first, middle, third = quantiles(seconds, method="inclusive")
@@ -105,7 +105,7 @@ def _seconds(spans: Sequence[Span], stage: int) -> float:
 
 @contextmanager
 def _alone(backend: str) -> Iterator[None]:
-    """This process is a world."""
+    """Make this process a world of one rank."""
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield

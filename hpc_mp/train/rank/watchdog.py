@@ -19,9 +19,9 @@ from hpc_mp.train.rank.waits import place, stack
 
 Phase = Literal["come", "meet", "start", "load", "first step", "step", "evaluation", "save"]
 
-FIRST = 3  # times as long may the first step take, which allocates, connects and compiles; a pass of an evaluation may be first
+FIRST = 3  # factor for the first step, which allocates, connects and compiles; a pass of an evaluation may be first too
 TICKS = 20  # polls within a limit
-POLL_S = 5.0  # at most, between two polls: a phase may follow that has a shorter limit
+POLL_S = 5.0  # longest time between two polls: the next phase may have a shorter limit
 
 LATE: Mapping[Phase, str] = {
     "come": "rank 0 did not answer where all ranks meet",
@@ -36,21 +36,21 @@ LATE: Mapping[Phase, str] = {
 
 
 def limits(job: Job) -> dict[Phase, float]:
-    """Seconds that each phase may take; 0 = any time."""
+    """Return the limit of each phase in seconds; 0 = no limit."""
     meet = time_to_meet(job)
-    come = meet and meet + 2 * LATER.total_seconds()  # the store's own limits, which know who is missing, come first
+    come = meet and meet + 2 * LATER.total_seconds()  # the store's own limits, which know the missing ranks, must expire first
     return {"come": come, "meet": meet, "start": job.start_timeout, "load": job.load_timeout,
             "first step": FIRST * job.step_timeout, "step": job.step_timeout, "evaluation": FIRST * job.step_timeout,
             "save": job.save_timeout}
 
 
 class Watchdog:
-    """While it is entered, each phase announced by ``now`` must be followed by another call within its limit.
+    """A watchdog: while it is entered, each phase announced by ``now`` must be followed by another call within its limit.
 
     Args:
-        limits: seconds of every phase; 0 = never.
-        on_hang: called with where the main thread stands, in a thread of its own.
-        phase: that it begins with.
+        limits: seconds of every phase; 0 = no limit.
+        on_hang: called in a separate thread with an error that names the main thread's position.
+        phase: the first phase.
     """
 
     def __init__(self, limits: Mapping[Phase, float], on_hang: Callable[[Hung], None], phase: Phase = "meet") -> None:
@@ -62,7 +62,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def now(self, phase: Phase) -> None:
-        """The rank begins this phase, or the next turn of it."""
+        """Begin this phase, or its next turn."""
         self._phase = phase
         self._changed.set()
 
@@ -89,7 +89,7 @@ class Watchdog:
 
 
 def hung(phase: Phase, limit: float) -> Hung:
-    """Says what did not come and where the main thread stands; its whole stack is a note."""
+    """Return an error that states the late phase and the main thread's position, with its whole stack as a note."""
     frames = stack()
     error = Hung(f"{LATE[phase]} in {limit:g} s; the rank stands in {place(frames)}")
     error.add_note("The main thread:\n" + "".join(traceback.format_list(frames)))

@@ -1,4 +1,4 @@
-"""From a size and a number of nodes to a directory that CycleCloud takes: ``hpc-mp cloud render``."""
+"""Rendering of a directory for CycleCloud from a size and a number of nodes: ``hpc-mp cloud render``."""
 
 from __future__ import annotations
 

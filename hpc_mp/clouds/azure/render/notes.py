@@ -1,4 +1,4 @@
-"""What somebody has to know about a plan, as rows of a table: when it holds, what to say."""
+"""Notes about a plan for the user, as rows of a table: (condition, text)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def notes(plan: ClusterPlan) -> tuple[str, ...]:
 
 
 def unverified(plan: ClusterPlan) -> tuple[str, ...]:
-    """What nobody has seen on Azure."""
+    """Return the facts that have not been verified on Azure."""
     figures = [figure for figure, source in plan.size.sources.items() if source == "memory" and getattr(plan.size, figure)]
     recalled = (f"{plan.size.name}: {', '.join(sorted(figures))} (recalled, no source)",) if figures else ()
     return _said(UNVERIFIED, plan) + recalled

@@ -1,4 +1,4 @@
-"""What somebody asks of a cluster, and the plan that it comes to: refused here, or not at all."""
+"""The user's choices for a cluster and the resulting plan. All choices are validated here."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hpc_mp.clouds.azure.offer import Heads, Image, Offer, image_fault
 
 Storage = Literal["nfs", "external", "amlfs"]
 MOST_NODES = 1000  # machines of a partition that CycleCloud's form allows
-NO_GROUP = 100  # Azure.MaxScalesetSize where it bounds nothing
+NO_GROUP = 100  # Azure.MaxScalesetSize if no placement group limits it
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """As they were given; what is None is left open for the form of CycleCloud.
+    """The choices as given; None leaves a value open for CycleCloud's form.
 
     Attributes:
-        sku, nodes: size and number of the machines that train.
-        name: of the cluster.
-        storage: of /shared: a disk of the scheduler, another NFS server; or that disk, and Azure Managed Lustre beside it.
-        storage_address: of the NFS server or of Lustre, and behind ``:`` the path that it exports.
-        database: host name of the MySQL server that keeps accounts; ``accounting`` false: none are kept.
+        sku, nodes: size and number of the training machines.
+        name: name of the cluster.
+        storage: storage of /shared: a disk of the scheduler, another NFS server; or that disk and Azure Managed Lustre beside it.
+        storage_address: address of the NFS server or of Lustre, and after ``:`` the exported path.
+        database: host name of the MySQL server for accounting; ``accounting`` false: no accounting.
     """
 
     sku: str
@@ -49,18 +49,18 @@ class Choices:
 
     @property
     def storage_path(self) -> str:
-        """What the server exports, "" where that is not said."""
+        """The exported path, "" if it is not given."""
         return (self.storage_address or "").partition(":")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Choices that go together, with what the catalogue says of them.
+    """Consistent choices, with their entries of the catalogue.
 
     Attributes:
-        image: of the machines that train, None where it has to be named first; ``known``: what the catalogue says of it.
-        heads: what runs beside them; ``plain``: the image of those.
-        group: how many machines one placement group is told to hold.
+        image: image of the training machines; None if the user must name one first. ``known``: its entry in the catalogue.
+        heads: the machines beside them; ``plain``: their image.
+        group: number of machines that one placement group is configured to hold.
     """
 
     choices: Choices
@@ -77,10 +77,11 @@ class ClusterPlan:
 
 
 def settle(choices: Choices, offer: Offer) -> ClusterPlan:
-    """
+    """Validate the choices and return the plan.
+
     Raises:
-        HpcMpError: the size is unknown or gone, there are too many or too few nodes, the image does not fit the size, or a
-            name cannot be one.
+        HpcMpError: the size is unknown or retired, there are too many or too few nodes, the image does not fit the size, or a
+            name is invalid.
     """
     size = find_size(choices.sku, offer)
     _check_nodes(choices, size)
@@ -95,14 +96,15 @@ def settle(choices: Choices, offer: Offer) -> ClusterPlan:
 
 
 def sizes_on_offer(offer: Offer) -> tuple[MachineType, ...]:
-    """Every size that a cluster can be made of."""
+    """Return all sizes that can still be started."""
     return tuple(size for size in offer.sizes.values() if not size.is_gone)
 
 
 def find_size(sku: str, offer: Offer) -> MachineType:
-    """
+    """Return the size by name, with or without ``Standard_``.
+
     Raises:
-        HpcMpError: there is no such size, or none any more.
+        HpcMpError: the size does not exist or is retired.
     """
     found = offer.size(sku) or offer.size(f"Standard_{sku}")
     if found is None:

@@ -1,4 +1,4 @@
-"""The file of parameters that ``cyclecloud import_cluster -p`` takes. null: to be chosen in the form before the first start."""
+"""The file of parameters for ``cyclecloud import_cluster -p``. null: must be chosen in the form before the first start."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-EXPORT = "/shared"  # what an NFS server exports where nothing else is said
-LUSTRE_OPTIONS = "noatime,user_xattr"  # those of Azure CycleCloud Workspace for Slurm
+EXPORT = "/shared"  # default path exported by an NFS server
+LUSTRE_OPTIONS = "noatime,user_xattr"  # as in Azure CycleCloud Workspace for Slurm
 
 
 def parameters(plan: ClusterPlan) -> dict[str, Any]:
-    """Every parameter of the template that depends on the plan."""
+    """Return all parameters of the template that depend on the plan."""
     choices, size = plan.choices, plan.size
     return {
         "Region": choices.region,
@@ -43,7 +43,7 @@ def parameters(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def topology(size: MachineType) -> str:
-    """What is written once nodes exist: NVLink blocks, the tree of InfiniBand's switches, or nothing."""
+    """Return the topology that is written once nodes exist: NVLink blocks, the tree of InfiniBand switches, or off."""
     return "block" if size.nvlink_block else "tree" if size.rdma else "off"
 
 

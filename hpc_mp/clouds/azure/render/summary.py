@@ -1,4 +1,4 @@
-"""What a rendered cluster comes to: quota, what a job sees, what Slurm gets, what is open, what nobody has verified."""
+"""Summary of a rendered cluster: quota, a job's view of a node, Slurm's configuration, open parameters, unverified facts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from hpc_mp.clouds.azure.render.parameters import parameters, topology
 
 @dataclass(frozen=True, slots=True)
 class AzureSummary:
-    """
+    """The summary of a cluster.
+
     Attributes:
-        gpus, gpu_model, vcpus, memory_gib, slurm_memory_mib: of one node of the partition hpc.
-        nics, nic_gbps, network: its adapters, Gb/s of one, InfiniBand's generation ("" for Ethernet alone).
-        node_busbw: GB/s, all-reduce inside one healthy node, at least; None where it is not known.
-        network_gbytes: GB/s that all adapters of a node carry in one direction, None without InfiniBand.
-        placement_group: how many machines the one placement group may hold, None without InfiniBand.
-        regional_vcpus: of all families together, which a subscription has to grant in the region as well.
-        azure_conf, gres_conf: what azslurm writes.
+        gpus, gpu_model, vcpus, memory_gib, slurm_memory_mib: resources of one node of the partition hpc.
+        nics, nic_gbps, network: number of its adapters, Gb/s of one, InfiniBand generation ("" for Ethernet only).
+        node_busbw: least GB/s of an all-reduce inside one healthy node; None if unknown.
+        network_gbytes: GB/s of all adapters of a node in one direction; None without InfiniBand.
+        placement_group: maximum number of machines in the placement group; None without InfiniBand.
+        regional_vcpus: vCPUs of all families together, a separate quota of the subscription in the region.
+        azure_conf, gres_conf: lines that azslurm writes.
         job: lines for a job file.
-        open: parameters that are null, to be chosen before the first start.
+        open: parameters that are null and must be chosen before the first start.
     """
 
     cluster: str
@@ -59,7 +60,7 @@ class AzureSummary:
 
 
 def azure_summary(plan: ClusterPlan, offer: Offer, server: str | None = None) -> AzureSummary:
-    """``server``: size of the machine that is made for CycleCloud itself, if one is."""
+    """Return the summary of a plan. ``server``: size of the machine created for CycleCloud itself, if any."""
     size, choices = plan.size, plan.choices
     hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
     arrays, asked = [hpc], quotas(plan, offer, server)
@@ -90,7 +91,7 @@ def _job(plan: ClusterPlan) -> Iterator[str]:
 
 
 def words(found: AzureSummary) -> Iterator[str]:
-    """The same for people, line by line."""
+    """Yield the summary as lines of text."""
     yield f"{found.cluster}: {found.nodes} × {found.sku} in the partition {found.partition}"
     yield from ("", "Quota to ask for (vCPUs, all machines running)")
     for each in found.quota:
@@ -134,7 +135,7 @@ def _node(found: AzureSummary) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class FamilyQuota:
-    """``family``: as ``az vm list-usage`` names it, "" where the catalogue does not know; ``machines``: how many, for what."""
+    """The quota of a family. ``family``: name in ``az vm list-usage``, "" if unknown; ``machines``: numbers and roles as text."""
 
     family: str
     size: str
@@ -143,10 +144,10 @@ class FamilyQuota:
 
 
 def quotas(plan: ClusterPlan, offer: Offer, server: str | None) -> tuple[FamilyQuota, ...]:
-    """One for each family, all machines running; the family of those that train first.
+    """Return one quota per family with all machines running; the family of the training machines comes first.
 
     Args:
-        server: size of the machine that is made for CycleCloud itself, if one is.
+        server: size of the machine created for CycleCloud itself, if any.
     """
     wanted: dict[str, list[tuple[MachineType, int, str]]] = {}
     for name, count, role in _machines(plan, server):
@@ -171,13 +172,13 @@ def _quota(machines: list[tuple[MachineType, int, str]]) -> FamilyQuota:
                  " + ".join(f"{count} {role} × {size.quota_vcpus}" for size, count, role in machines))
 
 
-DAMPEN = 5  # per cent of the memory that is held back: the template's default, and azslurm's
+DAMPEN = 5  # per cent of the memory that is reserved: the default of the template and of azslurm
 _LEAST_HELD = 1024  # MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """``memory``: MiB that Slurm hands out on a node."""
+    """The lines of a partition in Slurm's configuration. ``memory``: MiB that Slurm can allocate on a node."""
 
     partition: str
     node: str
@@ -186,10 +187,10 @@ class Lines:
 
 
 def slurm_lines(cluster: str, array: str, size: MachineType, nodes: int, *, default: bool, one_thread: bool) -> Lines:
-    """As slurmcc/partition.py and slurmcc/cli.py of Azure/cyclecloud-slurm compute them.
+    """Compute the lines as slurmcc/partition.py and slurmcc/cli.py of Azure/cyclecloud-slurm do.
 
     Args:
-        one_thread: slurm.use_pcpu is false: every hardware thread is a CPU of its own.
+        one_thread: True if slurm.use_pcpu is false: every hardware thread is a separate CPU.
     """
     prefix = re.sub(r"[^a-zA-Z0-9-]", "-", f"{cluster}-{array}-")
     names = f"{prefix}1" if nodes == 1 else f"{prefix}[1-{nodes}]"

@@ -1,7 +1,7 @@
-"""Parameters of Azure CycleCloud Workspace for Slurm, release 2026.07.02: from an empty subscription to a CycleCloud server.
+"""Parameters of Azure CycleCloud Workspace for Slurm, release 2026.07.02, which deploys a CycleCloud server to a subscription.
 
-Names and types are those of bicep/mainTemplate.bicep and bicep/types.bicep of github.com/Azure/cyclecloud-slurm-workspace. What
-is secret is not among them: ``az`` asks for adminPassword, and the key is given on the command line.
+Names and types are those of bicep/mainTemplate.bicep and bicep/types.bicep of github.com/Azure/cyclecloud-slurm-workspace.
+Secrets are not included: ``az`` asks for adminPassword, and the key is given on the command line.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan
 from hpc_mp.clouds.azure.render.parameters import EXPORT, LUSTRE_OPTIONS
 
 RELEASE = "2026.07.02"
-SERVER = "Standard_D4as_v5"  # what CycleCloud runs on
-CLUSTER = "ccw"  # of Azure's own template, which it makes
-CREDENTIALS = "azure"  # the account that the workspace's server is set up with
-NETWORK = "ccw-vnet/ccw-compute-subnet"  # what it names the network of a new one
+SERVER = "Standard_D4as_v5"  # size of CycleCloud's machine
+CLUSTER = "ccw"  # cluster of Azure's own template, which the workspace creates
+CREDENTIALS = "azure"  # account of the workspace's server
+NETWORK = "ccw-vnet/ccw-compute-subnet"  # network and subnet of a new workspace
 _SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentParameters.json#"
-_RESERVED = 5  # addresses of a subnet that Azure keeps
+_RESERVED = 5  # addresses of a subnet that Azure reserves
 _LUSTRE_PREFIX = 23  # the smallest network with room for Azure Managed Lustre
 _PREFIXES = (24, 23, 22, 21, 20)  # of the whole network; the nodes have half of it
 _RELEASE_URL = r"https://github\.com/[\w.-]+/[\w.-]+/releases/(tag/)?[\w.-]+"
@@ -29,7 +29,7 @@ _SPECS = {"default": ["scheduler", "login", "htc", "hpc"], "scheduler": ["schedu
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """``project``: address of a GitHub release that holds the project, whose specs the workspace's own cluster then gets too."""
+    """The workspace. ``project``: URL of a GitHub release whose specs are added to the workspace's own cluster."""
 
     region: str
     resource_group: str
@@ -37,10 +37,10 @@ class Workspace:
 
 
 def choices_within(choices: Choices, resource_group: str | None, project: str | None) -> tuple[Choices, Workspace]:
-    """What the workspace itself settles: its account, and its network, which is a new one.
+    """Fill in the choices that the workspace determines: its account and its new network.
 
     Raises:
-        HpcMpError: what its deployment needs is missing, or it would not count.
+        HpcMpError: a choice that the deployment needs is missing, or a choice would be ignored.
     """
     if choices.region is None:
         raise HpcMpError("--workspace", "is deployed into a region, and --region is missing",
@@ -66,10 +66,10 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
 
 
 def workspace_parameters(plan: ClusterPlan, workspace: Workspace) -> dict[str, Any]:
-    """The document for ``az deployment sub create --parameters``.
+    """Return the document for ``az deployment sub create --parameters``.
 
     Raises:
-        HpcMpError: no image is named where Azure publishes none.
+        HpcMpError: Azure publishes no image for the size, and none is given.
     """
     choices = plan.choices
     if plan.image is None:
@@ -112,7 +112,7 @@ def _shared(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _additional(plan: ClusterPlan) -> dict[str, Any]:
-    """Managed Lustre is made where none is named, in a zone as the workspace's own form has it."""
+    """Return the additional file system. Managed Lustre is created if none is given, in the zone of the workspace's own form."""
     if plan.choices.storage != "amlfs":
         return {"type": "disabled"}
     if plan.choices.storage_address:
@@ -130,7 +130,7 @@ def _database(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _prefix(plan: ClusterPlan) -> int:
-    """The smallest network whose half holds every machine."""
+    """Return the prefix of the smallest network of which half has room for all machines."""
     machines = 1 + plan.choices.login_nodes + plan.choices.htc_nodes + plan.choices.nodes
     room = [prefix for prefix in _PREFIXES if 2 ** (31 - prefix) - _RESERVED >= machines]
     return min(room[0], _LUSTRE_PREFIX) if plan.choices.storage == "amlfs" else room[0]

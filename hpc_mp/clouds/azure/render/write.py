@@ -1,4 +1,4 @@
-"""A rendered cluster as a directory that ``cyclecloud project upload`` and ``cyclecloud import_cluster`` take."""
+"""Output of a rendered cluster as a directory for ``cyclecloud project upload`` and ``cyclecloud import_cluster``."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hpc_mp.clouds.azure.render.summary import AzureSummary, words
 from hpc_mp.clouds.azure.render.workspace import RELEASE, Workspace, workspace_parameters
 
 HERE = Path(__file__).parent
-WHEELS = Path("specs", "scheduler", "cluster-init", "files")  # where the scheduler's script looks for one before it asks an index
-PROJECT = ("project.ini", "specs", "templates", "blobs")  # of cyclecloud/; blobs where there are some
+WHEELS = Path("specs", "scheduler", "cluster-init", "files")  # the scheduler's script looks for a wheel here before pip's index
+PROJECT = ("project.ini", "specs", "templates", "blobs")  # copied from cyclecloud/ if they exist
 
 
 def write(directory: Path, plan: ClusterPlan, summary: AzureSummary, workspace: Workspace | None,
           wheel: Path | None = None) -> tuple[Path, ...]:
-    """What was written, directories as such.
+    """Write the directory and return the paths of its entries.
 
     Args:
-        wheel: of hpc-mp, which the cluster installs; default: it asks pip's index.
+        wheel: wheel of hpc-mp that the cluster installs; default: from pip's index.
 
     Raises:
-        HpcMpError: the directory is there and not empty, or cannot be written; the wheel is none of hpc-mp.
+        HpcMpError: the directory is not empty or cannot be written, or the wheel is not one of hpc-mp.
     """
     if wheel and not (re.fullmatch(r"hpc_mp-\S+\.whl", wheel.name) and zipfile.is_zipfile(wheel)):
         raise HpcMpError(f"--wheel {wheel}", "is no wheel of hpc-mp",
@@ -55,16 +55,17 @@ def write(directory: Path, plan: ClusterPlan, summary: AzureSummary, workspace: 
 
 
 def refuse_full(directory: Path) -> None:
-    """
+    """Refuse an existing path that is not an empty directory.
+
     Raises:
-        HpcMpError: something is there that is no empty directory.
+        HpcMpError: the path exists and is not an empty directory.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise HpcMpError(f"--output {directory}", "is there, and is no empty directory", "give another one: nothing is replaced")
 
 
 def _fill(directory: Path, texts: dict[str, str], wheel: Path | None) -> tuple[str, ...]:
-    """What lies in the directory then, by name."""
+    """Fill the directory and return the names of its entries."""
     sources = [source for name in PROJECT if (source := asset("cyclecloud") / name).exists()]
     for source in sources:
         _copy(source, directory / source.name)
@@ -78,7 +79,7 @@ def _fill(directory: Path, texts: dict[str, str], wheel: Path | None) -> tuple[s
 
 
 def _reason(error: OSError) -> str:
-    """copytree gathers those of all files: (source, target, words) each."""
+    """Return the reason of an error; copytree collects (source, target, reason) of all files."""
     return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error.strerror)
 
 
@@ -95,7 +96,7 @@ def _copy(source: Path, target: Path) -> Path:
 
 
 def _make_executable(directory: Path) -> None:
-    """Not every way of installing a package keeps that."""
+    """Make the scripts executable: some ways of installing a package drop the mode."""
     for script in directory.glob("specs/*/cluster-init/scripts/*"):
         if script.is_file() and script.read_bytes().startswith(b"#!"):
             script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The rules of the linter, tables of which each has one concept; and from the text of a cluster template to what they find."""
+"""The rules of the linter, one table per concept, and their application to the text of a cluster template."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LONGEST = 240
 
 
 def lint(text: str, *, file: str = "template", given: Given | None = None, project: Project | None = None) -> tuple[Finding, ...]:
-    """Every finding, the template's own first, in the order of lines. Nothing is run, and nobody is asked.
+    """Return all findings, the template's own first, in the order of lines. Nothing is run, and no service is queried.
 
     Args:
         text: the template.
-        file: its name, as findings show it.
-        given: values of its parameters; without them each has its default.
-        project: the project whose specs it uses; without one its files are not looked at.
+        file: name of the template in findings.
+        given: values of its parameters; default: their defaults.
+        project: the project whose specs it uses; without it the project's files are not checked.
     """
     case = read_case(text, file=file, given=given, project=project)
     found = {rule.finding(_printable(hit), case.file) for rule in RULES for hit in rule.find(case)}
@@ -32,7 +32,7 @@ def lint(text: str, *, file: str = "template", given: Given | None = None, proje
 
 
 def _printable(hit: Hit) -> Hit:
-    """A value is quoted up to a length at which the line can still be read; a template's first line is 1."""
+    """Shorten quoted values to a readable length; a template's first line is 1."""
     return hit._replace(it=_short(hit.it), advice=_short(hit.advice), line=max(hit.line, 1))
 
 

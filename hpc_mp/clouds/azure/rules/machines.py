@@ -1,4 +1,4 @@
-"""CC5xx and CC6xx: sizes, the machines that share a fabric, and the images that they can run."""
+"""CC5xx and CC6xx: sizes, placement groups, and images that fit a size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hpc_mp.clouds.azure.resolve import SCALE_SET_DEFAULT, ResolvedNode, Resolve
 
 
 def _machines(case: Case) -> Iterator[tuple[ResolvedSetting, str, MachineType | None]]:
-    """Every size that a node names, once a line."""
+    """Yield every size that a node names, once per line."""
     found = {(each.line, word): each for node in case.real if (each := node.get("MachineType")) for word in each.words}
     return ((machine, word, case.offer.size(word)) for (_, word), machine in found.items())
 
 
 def _size(wrong: Callable[[Case, str, MachineType | None], str]) -> Callable[[Case], Iterable[Hit]]:
-    """The sizes of which ``wrong`` has something to say, once a line."""
+    """Return a finder of the sizes for which ``wrong`` returns a text, once per line."""
     return lambda case: (Hit(each.line, f"{word} (${each.parameter})" if each.parameter else word, advice)
                          for each, word, size in _machines(case) if (advice := wrong(case, word, size)))
 
@@ -30,7 +30,7 @@ def _misspelt(case: Case, word: str, size: MachineType | None) -> str:
 
 
 def _no_rdma(case: Case) -> Iterable[Hit]:
-    """A partition of one node needs no InfiniBand."""
+    """Find sizes without InfiniBand that have a twin with it; a partition of one node does not need it."""
     alone = {machine.line for node in case.real if (most := node.get("MaxCount")) and most.number == 1
              if (machine := node.get("MachineType"))}
     hits = _size(lambda _, word, size: size.twin if size else "")(case)
@@ -62,20 +62,20 @@ def _beyond_scale_set(case: Case) -> Iterable[Hit]:
 
 
 def _machines_of(most: ResolvedSetting, node: ResolvedNode) -> int | None:
-    """The number of machines that MaxCount or MaxCoreCount allow; None where it is not known."""
+    """Return the number of machines that MaxCount or MaxCoreCount allows; None if unknown."""
     if most.number is None or most.name.casefold() == "maxcount":
         return most.number
     return most.number // node.sizes[0].vcpus if node.sizes else None
 
 
 def _of_groups(name: str, splits: Callable[[ResolvedSetting], bool]) -> Callable[[Case], Iterable[Hit]]:
-    """Attributes that split the placement group of a partition."""
+    """Return a finder of attributes that split the placement group of a partition."""
     return lambda case: (Hit(found.line, node.partition, found.raw) for node in case.partitions
                          if node.is_hpc and (found := node.get(name)) and splits(found))
 
 
 def _image(code: str) -> Callable[[Case], Iterable[Hit]]:
-    """The images that do not fit a size for the reason of this code."""
+    """Return a finder of images that do not fit a size for the reason of this code."""
     def find(case: Case) -> Iterable[Hit]:
         for node in case.real:
             each = next((each for name in ("ImageName", "Image") if (each := node.get(name)) and each.text), None)

@@ -1,4 +1,4 @@
-"""CC3xx and CC7xx: what each node needs after inheritance, and the files of the project that it runs."""
+"""CC3xx and CC7xx: required attributes of each node after inheritance, and the files of its project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUBNET = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+|/subscriptions/[^/]+/resourceGrou
 
 
 def _where(name: str, wrong: Callable[[ResolvedSetting], bool]) -> Callable[[Case], Iterable[Hit]]:
-    """An attribute with a wrong value, once a line: what several nodes inherit is said once."""
+    """Return a finder of an attribute with a wrong value, once per line even if several nodes inherit it."""
     def find(case: Case) -> Iterable[Hit]:
         found = {each.line: each for node in case.nodes if (each := node.get(name)) and each.known}
         return (Hit(each.line, each.shown, each.text.replace(" ", "").lower()) for each in found.values() if wrong(each))
@@ -84,7 +84,7 @@ def _same_name(case: Case) -> Iterable[Hit]:
 
 def _init_form(case: Case) -> Iterable[Hit]:
     return (Hit(section.line, section.name) for section in case.sections if section.key == "cluster-init"
-            and any(sign in section.name for sign in ":/ ") and reference(section) is None)  # a bare name: attributes describe it
+            and any(sign in section.name for sign in ":/ ") and reference(section) is None)  # a bare name has attributes instead
 
 
 def _unconfigured(case: Case) -> Iterable[Hit]:
@@ -96,7 +96,7 @@ def _unconfigured(case: Case) -> Iterable[Hit]:
 
 
 def _own(case: Case) -> Iterator[tuple[int, Project, Reference]]:
-    """The references to specs of this project, with their line."""
+    """Yield the references to specs of this project, with their lines."""
     for section in case.sections:
         found = reference(section) if section.key == "cluster-init" else None
         if case.project and case.project.name and found and found.project.casefold() == case.project.name.casefold():

@@ -12,14 +12,14 @@ from hpc_mp.clouds.azure.resolve import ResolvedNode, ResolvedSetting
 
 _ROLES = ("scheduler", "login", "execute")
 _SPECS = ("default", *_ROLES)
-_PAST_SPECS = {"master": ("1.", "2.0.", "2.1."), "pyxis": ("4.0.0", "4.0.1", "4.0.2")}  # and the releases that had them
+_PAST_SPECS = {"master": ("1.", "2.0.", "2.1."), "pyxis": ("4.0.0", "4.0.1", "4.0.2")}  # former specs and their releases
 _PROJECT = "cyclecloud/slurm:"
 _UIDS = ("slurm.user.uid", "slurm.user.gid", "munge.user.uid", "munge.user.gid")
 _GPUS = re.compile(r"(?i)gres=gpu(?::[a-z][\w.\-]*)?:(\d{1,4})|/dev/nvidia\[0-(\d{1,4})\]")
 
 
 def _each(case: Case, name: str) -> Iterable[ResolvedSetting]:
-    """A setting wherever it is set, once a line."""
+    """Return all known values of a setting, once per line."""
     return {each.line: each for node in case.nodes if (each := node.configured(name)) and each.known}.values()
 
 
@@ -39,7 +39,7 @@ def _no_default(case: Case) -> Iterable[Hit]:
 
 
 def _line(node: ResolvedNode) -> int:
-    """Where the name of its partition stands."""
+    """Return the line of the partition's name, else of the node."""
     named = node.configured("slurm.partition")
     return named.line if named else node.line
 
@@ -74,7 +74,7 @@ def _dampen(case: Case) -> Iterable[Hit]:
 
 
 def _in_config(pattern: str) -> Callable[[Case], Iterable[Hit]]:
-    """Lines of slurm.conf that are added and say this."""
+    """Return a finder of lines in slurm.additional.config that match a pattern."""
     def find(case: Case) -> Iterable[Hit]:
         for each in _each(case, "slurm.additional.config"):
             for found in re.finditer(pattern, each.text, re.IGNORECASE | re.MULTILINE):
@@ -114,7 +114,9 @@ def _slurm_spec(case: Case) -> Iterable[Hit]:
 
 
 def _no_execute(case: Case) -> Iterable[Hit]:
-    """Of clusters in which Azure's project brings Slurm; in others images do, or somebody's own project."""
+    """Find nodes without the spec execute, in clusters that get Slurm from Azure's project and not from an image or another
+    project.
+    """
     for cluster in case.clusters:
         brings = any(re.match(rf"{_PROJECT}(scheduler|login|execute)\b", name) for node in cluster.real for name in node.specs)
         yield from (Hit(node.line, node.name) for node in cluster.partitions

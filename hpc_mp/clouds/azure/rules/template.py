@@ -19,7 +19,7 @@ _SECRET = re.compile(r"(?i)(^|[._])(password|passwd|secret|token|accountkey|acce
 
 
 def _fault(code: str) -> Callable[[Case], Iterable[Hit]]:
-    """The parser's faults of this code."""
+    """Return a finder of the parser's faults with this code."""
     return lambda case: (Hit(fault.line, fault.it) for fault in case.parsed.faults if fault.code == code)
 
 
@@ -40,20 +40,20 @@ def _undefined(case: Case) -> Iterable[Hit]:
     known = {each.name.casefold() for each in case.parameters} | {"clustername"}
     for section in case.sections:
         for line, name in _references(section):
-            if "." not in name and name.casefold() not in known:  # with a dot: of a node or the cluster
+            if "." not in name and name.casefold() not in known:  # with a dot: an attribute of a node or the cluster
                 near = meant(name, [parameter.name for parameter in case.parameters], 0.7)
                 yield Hit(line, name, f"Did you mean {near}? Else declare it" if near else "Declare it")
 
 
 def _references(section: TemplateSection) -> Iterator[tuple[int, str]]:
-    """(line, parameter) of what a section takes from parameters; a literal (:=) names them in conditions only."""
+    """Yield (line, parameter) of a section's references to parameters; in a literal (:=) only conditions have them."""
     yield from ((section.line, name) for name in _DOLLAR.findall(section.name) if section.key == "cluster-init")
     for each in evaluated(section):
         if each.assign == "=" or each.key.startswith("conditions."):
             yield from ((each.line, name) for name in names_of(each))
 
 
-_FITS: dict[str, tuple[str, str]] = {  # by type of parameter: the form of its JSON, and that form in words
+_FITS: dict[str, tuple[str, str]] = {  # by type of parameter: pattern of its JSON, and the pattern in words
     "boolean": (r'"?(?i:true|false)"?', "true or false"), "integer": (r'"?-?\d{1,18}"?', "a whole number"),
     **dict.fromkeys(("float", "number"), (r'"?-?\d+(\.\d+)?(e[+-]?\d+)?"?', "a number")),
     **dict.fromkeys(("string", "text", "password"), (r"[^\[{].*", "one text")),
@@ -79,7 +79,7 @@ def _no_such(case: Case) -> Iterable[Hit]:
 
 
 def _open(in_file: bool) -> Callable[[Case], Iterable[Hit]]:
-    """The required parameters without a value; ``in_file``: those for which the file of values says null."""
+    """Return a finder of required parameters without a value; ``in_file``: only those that are null in the file of values."""
     def find(case: Case) -> Iterable[Hit]:
         given = case.given
         null = {name.casefold(): name for name, value in given.values.items() if value is None} if given else {}

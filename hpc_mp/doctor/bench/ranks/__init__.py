@@ -1,1 +1,1 @@
-"""What each rank of a measurement runs. ``torch_network`` alone imports torch."""
+"""The program of each rank of a measurement. Only ``torch_network`` imports torch."""

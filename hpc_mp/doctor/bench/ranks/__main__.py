@@ -1,4 +1,4 @@
-"""``python -m hpc_mp.doctor.bench.ranks SPEC``: one rank, as srun or mpirun starts it."""
+"""``python -m hpc_mp.doctor.bench.ranks SPEC``: one rank, started by srun or mpirun."""
 
 import sys
 

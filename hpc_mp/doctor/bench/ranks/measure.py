@@ -1,4 +1,4 @@
-"""One size and placement: warm up, time, and compare the data, as nccl-tests does."""
+"""Measurement of one size and placement: warm up, time, and compare the data, as nccl-tests does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hpc_mp.planner.collectives import Collective, Counts, Placed
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """What is sent, what is received and, for in-place operations, one buffer that holds both."""
+    """The send and receive buffers; for in-place operations ``receive`` holds both."""
 
     send: Any
     receive: Any
 
     def views(self, this: Collective, counts: Counts, placed: Placed, member: int) -> tuple[Any, Any]:
-        """(send, receive) for one operation: in place they overlap where the library wants them to."""
+        """Return (send, receive) for one operation; in place they overlap as the library requires."""
         send, receive = self.send[: counts.send], self.receive[: counts.receive]
         if placed == "out_of_place":
             return send, receive
@@ -29,13 +29,13 @@ class Buffers:
 
 
 def allocate(network: Network, counts: Counts) -> Buffers:
-    """For the largest size of a sweep."""
+    """Allocate the buffers for one size."""
     return Buffers(network.buffer(counts.total), network.buffer(counts.total))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one rank saw: seconds of each iteration, their mean by the host's clock, and how many elements were wrong."""
+    """The measurement of one rank: seconds of each iteration, their mean by the host's clock, number of wrong elements."""
 
     mean: float
     iterations: list[float]
@@ -46,7 +46,7 @@ def measure(
     network: Network, this: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
     check: bool,
 ) -> Sample:
-    """All ranks call this at the same time."""
+    """Measure one placement. All ranks must call this at the same time."""
     send, receive = buffers.views(this, counts, placed, network.member)
     run = network.operation(this, send, receive)
     _fill(network, this, send, receive, 0)

@@ -1,4 +1,4 @@
-"""MPI on host memory, through mpi4py: where NCCL is not there, and to tell a slow fabric from a slow library."""
+"""MPI on host memory, through mpi4py: for machines without NCCL, and to tell a slow fabric from a slow library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MpiNetwork:
     """A communicator of all ranks, and one for each group of the measurement."""
 
     def __init__(self, spec: BenchSpec) -> None:
-        """Raises HpcMpError when mpi4py or an MPI is missing, or MPI has not brought up all ranks as one world."""
+        """Initialise MPI. Raises HpcMpError if mpi4py or an MPI is missing, or MPI did not start all ranks as one world."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
@@ -62,7 +62,7 @@ class MpiNetwork:
                 group.Sendrecv(send, dest=after, recvbuf=receive, source=before)
 
         def reduce_scatter() -> None:
-            # MPI's own in-place leaves a rank's part at the beginning of the buffer, nccl-tests' at its place in it
+            # MPI's own in-place writes a rank's part at the beginning of the buffer, nccl-tests at the part's offset
             group.Reduce_scatter_block(send.copy() if alias else send, receive)
 
         operations: dict[str, Callable[[], object]] = {
@@ -76,7 +76,7 @@ class MpiNetwork:
         return operations[this.name]
 
     def finish(self) -> None:
-        """Every operation has ended when its call returns."""
+        """Do nothing: every operation has ended when its call returns."""
 
     def stamp(self) -> float:
         return time.perf_counter()

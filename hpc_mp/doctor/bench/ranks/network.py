@@ -1,4 +1,4 @@
-"""What a backend offers to a measurement; ``torch_network`` and ``mpi_network`` do."""
+"""The interface of a backend for a measurement; ``torch_network`` and ``mpi_network`` implement it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hpc_mp.planner.collectives import Collective
 
 
 class Network(Protocol):
-    """All ranks, and the group of this one.
+    """The communicator of all ranks, and that of this rank's group.
 
     Attributes:
-        rank, world: among all ranks.
-        member, members: among those of its group.
-        device: the name of what holds the buffers.
-        versions: of the libraries, for the record.
+        rank, world: index and number of all ranks.
+        member, members: index and number of the ranks of its group.
+        device: name of the device with the buffers.
+        versions: versions of the libraries, for the record.
     """
 
     rank: int
@@ -26,28 +26,28 @@ class Network(Protocol):
     versions: dict[str, str]
 
     def buffer(self, elements: int) -> Any:
-        """A one-dimensional array or tensor, on the device."""
+        """Return a one-dimensional array or tensor on the device."""
 
     def table(self, values: Any) -> Any:
-        """An array of float64 as what can be compared with a buffer."""
+        """Convert an array of float64 for comparison with a buffer."""
 
     def operation(self, this: Collective, send: Any, receive: Any) -> Callable[[], object]:
-        """Starts the operation between the group's ranks when it is called. In place the two overlap as nccl-tests has it."""
+        """Return a function that starts the operation in the group. In place both buffers overlap as in nccl-tests."""
 
     def finish(self) -> None:
-        """Wait for what was started."""
+        """Wait for all started operations."""
 
     def stamp(self) -> Any:
-        """A moment on the device's clock."""
+        """Return a timestamp of the device's clock."""
 
     def between(self, stamps: Sequence[Any]) -> list[float]:
-        """Seconds from each moment to the next; after ``finish``."""
+        """Return the seconds between consecutive timestamps; call it after ``finish``."""
 
     def barrier(self) -> None:
         """Wait for all ranks of all groups."""
 
     def gather(self, value: Any) -> list[Any] | None:
-        """The value of every rank, on rank 0; None elsewhere."""
+        """Return the values of all ranks on rank 0, None elsewhere."""
 
     def close(self) -> None:
-        """Leave, once all have done their work."""
+        """Close the network after all ranks have finished."""

@@ -1,7 +1,7 @@
-"""Data that make every mistake of a collective visible: small whole numbers, so that sums are exact in any order and type.
+"""Test data that reveal every error of a collective: small integers, so that sums are exact in any order and type.
 
-A table of ``PERIOD`` numbers per rank is repeated over a buffer. The period is prime: data that arrive at another place, or
-from another rank, differ from what is expected there.
+A table of ``PERIOD`` numbers per rank is repeated over a buffer. The period is prime: data at a wrong offset or from a wrong
+rank differ from the expected data.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from hpc_mp.planner.collectives import Collective
 
 PERIOD = 8191
-ADDENDS = 8  # ranks that add to one element: 8 × 31 = 248 is exact in bfloat16 too, whose whole numbers end at 256
+ADDENDS = 8  # ranks that add to one element: 8 × 31 = 248 is exact in bfloat16 too, whose exact integers end at 256
 Table = NDArray[np.float64]
 
 
 def numbers(rank: int, repetition: int, most: int) -> Table:
-    """``PERIOD`` numbers from 1 to ``most``, which look random and belong to this rank and repetition."""
+    """Return ``PERIOD`` pseudo-random numbers from 1 to ``most`` for this rank and repetition."""
     index = np.arange(PERIOD, dtype=np.uint64)
     mixed = index * np.uint64(2654435761) + np.uint64(rank * 40503 + repetition * 97) * np.uint64(2246822519)
     mixed ^= mixed >> np.uint64(15)
@@ -28,13 +28,13 @@ def numbers(rank: int, repetition: int, most: int) -> Table:
 
 
 def addend(rank: int, ranks: int, repetition: int) -> Table:
-    """What ``rank`` adds: 0 but for those elements to which it is one of ``ADDENDS`` ranks that add."""
+    """Return the addends of ``rank``: 0 except for the elements to which it is one of ``ADDENDS`` adding ranks."""
     chosen = (np.arange(PERIOD) + rank) % ranks < ADDENDS
     return np.where(chosen, numbers(rank, repetition, 31), 0.0)
 
 
 def total(ranks: int, repetition: int) -> Table:
-    """The sum of what all ranks add."""
+    """Return the sum of the addends of all ranks."""
     summed = np.zeros(PERIOD)
     for rank in range(ranks):
         summed += addend(rank, ranks, repetition)
@@ -42,7 +42,7 @@ def total(ranks: int, repetition: int) -> Table:
 
 
 def shifted(table: Table, start: int) -> Table:
-    """The table as seen from element ``start`` of a buffer on."""
+    """Return the table as seen from element ``start`` of a buffer."""
     return np.roll(table, -(start % PERIOD))
 
 
@@ -54,7 +54,7 @@ def write(buffer: Any, table: Any) -> None:
 
 
 def wrong(buffer: Any, table: Any) -> int:
-    """How many elements of ``buffer`` are not those of ``table``, repeated."""
+    """Return the number of elements of ``buffer`` that differ from the repeated ``table``."""
     whole = len(buffer) // PERIOD * PERIOD
     rows = buffer[:whole].reshape(-1, PERIOD) != table
     rest = buffer[whole:] != table[: len(buffer) - whole]
@@ -62,15 +62,15 @@ def wrong(buffer: Any, table: Any) -> int:
 
 
 def sent(this: Collective, rank: int, ranks: int, repetition: int) -> Table:
-    """What ``rank`` of a group sends, from element 0 of its buffer on."""
+    """Return the table that ``rank`` of a group sends, starting at element 0 of its buffer."""
     return addend(rank, ranks, repetition) if this.reduces else numbers(rank, repetition, 251)
 
 
 def received(this: Collective, rank: int, ranks: int, repetition: int, part: int) -> list[Table]:
-    """What ``rank`` must find in its buffer: tables of equal shares of it, one after another.
+    """Return the expected content of ``rank``'s buffer: tables of equal consecutive shares.
 
     Args:
-        part: elements of the part of one rank.
+        part: number of elements of one rank's part.
     """
     if this.reduces:
         return [shifted(total(ranks, repetition), rank * part if this.receive_part else 0)]

@@ -1,4 +1,4 @@
-"""The program of a rank: meet the others, measure every size, let rank 0 say what came out."""
+"""The program of a rank: meet the other ranks, measure every size, let rank 0 print the results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Collective
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m hpc_mp.doctor.bench.ranks SPEC``, the specification as one line of JSON."""
+    """Run ``python -m hpc_mp.doctor.bench.ranks SPEC``, with the specification as one line of JSON."""
     return run(load_spec(arguments[0]))
 
 
 def forked(path: Path) -> int:
-    """The same for a rank of the emulator, which hands over a file."""
+    """Run a rank of the emulator, which passes the specification in a file."""
     return run(load_spec(path.read_text(encoding="utf-8")))
 
 
 def run(spec: BenchSpec) -> int:
-    """The exit code: 2 when this rank finds that the input is wrong."""
+    """Run the measurement and return the exit code: 2 if this rank finds the input wrong."""
     voice = Voice()
     try:
         network = _connect(spec, voice)
@@ -57,7 +57,7 @@ def _connect(spec: BenchSpec, voice: Voice) -> Network:
 
 
 def introduce(network: Network, spec: BenchSpec, voice: Voice) -> None:
-    """Rank 0 says who all are."""
+    """Print the event ``ranks`` on rank 0."""
     found = network.gather({
         "rank": network.rank, "group": spec.group_of(network.rank), "pid": os.getpid(),
         "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
@@ -68,7 +68,7 @@ def introduce(network: Network, spec: BenchSpec, voice: Voice) -> None:
 
 
 def measure_size(network: Network, spec: BenchSpec, size: int, voice: Voice) -> None:
-    """Both placements; rank 0 says what all ranks saw."""
+    """Measure both placements; rank 0 prints the measurements of all ranks."""
     this: Collective = COLLECTIVES[spec.collective]
     if network.rank == 0:
         voice.say("size", size=size)

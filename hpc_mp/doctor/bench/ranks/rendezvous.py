@@ -1,6 +1,6 @@
-"""Which rank this is, and where all meet: as the ranks of a job find out, or as the launcher says.
+"""Rank and rendezvous of this process: found as by the ranks of a job, or received from the launcher.
 
-Only ranks of torch import it: those that measure over MPI have met by it already.
+Only ranks of torch import this: ranks that measure over MPI have met through MPI.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 
 def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], answers: TextIO) -> tuple[RankEnv, Rendezvous]:
-    """Raises HpcMpError when there are not as many processes as ranks."""
+    """Return this rank and the rendezvous. Raises HpcMpError if the number of processes is not the number of ranks."""
     if environ.get(mpi.MPI) == "1":
         laid_out = place(Degrees(data=spec.world), "cluster", spec.ranks_per_node)
         with mpi.world() as comm:
@@ -32,9 +32,9 @@ def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], answers: Tex
 
 
 def _through_launcher(who: RankEnv, voice: Voice, answers: TextIO) -> Rendezvous:
-    """Rank 0 listens on a port that is free now, and says so; the launcher tells all ranks, on standard input, where that is.
+    """Meet through the launcher: rank 0 listens on a free port and reports it, the launcher writes it to all ranks' stdin.
 
-    So no port is guessed, and nobody needs a file that all nodes see.
+    No port is guessed, and no file on shared storage is needed.
     """
     listener = None
     if who.rank == 0 and who.world > 1:

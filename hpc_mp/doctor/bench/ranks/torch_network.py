@@ -26,13 +26,13 @@ class TorchNetwork:
     """A process group of all ranks, and one for each group of the measurement."""
 
     def __init__(self, spec: BenchSpec, who: RankEnv, where: Rendezvous) -> None:
-        """Raises HpcMpError when there is no GPU for this rank."""
+        """Create the process groups. Raises HpcMpError if there is no GPU for this rank."""
         self._device = _device(spec, who)
         wait = timedelta(seconds=spec.timeout)
         store: Any = dist.HashStore() if who.world == 1 else dist.TCPStore(
             where.address, where.port, who.world, is_master=who.rank == 0 and where.hosted, timeout=wait,
             master_listen_fd=where.listener if who.rank == 0 and where.hosted else None)
-        # gloo beside NCCL: what ranks tell each other about the measurement stays out of what is measured
+        # gloo beside NCCL: messages about the measurement do not use the measured network library
         dist.init_process_group("cpu:gloo,cuda:nccl" if spec.backend == "nccl" else "gloo", rank=who.rank, timeout=wait,
                                 world_size=who.world, store=dist.PrefixStore(f"hpc-mp/bench/{where.secret}", store))
         self._dtype = TYPES[spec.dtype]
@@ -60,7 +60,7 @@ class TorchNetwork:
         return torch.from_numpy(values).to(self._dtype).to(self._device)
 
     def operation(self, this: Collective, send: Any, receive: Any) -> Callable[[], object]:
-        """Reductions and broadcasts of torch work in place: out of place, the copy before them is part of the operation."""
+        """Return the operation. torch's all-reduce and broadcast are in place: out of place a copy before them is included."""
         group = self._group
         operations: dict[str, Callable[[], object]] = {
             "all_reduce": lambda: dist.all_reduce(receive, group=group),
@@ -76,10 +76,10 @@ class TorchNetwork:
         return run
 
     def _exchange(self, send: Any, receive: Any) -> None:
-        """To the next rank of the group and from the one before, at the same time.
+        """Send to the next rank of the group and receive from the previous one, at the same time.
 
-        What odd members send goes through a group of its own in gloo: two messages that cross each other on one connection
-        go one after the other there (measured between two hosts at 200 Mbit/s: 110 in place of 191 Mbit/s each way).
+        In gloo odd members send through a separate group: gloo serialises two opposite messages on one connection (measured
+        between two hosts at 200 Mbit/s: 110 instead of 191 Mbit/s each way).
         """
         after, before = (self.member + 1) % self.members, (self.member - 1) % self.members
         out = (send, self._ranks[after], self._odd if self.member % 2 else self._group)

@@ -1,4 +1,4 @@
-"""The rules of the linter, tables of which each has one concept; and from the text of a job script to what they find."""
+"""The rules of the linter, one table per concept, and their application to the text of a job script."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ RULES: tuple[Rule[Script], ...] = (*FORM, *REQUEST, *STEPS, *LAUNCHERS, *SIGNALS
 
 
 def lint(text: str, *, directory: Path, file: str | None = None, version: tuple[int, int] | None = None) -> tuple[Finding, ...]:
-    """Every finding, in the order of lines. Nothing of the script is run.
+    """Return every finding, sorted by line. Nothing of the script is run.
 
     Args:
-        text: the script, with its own line ends.
-        directory: where sbatch would be called: relative folders of ``--output`` are looked for there.
-        file: its name, as findings show it.
-        version: of Slurm, (23, 11) for 23.11; None when it is not known, then what some release refuses is a warning.
+        text: the script, with its original line ends.
+        directory: the directory in which sbatch would be called: relative folders of ``--output`` are looked up there.
+        file: the file name that findings show.
+        version: the release of Slurm, (23, 11) for 23.11. None if unknown: then refusals of any release become warnings.
     """
     script = read_script(text, directory=directory, version=version)
     found = {finding for rule in RULES for finding in rule.apply(script, file)}

@@ -1,4 +1,4 @@
-"""HM6xx: variables of NCCL, PyTorch and CUDA in a script. Most of these rules are those of ``hpc_mp.environment``."""
+"""HM6xx: variables of NCCL, PyTorch and CUDA in a script. Most rules come from ``hpc_mp.environment``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ONE_GPU = re.compile(r"\d+|\$\{?(SLURM_LOCALID|LOCAL_RANK|OMPI_COMM_WORLD_LOCAL
 
 
 def _exported(script: Script) -> Iterator[ShellAssignment]:
-    """What programs see."""
+    """Return the assignments that programs see."""
     names = script.shell.exported | {each.name for each in script.shell.assignments if each.exported}
     everything = script.shell_option("a", "allexport") is not None
     return (each for each in script.shell.assignments if everything or each.name in names)
 
 
 def _in_script(rule: Rule[Settings]) -> Rule[Script]:
-    """A rule about variables, for those that a script exports."""
+    """Apply a rule about variables to those that a script exports."""
     return Rule(rule.code, rule.severity, lambda script: rule.find(tuple(_exported(script))), rule.message, rule.fix)
 
 

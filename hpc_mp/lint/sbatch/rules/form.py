@@ -1,4 +1,4 @@
-"""HM1xx: how the file and its ``#SBATCH`` lines are written. Sources: src/sbatch/{sbatch,opt}.c."""
+"""HM1xx: the form of the file and of its ``#SBATCH`` lines. Sources: src/sbatch/{sbatch,opt}.c."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.lint.sbatch.header import MAGIC
 from hpc_mp.lint.sbatch.options import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.script import Script
 
-CLOSE = 0.85  # how alike two names are when one is taken for a slip of the other
+CLOSE = 0.85  # similarity at which one name is taken for a misspelling of another
 _RESERVED = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 _SLIP = re.compile(r"#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\b|#(SBTACH|SBACTH|SABTCH|SBATHC|BSATCH|SBATC|SBACH)\b")
 _EXPANSION = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|=)~/")
@@ -23,7 +23,7 @@ _SINGLE_DASH = re.compile(r"-([a-z][a-z\-]{2,})(=.*)?", re.DOTALL)
 
 
 def _no_interpreter(script: Script) -> Iterable[Hit]:
-    submitted = script.header.words or script.steps  # what has neither is read by other scripts
+    submitted = script.header.words or script.steps  # a file without either is sourced by other scripts
     if submitted and not script.text.startswith("#!"):
         yield Hit(1)
 
@@ -46,7 +46,7 @@ def _too_late(script: Script) -> Iterable[Hit]:
 
 
 def _starts(script: Script, line: int) -> bool:
-    """Whether a comment is the whole line: the text of an inner script has lines of its own."""
+    """Return True if a comment is a whole line of the file: inner scripts have their own lines."""
     return line <= len(script.lines) and script.lines[line - 1].startswith(MAGIC)
 
 
@@ -67,7 +67,7 @@ def _all(script: Script) -> list[Option]:
 
 
 def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
-    """Options that sbatch does not know, and what to write instead, if anybody can tell."""
+    """Yield the options that sbatch does not know, with a suggested replacement if there is one."""
     of_srun = set(option_table()["names"]["srun"])
     dashed = {word.line for word in script.header.words if _long_with_one_dash(word.text)}
     for option in _all(script):
@@ -81,7 +81,7 @@ def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
 
 @functools.cache
 def _meant(written: str) -> str | None:
-    """The option that a slip of the pen turned into this: nearly the same letters, or the same in another order."""
+    """Return the option that was probably meant: one with nearly the same letters, or the same letters in another order."""
     names = sorted(syntax("sbatch").names)
     near = nearest(written, names, CLOSE)
     near += [name for name in names if sorted(name) == sorted(written)]
@@ -149,7 +149,7 @@ def _malformed(script: Script) -> Iterable[Hit]:
 
 
 def malformed(option: Option) -> str | None:
-    """What the value of an option has to look like, in words, where sbatch does not understand the one given."""
+    """Return a description of the expected form of an option's value, if sbatch does not understand the given value."""
     forms = option_table()["forms"]
     if not option.known or option.name not in forms or option.value is None:
         return None
@@ -158,7 +158,7 @@ def malformed(option: Option) -> str | None:
 
 
 def unexpanded(option: Option) -> str | None:
-    """What stands in a value for the shell, which sbatch does not ask."""
+    """Return the part of a value that only a shell would expand. sbatch does not use a shell."""
     found = _EXPANSION.search(option.value or "") if option.name not in _TEXTS else None
     return found[0] if found else None
 
@@ -184,7 +184,7 @@ def _unmatched(script: Script) -> Iterable[Hit]:
 
 
 def _without_value(script: Script) -> Iterable[Hit]:
-    """sbatch joins the words of all directives before it reads them."""
+    """Yield options without their value. sbatch joins the words of all directives before it parses them."""
     known = syntax("sbatch")
     for option in _all(script):
         if option.known and option.name not in known.without_value | known.optional_value:
@@ -196,7 +196,7 @@ def _without_value(script: Script) -> Iterable[Hit]:
 
 @functools.lru_cache(maxsize=1)
 def bash_refusal(text: str) -> tuple[int, str] | None:
-    """(line, words) with which bash refuses to read a script, which it does not run here (``-n``)."""
+    """Return the (line, message) with which bash refuses to parse a script. ``-n`` keeps bash from running it."""
     try:
         ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, given=text)
     except CommandFailed as refused:
@@ -206,7 +206,7 @@ def bash_refusal(text: str) -> tuple[int, str] | None:
 
 
 def _refused_by_bash(script: Script) -> Iterable[Hit]:
-    """Asked only where our own reading has met something that it does not know, or an end without a beginning."""
+    """Yield bash's refusal. bash is only called if the parser met unknown syntax, or an end without a beginning."""
     unclear = script.shell.faults or any(script.commands(*_RESERVED))
     if unclear and "bash" in script.lines[0] and (refusal := bash_refusal(script.text.replace("\r\n", "\n"))):
         yield Hit(min(refusal[0], len(script.lines)), refusal[1])

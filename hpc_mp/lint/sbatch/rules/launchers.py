@@ -1,4 +1,4 @@
-"""HM35x: programs that start the ranks of a node, and mpirun: on how many nodes they run, and how many ranks that makes."""
+"""HM35x: launchers of a node's ranks, and mpirun: the number of nodes on which they run, and the resulting number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe"
 
 
 def _once(script: Script) -> Iterator[NodeLauncher]:
-    """Launchers that run in the job's own shell: on its first node."""
+    """Yield launchers that run in the job's own shell, hence on its first node."""
     if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
         for command in script.shell.commands:
             if not command.captured and (found := node_launcher(command.words)):
@@ -92,7 +92,7 @@ def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
 
 
 def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
-    """Words in which the job's shell replaces nothing, though they name a variable of Slurm's."""
+    """Yield words that name a Slurm variable but are not expanded by the job's shell."""
     for step in script.steps:
         if is_training(step.program) and not inner_script(step.program):
             for word in step.program:

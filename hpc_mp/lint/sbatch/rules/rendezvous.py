@@ -1,4 +1,4 @@
-"""HM4xx: how ranks find each other: MASTER_ADDR, ports, torchrun's rendezvous, rank numbers."""
+"""HM4xx: the rendezvous of ranks: MASTER_ADDR, ports, torchrun's rendezvous, rank numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCAL = re.compile(r"\b(localhost|127\.\d+\.\d+\.\d+)\b")
 _HOSTNAME_I = re.compile(r"\bhostname\s+(-i\b|--ip-address)")
 _HOSTNAME_F = re.compile(r"\bhostname\s+(-f\b|--fqdn|--long)")
 _RANGE = re.compile(r"(\d+)\s*\+[^%]*%\s*(\d+)|\bshuf\b.*?-i\s*(\d+)-(\d+)")
-EPHEMERAL = 32768  # where Linux begins to draw ports for connections (ip_local_port_range)
+EPHEMERAL = 32768  # first port that Linux assigns to outgoing connections (ip_local_port_range)
 _LIST = r"\$\{?SLURM_(?:JOB_)?NODELIST\}?"
 _NODELIST = re.compile(rf'{_LIST}|\$\(echo\s+"?{_LIST}"?\s*\|\s*(cut|awk|sed|head|tr)\b.*\)', re.DOTALL)
 _OWN_NAME = re.compile(r"\$\(hostname\b|`hostname\b|\$\{?(HOSTNAME|SLURMD_NODENAME)\b|\$\(/bin/hostname\b")
@@ -44,7 +44,7 @@ def _several_nodes(found: Torchrun, script: Script) -> bool:
 
 
 def _fixed_port(script: Script) -> Iterable[Hit]:
-    """Port 0 is whichever is free. Who has whole nodes meets nobody there but an earlier attempt."""
+    """Yield fixed ports. Port 0 means any free port. On exclusive nodes only an earlier attempt of the job could hold one."""
     alone = script.option("exclusive") and not script.option("requeue")
     yield from (hit for hit in _ports(script) if int(hit.it) and not alone)
 
@@ -130,7 +130,7 @@ def _expanded_too_early(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         if not script.several_tasks(step) or step.command.task:
             continue
-        c10d = any("c10d" in word.text for word in step.program)  # there a node's rank does nothing, see HM410
+        c10d = any("c10d" in word.text for word in step.program)  # c10d ignores the node rank, see HM410
         for before, word in itertools.pairwise((Word("", 0), *step.program)):
             if not (c10d and _NODE_RANK.search(f"{before.text} {word.text}")):
                 yield from (Hit(line, name) for name, line in word.expands if name in TASK_VARIABLES)

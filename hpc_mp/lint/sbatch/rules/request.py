@@ -1,4 +1,4 @@
-"""HM2xx: what the directives ask for: time, memory, GPUs, output."""
+"""HM2xx: the request of the directives: time, memory, GPUs, output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hpc_mp.lint.sbatch.script import Script
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 WITHOUT_HINT = ("cpu-bind", "threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node", "extra-node-info")
 ONE_GPU_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
-A_GIGABYTE = 1024  # MB: no program with torch starts in less
-HOURS = ("24", "36", "48", "72", "96", "120", "168")  # that nobody means as minutes
+A_GIGABYTE = 1024  # MB: a program with torch does not start in less
+HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that were not meant as minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ONE_GPU = re.compile(r"(verbose,)?(single|closest|per_task|map_gpu|mask_gpu)")
 _CPUS = re.compile(r"\$(SLURM_CPUS_PER_TASK\b|\{SLURM_CPUS_PER_TASK\})")
@@ -39,7 +39,7 @@ def _short_time(script: Script) -> Iterable[Hit]:
 
 
 def _cpus_unset(script: Script) -> Iterable[Hit]:
-    """Slurm sets the variable only for who asks for CPUs by task."""
+    """Yield uses of SLURM_CPUS_PER_TASK that is not set: Slurm sets it only if CPUs per task are requested."""
     places = (*script.header.components, *(step.options for step in script.steps))
     asked = {option.name for options in places for option in options}
     if script.options and not {"cpus-per-task", "tres-per-task"} & asked and not script.sets("SLURM_CPUS_PER_TASK"):
@@ -57,7 +57,7 @@ def _count_behind_equals(script: Script) -> Iterable[Hit]:
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
-    """(the later option, both in words, since which release sbatch refuses them together, advice)."""
+    """Yield (the later option, both in words, the release since which sbatch refuses them together, advice)."""
     for options in script.header.components:
         given = {option.name: option for option in options} | {_with_kind(option): option for option in options}
         for row in option_table()["conflicts"]:
@@ -68,7 +68,7 @@ def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
 
 
 def _with_kind(option: Option) -> str:
-    """``gres=gpu`` of ``--gres=gres/gpu:4``, ``distribution=arbitrary``."""
+    """Return the option with its kind: ``gres=gpu`` for ``--gres=gres/gpu:4``, ``distribution=arbitrary``."""
     found = re.match(r"(?:gres/)?(\w+)", option.value or "")
     return f"{option.name}={found[1]}" if found else option.name
 
@@ -119,7 +119,7 @@ def _fewer_tasks_than_nodes(script: Script) -> Iterable[Hit]:
 
 
 def _named_nodes(script: Script, name: str) -> frozenset[str]:
-    """The hosts of --nodelist or --exclude; none where a file or a variable names them."""
+    """Return the hosts of --nodelist or --exclude; none if a file or a variable names them."""
     try:
         return frozenset(expand(script.value(name) or ""))
     except HpcMpError:
@@ -127,7 +127,10 @@ def _named_nodes(script: Script, name: str) -> frozenset[str]:
 
 
 def _fewer_nodes_than_named(script: Script) -> Iterable[Hit]:
-    """Source: what sbatch 22.05.8 says, and sbatch/opt.c until 26.05: "invalid number of nodes (-N 10-2)"."""
+    """Yield --nodes below the length of --nodelist.
+
+    Source: the message of sbatch 22.05.8, and sbatch/opt.c until 26.05: "invalid number of nodes (-N 10-2)".
+    """
     nodes, named = script.option("nodes"), _named_nodes(script, "nodelist")
     most = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
     if nodes and most and len(named) > int(most[1]):
@@ -158,7 +161,7 @@ def _hidden_peers(script: Script) -> Iterable[Hit]:
     everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
     if any(option.name in ("gpu-bind", "tres-bind") and (option.value or "").endswith("none") for option in everywhere):
         return
-    alone = (script.number("ntasks-per-node") or 1) == 1  # then several GPUs per task are all of the node's
+    alone = (script.number("ntasks-per-node") or 1) == 1  # then several GPUs per task are all GPUs of the node
     for options, several in ((script.options, script.tasks > 1),
                              *((step.options, script.several_tasks(step)) for step in script.steps)):
         for option in options:
@@ -187,7 +190,7 @@ def _output_folder(script: Script) -> Iterable[Hit]:
     for name in ("output", "error", "input"):
         option = script.option(name)
         folder = Path(option.value).parent if option and option.value else Path()
-        taken_as_written = not re.search(r"[$~\0]", str(folder))  # others are the business of HM111 and HM103
+        taken_as_written = not re.search(r"[$~\0]", str(folder))  # HM111 and HM103 handle the others
         if option and folder != Path() and taken_as_written and not (start / folder).is_absolute() \
                 and not _is_dir(script.directory / start / str(folder).replace("%%", "%")):
             yield Hit(option.line, str(folder))
@@ -221,12 +224,12 @@ def _export_list(script: Script) -> Iterable[Hit]:
 
 
 def drops_the_rest(export: Option) -> bool:
-    """Whether a list in --export names variables without ALL."""
+    """Return True if a list in --export names variables without ALL."""
     return not {"ALL", "NONE", "NIL"} & {part.strip().upper() for part in (export.value or "ALL").split(",")}
 
 
 def names_of(export: Option) -> str:
-    """The option without the values, which may be secrets."""
+    """Return the option without its values, which may be secrets."""
     return "--export=" + ",".join(part.partition("=")[0] for part in (export.value or "").split(","))
 
 

@@ -1,4 +1,4 @@
-"""HM34x: putting the job back into the queue. Sources: scontrol(1), and what 22.05 does for an ordinary user."""
+"""HM34x: requeuing the job. Sources: scontrol(1), and the behaviour of 22.05 for an ordinary user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HM5xx: what the script does as a shell script."""
+"""HM5xx: the script as a shell script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HM33x: whether the warning before the end of a job reaches the ranks. Source: sbatch(1) on --signal."""
+"""HM33x: delivery to the ranks of the warning signal before the end of a job. Source: sbatch(1) on --signal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpc_mp.lint.sbatch.shell import SHELLS, Command, inner_script
 _SIGNAL = re.compile(r"(?:([RB]+):)?(?:SIG)?(\w+?)(?:@\d+)?", re.IGNORECASE)
 NUMBERS = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP"}
 
-NOTE = re.compile(r"(?:export )?\w+=\w*")  # a trap that only takes note loses nothing when it does not run
+NOTE = re.compile(r"(?:export )?\w+=\w*")  # a trap that only sets a variable may be lost
 
 
 def _asked(script: Script) -> tuple[Option, str, bool] | None:
-    """(the directive, the name of the signal, whether it goes to the job's shell)."""
+    """Return (the directive, the name of the signal, True if it goes to the job's shell)."""
     option = script.option("signal")
     found = _SIGNAL.fullmatch(option.value or "") if option else None
     return (option, _name(found[2]), "B" in (found[1] or "").upper()) if option and found else None

@@ -1,4 +1,4 @@
-"""HM30x–HM32x: lines with srun, and what should be one."""
+"""HM30x–HM32x: lines with srun, and lines that should have it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
 from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
 from hpc_mp.lint.sbatch.step import Step
 
-INHERITS_CPUS = ((22, 5), (23, 11))  # from the first to before the second, srun does not
+INHERITS_CPUS = ((22, 5), (23, 11))  # from the first release until before the second, srun does not
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
 _GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
-NAMING = ("which", "type", "command", "echo", "man")  # commands that name another and do not start it
+NAMING = ("which", "type", "command", "echo", "man")  # commands that name another command without starting it
 MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
@@ -29,7 +29,7 @@ def _training_steps(script: Script) -> list[Step]:
 
 def _lingering(script: Script) -> Iterable[Hit]:
     for step in _training_steps(script):
-        decided = script.sets("SLURM_KILL_BAD_EXIT") or step.option("kill-on-bad-exit") is not None  # 0 too: as hpc-mp does
+        decided = script.sets("SLURM_KILL_BAD_EXIT") or step.option("kill-on-bad-exit") is not None  # also by 0, as hpc-mp does
         if script.several_tasks(step) and not step.opaque and not decided:
             yield Hit(step.line)
 
@@ -70,7 +70,7 @@ def _is_work(command: Command) -> bool:
 
 
 def _mpi_in_step(script: Script) -> Iterable[Hit]:
-    """Also in a container, where the launcher stands behind the image, and behind an mpirun that starts that container."""
+    """Yield MPI launchers in a step, also inside a container: after the image, or after an mpirun that starts the container."""
     for command in script.shell.commands:
         inside = command.task or command.name in MPI
         found = command.words[:1] if command.name in MPI and command.task else [
@@ -80,7 +80,7 @@ def _mpi_in_step(script: Script) -> Iterable[Hit]:
 
 
 def _one_after_another(script: Script) -> Iterable[Hit]:
-    """Programs of one task of which a later one runs, and decides the task's end, whatever became of the first."""
+    """Yield programs of a task whose failure is hidden by a later program, which runs anyway and decides the exit code."""
     for step in script.steps:
         inner = inner_script(step.program)
         if inner is None or re.search(r"\$\?|^\s*trap\b", inner.text, re.MULTILINE) or any(
@@ -183,7 +183,7 @@ def _container_without_gpus(script: Script) -> Iterable[Hit]:
 
 
 def _more_than_the_job(script: Script) -> Iterable[Hit]:
-    """Source: what srun 22.05.8 says and does, as "Only allocated 2 nodes asked for 4"."""
+    """Yield steps larger than the job. Source: behaviour of srun 22.05.8, as "Only allocated 2 nodes asked for 4"."""
     for step in script.steps:
         if step.opaque:
             continue
@@ -203,13 +203,13 @@ def _line(step: Step, *names: str) -> int:
 
 
 def _nodes(option: Option | None, end: int) -> int:
-    """The least (``end`` 1) or most (2) of ``--nodes=2-4``; 0 where that is not said in figures."""
+    """Return the minimum (``end`` 1) or maximum (2) of ``--nodes=2-4``; 0 if it is not numeric."""
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", (option.value or "") if option else "")
     return int(found[end] or found[1]) if found else 0
 
 
 def gpus(options: Iterable[Option]) -> int:
-    """GPUs of a node, by the last option that says it; 0 where none does in figures."""
+    """Return the GPUs per node, by the last option that gives a number; 0 if none does."""
     found = 0
     for option in options:
         if option.name in _GPUS and (number := re.fullmatch(_GPUS[option.name], option.value or "")):
