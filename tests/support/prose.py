@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-OPENERS = frozenset({"What", "Whether", "Of", "That", "Those", "Who", "Whose", "Which", "Where", "How", "Why", "When", "As", "From",
-                     "For", "By", "With", "To"})
+OPENERS = frozenset({"What", "Whether", "Of", "That", "Those", "Who", "Whose", "Which", "Where", "How", "Why", "When", "As",
+                     "From", "For", "By", "With", "To"})
 LATER = (ROOT / "hpc_mp/train/engine",)  # rewritten with its code
 
 

@@ -93,6 +93,8 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
                 with suppress(OSError):  # a full disk must not hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
     ends = (*(failures[end.rank] for end in bad), *more)
+    if program is not None:  # a rank that we had to end is the cause only if all others have waited for it
+        ends = tuple(failure for failure in ends if failure.kind != "straggled") or ends
     found = _root_cause(attempt, ends, placement, program) if ends else None
     if found is not None and not (ended.asked and found.cause.kind == "peer"):
         return "failed", found.cause
