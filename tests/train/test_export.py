@@ -396,6 +396,8 @@ def test_what_is_read_is_what_is_exported(place: Path, tmp_path: Path, model: st
     spec = continued(place, directory, "train.learning_rate=0.0", f'data.tokenizer="{words(tmp_path / "words", ["?", "a"])}"')
     run = start(spec)
     run_engine(spec, run=run)
+    if model == "qwen2":  # beside it transformers would split text by another rule, so it is exported without a tokenizer
+        shutil.rmtree(run.tokenizer.read_text())
 
     def compare() -> None:
         exported(run, again)
