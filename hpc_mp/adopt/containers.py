@@ -12,7 +12,7 @@ from typing import Any
 from hpc_mp.adopt.blanks import BLANK
 from hpc_mp.adopt.expand import FixedValues, fields
 from hpc_mp.adopt.launches import LaunchCall
-from hpc_mp.lint.sbatch.options import Option, parse, syntax
+from hpc_mp.cluster.slurm.option_syntax import Option, parse, syntax
 from hpc_mp.lint.sbatch.word import Word
 
 _UNKNOWN = "\ue003"  # a word that only the job's shell knows

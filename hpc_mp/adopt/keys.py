@@ -12,7 +12,7 @@ import tomli_w
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
 from hpc_mp.adopt.request import Request, not_understood
-from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.script import Script
 
 ENV_TABLES = ("environment.set", "program.environment")

@@ -16,7 +16,7 @@ from hpc_mp.adopt.kinds import PRINTS
 from hpc_mp.adopt.launches import LaunchCall, in_background
 from hpc_mp.adopt.request import Request
 from hpc_mp.adopt.setup import is_loop
-from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.statements import Source
 
 _SIZES = frozenset({"nodes", "ntasks", "ntasks-per-node", "nodelist", "relative"})

@@ -10,10 +10,10 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.blanks import BLANK
 from hpc_mp.adopt.containers import StepContainer, container_of
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.cluster.slurm.options import conflicting, contradicting, extra_options, refused_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
-from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
 from hpc_mp.lint.sbatch.script import Script
 

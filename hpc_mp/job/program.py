@@ -38,11 +38,12 @@ class Program(Section):
     stage: tuple[PathName, ...] = ()
     """Files and directories that are copied to every node's own disk before the ranks start: `/disk/set` is then also
     `$HPC_MP_STAGED/disk/set`. See [staging](../user/programs.md#copies-on-the-nodes-own-disks). Example: `["/data/imagenet"]`."""
-    start: Literal["rank", "node", "mpi"] = "rank"
+    start: Literal["rank", "node", "mpi", "script"] = "rank"
     """`"rank"`: the command once for every rank, with the variables that torchrun sets. `"node"`: once for every node, for a
     command that starts `job.ranks_per_node` ranks there itself; `{nodes}`, `{node_rank}`, `{ranks_per_node}`, `{master_addr}`,
     `{master_port}` and `{run}` in it are replaced. `"mpi"`: once for every rank, which meet through MPI and find none of
-    torchrun's variables. Example: `"node"`."""
+    torchrun's variables. `"script"`: a job script and its arguments, once, on the job's first node, with the variables that
+    `sbatch` would give it. The ranks that it starts by srun, mpirun, torchrun and the like are watched. Example: `"node"`."""
     axes: Axes | None = None
     """How the program makes tensor, pipeline and data groups of rank numbers: `"megatron"`, `"deepspeed"`, `"nanotron"`,
     `"torchtitan"`, or letters as of `parallel.order` (right-most varies fastest). With it `[parallel]` says how large they are,
@@ -108,7 +109,12 @@ class ProgramSpec(Section):
     @property
     def tasks_per_node(self) -> int:
         """The number of times that the command is started on a node."""
-        return 1 if self.program.start == "node" else self.job.ranks_per_node
+        return 1 if self.program.start in ("node", "script") else self.job.ranks_per_node
+
+    @property
+    def by_script(self) -> bool:
+        """True if the program is a job script, which starts ranks itself."""
+        return self.program.start == "script"
 
     @property
     def by_mpirun(self) -> bool:
@@ -150,6 +156,8 @@ def check_program(spec: ProgramSpec) -> None:
         value = getattr(table, name)
         if value != type(table).model_fields[name].default and (key != "slurm.mpi" or spec.program.start == "node"):
             raise HpcMpError(f"{key} = {shown(value)}", rule, remedy)
+    if spec.by_script:
+        _check_script(spec)
     if spec.slurm.mpi == "mpirun" and spec.program.start != "mpi":
         raise HpcMpError(f"slurm.mpi = {shown(spec.slurm.mpi)} with program.start = {shown(spec.program.start)}",
                          "tells each rank who it is by MPI alone, and this start is by torchrun's variables",
@@ -164,6 +172,21 @@ def check_program(spec: ProgramSpec) -> None:
         if name in IDENTITY or name.startswith("HPC_MP_"):
             raise HpcMpError(f"program.environment.{name}", "tells each rank who it is, and every rank has another value"
                              if name in IDENTITY else "belongs to hpc-mp", "leave it out")
+
+
+OF_A_SCRIPT = ("modules", "conda", "venv", "setup", "container", "components", "mpi")
+"""Keys of `[slurm]` that prepare what a script prepares itself."""
+
+
+def _check_script(spec: ProgramSpec) -> None:
+    """Refuse settings that change how ranks start, which the script decides. Raises HpcMpError."""
+    for name in OF_A_SCRIPT:
+        if getattr(spec.slurm, name) != type(spec.slurm).model_fields[name].get_default(call_default_factory=True):
+            raise HpcMpError(f'slurm.{name} with program.start = "script"', "has no effect: the script itself prepares its ranks",
+                             "write it into the script, and leave it out here")
+    if spec.environment.stage:
+        raise HpcMpError('environment.stage with program.start = "script"', "has no effect: the script chooses its Python",
+                         "leave it out")
 
 
 def _check_stage(paths: tuple[str, ...]) -> None:

@@ -126,6 +126,9 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
         write_plan(run, plan.record)
         if isinstance(plan.spec, ProgramSpec):
             write_program(run.program, plan.spec)
+            if plan.spec.by_script:
+                shutil.copyfile(Path(plan.spec.program.directory) / plan.spec.program.command[0], run.user_script)
+                run.user_script.chmod(0o700)
         if plan.member is not None:
             write_member(run, replace(plan.member, first=plan.member.first or all_runs[0].path.name))
         write_text(run.script, text)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.files import read_json, read_lines, write_json
+from hpc_mp.base.files import read_json, read_lines, render_json, write_json
 from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.standings import Standing, standing_of
@@ -168,6 +168,25 @@ def write_failure(run: RunDirectory, failure: RankFailure) -> None:
     tree = asdict(failure)
     del tree["place"]
     write_json(run.failure(failure.attempt, failure.rank), tree | dict(failure.place))
+
+
+def write_end(run: RunDirectory, launch: int, failure: RankFailure, code: int) -> None:
+    """Write the failure of a task of a script's launch, unless one that the task started has done so. Raises OSError.
+
+    Args:
+        code: exit code as from ``subprocess``.
+    """
+    with suppress(FileExistsError), open(run.task_end(launch, failure.rank), "x", encoding="utf-8") as file:
+        file.write(render_json(asdict(failure) | {"code": code}))
+
+
+def read_ends(run: RunDirectory) -> list[tuple[int, int, RankFailure]]:
+    """Return the failures of tasks of a script's launches, as (number of the launch, exit code, failure), by time."""
+    ends = []
+    for path in run.task_end.found():
+        with suppress(OSError, ValueError, KeyError):
+            ends.append((int(run.task_end.values(path)[0]), int(read_json(path)["code"]), read_failure(path)))
+    return sorted(ends, key=lambda end: end[2].time)
 
 
 def read_failure(path: Path) -> RankFailure:

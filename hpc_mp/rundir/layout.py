@@ -111,6 +111,14 @@ class RunDirectory:
         "with `[program]`: the command that ranks become, its directory and its variables, byte for byte")
     program_script = RunFile("program.sh", "supervisor", "every rank",
         "with `[program]` in a container: what its ranks run there, the same as `program.json` for a shell")
+    user_script = RunFile("script", "launch", "supervisor",
+        "with `program.start = \"script\"`: the user's script as it was when the job was launched")
+    batch_environ = RunFile("batch.environ", "job.sbatch", "supervisor",
+        "the variables that Slurm gave the job script, for the user's script; removed once it is read")
+    bash_env = RunFile("bash-env.sh", "supervisor", "every bash of the user's script",
+        "what keeps the programs of `shims/` first on its PATH")
+    shims = RunFile("shims/", "supervisor", "the user's script",
+        "programs in place of srun, mpirun, torchrun and the like, which have their ranks watched")
     script = RunFile("job.sbatch", "launch", "Slurm", "the rendered job script")
     clean_environment = RunFile("clean-environment.sh", "launch", "job.sbatch",
         "which variables of the submitting shell the job script unsets, and why")
@@ -179,6 +187,10 @@ class RunDirectory:
         "after a failure: the kernel's words on memory and GPUs")
     nccl_logs = RunFiles("log/nccl/{host}/", "slurm/node-end.sh", "you",
         "after a failure: NCCL's logs and flight recorder, at most 16 MiB per node")
+    launch = RunFiles("log/launch-{launch:04d}.json", "a launcher in the user's script", "supervisor, you",
+        "one launch of the user's script: its command, directory and time")
+    task_end = RunFiles("log/end-{launch:04d}-{rank:05d}.json", "the witness of a task", "supervisor",
+        "why one task of such a launch failed, and its exit code")
     memory = RunFiles("log/memory-{rank:05d}", "one rank", "supervisor",
         "how many bytes of the host's memory a rank holds, or held last")
 

@@ -33,6 +33,7 @@ class ProgramCommand:
         axes: True if it has axes; its ranks are then given their coordinates.
         mpi: True if its ranks meet through MPI, which tells each of them who it is.
         mpirun: True if mpirun starts them in Slurm jobs too.
+        script: True if it is a job script, which starts ranks itself.
         signal: the signal that asks it to stop, by its name without SIG.
         stop_codes: exit codes by which it reports that it has saved.
     """
@@ -44,6 +45,7 @@ class ProgramCommand:
     axes: bool = False
     mpi: bool = False
     mpirun: bool = False
+    script: bool = False
     signal: str = "TERM"
     stop_codes: tuple[int, ...] = ()
 
@@ -53,7 +55,7 @@ def write_program(path: Path, spec: ProgramSpec) -> None:
     given = spec.program
     itself = spec.job.ranks_per_node if given.start == "node" else None
     command = ProgramCommand(given.command, given.directory, given.environment, itself, given.axes is not None,
-                             given.start == "mpi", spec.by_mpirun, given.signal, given.stop_codes)
+                             given.start == "mpi", spec.by_mpirun, spec.by_script, given.signal, given.stop_codes)
     _write(path, command)
 
 

@@ -27,8 +27,9 @@ from hpc_mp.supervisor.in_container import write_program_script
 from hpc_mp.supervisor.prepare import apply_profile, begin
 from hpc_mp.supervisor.program import ProgramWatch
 from hpc_mp.supervisor.restart_policy import Decision
+from hpc_mp.supervisor.script import ScriptWatch
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import StepCommand, end_steps, follow
+from hpc_mp.supervisor.srun import StepCommand, end_steps, follow, follow_step
 
 
 def start(path: Path, command: Sequence[str], signals: Signals) -> int:
@@ -70,28 +71,31 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     lost: RootCause | None = None
     if code == 0:
         watch = watch_of(attempt, signals, begins=True)
-        step, alone = StepCommand(command, attempt.environ, run.srun_log), attempt.allocation is None
-        end = follow(step, signals, has_failed(attempt, watch), mpirun=alone)
-        lost = _without_srun(attempt, end.code) if end.died and not alone else None
+        alone = attempt.allocation is None
+        if isinstance(watch, ScriptWatch):
+            end = follow_step(watch.start(), signals, watch.poll)
+        else:
+            end = follow(StepCommand(command, attempt.environ, run.srun_log), signals, has_failed(attempt, watch), mpirun=alone)
+            lost = _without_srun(attempt, end.code) if end.died and not alone else None
         code = (alone and first_code_of_ranks(run.guards)) or (0 if end.blind else end.code)
     return finish(attempt, code, script, signals, watch, lost=lost)
 
 
-def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | None:
-    """Return the watch over the ranks of a program, which also warns them; None for our own engine.
+def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | ScriptWatch | None:
+    """Return the watch over the ranks of a program, or over a script, which also warns them; None for our own engine.
 
     Args:
         begins: True if they are started now.
     """
     if not isinstance(attempt.spec, ProgramSpec):
         return None
-    watch = ProgramWatch(attempt, attempt.spec, begins)
+    watch = ScriptWatch(attempt, attempt.spec) if attempt.spec.by_script else ProgramWatch(attempt, attempt.spec, begins)
     if attempt.allocation is not None:  # mpirun forwards the signals that it gets
         signals.warn = partial(watch.warn, signals)
     return watch
 
 
-def has_failed(attempt: AttemptContext, watch: ProgramWatch | None) -> Callable[[], bool]:
+def has_failed(attempt: AttemptContext, watch: ProgramWatch | ScriptWatch | None) -> Callable[[], bool]:
     """Return a test for a failed rank or a hang of all ranks; ranks of our own engine notice a hang themselves."""
     return attempt.has_failed if watch is None else lambda: attempt.has_failed() or watch.poll()
 

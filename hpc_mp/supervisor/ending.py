@@ -38,6 +38,7 @@ from hpc_mp.supervisor.exclusions import end_watch, leave_out
 from hpc_mp.supervisor.gather import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
+from hpc_mp.supervisor.script import ScriptWatch, record_failure
 from hpc_mp.supervisor.signals import Signals
 
 ENDS_S = 10.0  # to record the run's end before Slurm ends the job
@@ -49,7 +50,8 @@ EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was 
 Ending = Literal["completed", "stopped"] | RootCause
 
 
-def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals, watch: ProgramWatch | None, *,
+def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals,
+           watch: ProgramWatch | ScriptWatch | None, *,
            lost: RootCause | None = None, died: RootCause | None = None) -> int:
     """Tidy the nodes up, judge how the ranks ended, and act on it. Return the exit code of the job.
 
@@ -63,7 +65,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         return 1
     if watch is not None:
         watch.say_begun()
-    code = _first_code(run, code)
+    code = code if isinstance(watch, ScriptWatch) else _first_code(run, code)
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
     attempt = _with_end(attempt, job)
@@ -117,7 +119,7 @@ def _first_code(run: RunDirectory, code: int) -> int:
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
-            watch: ProgramWatch | None) -> Ending:
+            watch: ProgramWatch | ScriptWatch | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     failed_node = code != 0 and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
@@ -127,6 +129,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         failed = again or hang is not None or unended or failed_node
         overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
         found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, ranks_asked)
+        if found is None and not failed and attempt.spec.by_script:
+            record_failure(attempt, code)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:  # srun also ends so if it is ended while it starts its tasks
         return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"

@@ -82,10 +82,10 @@ class SilenceWatch:
 
 def rank_files(run: RunDirectory, ranks: int) -> Speakers:
     """Return the speakers if each rank has its own log."""
-    return _grown([*((rank, run.rank_log(rank)) for rank in range(ranks)), (0, run.metrics)])
+    return grown([*((rank, run.rank_log(rank)) for rank in range(ranks)), (0, run.metrics)])
 
 
-def _grown(files: Sequence[tuple[int, Path]]) -> Speakers:
+def grown(files: Sequence[tuple[int, Path]]) -> Speakers:
     """Return the ranks with a file that has grown; rank 0 records the steps of ``hpc_mp.log``."""
     sizes = {path: _size(path) for _, path in files}
 
@@ -114,7 +114,7 @@ class NodeLogs:
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
         self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
         self._here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
-        self._logged = _grown([(0, run.metrics)])
+        self._logged = grown([(0, run.metrics)])
         self.troubled = False
 
     def __call__(self) -> list[int]:

@@ -10,11 +10,10 @@ from typing import Any, Literal
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
+from hpc_mp.cluster.slurm.option_syntax import SYNTAX, TABLE
 from hpc_mp.cluster.slurm.releases import Version, exists, print_version
-from hpc_mp.job import AnySpec
+from hpc_mp.job import AnySpec, ProgramSpec
 
-TABLE = "slurm/sbatch-options.toml"
-SYNTAX = "slurm/option-syntax.toml"
 DEFAULTS = ("exclusive", "mem")  # the script requests these by default; slurm.extra replaces them, false drops them
 Extra = Mapping[str, str | int | bool]
 
@@ -25,7 +24,8 @@ def check_options(spec: AnySpec, version: Version | None) -> None:
     Raises:
         HpcMpError: naming the nearest known option, the key to use instead, or the release that has the option.
     """
-    _check("slurm.extra", spec.slurm.extra, version)
+    of_scripts = _table()["of_scripts"] if isinstance(spec, ProgramSpec) and spec.by_script else ()
+    _check("slurm.extra", {name: value for name, value in spec.slurm.extra.items() if name not in of_scripts}, version)
     for number, component in enumerate(spec.slurm.components):
         where = f"slurm.components[{number}].extra"
         _check(where, component.extra, version)
@@ -44,6 +44,11 @@ def extra_options() -> Collection[str]:
 def refused_options() -> Mapping[str, tuple[str, str]]:
     """Return the options that ``slurm.extra`` does not accept: the rule, and the alternative."""
     return {name: (rule, remedy) for name, (rule, remedy) in _table()["refused"].items()}
+
+
+def script_options() -> Collection[str]:
+    """Return further options that ``slurm.extra`` accepts with ``program.start = "script"``."""
+    return frozenset(_table()["of_scripts"])
 
 
 def contradicting() -> list[list[str]]:

@@ -37,6 +37,9 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
         raise HpcMpError("program.command", "is made by lines of slurm.setup, which run in a job script of Slurm alone",
                          "launch it with --on slurm, or write the words themselves into program.command")
     program = command[0]
+    if spec.by_script:
+        _check_script(directory / program)
+        return
     if "/" in program and not program.startswith("/"):
         path = directory / program
         if not path.exists():
@@ -52,6 +55,19 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
     if script is not None and not script.startswith("/") and not (directory / script).exists():
         raise HpcMpError(f"program.command: {script}", f"is not in {directory}",
                          "name a script that is there, or its directory in program.directory")
+
+
+def _check_script(path: Path) -> None:
+    """Refuse a job script that cannot be read, or that its first line does not name an interpreter for. Raises HpcMpError."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            first = file.readline()
+    except OSError as error:
+        raise HpcMpError(f"program.command[0] = {str(path)!r}", f"cannot be read ({error.strerror})",
+                         "name the job script that is given to sbatch") from None
+    if not first.startswith("#!"):
+        raise HpcMpError(f"program.command[0] = {str(path)!r}", "does not begin with #!, so that sbatch refuses it",
+                         "write #!/bin/bash into its first line")
 
 
 def _own_path(spec: ProgramSpec) -> bool:

@@ -8,20 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
+from hpc_mp.base import launchers as base
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.launchers import MODULES, MPIRUNS
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.cluster.slurm.variables import STARTERS
 from hpc_mp.job import ProgramSpec
 from hpc_mp.lint.sbatch.shell import SHELLS
 
-# Programs that start the ranks of another program, and the equivalent Python modules.
-MPIRUNS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "ibrun"})  # of ranks on all nodes
-LAUNCHERS = MPIRUNS | STARTERS | {
-    "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai", "torchx", "jsrun", "aprun"}
-MODULES = frozenset({
-    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic", "accelerate.commands.launch",
-    "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "horovod.runner.launch",
-    "composer.cli.launcher"})
+LAUNCHERS = STARTERS | base.LAUNCHERS.keys()
 # Programs that become another one, whose name follows their own options.
 BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "nohup", "time", "timeout", "exec", "uv",
                     "poetry", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace", "ltrace", "perf", "apptainer",
@@ -52,6 +47,8 @@ def check_command(spec: ProgramSpec) -> None:
     """Refuse a launcher as the command of every rank, which would start all of them again. As a node's command, refuse one of
     Slurm's, and one without a rendezvous address for the nodes. Raises HpcMpError."""
     command = spec.program.command
+    if spec.by_script:
+        return
     found = launcher(command)
     mpirun = _on_all_nodes(spec) if spec.program.start == "node" and spec.job.nodes > 1 else None
     if mpirun is not None:

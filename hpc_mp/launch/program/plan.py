@@ -50,6 +50,9 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     if where.place == "mpi" and given.program.start != "mpi":
         raise HpcMpError("--on mpi", "is for programs whose ranks meet through MPI",
                          'set program.start = "mpi", or use --on slurm or --on local')
+    if given.by_script and not target.in_script:
+        raise HpcMpError('program.start = "script"', "is for Slurm jobs: the script starts its ranks by Slurm's allocation",
+                         "launch it with --on slurm on a machine of the cluster")
     if not Path(given.program.directory).is_dir():
         raise HpcMpError(f"program.directory = {toml_value(given.program.directory)}", "is no directory here",
                          "name one that all nodes see")

@@ -13,6 +13,7 @@ STARTED = {
     "rank": "",
     "node": ", once for every node, where it starts its ranks itself",
     "mpi": ", once for every rank, which meet through MPI",
+    "script": ", a job script, once on the first node, where it starts its ranks itself",
 }
 
 

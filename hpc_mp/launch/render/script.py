@@ -65,6 +65,7 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "program": isinstance(spec, ProgramSpec),
         "tasks": spec.srun_tasks_per_node if isinstance(spec, ProgramSpec) else spec.job.ranks_per_node,
         "by_mpirun": isinstance(spec, ProgramSpec) and spec.by_mpirun,
+        "by_script": isinstance(spec, ProgramSpec) and spec.by_script,
         "runs": list(map(str, runs)),
         "log": values.slurm_log(runs[0], array=spec.sweep.given),
         "clean": RunDirectory.clean_environment.name,

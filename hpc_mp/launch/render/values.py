@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.options import options_of
-from hpc_mp.job import AnySpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.quoting import Verbatim, literal
 from hpc_mp.rundir import RunDirectory
@@ -63,7 +63,7 @@ def parts(spec: AnySpec, facts: ClusterFacts) -> list[JobComponent]:
 
 def gpu_request(spec: AnySpec) -> str | None:
     """Return the option of sbatch, without its dashes, that requests one GPU per rank; None if the job requests none."""
-    if spec.job.device == "cpu" or spec.slurm.gpu_request == "none":
+    if spec.job.device == "cpu" or spec.slurm.gpu_request == "none" or (isinstance(spec, ProgramSpec) and spec.by_script):
         return None
     kind = f"{spec.slurm.gpu_type}:" if spec.slurm.gpu_type else ""
     return GPU_REQUESTS[spec.slurm.gpu_request].format(f"{kind}{spec.job.ranks_per_node}")
@@ -79,7 +79,8 @@ def cpus_per_task(spec: AnySpec, facts: ClusterFacts) -> int | None:
     if any(given):
         return min(filter(None, given))
     elsewhere = any(one.partition not in (None, spec.slurm.partition) for one in spec.slurm.components)
-    if facts.cpus is None or elsewhere or "cpus-per-gpu" in spec.slurm.extra:
+    by_script = isinstance(spec, ProgramSpec) and spec.by_script
+    if facts.cpus is None or elsewhere or by_script or "cpus-per-gpu" in spec.slurm.extra:
         return None
     shares = spec.job.ranks_per_node
     if spec.slurm.extra.get("exclusive") is False or "oversubscribe" in spec.slurm.extra:

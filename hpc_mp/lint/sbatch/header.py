@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_mp.lint.sbatch.options import Option, parse, syntax
+from hpc_mp.cluster.slurm.option_syntax import Option, parse, syntax
 from hpc_mp.lint.sbatch.word import Word
 
 MAGIC = "#SBATCH"

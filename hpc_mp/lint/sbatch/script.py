@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.header import Header, read_header
-from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.shell import (
     SHELLS,
     Command,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_mp.lint.sbatch.options import Option, parse, syntax
+from hpc_mp.cluster.slurm.option_syntax import Option, parse, syntax
 from hpc_mp.lint.sbatch.shell import Command
 from hpc_mp.lint.sbatch.word import Word
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import nearest
+from hpc_mp.cluster.slurm.option_syntax import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.header import MAGIC
-from hpc_mp.lint.sbatch.options import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.script import Script
 
 CLOSE = 0.85  # similarity at which one name is taken for a misspelling of another

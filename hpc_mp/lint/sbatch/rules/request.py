@@ -11,7 +11,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import compress, expand
-from hpc_mp.lint.sbatch.options import Option, option_table
+from hpc_mp.cluster.slurm.option_syntax import Option, option_table
 from hpc_mp.lint.sbatch.programs import torchrun
 from hpc_mp.lint.sbatch.rules.form import release
 from hpc_mp.lint.sbatch.script import Script

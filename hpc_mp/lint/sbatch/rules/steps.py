@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
 from hpc_mp.lint.sbatch.script import ELSEWHERE, Script

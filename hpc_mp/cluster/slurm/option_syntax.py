@@ -6,14 +6,34 @@ import functools
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from hpc_mp.base.assets import asset
-from hpc_mp.cluster.slurm.options import TABLE
-from hpc_mp.lint.sbatch.word import Word
 
+TABLE = "slurm/sbatch-options.toml"
 SYNTAX = "slurm/option-syntax.toml"
 Program = Literal["sbatch", "srun"]
+
+
+class OptionWord(Protocol):
+    """A word of a command, and its line in the script."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def line(self) -> int: ...
+
+
+AnyWord = TypeVar("AnyWord", bound=OptionWord)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWord:
+    """A word of a command that stands in no script."""
+
+    text: str
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +87,7 @@ def syntax(program: Program) -> Syntax:
                   frozenset(values["none"]), frozenset(values["optional"]))
 
 
-def parse(words: Sequence[Word], syntax: Syntax, *, permute: bool) -> tuple[tuple[Option, ...], tuple[Word, ...]]:
+def parse(words: Sequence[AnyWord], syntax: Syntax, *, permute: bool) -> tuple[tuple[Option, ...], tuple[AnyWord, ...]]:
     """Return the options among the words, and the words that are not options.
 
     Args:
@@ -75,7 +95,7 @@ def parse(words: Sequence[Word], syntax: Syntax, *, permute: bool) -> tuple[tupl
             whose program has its own options).
     """
     options: list[Option] = []
-    rest: list[Word] = []
+    rest: list[AnyWord] = []
     at = 0
     while at < len(words):
         word = words[at]
@@ -94,7 +114,7 @@ def parse(words: Sequence[Word], syntax: Syntax, *, permute: bool) -> tuple[tupl
     return tuple(options), tuple(rest)
 
 
-def _long(word: Word, following: Word | None, syntax: Syntax) -> tuple[list[Option], int]:
+def _long(word: OptionWord, following: OptionWord | None, syntax: Syntax) -> tuple[list[Option], int]:
     written, equals, value = word.text[2:].partition("=")
     name = _full(written, syntax)
     if equals:
@@ -114,7 +134,7 @@ def _full(written: str, syntax: Syntax) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _short(word: Word, following: Word | None, syntax: Syntax) -> tuple[list[Option], int]:
+def _short(word: OptionWord, following: OptionWord | None, syntax: Syntax) -> tuple[list[Option], int]:
     """Parse ``-N4``, ``-N 4``, and several letters without values in one word."""
     options: list[Option] = []
     for at, letter in enumerate(word.text[1:], start=2):
