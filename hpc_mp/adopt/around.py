@@ -75,7 +75,7 @@ def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> t
     found = streams(launch, statement, FixedValues())
     lost = tuple(_ODD.get(each.name, f"srun has no option --{each.name} by itself: what the site's plug-in does with it has to "
                           "be set by hand") for each in launch.options
-                 if each.name in _ODD or (not each.known and "container" not in each.name))
+                 if each.name in _ODD or (not each.is_known and "container" not in each.name))
     if found.asks and not start.reads:
         lost += ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
     rest = " ".join(found.rest.split())
@@ -98,7 +98,8 @@ def _step_options(launch: LaunchCall, start: ProgramStart) -> str:
     """Return a description of the fate of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
     of_job = [f"--{option.name}" for option in launch.options if option.name in _OF_THE_JOB]
-    rest = [f"--{option.name}" for option in launch.options if option.known and option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
+    rest = [f"--{option.name}" for option in launch.options
+            if option.is_known and option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
     others = [name for name in rest if "container" not in name]
     exported = [name for name, _ in exported_by_srun(launch)]
     if exported:

@@ -54,8 +54,8 @@ def step_container(launch: LaunchCall, fixed: FixedValues) -> StepContainer:
     at = next((at for at, word in enumerate(words) if word.base == "srun"), len(words))
     found = [each for each in parse(words[at + 1:], syntax("srun"), permute=False)[0] if "container" in each.name]
     seen = {each.name for each in found}
-    return container_of(fixed.directory, (*found, *(Option(each.name, _UNKNOWN, each.line, each.known) for each in launch.options
-                                   if "container" in each.name and each.name not in seen)))
+    return container_of(fixed.directory, (*found, *(Option(each.name, _UNKNOWN, each.line, each.is_known)
+                                   for each in launch.options if "container" in each.name and each.name not in seen)))
 
 
 def container_of(directory: str | None, options: Iterable[Option]) -> StepContainer:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hpc_mp.base.launchers import MODULES
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.cluster.slurm.option_syntax import Option, parse, syntax
-from hpc_mp.launch.program.launchers import LAUNCHERS, MODULES
+from hpc_mp.launch.program.launchers import LAUNCHERS
 from hpc_mp.lint.sbatch.script import Variables, assign, expanded
 from hpc_mp.lint.sbatch.shell import PREFIXES, ShellAssignment, read_shell
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement

@@ -205,7 +205,7 @@ def _any(reading: _RequestSoFar, option: Option) -> None:
     elif name in refused_options():
         rule, remedy = refused_options()[name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
-    elif not option.known:
+    elif not option.is_known:
         reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; one of a site's plug-in goes into slurm.setup "
                                             "as its variable")
     else:

@@ -95,5 +95,5 @@ def cut_metrics(path: Path, step: int) -> None:
     """Keep only the records up to ``step``: a resume from there writes the later ones again."""
     if not path.exists():
         return
-    kept = [record for record in read_lines(path) if record["step"] <= step]
-    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+    records = [record for record in read_lines(path) if record["step"] <= step]
+    write_text(path, "".join(json.dumps(record) + "\n" for record in records))

@@ -102,22 +102,22 @@ def _print_account(job: AdoptedJob, *, aside: bool) -> None:
     from rich.markup import escape
 
     console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True) if aside else terminal()
-    for each in job.account:
-        where = f" → {each.where}" if each.where else ""
-        why = f"  ({each.why})" if each.why else ""
-        console.print(f"{each.place:>7}  [{COLOURS[each.fate]}]{each.fate.value}[/]  {escape(escaped(each.text + where + why))}")
+    for line in job.account:
+        where = f" → {line.where}" if line.where else ""
+        why = f"  ({line.why})" if line.why else ""
+        console.print(f"{line.place:>7}  [{COLOURS[line.fate]}]{line.fate.value}[/]  {escape(escaped(line.text + where + why))}")
     console.print(f"\n{_counts(job.account)}")
-    for each in job.lost:
-        console.print(f"[red]not carried over[/], line {each.place}: {escape(escaped(each.text))}")
-        console.print(f"    {escape(escaped(each.why))}")
+    for line in job.lost:
+        console.print(f"[red]not carried over[/], line {line.place}: {escape(escaped(line.text))}")
+        console.print(f"    {escape(escaped(line.why))}")
     for note in job.notes:
         console.print(f"note: {escape(escaped(note))}")
 
 
 def _counts(account: tuple[LineFate, ...]) -> str:
-    return ", ".join(f"{sum(each.fate is fate for each in account)} {fate.value}" for fate in Fate)
+    return ", ".join(f"{sum(line.fate is fate for line in account)} {fate.value}" for fate in Fate)
 
 
 def _document(job: AdoptedJob, written: str, difference: str, path: Path) -> dict[str, Any]:
     return {"job_file": str(path), "text": written, "diff": difference, "notes": job.notes,
-            "account": [asdict(each) | {"fate": each.fate.value} for each in job.account]}
+            "account": [asdict(line) | {"fate": line.fate.value} for line in job.account]}

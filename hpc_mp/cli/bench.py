@@ -85,7 +85,7 @@ def command(
     else:
         for text in foot(chosen.spec, measured.rows, judged):
             click.echo(text)
-    return int(any(row.wrong for row in measured.rows) or any(each.verdict == "slow" for each in judged))
+    return int(any(row.wrong for row in measured.rows) or any(judgement.verdict == "slow" for judgement in judged))
 
 
 def _now() -> str:

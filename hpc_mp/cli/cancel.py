@@ -27,38 +27,38 @@ from hpc_mp.rundir.sweep import end_sweep
               help="How long ranks have to save and stop.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")
 def command(run: Path, whole: bool, now: bool, grace: float, as_json: bool) -> None:
-    found = find_all(run)
-    meant = sweep_of(found[0]) if whole else found
-    states = overviews(meant)
-    before = dict(zip(meant, states, strict=True))
-    if len(meant) > 1 or whole:
-        end_sweep(meant[0])
-    live = {each: seen for each, seen in before.items() if not seen.ended or seen.successors}
+    runs = find_all(run)
+    selected = sweep_of(runs[0]) if whole else runs
+    states = overviews(selected)
+    before = dict(zip(selected, states, strict=True))
+    if len(selected) > 1 or whole:
+        end_sweep(selected[0])
+    live = {directory: status for directory, status in before.items() if not status.ended or status.successors}
     after = before | end(live, 0.0 if now else grace, lambda text: click.echo(text, err=as_json))
-    for each in meant:
-        name = f"{each.path}: " if len(meant) > 1 else ""
-        words = _came_to(after[each]) if each in live else f"nothing to do: the run has {after[each].state}"
-        click.echo(name + words, err=as_json)
-    _others(meant, as_json)
+    for directory in selected:
+        name = f"{directory.path}: " if len(selected) > 1 else ""
+        message = _came_to(after[directory]) if directory in live else f"nothing to do: the run has {after[directory].state}"
+        click.echo(name + message, err=as_json)
+    _others(selected, as_json)
     if as_json:
-        documents = [after[each].document() for each in meant]
+        documents = [after[directory].document() for directory in selected]
         click.echo(json.dumps(documents[0] if len(documents) == 1 else {"runs": documents}))
 
 
-def _came_to(seen: RunStatus) -> str:
+def _came_to(status: RunStatus) -> str:
     """Return the end of a run in words: ``stopped after step 53; saved …/step-00000040: 13 steps are lost``."""
-    if not seen.steps:  # of a program nobody knows what it has saved
-        return f"{seen.state} after step {seen.step}" if seen.step else seen.state
-    unsaved = seen.step - (step_of(seen.checkpoint) if seen.checkpoint is not None else 0)
-    saved = f"; saved {seen.checkpoint}" if seen.checkpoint is not None else "; nothing is saved" if seen.step else ""
-    return f"{seen.state} after step {seen.step}{saved}" + (f": {lost_words(unsaved)}" if unsaved > 0 else "")
+    if not status.steps:  # what a program has saved is unknown
+        return f"{status.state} after step {status.step}" if status.step else status.state
+    unsaved = status.step - (step_of(status.checkpoint) if status.checkpoint is not None else 0)
+    saved = f"; saved {status.checkpoint}" if status.checkpoint is not None else "; nothing is saved" if status.step else ""
+    return f"{status.state} after step {status.step}{saved}" + (f": {lost_words(unsaved)}" if unsaved > 0 else "")
 
 
 def _others(ended: list[RunDirectory], aside: bool) -> None:
     """Print the other active runs of a sweep, if only one run was selected."""
     others = [run for run in sweep_of(ended[0]) if run not in ended]
-    going = [run for run, seen in zip(others, overviews(others), strict=True) if not seen.ended]
-    if going:
-        ids = several([job_of(run) or run.path.name for run in going])
+    active = [run for run, status in zip(others, overviews(others), strict=True) if not status.ended]
+    if active:
+        ids = several([job_of(run) or run.path.name for run in active])
         click.echo(f"the other runs of the sweep go on: {ids}; `{shlex.join(['hpc-mp', 'cancel', str(ended[0].path), '--all'])}` "
                    "ends them too", err=aside)

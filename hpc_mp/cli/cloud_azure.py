@@ -62,16 +62,16 @@ Answer = TypeVar("Answer")
               help="A GitHub release of the project, whose specs the workspace's own cluster gets too.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
 def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
-                   project_url: str | None, wheel: Path | None, json_: bool, **given: object) -> None:
+                   project_url: str | None, wheel: Path | None, json_: bool, **options: object) -> None:
     offer = load_offer()
-    directory = output or Path(str(given["name"]))
+    directory = output or Path(str(options["name"]))
     if sku is None or nodes is None:
         _refuse_without_terminal(sku, nodes, quiet=json_)
-        refuse_full(directory)  # before somebody answers in vain
+        refuse_full(directory)  # before the user answers questions in vain
         sku, nodes = _asked_machines(sku, nodes, offer)
         as_workspace = as_workspace or _asked_workspace()
-        given |= _asked_rest(sku, nodes, offer, as_workspace=as_workspace)
-    choices = Choices(sku=sku, nodes=nodes, **given)  # type: ignore[arg-type]  # each option above is a field of that type
+        options |= _asked_rest(sku, nodes, offer, as_workspace=as_workspace)
+    choices = Choices(sku=sku, nodes=nodes, **options)  # type: ignore[arg-type]  # each option above is a field of that type
     workspace = None
     if as_workspace:
         choices, workspace = choices_within(choices, resource_group, project_url)
@@ -79,12 +79,12 @@ def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_wor
         option = "--resource-group" if resource_group else "--project-url"
         raise HpcMpError(option, "counts with --workspace only", "give --workspace, or leave it out")
     plan = settle(choices, offer)
-    found = azure_summary(plan, offer, SERVER if workspace else None)
-    written = write(directory, plan, found, workspace, wheel)
+    summary = azure_summary(plan, offer, SERVER if workspace else None)
+    written = write(directory, plan, summary, workspace, wheel)
     if json_:
-        click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(found)}))
+        click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(summary)}))
         return
-    click.echo("\n".join(words(found)))
+    click.echo("\n".join(words(summary)))
     click.echo(f"\nwrote {directory}; {directory / 'README.txt'} says how to go on")
 
 

@@ -52,42 +52,42 @@ command.add_command(topology)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def describe(as_json: bool) -> None:
     try:
-        found = described(ask_slurm())
+        description = described(ask_slurm())
     except CommandFailed as error:
         raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "run it where Slurm answers") from None
     if as_json:
-        click.echo(json.dumps(found.document()))
+        click.echo(json.dumps(description.document()))
     else:
-        _show(found)
-    exit_by(found.findings)
+        _show(description)
+    exit_by(description.findings)
 
 
-def _show(found: Description) -> None:
+def _show(facts: Description) -> None:
     console = Console(highlight=False, emoji=False)
-    console.print(f"[bold]{escape(found.cluster)}[/], Slurm {escape(found.settings.get('SLURM_VERSION') or '?')}\n")
+    console.print(f"[bold]{escape(facts.cluster)}[/], Slurm {escape(facts.settings.get('SLURM_VERSION') or '?')}\n")
     table = Table("partition", "state", "limit", "nodes", "states", "CPUs", "GiB", "GRES", box=None, padding=(0, 2, 0, 0))
-    for partition in found.partitions:
+    for partition in facts.partitions:
         for row in _rows(partition):
             table.add_row(*map(escape, row))
     console.print(table)
-    storeys = " → ".join(map(str, found.switches))
-    for name, words in (
-        ("topology", f"{found.topology}, switches from the leaves up: {storeys}" if storeys else "Slurm knows no switches"),
-        ("networks", ", ".join((*found.networks, *filter(None, [found.platform]))) or "features and GRES do not tell"),
-        ("cgroups", "not shown" if found.constrain is None else ", ".join(found.constrain) or "nothing is constrained"),
+    storeys = " → ".join(map(str, facts.switches))
+    for name, text in (
+        ("topology", f"{facts.topology}, switches from the leaves up: {storeys}" if storeys else "Slurm knows no switches"),
+        ("networks", ", ".join((*facts.networks, *filter(None, [facts.platform]))) or "features and GRES do not tell"),
+        ("cgroups", "not shown" if facts.constrain is None else ", ".join(facts.constrain) or "nothing is constrained"),
     ):
-        console.print(escape(f"\n{name}: {words}"), end="")
+        console.print(escape(f"\n{name}: {text}"), end="")
     console.print("\n")
     settings = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for key, value in found.settings.items():
+    for key, value in facts.settings.items():
         settings.add_row(escape(key), escape(value) if value else "[dim]not set[/]")
     console.print(settings)
     console.print("\n[bold]For training[/]")
-    print_findings(found.findings)
-    if not found.findings:
+    print_findings(facts.findings)
+    if not facts.findings:
         console.print("nothing is set up wrongly, as far as scontrol tells")
-    for words in found.unseen:
-        console.print(escape(f"not seen: {words}"), style="dim")
+    for text in facts.unseen:
+        console.print(escape(f"not seen: {text}"), style="dim")
 
 
 def _rows(partition: PartitionReport) -> list[tuple[str, ...]]:

@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.records import find_settings
 
-BY_HAND = "by hand"  # the kind of fault, and who found it, of what a person says
+BY_HAND = "by hand"  # code and finder of a fault that a user reports
 EVER_H = 24 * 365
 
 
@@ -35,27 +35,27 @@ def nodes(back: tuple[str, ...], added: tuple[str, ...], because: str | None, su
           cluster: str | None, as_json: bool) -> None:
     name = cluster or _here()
     path = ledger(name)
-    taken, put = _names(back), _names(added)
-    if (because is not None or suspected or hours is not None) and not put:
+    taken, additions = _names(back), _names(added)
+    if (because is not None or suspected or hours is not None) and not additions:
         word = "--because" if because is not None else "--suspected" if suspected else "--hours"
         raise HpcMpError(word, "says something of a node that is added", "name it: --add n3")
-    if put and not (because or "").strip():
+    if additions and not (because or "").strip():
         raise HpcMpError(f"--add {' '.join(added)}", "needs the reason, for whoever finds the node in the list",
                          '--because "its fan is broken"')
-    if both := sorted({*taken} & {*put}):
+    if both := sorted({*taken} & {*additions}):
         raise HpcMpError(f"--take-back and --add {compress(both)}", "contradict each other", "give one of them")
     held = {finding.node for finding in findings(path)}
     strangers = [node for node in taken if node not in held]
     if len(strangers) == len(taken):
         _check(taken, [*held], f"is not in the ledger of cluster {name}", "`hpc-mp cluster nodes` lists who is")
-    if put and cluster is None:
-        _check(put, _known(), f"is no node of cluster {name}", "`sinfo -N` lists them")
+    if additions and cluster is None:
+        _check(additions, _known(), f"is no node of cluster {name}", "`sinfo -N` lists them")
     try:
         out = take_back(path, taken)
         now = time.time()
         record(path, [BadNode(node, BY_HAND, " ".join((because or "").split()), BY_HAND, now,
                               now + (hours * 3600.0 if hours else AVOIDED_S), "suspected" if suspected else "certain")
-                      for node in put])
+                      for node in additions])
     except OSError as error:
         raise HpcMpError(str(path), f"cannot be written ({error.strerror})", "mend its permissions, or make room") from None
     if as_json:
@@ -72,14 +72,14 @@ def nodes(back: tuple[str, ...], added: tuple[str, ...], because: str | None, su
 
 
 def _show(name: str, path: Path) -> None:
-    found = findings(path)
-    if not found:
+    entries = findings(path)
+    if not entries:
         click.echo(f"cluster {name}: nothing is held against any node")
         return
     rows = [("node", "certainty", "since", "until", "fault"),
             *((finding.node, finding.certainty, _clock(finding.time), _clock(finding.until),
                f"{finding.code}: {finding.evidence}" + (f" ({finding.run})" if finding.run != finding.code else ""))
-              for finding in found)]
+              for finding in entries)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for *cells, fault in rows:  # a line per node, however long: a terminal wraps it, and grep finds it whole
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), fault]))
@@ -96,14 +96,14 @@ def _clock(seconds: float) -> str:
 
 
 def _names(lists: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for words in lists for node in expand(words)))
+    return tuple(dict.fromkeys(node for nodelist in lists for node in expand(nodelist)))
 
 
-def _check(named: Sequence[str], known: Sequence[str], rule: str, remedy: str) -> None:
+def _check(named: Sequence[str], candidates: Sequence[str], rule: str, remedy: str) -> None:
     """Raise HpcMpError for the first node that is not known."""
     for node in named:
-        if node not in known:
-            raise HpcMpError(f"node {node}", rule, did_you_mean(node, known, remedy))
+        if node not in candidates:
+            raise HpcMpError(f"node {node}", rule, did_you_mean(node, candidates, remedy))
 
 
 def _here() -> str:

@@ -58,19 +58,19 @@ hpc-mp cluster topology --check                               does Slurm agree w
 def topology(file: Path | None, kind: str | None, target: str | None, nodelist: str | None, block_sizes: str | None, check: bool,
              measured: Path | None, as_json: bool) -> None:
     _refuse_useless(target, block_sizes, check, measured, as_json)
-    known = _known(file, kind, check)
+    reading = _known(file, kind, check)
     if nodelist is not None:
-        known = _only(known, nodelist)
+        reading = _only(reading, nodelist)
     if check:
-        _check(known, _rates(measured), as_json)
+        _check(reading, _rates(measured), as_json)
     elif target is not None:
-        _write(known, target, block_sizes)
+        _write(reading, target, block_sizes)
     elif as_json:
-        click.echo(json.dumps(_document(known)))
+        click.echo(json.dumps(_document(reading)))
     else:
-        _show(known)
-    if not known.topologies and not check:
-        raise RunFailed(f"{known.origin}: {'; '.join(known.notes) or 'no switches'}")
+        _show(reading)
+    if not reading.topologies and not check:
+        raise RunFailed(f"{reading.origin}: {'; '.join(reading.notes) or 'no switches'}")
 
 
 def _refuse_useless(target: str | None, block_sizes: str | None, check: bool, measured: Path | None, as_json: bool) -> None:
@@ -88,8 +88,8 @@ def _known(file: Path | None, kind: str | None, check: bool) -> TopologyReading:
     if file is not None:
         return read(_text(file), "standard input" if str(file) == "-" else str(file), kind)
     if kind == "measured" and not check:
-        found = _noted()
-        return read_measured_topology(found, f"rates measured by hpc-mp doctor on {_day(found)}")
+        survey = _noted()
+        return read_measured_topology(survey, f"rates measured by hpc-mp doctor on {_day(survey)}")
     if kind not in (None, "slurm"):
         raise HpcMpError(f"--from {kind}", "needs a file", "name it, or - for standard input")
     try:
@@ -118,48 +118,50 @@ def _noted() -> LinkRates:
         name = show_config().config.get("ClusterName") or None
     except CommandFailed as error:
         raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "name a cluster.json") from None
-    found = noted(name)
-    if found is None:
+    survey = noted(name)
+    if survey is None:
         raise HpcMpError(f"cluster {name}", "was not measured yet",
                          "run `hpc-mp doctor cluster --nodes N` first, or name a cluster.json")
-    return found
+    return survey
 
 
 def _day(measured: LinkRates) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(measured.time))
 
 
-def _only(known: TopologyReading, nodelist: str) -> TopologyReading:
-    wanted = expand(nodelist)
-    kept = tuple(only(each, frozenset(wanted)) for each in known.topologies)
-    there = {host for each in kept for host in each.hosts}
-    missing = [host for host in wanted if host not in there]
+def _only(reading: TopologyReading, nodelist: str) -> TopologyReading:
+    hosts = expand(nodelist)
+    topologies = tuple(only(topo, frozenset(hosts)) for topo in reading.topologies)
+    attached = {host for topo in topologies for host in topo.hosts}
+    missing = [host for host in hosts if host not in attached]
     notes = (f"{listed(missing)}: under no switch here",) if missing else ()
-    return replace(known, topologies=kept, notes=known.notes + notes)
+    return replace(reading, topologies=topologies, notes=reading.notes + notes)
 
 
 # --- write -----------------------------------------------------------------------------------------------------------
 
 
-def _write(known: TopologyReading, target: str, block_sizes: str | None) -> None:
-    if not known.topologies:
+def _write(reading: TopologyReading, target: str, block_sizes: str | None) -> None:
+    if not reading.topologies:
         return
     if target == "yaml":
-        found = known.topologies
-        default = any(each.default for each in found)
-        found = tuple(replace(each, default=each.default or (not default and number == 0)) for number, each in enumerate(found))
-        found = tuple(as_block(each) if each.kind == "block" else each for each in found)  # topology.yaml must have sizes
-        click.echo(to_yaml(found, _header(known, target, found)), nl=False)
+        topologies = reading.topologies
+        default = any(topo.default for topo in topologies)
+        topologies = tuple(replace(topo, default=topo.default or (not default and number == 0))
+                           for number, topo in enumerate(topologies))
+        # topology.yaml must have sizes
+        topologies = tuple(as_block(topo) if topo.kind == "block" else topo for topo in topologies)
+        click.echo(to_yaml(topologies, _header(reading, target, topologies)), nl=False)
     else:
-        one = chosen(known.topologies)
-        one = as_tree(one) if target == "tree" else as_block(one, _sizes(block_sizes))
-        others = [each.name for each in known.topologies if each.name != one.name]
-        small = [block.name for block in one.switches if one.sizes and len(block.hosts) < one.sizes[0]]
-        notes = [f"of several topologies this is {one.name}; left out: {', '.join(others)}"] if others else []
+        selected = chosen(reading.topologies)
+        selected = as_tree(selected) if target == "tree" else as_block(selected, _sizes(block_sizes))
+        others = [topo.name for topo in reading.topologies if topo.name != selected.name]
+        small = [block.name for block in selected.switches if selected.sizes and len(block.hosts) < selected.sizes[0]]
+        notes = [f"of several topologies this is {selected.name}; left out: {', '.join(others)}"] if others else []
         notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes, which Slurm takes from 25.05 on"] if small else []
-        known = replace(known, notes=(*known.notes, *notes))
-        click.echo(to_conf(one, _header(known, target, (one,))), nl=False)
-    for note in known.notes:
+        reading = replace(reading, notes=(*reading.notes, *notes))
+        click.echo(to_conf(selected, _header(reading, target, (selected,))), nl=False)
+    for note in reading.notes:
         click.echo(f"note: {note}", err=True)
 
 
@@ -170,45 +172,45 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _header(known: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
+def _header(reading: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
     name, use = WRITTEN[target]
-    nodes = len({host for each in topologies for host in each.hosts})
-    return (f"{name}: {nodes} nodes, made by hpc-mp {__version__} from {known.origin}", *known.notes, use)
+    nodes = len({host for topo in topologies for host in topo.hosts})
+    return (f"{name}: {nodes} nodes, made by hpc-mp {__version__} from {reading.origin}", *reading.notes, use)
 
 
 # --- show ------------------------------------------------------------------------------------------------------------
 
 
-def _document(known: TopologyReading) -> dict[str, Any]:
+def _document(reading: TopologyReading) -> dict[str, Any]:
     return {
-        "origin": known.origin,
-        "notes": list(known.notes),
+        "origin": reading.origin,
+        "notes": list(reading.notes),
         "topologies": [{
-            "name": each.name, "kind": each.kind, "default": each.default, "block_sizes": list(each.sizes),
+            "name": topo.name, "kind": topo.kind, "default": topo.default, "block_sizes": list(topo.sizes),
             "switches": [{"name": switch.name, "switches": list(switch.children), "nodes": list(switch.hosts)}
-                         for switch in each.switches],
-        } for each in known.topologies],
+                         for switch in topo.switches],
+        } for topo in reading.topologies],
     }
 
 
-def _show(known: TopologyReading) -> None:
+def _show(reading: TopologyReading) -> None:
     console = Console(highlight=False, emoji=False, soft_wrap=True)
-    for each in known.topologies:
-        sizes = f", sizes {','.join(map(str, each.sizes))}" if each.sizes else ""
-        console.print(f"[bold]{escape(each.name)}[/]: {each.kind}{sizes}, {len(each.hosts)} nodes")
-        by_name = {switch.name: switch for switch in each.switches}
-        for line in _branches(each.tops if each.kind == "tree" else by_name, by_name):
+    for topo in reading.topologies:
+        sizes = f", sizes {','.join(map(str, topo.sizes))}" if topo.sizes else ""
+        console.print(f"[bold]{escape(topo.name)}[/]: {topo.kind}{sizes}, {len(topo.hosts)} nodes")
+        by_name = {switch.name: switch for switch in topo.switches}
+        for line in _branches(topo.tops if topo.kind == "tree" else by_name, by_name):
             console.print(escape(line))
-    for note in known.notes:
+    for note in reading.notes:
         console.print(f"[dim]{escape(note)}[/]")
-    console.print(f"[dim]from {escape(known.origin)}[/]")
+    console.print(f"[dim]from {escape(reading.origin)}[/]")
 
 
 def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str = "") -> Iterator[str]:
     """Yield a line per switch, below each other as they are connected."""
-    found = [by_name[name] for name in names if name in by_name]
-    for switch in found:
-        last = switch is found[-1]
+    switches = [by_name[name] for name in names if name in by_name]
+    for switch in switches:
+        last = switch is switches[-1]
         hosts = f"  {len(switch.hosts)}: {listed(switch.hosts)}" if switch.hosts else ""
         yield f"{before}{'└' if last else '├'}─ {switch.name}{hosts}"
         yield from _branches(switch.children, by_name, before + ("   " if last else "│  "))
@@ -217,32 +219,32 @@ def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str =
 # --- check -----------------------------------------------------------------------------------------------------------
 
 
-def _check(known: TopologyReading, measured: LinkRates, as_json: bool) -> None:
-    tree = chosen(known.topologies).tree
-    found = agreement(tree, measured)
+def _check(reading: TopologyReading, measured: LinkRates, as_json: bool) -> None:
+    tree = chosen(reading.topologies).tree
+    comparison = agreement(tree, measured)
     if as_json:
-        click.echo(json.dumps(_verdict(known, measured, found)))
+        click.echo(json.dumps(_verdict(reading, measured, comparison)))
     else:
         console = Console(highlight=False, emoji=False, soft_wrap=True)
-        colour = {"agrees": "green", "disagrees": "red", "cannot tell": "yellow"}[found.verdict]
-        console.print(f"[{colour}]{found.verdict}[/]: {escape(known.origin)} and the rates of {_day(measured)}")
-        console.print(escape(found.why))
-        for odd in found.odd:
+        colour = {"agrees": "green", "disagrees": "red", "cannot tell": "yellow"}[comparison.verdict]
+        console.print(f"[{colour}]{comparison.verdict}[/]: {escape(reading.origin)} and the rates of {_day(measured)}")
+        console.print(escape(comparison.why))
+        for odd in comparison.odd:
             console.print(f"[red]{escape(str(odd))}[/]")
-        if found.unplaced and found.verdict != "cannot tell":
-            console.print(escape(f"{listed(found.unplaced)}: rates do not show under which leaf"))
-        if found.odd:
+        if comparison.unplaced and comparison.verdict != "cannot tell":
+            console.print(escape(f"{listed(comparison.unplaced)}: rates do not show under which leaf"))
+        if comparison.odd:
             console.print("→ look which is right (cables moved? a node slow?), mend topology.conf, `scontrol reconfigure`"
                           + ("; `hpc-mp cluster topology --from measured --to tree` writes what was measured"
                              if infer(measured).groups else ""))
-    if found.verdict == "disagrees":
+    if comparison.verdict == "disagrees":
         raise click.exceptions.Exit(1)
 
 
-def _verdict(known: TopologyReading, measured: LinkRates, found: Agreement) -> dict[str, Any]:
+def _verdict(reading: TopologyReading, measured: LinkRates, comparison: Agreement) -> dict[str, Any]:
     return {
-        "verdict": found.verdict, "why": found.why, "origin": known.origin, "measured": measured.time,
+        "verdict": comparison.verdict, "why": comparison.why, "origin": reading.origin, "measured": measured.time,
         "odd": [{"nodes": list(odd.nodes), "believed": odd.believed or None, "measured_with": odd.measured,
-                 "home": odd.home or None} for odd in found.odd],
-        "unplaced": list(found.unplaced),
+                 "home": odd.home or None} for odd in comparison.odd],
+        "unplaced": list(comparison.unplaced),
     }

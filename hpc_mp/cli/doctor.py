@@ -104,10 +104,10 @@ def install(target: Path, chain: str | None, drain: bool) -> None:
 
     done = installation.install(target, chain, drain)
     click.echo(f"HealthCheckProgram={done.script}\nHealthCheckInterval=60\nHealthCheckNodeState=ANY")
-    words = "They go into slurm.conf; the two files must be on every node, in the same place."
+    message = "They go into slurm.conf; the two files must be on every node, in the same place."
     if done.chained:
-        words += f" {done.chained} goes on running, called by ours."
-    click.echo(words, err=True)
+        message += f" {done.chained} goes on running, called by ours."
+    click.echo(message, err=True)
 
 
 @command.command("list", help="List all checks of a machine: what each reads, and when it is a warning or an error.")

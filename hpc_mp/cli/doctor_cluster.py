@@ -44,7 +44,7 @@ _PATH = click.Path(path_type=Path)
 def cluster(as_json: bool, nodes: int | None, nodelist: str | None, partition: str | None, interfaces: tuple[str, ...],
             gpus: int | None, compute: float | None, topology: Path | None, srun: str, html: Path | None,
             then_launch: Path | None) -> int:
-    """The exit code: 1 where a fault was found, else that of the launch, if one is wanted."""
+    """Return the exit code: 1 if a fault was found, else the exit code of the launch, if one was requested."""
     from hpc_mp.doctor.survey.start import SurveyRequest
 
     if as_json and then_launch is not None:
@@ -84,8 +84,8 @@ def _survey(request: SurveyRequest, as_json: bool, html: Path | None) -> Report:
         click.echo(f"warning: `hpc-mp launch` will not know of it: {error}", err=True)
     else:
         if avoided:
-            words = ", ".join(finding.node for finding in avoided)
-            click.echo(f"`hpc-mp launch` leaves out {words} for a day", err=True)
+            nodes = ", ".join(finding.node for finding in avoided)
+            click.echo(f"`hpc-mp launch` leaves out {nodes} for a day", err=True)
     if html is not None:
         write_page(html, report)
     return report
@@ -102,10 +102,10 @@ def _print(report: Report) -> None:
     for picture in pictures(report):
         console.print(picture)
     console.print()
-    for found in report.diagnoses:
-        colour, doubt = ("red", "") if found.certain else ("yellow", " (suspected)")
-        console.print(f"[{colour}]{escape(found.subject)}[/]  {found.code}{doubt}: {escape(found.evidence)}")
-        console.print(f"→ {escape(found.remedy)}")
+    for diagnosis in report.diagnoses:
+        colour, doubt = ("red", "") if diagnosis.certain else ("yellow", " (suspected)")
+        console.print(f"[{colour}]{escape(diagnosis.subject)}[/]  {diagnosis.code}{doubt}: {escape(diagnosis.evidence)}")
+        console.print(f"→ {escape(diagnosis.remedy)}")
     print_findings([replace(noted.finding, subject=noted.who) for noted in report.noted])
     for command in drain_commands(report.diagnoses):
         console.print(escape(command), style="dim", soft_wrap=True)
@@ -116,13 +116,13 @@ def _print(report: Report) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, SurveyState | None], None]]:
-    """One line on a terminal: what is being done, and who is suspected by now. Elsewhere what it waits for, each thing once."""
+    """On a terminal, keep one line: the current step and the suspects. Elsewhere, print each step without a state once."""
     if not sys.stderr.isatty():
-        said: list[str] = []
+        steps: list[str] = []
 
         def note(step: str, state: SurveyState | None) -> None:
-            if state is None and step not in said:
-                said.append(step)
+            if state is None and step not in steps:
+                steps.append(step)
                 click.echo(step, err=True)
         yield note
         return
@@ -131,6 +131,6 @@ def _progress() -> Iterator[Callable[[str, SurveyState | None], None]]:
 
     with Console(stderr=True).status("starting") as line:
         def show(step: str, state: SurveyState | None) -> None:
-            named = ", ".join(found.subject for found in state.diagnoses) if state else ""
-            line.update(escape(f"{step}; by now: {named}" if named else step))
+            suspects = ", ".join(diagnosis.subject for diagnosis in state.diagnoses) if state else ""
+            line.update(escape(f"{step}; by now: {suspects}" if suspects else step))
         yield show

@@ -37,27 +37,27 @@ def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: b
     placement = place(degrees_of(spec), order.letters, spec.job.ranks_per_node, spec.parallel.rank_map)
     from hpc_mp.train.dry_run.dry_run import dry_run  # imports torch
 
-    found = dry_run(spec, shape, placement, rank)
+    result = dry_run(spec, shape, placement, rank)
     if as_json:
-        click.echo(json.dumps({**asdict(found), "order": order.letters, "peak": asdict(found.step.peak)}))
+        click.echo(json.dumps({**asdict(result), "order": order.letters, "peak": asdict(result.step.peak)}))
     else:
-        _print(found)
+        _print(result)
 
 
-def _print(found: DryRun) -> None:
+def _print(result: DryRun) -> None:
     console = Console(highlight=False, emoji=False, soft_wrap=True)
-    place, stages = found.place, ", ".join(map(str, found.stages))
-    library = "NCCL" if found.device == "cuda" else "gloo"
-    console.print(f"rank {place.rank} of {found.world:,} on {found.device} over {library}: "
+    place, stages = result.place, ", ".join(map(str, result.stages))
+    library = "NCCL" if result.device == "cuda" else "gloo"
+    console.print(f"rank {place.rank} of {result.world:,} on {result.device} over {library}: "
                   f"dp {place.dp}, pp {place.pp}, tp {place.tp}, local rank {place.local_rank} of node {place.node}; "
-                  f"stage {stages} with {' + '.join(str(found.layers[stage]) for stage in found.stages)} of "
-                  f"{counted(sum(found.layers), 'layer')}")
-    for table in (_units(found), _messages(found)):
+                  f"stage {stages} with {' + '.join(str(result.layers[stage]) for stage in result.stages)} of "
+                  f"{counted(sum(result.layers), 'layer')}")
+    for table in (_units(result), _messages(result)):
         console.print()
         console.print(table)
-    sockets, loading, saving = found.sockets, found.loading, found.saving
-    rows = _memory(found) | {
-        "groups": ", ".join(f"{axis} ({ranks})" for axis, ranks in found.groups),
+    sockets, loading, saving = result.sockets, result.loading, result.saving
+    rows = _memory(result) | {
+        "groups": ", ".join(f"{axis} ({ranks})" for axis, ranks in result.groups),
         "sockets": f"gloo {sockets.gloo:,}, store {sockets.store:,}, heartbeat {sockets.heartbeat:,}: "
                    f"{counted(sockets.descriptors, 'file descriptor')}" + (
                        f", and {counted(sockets.nccl, 'communicator')} of NCCL" if sockets.nccl else ""),
@@ -69,7 +69,7 @@ def _print(found: DryRun) -> None:
     console.print()
     for name, text in rows.items():
         console.print(f"{name:<11}{text}", markup=False)
-    console.print(f"\nfound in {duration(found.seconds)}, without a GPU and without other ranks")
+    console.print(f"\nfound in {duration(result.seconds)}, without a GPU and without other ranks")
 
 
 def _weights(files: tuple[str, ...] | None) -> str:
@@ -78,10 +78,10 @@ def _weights(files: tuple[str, ...] | None) -> str:
     return f"reads {', '.join(files)}" if files else "draws random values"
 
 
-def _units(found: DryRun) -> Table:
+def _units(result: DryRun) -> Table:
     table = _table("units", "number", "parameters", "of which it updates")
     kinds: dict[tuple[str, int, int], int] = {}
-    for unit in found.step.units:
+    for unit in result.step.units:
         key = unit.unit.rstrip("0123456789").rstrip("."), unit.padded, unit.part
         kinds[key] = kinds.get(key, 0) + 1
     for (name, padded, part), number in kinds.items():
@@ -89,8 +89,8 @@ def _units(found: DryRun) -> Table:
     return table
 
 
-def _memory(found: DryRun) -> dict[str, str]:
-    step, state, peak = found.step, found.step.state, found.step.peak
+def _memory(result: DryRun) -> dict[str, str]:
+    step, state, peak = result.step, result.step.state, result.step.peak
     others = peak.bytes - step.rest - peak.gathered - peak.slabs
     parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients on their way": peak.slabs,
              "activations": others}
@@ -101,14 +101,14 @@ def _memory(found: DryRun) -> dict[str, str]:
                  + "".join(f"; {memory_size(size)} {where}" for where, size in elsewhere.items() if size),
         "peak": f"{memory_size(peak.bytes)} in {peak.where}: "
                 f"{', '.join(f'{name} {memory_size(size)}' for name, size in parts.items() if size)}",
-        "by action": ", ".join(f"{kind} {memory_size(each.bytes)}" for kind, each in step.peaks.items()),
+        "by action": ", ".join(f"{kind} {memory_size(largest.bytes)}" for kind, largest in step.peaks.items()),
         "in flight": f"activations of {counted(step.in_flight, 'chunk')} at most",
     }
 
 
-def _messages(found: DryRun) -> Table:
+def _messages(result: DryRun) -> Table:
     table = _table("messages", "ranks", "kind", "each", "number", "sent per step")
-    for message in found.step.messages:
+    for message in result.step.messages:
         table.add_row(message.axis, f"{message.ranks:,}", message.kind, data_size(message.bytes), f"{message.count:,}",
                       data_size(message.sent))
     return table

@@ -62,8 +62,8 @@ def _best(run: RunDirectory, step: int | None) -> int:
     """The step of the best checkpoint. Raises HpcMpError."""
     if step is not None:
         raise HpcMpError(f"--best --step {step}", "choose a checkpoint each", "leave one of them out")
-    found = best_checkpoint(run)
-    if found is None:
+    best = best_checkpoint(run)
+    if best is None:
         raise HpcMpError(f"--best of run {run.path}", "no checkpoint of it has been evaluated on held-out text",
                          "choose one with --step, or let the next run have evaluate.files and evaluate.every")
-    return found.step
+    return best.step

@@ -35,16 +35,16 @@ def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
     """Yield the result of each poll; the last one when no run is active any more."""
     number = 0
     while True:
-        seen = poll()
-        yield seen
-        if not any(_goes_on(each) for each in seen):
+        statuses = poll()
+        yield statuses
+        if not any(_goes_on(status) for status in statuses):
             return
         time.sleep(SECONDS[min(number, len(SECONDS) - 1)])
         number += 1
 
 
-def _goes_on(seen: RunStatus) -> bool:
-    return seen.state in ("pending", "running", "unknown")
+def _goes_on(status: RunStatus) -> bool:
+    return status.state in ("pending", "running", "unknown")
 
 
 def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[RunStatus]], str]) -> Sequence[RunStatus]:
@@ -61,18 +61,18 @@ def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[Run
 def _lines(polls: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str]) -> Sequence[RunStatus]:
     """Print a line for each run that has changed: its state, its activity, and whether it is late; not for every step."""
     last: Sequence[RunStatus] = ()
-    known: dict[object, object] = {}
+    states: dict[object, object] = {}
     before: dict[object, str | None] = {}
-    said = 0.0
+    last_print = 0.0
     for last in polls:
-        silent = time.monotonic() - said >= SILENCE_S
-        for each in last:
-            if each.before != before.get(each.run):
-                before[each.run] = each.before
-                click.echo(f"{time.strftime('%H:%M:%S')} {line(each).partition(' ')[0]} before: {each.before}")
-            now = (each.state, each.attempt, each.phase, each.late, each.job and each.job.reason, each.checkpoint)
-            if known.get(each.run) != now or (silent and _goes_on(each)):
-                known[each.run] = now
-                said = time.monotonic()
-                click.echo(f"{time.strftime('%H:%M:%S')} {line(each)}")
+        silent = time.monotonic() - last_print >= SILENCE_S
+        for status in last:
+            if status.before != before.get(status.run):
+                before[status.run] = status.before
+                click.echo(f"{time.strftime('%H:%M:%S')} {line(status).partition(' ')[0]} before: {status.before}")
+            state = (status.state, status.attempt, status.phase, status.late, status.job and status.job.reason, status.checkpoint)
+            if states.get(status.run) != state or (silent and _goes_on(status)):
+                states[status.run] = state
+                last_print = time.monotonic()
+                click.echo(f"{time.strftime('%H:%M:%S')} {line(status)}")
     return last

@@ -52,7 +52,7 @@ def _site(site: SlurmSite | str) -> list[str]:
     lines = [f"Slurm         {release}, {f'account {account}' if account else 'no accounts kept'}"
              + (f" (others: {', '.join(others)})" if others else "")]
     if site.terms.quality is not None:
-        lines.append(f"  QOS         {_quality(site.terms.quality, asked=site.terms.qos is not None)}")
+        lines.append(f"  QOS         {_quality(site.terms.quality, explicit=site.terms.qos is not None)}")
     return lines + [_partition(partition, partition is site.chosen) for partition in site.partitions]
 
 
@@ -62,12 +62,12 @@ def _partition(partition: SlurmPartition, chosen: bool) -> str:
     return f"  partition   {partition.name}{marks}: {'; '.join(map(_kind, partition.kinds)) or 'no nodes'}{limit}"
 
 
-def _quality(quality: Qos, asked: bool) -> str:
+def _quality(quality: Qos, explicit: bool) -> str:
     limits = [*([f"{quality.max_wall} per job"] if quality.max_wall else []),
               *([f"{quality.jobs} jobs at once"] if quality.jobs is not None else []),
               *([f"{', '.join(f'{count} {name}' for name, count in quality.per_user.items())} at once"]
                 if quality.per_user else [])]
-    return (f"{quality.name} ({'the partition does not take your default' if asked else 'your default'})"
+    return (f"{quality.name} ({'the partition does not take your default' if explicit else 'your default'})"
             + (f": at most {'; '.join(limits)}" if limits else ""))
 
 

@@ -127,8 +127,8 @@ def status(name: str | None, as_json: bool) -> None:
 @name_option
 def shape(rate: str, nodes: tuple[str, ...], name: str | None) -> None:
     written = rate.lower()
-    found = RATE.fullmatch(written)
-    if written != OFF and (found is None or not float(found[1])):
+    match = RATE.fullmatch(written)
+    if written != OFF and (match is None or not float(match[1])):
         raise HpcMpError(f"rate {rate}", "must be a number above 0 with bit, kbit, mbit or gbit (per second)",
                          "write for example 200mbit, or off for no limit")
     cluster = _root(name, nodes)
@@ -245,8 +245,8 @@ def _said(value: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except subprocess.CalledProcessError as error:
-        words = " ".join(error.stderr.split())
-        raise HpcMpError(value, f"was refused: {words}", remedy) from None
+        reason = " ".join(error.stderr.split())
+        raise HpcMpError(value, f"was refused: {reason}", remedy) from None
 
 
 def _cable(node: HostView) -> tuple[str, str]:
@@ -267,10 +267,10 @@ def _refuse(accounting: bool) -> None:
             "hpc-mp lab up", f"programs are missing, of Debian's and Ubuntu's packages {', '.join(packages)}",
             f"install them: `apt-get install --no-install-recommends {' '.join(packages)}`. They bring daemons, which are not "
             "used; where systemd runs, `systemctl mask munge slurmctld slurmd slurmdbd` before that keeps them from starting")
-    words = why_not.refused()
-    if words:
+    refusal = why_not.refused()
+    if refusal:
         raise HpcMpError(
-            "hpc-mp lab up", f"needs namespaces, bridges and shaped cables, which this machine refuses ({words})",
+            "hpc-mp lab up", f"needs namespaces, bridges and shaped cables, which this machine refuses ({refusal})",
             "in a container: start it with --privileged; else: use a kernel that has bridge, veth and sch_tbf")
 
 
@@ -293,8 +293,8 @@ def _say(lab: Lab, name: str, seconds: float, as_json: bool) -> None:
         release = ".".join(f"{part:02d}" for part in installed_release())
         click.echo(f"Slurm {release} with {len(lab.nodes)} idle nodes, after {seconds:.1f} s. As any user of this machine:\n\n"
                    f"    {export}\n    hpc-mp init\n    hpc-mp launch job.toml --on slurm --wait\n")
-        seen = f" but {' '.join(map(str, lab.keep))}, which all see" if lab.keep else ""
-        click.echo(f"Nodes see the files of this machine. Each has a /tmp of its own{seen}.\n"
+        shared = f" but {' '.join(map(str, lab.keep))}, which all see" if lab.keep else ""
+        click.echo(f"Nodes see the files of this machine. Each has a /tmp of its own{shared}.\n"
                    f"It runs until `{mine('lab', 'down', *_named(name))}`. Also: status, shape, link, kill, boot, at.")
     else:
         click.echo(export)

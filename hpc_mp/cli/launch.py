@@ -90,7 +90,7 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
             if choice.why:
                 click.echo(f"{choice.key} = {json.dumps(choice.value)}\n    {choice.why}")
         click.echo("# defaults of the keys that the job file leaves out")
-        for section, values in defaults(shown.plans[0].given).items():
+        for section, values in defaults(shown.plans[0].user_spec).items():
             click.echo(f"[{section}] {values}")
     elif shown.used:
         click.echo(shown.script.text, nl=False)
@@ -98,20 +98,20 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
 
 def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener) -> int:
     """Report each run of a sweep, and the command that resumes incomplete ones. Return the exit code."""
-    ended = [each for each in outcome.elements if each.state != "submitted"]
-    best = best_of((each.loss, each.best_evaluation_loss) for each in ended)
-    for index, each in enumerate(ended):
-        member = read_member(RunDirectory(each.run))
+    ended = [element for element in outcome.elements if element.state != "submitted"]
+    best = best_of((element.loss, element.best_evaluation_loss) for element in ended)
+    for index, element in enumerate(ended):
+        member = read_member(RunDirectory(element.run))
         marked = f"  ← best by {best[1]}" if best is not None and index == best[0] else ""
         values = words_of(member.values) if member is not None else ""
-        listener.say(f"{each.run.name:<9} {each.state}{_loss_words(each)}; {values or 'the job file as it is'}{marked}")
-    if sum(each.steps > 0 for each in ended) > 1:
+        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the job file as it is'}{marked}")
+    if sum(element.steps > 0 for element in ended) > 1:
         listener.say(f"compare   {shlex.join(['hpc-mp', 'report', str(ended[0].run), '--all'])}")
-    for each in ended:
-        if each.state in ("failed", "stopped"):
-            cause = f": {each.cause.message}" if each.cause is not None else ""
-            go_on = "" if outcome.not_started else f"\ngo on with: {again_alone(request, each.run)}"
-            listener.note(f"hpc-mp: {each.run} {each.state}{cause}{go_on}")
+    for element in ended:
+        if element.state in ("failed", "stopped"):
+            cause = f": {element.cause.message}" if element.cause is not None else ""
+            go_on = "" if outcome.not_started else f"\ngo on with: {again_alone(request, element.run)}"
+            listener.note(f"hpc-mp: {element.run} {element.state}{cause}{go_on}")
     if outcome.not_started:
         listener.note(f"go on with: {again(request, outcome.run)}")
     return int(outcome.state in ("failed", "stopped"))
@@ -134,8 +134,8 @@ def _curve_words(outcome: Outcome, before: str) -> str:
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     """Report the outcome and return the exit code. Raises RunFailed."""
     if outcome.state == "completed":
-        words = (*_last_words(RunDirectory(outcome.run)), "ended     completed")
-        listener.say("\n".join((*words, f"logs      {shlex.join(['hpc-mp', 'logs', str(outcome.run)])}")))
+        lines = (*_last_words(RunDirectory(outcome.run)), "ended     completed")
+        listener.say("\n".join((*lines, f"logs      {shlex.join(['hpc-mp', 'logs', str(outcome.run)])}")))
     if curve := _curve_words(outcome, "loss      "):
         speed = f", {outcome.tokens_per_s:,.0f} tokens/s on average" if outcome.tokens_per_s else ""
         listener.say(curve + speed)
@@ -153,7 +153,7 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.state == "completed" and outcome.checkpoint is not None:
         listener.say(f"export    {shlex.join(['hpc-mp', 'export', str(outcome.run), '--output'])} DIRECTORY")
     if outcome.state == "stopped":
-        program = RunDirectory(outcome.run).program.exists()  # nobody knows its steps
+        program = RunDirectory(outcome.run).program.exists()  # the steps of a program are unknown
         where = "" if program else f" after step {outcome.steps}{_lost(outcome)}"
         raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Go on with: {go_on}")
     if cause is not None and cause.kind == "user":

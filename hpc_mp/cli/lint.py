@@ -30,15 +30,15 @@ Release = tuple[int, int]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | None, as_json: bool) -> None:
     release = _release(slurm_version)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for file in files:
         try:
-            found += _lint(file, kind, release)
-        except HpcMpError as error:  # the others are judged all the same
+            findings += _lint(file, kind, release)
+        except HpcMpError as error:  # the other files are checked anyway
             if len(files) == 1:
                 raise
-            found.append(Finding("file", "error", error.value, f"{error.rule}.", error.remedy, str(file)))
-    finish(found, as_json)
+            findings.append(Finding("file", "error", error.value, f"{error.rule}.", error.remedy, str(file)))
+    finish(findings, as_json)
 
 
 def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:
@@ -48,11 +48,11 @@ def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Fi
         HpcMpError: the file cannot be read, or no rules exist for its kind.
     """
     text = text_of(file, "file, such as a job script")
-    found = kind or kind_of(file, text)
-    if found is None:
+    file_kind = kind or kind_of(file, text)
+    if file_kind is None:
         raise HpcMpError(str(file), f"is nothing that there are rules for, which are {', '.join(KINDS.values())}",
                          "say what it is with --as, such as --as sbatch")
-    return _LINTERS[found](file, text, release)
+    return _LINTERS[file_kind](file, text, release)
 
 
 def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
@@ -68,8 +68,8 @@ def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
     try:
         load_sweep(file)
     except HpcMpError as error:
-        return [Finding("HM801", "error", each.value, f"{each.rule}.", each.remedy, str(file), _line_of(each.value, text))
-                for each in error.several or (error,)]
+        return [Finding("HM801", "error", fault.value, f"{fault.rule}.", fault.remedy, str(file), _line_of(fault.value, text))
+                for fault in error.several or (error,)]
     return []
 
 
@@ -125,8 +125,8 @@ def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding
     if not templates:
         return [Finding("CC700", "info", "", "the project has no template below templates, by which its specs could be judged.",
                         "Name the template with hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
-    found = [lint(text_of(each, "cluster template"), file=str(each), project=project) for each in templates]
-    return list(dict.fromkeys(finding for findings in found for finding in findings))
+    by_template = [lint(text_of(template, "cluster template"), file=str(template), project=project) for template in templates]
+    return list(dict.fromkeys(finding for findings in by_template for finding in findings))
 
 
 def _alone(finding: Finding, file: Path, text: str, release: Release | None) -> Sequence[Finding]:
@@ -145,8 +145,8 @@ _LINTERS: dict[Kind, Callable[[Path, str, Release | None], Sequence[Finding]]] =
 def _release(text: str | None) -> Release | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d\d)\.(\d\d)(\.\d+)?", text)
-    if not found:
+    match = re.fullmatch(r"(\d\d)\.(\d\d)(\.\d+)?", text)
+    if not match:
         raise HpcMpError(f"--slurm-version {text}", "is no release of Slurm",
                          "write it as 24.05, as sinfo --version prints it")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

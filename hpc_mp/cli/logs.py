@@ -30,16 +30,16 @@ POLL_S = 0.5  # between two polls of the files
 def command(run: Path, rank: int | None, node: str | None, attempt: int | None, follow: bool) -> None:
     if rank is not None and node is not None:
         raise HpcMpError("--rank and --node", "exclude each other", "give one of them")
-    found = find(run)
-    follower, jobs, delays = Follower(), _jobs(found), iter(queue.DELAYS_S)
+    directory = find(run)
+    follower, jobs, delays = Follower(), _jobs(directory), iter(queue.DELAYS_S)
     due = time.monotonic() + next(delays)
-    said = ""
+    last_reason = ""
     while True:
-        if attempt is None and (words := _waits(jobs)) != said:
-            said = words
-            click.echo(words or "it waits no longer")
-        ended = not follow or attempt is not None or seen(found, jobs).ended
-        logs = Logs(found, attempt)
+        if attempt is None and (reason := _waits(jobs)) != last_reason:
+            last_reason = reason
+            click.echo(reason or "it waits no longer")
+        ended = not follow or attempt is not None or seen(directory, jobs).ended
+        logs = Logs(directory, attempt)
         sources = logs.rank(rank) if rank is not None else logs.node(node) if node is not None else logs.main()
         for line in follower.new(sources):
             click.echo(escaped(line))
@@ -47,12 +47,12 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
             break
         time.sleep(POLL_S)
         if jobs and time.monotonic() > due:
-            jobs, due = _jobs(found), time.monotonic() + next(delays, queue.DELAYS_S[-1])
+            jobs, due = _jobs(directory), time.monotonic() + next(delays, queue.DELAYS_S[-1])
     if not sources and (rank is not None or node is not None):
-        given, key = (f"--rank {rank}", "rank") if rank is not None else (f"--node {node}", "node")
-        raise HpcMpError(given, f"has no log; attempt {logs.attempt} has started {key}s {logs.named(key)}",
+        option, key = (f"--rank {rank}", "rank") if rank is not None else (f"--node {node}", "node")
+        raise HpcMpError(option, f"has no log; attempt {logs.attempt} has started {key}s {logs.named(key)}",
                          "name one of those, or another --attempt")
-    _cause(found, logs.attempt, jobs)
+    _cause(directory, logs.attempt, jobs)
 
 
 def _jobs(run: RunDirectory) -> list[SlurmJob]:
@@ -72,11 +72,11 @@ def _waits(jobs: list[SlurmJob]) -> str:
 
 def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:
     """Print the cause of a failure, after the traceback of its rank. The last line states the rank, its host and the failure."""
-    now = seen(run, jobs)
-    if attempt == now.attempt and now.state != "failed":
+    status = seen(run, jobs)
+    if attempt == status.attempt and status.state != "failed":
         return
-    found = cause(run, attempt)
-    said = found.message if found else now.cause if attempt == now.attempt else None
-    traceback = next((each.traceback for each in read_failures(run, attempt) if found and each.rank == found.rank), "")
-    for text in filter(None, (traceback, said)):
+    failure = cause(run, attempt)
+    message = failure.message if failure else status.cause if attempt == status.attempt else None
+    traceback = next((record.traceback for record in read_failures(run, attempt) if failure and record.rank == failure.rank), "")
+    for text in filter(None, (traceback, message)):
         click.echo(f"\n{escaped(text.rstrip())}")

@@ -143,8 +143,8 @@ def _run() -> tuple[int, dict[str, Any] | None]:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise
         click.echo(f"hpc-mp: {escaped(str(error))}", err=True)
-        said = {"message": str(error), "value": error.value, "rule": error.rule, "remedy": error.remedy}
-        code, why = 2, {"state": "refused", "error": said}
+        refusal = {"message": str(error), "value": error.value, "rule": error.rule, "remedy": error.remedy}
+        code, why = 2, {"state": "refused", "error": refusal}
     except RunFailed as error:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise

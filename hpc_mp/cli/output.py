@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "unknown": "magenta", "info": "cyan", "ok": "green"}
-GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe any more; the terminal was closed
+GONE = (errno.EPIPE, errno.EIO)  # the reader of the pipe has gone; the terminal was closed
 
 
 def finish(findings: Sequence[Finding], as_json: bool, *, more: Mapping[str, Any] | None = None, what: str = "",
@@ -52,12 +52,12 @@ def print_findings(findings: Sequence[Finding]) -> None:
     from rich.markup import escape
 
     console = terminal()
-    for each in findings:
-        where = f"{each.file}:{each.line}: " if each.line else f"{each.file}: " if each.file else ""
-        about = f"{each.subject}: " if each.subject and each.subject not in each.message else ""
-        fix = f"\n    → {_one_line(each.fix)}" if each.fix else ""
-        severity = f"[{COLOURS[each.severity]}]{each.severity}[/]"
-        console.print(f"{escape(where)}{severity} {each.code} {escape(_one_line(about + each.message))}{escape(fix)}")
+    for finding in findings:
+        where = f"{finding.file}:{finding.line}: " if finding.line else f"{finding.file}: " if finding.file else ""
+        about = f"{finding.subject}: " if finding.subject and finding.subject not in finding.message else ""
+        fix = f"\n    → {_one_line(finding.fix)}" if finding.fix else ""
+        severity = f"[{COLOURS[finding.severity]}]{finding.severity}[/]"
+        console.print(f"{escape(where)}{severity} {finding.code} {escape(_one_line(about + finding.message))}{escape(fix)}")
 
 
 def terminal() -> Console:

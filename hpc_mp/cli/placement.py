@@ -74,8 +74,8 @@ def command(
     degrees, nodes = Degrees(tensor, pipeline, data, context, expert), _rank_map(rank_map)
     chosen = (place(degrees, order, ranks_per_node, nodes) if axes is None
               else numbered(degrees, axes, order, ranks_per_node, nodes))
-    letters = dict.fromkeys([*(normalize_order(each, context) for each in ORDERS), chosen.order])
-    placements = [chosen if each == chosen.order else place(degrees, each, ranks_per_node, nodes) for each in letters]
+    letters = dict.fromkeys([*(normalize_order(name, context) for name in ORDERS), chosen.order])
+    placements = [chosen if sequence == chosen.order else place(degrees, sequence, ranks_per_node, nodes) for sequence in letters]
     if nodelist is not None and topology is None:
         raise HpcMpError(f"--nodes {nodelist}", "has no effect without --topology", "add --topology FILE")
     site = None if topology is None else _site(chosen, load_topology(topology), nodelist)
@@ -111,8 +111,8 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
     """Return the hosts of the nodes. Under the map ``auto``, hosts of one leaf are neighbours, as in a job."""
     hosts = expand(nodelist) if nodelist is not None else tuple(tree.above)
     if len(hosts) < placement.nodes or (nodelist is not None and len(hosts) > placement.nodes):
-        given = "the topology" if nodelist is None else f"--nodes {nodelist}"
-        raise HpcMpError(given, f"names {len(hosts)} hosts, the placement has {placement.nodes} nodes",
+        source = "the topology" if nodelist is None else f"--nodes {nodelist}"
+        raise HpcMpError(source, f"names {len(hosts)} hosts, the placement has {placement.nodes} nodes",
                          f"name {placement.nodes} hosts with --nodes, or change the degrees or --ranks-per-node")
     strange = [host for host in hosts if host not in tree.above]
     if strange:
@@ -190,8 +190,8 @@ def _uplinks(placement: Placement, site: Site) -> dict[str, Traffic]:
 
 def _most(loads: Iterable[Traffic]) -> str:
     """Return the maximum on every axis: ``4/0/8``."""
-    found = tuple(loads)
-    return "/".join(str(int(max(getattr(load, axis) for load in found))) for axis in SHOWN)
+    traffic = tuple(loads)
+    return "/".join(str(int(max(getattr(load, axis) for load in traffic))) for axis in SHOWN)
 
 
 def _reach(reach: Reach) -> str:

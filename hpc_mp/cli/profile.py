@@ -29,28 +29,28 @@ def profile_and_print(job: Path, overrides: Sequence[str], as_json: bool) -> Non
     check_layout(shape, spec)
     from hpc_mp.train.rank.unit_profile import measure  # imports torch
 
-    found = measure(spec, shape, REPETITIONS)
+    profile = measure(spec, shape, REPETITIONS)
     try:
-        write_profile(spec.profile, found)
+        write_profile(spec.profile, profile)
     except OSError as error:
         raise HpcMpError(f"the profile {spec.profile}", f"cannot be written ({error.strerror})",
                          "name another file in parallel.profile, or another job.directory") from None
     if as_json:
-        click.echo(json.dumps({**asdict(found), "file": str(spec.profile)}))
+        click.echo(json.dumps({**asdict(profile), "file": str(spec.profile)}))
     else:
-        _print(found, spec, shape)
+        _print(profile, spec, shape)
 
 
-def _print(found: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
+def _print(profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
     console = Console(highlight=False, emoji=False, soft_wrap=True)
-    console.print(f"{shape.model_type} on {found.device}: one microbatch of {counted(spec.microbatch_size, 'sequence')} of "
+    console.print(f"{shape.model_type} on {profile.device}: one microbatch of {counted(spec.microbatch_size, 'sequence')} of "
                   f"{spec.data.sequence_length:,} tokens in {spec.train.precision}, recompute {spec.parallel.recompute}; "
-                  f"median of {found.repetitions}", markup=False)
+                  f"median of {profile.repetitions}", markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for number, column in enumerate(("unit", "number", "forward + backward", "activations", "parameters")):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for name, number, unit in (("embedding", 1, found.embedding), ("block", shape.layers, found.block),
-                               ("norm and head", 1, found.head)):
+    for name, number, unit in (("embedding", 1, profile.embedding), ("block", shape.layers, profile.block),
+                               ("norm and head", 1, profile.head)):
         table.add_row(name, f"{number}", f"{unit.seconds * 1e3:.3f} ms", memory_size(unit.activations),
                       memory_size(unit.parameters))
     console.print()

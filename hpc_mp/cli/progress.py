@@ -19,7 +19,7 @@ from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
 LINE_S = 30.0  # between two lines of progress where there is no terminal
-RECENT = 20  # steps whose median time foretells the rest
+RECENT = 20  # the median time of these steps predicts the remaining time
 
 
 class TerminalListener(Listener):
@@ -53,9 +53,9 @@ class TerminalListener(Listener):
         if self._bar is not None:
             self._bar.update(status, steps)
 
-    def evaluated(self, found: Sequence[Evaluation]) -> None:
-        for each in found:
-            self.note(f"held out after step {each.step}: {loss_words(each.loss)}")
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        for evaluation in evaluations:
+            self.note(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)}")
 
     def end(self) -> None:
         if self._bar is not None:

@@ -31,21 +31,21 @@ def command(runs: tuple[Path, ...], keep: int | None, whole: bool, yes: bool, as
                          "name them: hpc-mp prune runs/NAME/0001 --runs --yes")
     if whole and keep is not None:
         raise HpcMpError(f"--runs --keep {keep}", "--keep is about the checkpoints of runs that stay", "leave one of them out")
-    found = prunable(_meant(runs), keep, whole)
+    pruning = prunable(_meant(runs), keep, whole)
     removed: list[Path] = []
     if not as_json:
-        _print(found)
-    failed = remove(found, lambda each: removed.append(each.path)) if yes else {}
+        _print(pruning)
+    failed = remove(pruning, lambda item: removed.append(item.path)) if yes else {}
     if as_json:
-        click.echo(json.dumps(found.document(removed, failed)))
+        click.echo(json.dumps(pruning.document(removed, failed)))
         return 1 if failed else 0
     for path, reason in failed.items():
         click.echo(f"hpc-mp: {path}: {reason}", err=True)
-    freed = data_size(sum(each.bytes for each in found.removable if each.path in removed))
+    freed = data_size(sum(item.bytes for item in pruning.removable if item.path in removed))
     if yes:
         click.echo(f"removed {counted(len(removed), 'thing')}, {freed}")
-    elif found.removable:
-        click.echo(f"{counted(len(found.removable), 'thing')}, {data_size(found.bytes)}, can be removed: "
+    elif pruning.removable:
+        click.echo(f"{counted(len(pruning.removable), 'thing')}, {data_size(pruning.bytes)}, can be removed: "
                    + ("the same with --yes" if runs or not whole else "name the runs, with --runs --yes"))
     else:
         click.echo("nothing to remove")
@@ -56,10 +56,10 @@ def _meant(runs: tuple[Path, ...]) -> list[RunDirectory]:
     """Return the named runs, each once; without a name those of the current directory. Raises HpcMpError if none exists."""
     if runs:
         return list(dict.fromkeys(run for path in runs for run in _named(path)))
-    found = sorted(runs_below(here()), key=lambda run: run.path)
-    if not found:
+    directories = sorted(runs_below(here()), key=lambda run: run.path)
+    if not directories:
         raise HpcMpError(", ".join(map(str, here())), "holds no runs", "name a run, or go to the directory of the job file")
-    return found
+    return directories
 
 
 def _named(path: Path) -> list[RunDirectory]:
@@ -67,17 +67,17 @@ def _named(path: Path) -> list[RunDirectory]:
     return find_all(path) if directories is None else sorted(runs_below(directories), key=lambda run: run.path) or find_all(path)
 
 
-def _print(found: Pruning) -> None:
-    width = max((len(data_size(each.bytes)) for each in found.removable), default=0)
-    for each in found.removable:
-        click.echo(f"{each.kind:<10} {data_size(each.bytes):>{width}}  {_short(each.path)}  ({each.why})")
-        for referrer in each.referrers:
+def _print(pruning: Pruning) -> None:
+    width = max((len(data_size(item.bytes)) for item in pruning.removable), default=0)
+    for item in pruning.removable:
+        click.echo(f"{item.kind:<10} {data_size(item.bytes):>{width}}  {_short(item.path)}  ({item.why})")
+        for referrer in item.referrers:
             click.echo(f"{'':<10} {'':>{width}}  began from it: {referrer}")
-    for spared in found.spared:
+    for spared in pruning.spared:
         click.echo(f"{'kept':<10} {'':>{width}}  {_short(spared.path)}  ({spared.why})")
 
 
 def _short(path: Path) -> str:
     """Return the path relative to the current directory if it is below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)

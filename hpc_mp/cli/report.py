@@ -22,18 +22,18 @@ from hpc_mp.rundir import RunDirectory
 def command(runs: tuple[Path, ...], whole: bool, output: Path | None) -> None:
     if output is not None and output.suffix != ".html":
         raise HpcMpError(f"--output {output}", "is no .html file", f"write --output {output.with_suffix('.html')}")
-    found = _each_once(runs, whole)
-    click.echo(write_report(found[0], output) if len(found) == 1 else write_comparison(found, output))
+    selected = _each_once(runs, whole)
+    click.echo(write_report(selected[0], output) if len(selected) == 1 else write_comparison(selected, output))
 
 
-def _each_once(given: tuple[Path, ...], whole: bool) -> list[RunDirectory]:
+def _each_once(paths: tuple[Path, ...], whole: bool) -> list[RunDirectory]:
     """Return the selected runs; with ``whole`` the sweep of each. Raises HpcMpError if one is not a run, or is named twice."""
-    found: dict[RunDirectory, Path] = {}
-    for path in given:
+    selected: dict[RunDirectory, Path] = {}
+    for path in paths:
         meant = find_all(path)
         for run in sweep_of(meant[0]) if whole else meant:
-            if run in found:
-                raise HpcMpError(f"run {path}", f"is {run.path}, as {found[run]} is",
+            if run in selected:
+                raise HpcMpError(f"run {path}", f"is {run.path}, as {selected[run]} is",
                                  "name every run once; DIRECTORY/NAME is the newest of a job")
-            found[run] = path
-    return list(found)
+            selected[run] = path
+    return list(selected)

@@ -49,8 +49,8 @@ def command(nodes: int | None, ranks_per_node: int | None, on: str, overrides: t
     for number, word in enumerate(words):
         if not word.isprintable() and "\udc80" <= max(word) <= "\udcff":
             raise HpcMpError(f"word {number + 1} of the command", "is not UTF-8 text, and a job file is", "write it as UTF-8")
-    for option, given in (("job.nodes", nodes), ("job.ranks_per_node", ranks_per_node)):
-        if given is not None and any(text.partition("=")[0].strip() == option for text in overrides):
+    for option, value in (("job.nodes", nodes), ("job.ranks_per_node", ranks_per_node)):
+        if value is not None and any(text.partition("=")[0].strip() == option for text in overrides):
             raise HpcMpError(f"--set {option}", f"is said by --{option[4:].replace('_', '-')} too", "say it once")
     listener = TerminalListener(aside=as_json or dry_run or explain)
     job, why = _job(words, nodes, ranks_per_node, on, overrides, name)
@@ -66,16 +66,16 @@ def command(nodes: int | None, ranks_per_node: int | None, on: str, overrides: t
 def _job(words: tuple[str, ...], nodes: int | None, ranks_per_node: int | None, on: str, overrides: tuple[str, ...],
          name: str | None) -> tuple[ProgramSpec, str]:
     """Return the job of the command line, and the source of the sizes that it omits."""
-    given: dict[str, Any] = {"name": name or name_of(words)}
-    job = ProgramSpec(job=Job(**given), program=Program(command=words, directory=str(Path.cwd())))
+    fields: dict[str, Any] = {"name": name or name_of(words)}
+    job = ProgramSpec(job=Job(**fields), program=Program(command=words, directory=str(Path.cwd())))
     sized = [text for text in overrides if not re.match(r"\s*(parallel\.|program\.axes\b)", text)]  # the others need the sizes
     first = load_sweep(job, sized, site_defaults(Path.cwd()))[0]
     assert isinstance(first, ProgramSpec)
     fixed = {text.partition("=")[0].strip() for text in overrides}
     size = size_of(first, nodes if "job.nodes" not in fixed else first.job.nodes,
                    ranks_per_node if "job.ranks_per_node" not in fixed else first.job.ranks_per_node, on)
-    given |= {"nodes": size.nodes, "ranks_per_node": size.ranks_per_node}
-    return ProgramSpec(job=Job(**given), program=job.program), size.why
+    fields |= {"nodes": size.nodes, "ranks_per_node": size.ranks_per_node}
+    return ProgramSpec(job=Job(**fields), program=job.program), size.why
 
 
 def name_of(words: tuple[str, ...]) -> str:

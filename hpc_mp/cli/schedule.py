@@ -50,13 +50,13 @@ def command(
 
 
 def _schedule(name: str, pipeline: int | None, microbatches: int | None, virtual_stages: int | None) -> Schedule:
-    asked = {"--pp": pipeline, "--microbatches": microbatches, "--virtual-stages": virtual_stages}
+    options = {"--pp": pipeline, "--microbatches": microbatches, "--virtual-stages": virtual_stages}
     if is_table(name):
         schedule = read_table(Path(name))
-        check_table(name, schedule, *asked.items())
+        check_table(name, schedule, *options.items())
         return schedule
     if pipeline is None or microbatches is None:
-        raise HpcMpError(" and ".join(key for key in ("--pp", "--microbatches") if asked[key] is None),
+        raise HpcMpError(" and ".join(key for key in ("--pp", "--microbatches") if options[key] is None),
                          "is needed to build a schedule", "give a number, or a table with --schedule FILE.csv")
     return build(name, pipeline, microbatches, 1 if virtual_stages is None else virtual_stages)
 

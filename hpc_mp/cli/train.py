@@ -37,8 +37,8 @@ def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides
 
         dry_run_and_print(job, overrides, rank or 0, as_json)
         return
-    for option, given in (("--rank", rank is not None), ("--set", bool(overrides)), ("--json", as_json)):
-        if given:
+    for option, is_set in (("--rank", rank is not None), ("--set", bool(overrides)), ("--json", as_json)):
+        if is_set:
             raise HpcMpError(option, "a rank learns all from its launcher and its job file",
                              "add --dry-run or --profile, or leave it out")
     from hpc_mp.program.stepd import watch_stepd
@@ -46,8 +46,8 @@ def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides
     from hpc_mp.train.rank.signals import StopFlag
 
     watch_stepd(RunDirectory(job.resolve().parent))
-    stop = StopFlag()  # to be asked to stop from now on: torch takes seconds to import
-    gc.disable()  # what imports make stays: to look for garbage in it takes a fifth of their time
+    stop = StopFlag()  # catches stop signals from here on, because torch takes seconds to import
+    gc.disable()  # objects made by imports stay; a search for garbage among them takes a fifth of the import time
     from hpc_mp.train.rank.main import main
 
     gc.freeze()

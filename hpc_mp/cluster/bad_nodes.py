@@ -77,9 +77,9 @@ def findings(path: Path, now: float | None = None) -> tuple[BadNode, ...]:
     except OSError as error:
         warnings.warn(f"bad nodes are not known: {path} cannot be read ({error.strerror})", stacklevel=2)
         return ()
-    known = understood(lines)
-    latest = {(finding.node, finding.code): finding for finding in known}
-    return tuple(sorted((each for each in latest.values() if each.until > moment), key=lambda each: each.time))
+    valid = understood(lines)
+    latest = {(finding.node, finding.code): finding for finding in valid}
+    return tuple(sorted((finding for finding in latest.values() if finding.until > moment), key=lambda finding: finding.time))
 
 
 def understood(lines: Iterable[object]) -> list[BadNode]:
@@ -95,8 +95,8 @@ def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> 
     Args:
         run: the run that is being continued; its own findings count as certain.
     """
-    own = run and run.resolve()  # its path may contain links
-    avoided = (replace(finding, certainty="certain") if own and Path(finding.run).resolve() == own else finding
+    continued = run and run.resolve()  # its path may contain links
+    avoided = (replace(finding, certainty="certain") if continued and Path(finding.run).resolve() == continued else finding
                for finding in findings(path, now) if finding.certainty != "suspected")
     return {finding.node: finding for finding in sorted(avoided, key=lambda finding: finding.weight)}
 
@@ -112,7 +112,8 @@ def take_back(path: Path, nodes: Collection[str], codes: Collection[str] | None 
         OSError: the ledger cannot be written.
     """
     moment = time.time() if now is None else now
-    found = tuple(each for each in findings(path, moment) if each.node in nodes and (codes is None or each.code in codes))
-    if found:
-        record(path, [replace(each, until=moment) for each in found])
-    return found
+    expired = tuple(finding for finding in findings(path, moment)
+                    if finding.node in nodes and (codes is None or finding.code in codes))
+    if expired:
+        record(path, [replace(finding, until=moment) for finding in expired])
+    return expired

@@ -19,9 +19,9 @@ from hpc_mp.rundir.standings import Standing, read_standings
 def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
     """Return the cause of an attempt's failure: from its verdict if it has one, else from its records; None without a failure."""
     number = run.attempt() if attempt is None else attempt
-    found = verdict(run, number)
-    if found is not None:
-        return found.cause
+    outcome = verdict(run, number)
+    if outcome is not None:
+        return outcome.cause
     with suppress(OSError, KeyError, TypeError):  # a broken history: the records still exist
         for end in reversed(history.history(run)):
             if end.attempt == number and end.kind in KINDS:
@@ -32,9 +32,9 @@ def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
 
 def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
     """Return a rank's failure as the cause of the run's failure."""
-    own, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
+    log, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
     rank = failure.inner if failure.of_node else failure.rank
-    return Cause(failure.kind, str(failure), rank, failure.node or None, str(by_node if by_node.exists() else own), failure.time)
+    return Cause(failure.kind, str(failure), rank, failure.node or None, str(by_node if by_node.exists() else log), failure.time)
 
 
 def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], places: Sequence[RankPlace],
@@ -72,10 +72,10 @@ def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, St
         kind, text = "hang", str(standing)
     else:
         kind, text = "silent", "it was stopped, is gone, or is stuck in native code"
-    moment = own.time if own else max([*(each.time for each in stood.values()), *(each.time for each in failures.values())])
-    known = coordinates(at) if at else own.place if own else ()
+    moment = own.time if own else max([*(entry.time for entry in stood.values()), *(entry.time for entry in failures.values())])
+    position = coordinates(at) if at else own.place if own else ()
     blamed = accusers[0].nodes if accusers and kind == "lost" else own.nodes if own else ()
-    return RankFailure(end.rank, node, kind, f"{text}; {others}", moment, place=known, nodes=blamed, standing=standing,
+    return RankFailure(end.rank, node, kind, f"{text}; {others}", moment, place=position, nodes=blamed, standing=standing,
                        traceback=own.traceback if own and kind == own.kind else "")
 
 

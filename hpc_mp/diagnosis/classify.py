@@ -79,12 +79,12 @@ def _awaited(evidence: Evidence, first: Symptom) -> Symptom:
     """Return the symptom of the rank that all others waited for, else the ``first``. A lost node remains the cause, together with
     its rank that was waited for."""
     places = sorted(evidence.places.values(), key=lambda place: place.rank)
-    found = root_cause(evidence.failures, evidence.standings, places, evidence.hosts)
-    if found is None or found in evidence.failures:
+    failure = root_cause(evidence.failures, evidence.standings, places, evidence.hosts)
+    if failure is None or failure in evidence.failures:
         return first
     if first.kind == "lost":
-        return replace(first, host=found.node, rank=found.rank) if found.node in first.lost else first
-    return Symptom(found.kind, found.message, found.node or None, found.rank, None, found.time, found.nodes)
+        return replace(first, host=failure.node, rank=failure.rank) if failure.node in first.lost else first
+    return Symptom(failure.kind, failure.message, failure.node or None, failure.rank, None, failure.time, failure.nodes)
 
 
 def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> Symptom:
@@ -99,18 +99,18 @@ def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) 
     ranks = evidence.ranks_on(symptom.host)
     if len(ranks) == 1:
         return replace(symptom, rank=ranks[0])
-    held = {rank: evidence.resident[rank] for rank in ranks if rank in evidence.resident}
-    if not held:
+    memory = {rank: evidence.resident[rank] for rank in ranks if rank in evidence.resident}
+    if not memory:
         return symptom
-    most = max(held, key=held.__getitem__)
-    text = f"{symptom.text}; of the {len(ranks)} ranks there it held most, {memory_size(held[most])}"
-    return replace(symptom, rank=most, text=text)
+    largest = max(memory, key=memory.__getitem__)
+    text = f"{symptom.text}; of the {len(ranks)} ranks there it held most, {memory_size(memory[largest])}"
+    return replace(symptom, rank=largest, text=text)
 
 
 def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> RootCause:
     consequence = KINDS[symptom.kind]
     same = [other for other in symptoms if other.kind == symptom.kind]
-    blamed = (_lost(same, evidence.here) if symptom.kind == "lost"
+    blamed = (_lost(same, evidence.supervisor_host) if symptom.kind == "lost"
               else tuple(dict.fromkeys(other.host for other in same if other.host)) if consequence.blame_node else ())
     message = one_line(symptom.text) if symptom.kind == "user" else sentence(_who(symptom, evidence), symptom.kind, symptom.text)
     if symptom.kind == "lost" and blamed:
@@ -131,12 +131,12 @@ def _log(evidence: Evidence, symptom: Symptom) -> str | None:
     return str(of_node if by_node or symptom.rank is None else run.rank_log(symptom.rank))
 
 
-def _lost(symptoms: Sequence[Symptom], here: str | None) -> tuple[str, ...]:
-    """Return the hosts that most hosts did not hear from. Both sides of a network cut report each other: the side of ``here`` is
+def _lost(symptoms: Sequence[Symptom], supervisor_host: str | None) -> tuple[str, ...]:
+    """Return the hosts that most hosts did not hear from. Both sides of a network cut report each other: the supervisor's side is
     right, because Slurm and this program are on it."""
-    said = {(symptom.host, host) for symptom in symptoms for host in symptom.lost}
-    doubted = {host for by, host in said if by == here}
-    votes = Counter(host for by, host in said if by not in doubted and host != here)
+    reports = {(symptom.host, host) for symptom in symptoms for host in symptom.lost}
+    doubted = {host for by, host in reports if by == supervisor_host}
+    votes = Counter(host for by, host in reports if by not in doubted and host != supervisor_host)
     return tuple(sorted(host for host, count in votes.items() if count == max(votes.values())))
 
 
@@ -158,4 +158,4 @@ def _who(symptom: Symptom, evidence: Evidence) -> str:
 def _everywhere(pattern: re.Pattern[str], evidence: Evidence) -> bool:
     """Return True if the last lines of a rank on every host match."""
     return all(any(pattern.search(line) for task in range(len(evidence.places))
-                   for line in evidence.said_by(host, task)[-LAST_LINES:]) for host in evidence.hosts)
+                   for line in evidence.lines_of_task(host, task)[-LAST_LINES:]) for host in evidence.hosts)

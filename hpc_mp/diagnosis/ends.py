@@ -34,10 +34,10 @@ LAUNCHER_WORDS = tuple(map(re.compile, (
     r"RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n=?\s*(EXIT CODE: (?P<code>\d+)|KILLED BY SIGNAL: (?P<signal>\d+))",
     r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (?P<words>[A-Z][a-z ]+[a-z])( \(core dumped\))?(\n|$)",
 )))
-# The rank that a rank reports to have waited for: the one that sends NCCL's id, or that did not reach a barrier.
+# The rank that another rank waited for: the sender of NCCL's id, or a rank that did not reach a barrier.
 MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<rank>\d+)\]|"
                     r"Ranks? (?P<late>\d+) failed to pass monitoredBarrier")
-SIGNALS = {words: number for number in signal.Signals if (words := signal.strsignal(number))}
+SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,16 @@ def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
     last = lines[-BY_LAUNCHER:]
     root = next((number for number in reversed(range(len(last))) if ROOT.match(last[number])), 0)
     text = "\n".join(last[root:])
-    found = next(filter(None, (words.search(text) for words in LAUNCHER_WORDS)), None)
-    if found is None:
+    match = next(filter(None, (pattern.search(text) for pattern in LAUNCHER_WORDS)), None)
+    if match is None:
         return None
-    said = {name: value for name, value in found.groupdict().items() if value is not None}
-    killed = said.get("signal") or SIGNALS.get(said.get("words", "")) or signal.Signals.__members__.get(f"SIG{said.get('name')}")
-    if killed is None and "code" not in said:
+    fields = {name: value for name, value in match.groupdict().items() if value is not None}
+    killed = (fields.get("signal") or SIGNALS.get(fields.get("words", ""))
+              or signal.Signals.__members__.get(f"SIG{fields.get('name')}"))
+    if killed is None and "code" not in fields:
         return None
-    rank, local = (int(said[name]) if name in said else None for name in ("rank", "local"))
-    return LauncherBlame(-int(killed) if killed is not None else int(said["code"]), rank, local)
+    rank, local = (int(fields[name]) if name in fields else None for name in ("rank", "local"))
+    return LauncherBlame(-int(killed) if killed is not None else int(fields["code"]), rank, local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
         program: True for the user's program, False for a rank of our own engine.
         of_node: True for the one command of a node, which numbers its ranks itself.
     """
-    said = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
-    error = _error(said, code, program, of_node)
+    output = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
+    error = _error(output, code, program, of_node)
     blamed = blamed_by_launcher(lines) if program and code > 0 else None
     if blamed is not None and (error is None or blamed.code in NO_WORDS):
         return WordsOfEnd(kind_of_end(blamed.code, program=True), str(blamed), inner=blamed.rank if of_node else None)
@@ -111,11 +112,11 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     else:
         how, kind, inner = ending(code), kind_of_end(code, program), code
     what = "" if not program else (
-        thrown(said) if inner == -signal.SIGABRT else given_reason(said[-BY_LAUNCHER:]) if code == 1 else "")
-    words = "" if what else last_words(said)
+        thrown(output) if inner == -signal.SIGABRT else given_reason(output[-BY_LAUNCHER:]) if code == 1 else "")
+    last_output = "" if what else last_words(output)
     place = crash_place(lines) if program and inner < 0 and not what else ""
-    exact = kind_of(what or words) if program and kind in ("exit", "crash") else None
-    parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", words and f"its last words: {words}")
+    exact = kind_of(what or last_output) if program and kind in ("exit", "crash") else None
+    parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", last_output and f"its last words: {last_output}")
     return WordsOfEnd(exact or kind, "; ".join(filter(None, parts)))
 
 
@@ -125,8 +126,8 @@ def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
     error = last_error(before_abort(lines), code=0)
     if error is None or error.behind > OF_ONE_THAT_LIVES or (error.kind is not None and KINDS[error.kind].echo):
         return None
-    found = _of_error(error, of_node)
-    return WordsOfEnd(found.kind, f"{found.text}; it had not ended when the others were ended", found.traceback, found.inner)
+    end = _of_error(error, of_node)
+    return WordsOfEnd(end.kind, f"{end.text}; it had not ended when the others were ended", end.traceback, end.inner)
 
 
 def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
@@ -138,8 +139,8 @@ def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tu
     """
     others = {rank for rank in ranks if rank not in complaints}
     waited = [rank for rank in sorted(complaints) if TIMED_OUT.search(complaints[rank])]  # the others mostly lost these
-    named = {int(found["rank"] or found["late"]) for rank in waited for found in [MISSED.search(complaints[rank])]
-             if found is not None and found["by"] in (None, str(rank))} & others  # a smaller group has other numbers
+    named = {int(match["rank"] or match["late"]) for rank in waited for match in [MISSED.search(complaints[rank])]
+             if match is not None and match["by"] in (None, str(rank))} & others  # a smaller group has other numbers
     missing = others if len(others) == 1 else named
     if len(missing) != 1 or not waited:
         return None
@@ -163,23 +164,23 @@ def unsaid_end(
     """
     lines = attempt.last_lines(rank)
     if ours:
-        words = last_words(before_abort(lines))
-        end = (given_up(lines, of_node) if program else None) or WordsOfEnd("straggled", words and f"its last words: {words}")
+        last = last_words(before_abort(lines))
+        end = (given_up(lines, of_node) if program else None) or WordsOfEnd("straggled", last and f"its last words: {last}")
     else:
         end = words_of_end(lines, code, program=program, of_node=of_node)
     return RankFailure(rank, node, end.kind, end.text, time, attempt.number, place=at, traceback=end.traceback, of_node=of_node,
                        inner=end.inner)
 
 
-def _error(said: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
+def _error(lines: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
     """Return the exception that ended it. Python exits with 1 after one; later, code that is torn down may crash."""
     if code > 0 and not (program and code > SHELL and code - SHELL in NAMES):
-        return last_error(said, 1 if of_node else code)
-    before = list(takewhile(lambda line: not given_reason([line]), said))  # at exit a library may wait for others in vain
+        return last_error(lines, 1 if of_node else code)
+    before = list(takewhile(lambda line: not given_reason([line]), lines))  # at exit a library may wait for others in vain
     error = last_error(before, code) if program and code in CRASHES else None
     return error if error is not None and error.behind <= AT_ITS_EXIT else None
 
 
 def _of_error(error: PythonError, of_node: bool) -> WordsOfEnd:
-    kind, words = error.kind or "error", error.words if of_node else str(error)
-    return WordsOfEnd(kind, words if KINDS[kind].text else f"failed: {words}", error.traceback, error.rank if of_node else None)
+    kind, text = error.kind or "error", error.message if of_node else str(error)
+    return WordsOfEnd(kind, text if KINDS[kind].text else f"failed: {text}", error.traceback, error.rank if of_node else None)

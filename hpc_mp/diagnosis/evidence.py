@@ -54,7 +54,7 @@ class Evidence:
         states: state by host, as sinfo writes it ("idle", "down*").
         places: place by rank.
         hosts: hosts of the job, by node of the placement.
-        here: host of this program.
+        supervisor_host: host of the supervisor.
         pids: rank by (host, process id).
         largest: the task with the most memory, if Slurm's accounting knows it.
         resident: bytes of memory by rank, as last reported by each.
@@ -78,7 +78,7 @@ class Evidence:
     states: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[int, RankPlace] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
-    here: str | None = None
+    supervisor_host: str | None = None
     pids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     largest: int | None = None
     resident: Mapping[int, int] = field(default_factory=dict)
@@ -95,8 +95,8 @@ class Evidence:
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Return the ranks that the placement puts on a host, by local rank."""
-        found = [place for place in self.places.values() if place.node < len(self.hosts) and self.hosts[place.node] == host]
-        return [place.rank for place in sorted(found, key=lambda place: place.local_rank)]
+        places = [place for place in self.places.values() if place.node < len(self.hosts) and self.hosts[place.node] == host]
+        return [place.rank for place in sorted(places, key=lambda place: place.local_rank)]
 
     def rank_of(self, host: str | None, task: int | None) -> int | None:
         """Return the rank of a Slurm task: tasks are distributed in blocks, equally many to every node (slurm/job.sbatch.j2)."""
@@ -107,7 +107,7 @@ class Evidence:
         """Return the number before a rank's lines: its Slurm task number, or its rank if each rank has its own log."""
         return rank if self.by_mpirun else _tasks(self)[rank]
 
-    def said_by(self, host: str, task: int) -> Sequence[str]:
+    def lines_of_task(self, host: str, task: int) -> Sequence[str]:
         """Return the lines of a task, without the numbers before them."""
         return _by_task(self).get((host, task), ())
 
@@ -120,9 +120,9 @@ def _tasks(evidence: Evidence) -> dict[int, int]:
 
 @lru_cache(maxsize=2)
 def _by_task(evidence: Evidence) -> dict[tuple[str, int], list[str]]:
-    found: dict[tuple[str, int], list[str]] = {}
+    by_task: dict[tuple[str, int], list[str]] = {}
     for host, lines in evidence.logs.items():
         for label in filter(None, map(LABEL.match, lines)):
             if not label[2].startswith("slurmstepd"):  # it reports on the node, with the number of its first task
-                found.setdefault((host, int(label[1])), []).append(label[2])
-    return found
+                by_task.setdefault((host, int(label[1])), []).append(label[2])
+    return by_task

@@ -52,7 +52,7 @@ _FATAL = re.compile(r"FATAL: {3}(.+)")  # last line of an apptainer or singulari
 _LABELLED = re.compile(r"^ *(\d+): (.*)$")
 _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 
-OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # no other's end makes a task end so
+OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # never caused by another task's end
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
 OURS = "hpc-mp: "  # prefix of our own lines in the job script's log: they may quote an earlier attempt
@@ -79,12 +79,12 @@ class TaskEnd:
     echo: bool = False
 
 
-def unmet_mpi(lines: Iterable[str], words: re.Pattern[str] = UNMET_MPI) -> str | None:
+def unmet_mpi(lines: Iterable[str], pattern: re.Pattern[str] = UNMET_MPI) -> str | None:
     """Return the reason why a program's ranks did not meet by MPI, and the remedy; None if no line reports it."""
-    found = next(filter(words.search, lines), None)
-    said = re.sub(r"^ *\d+: ", "", found or "").strip()
-    return None if found is None else (
-        f'its MPI does not know what started the ranks ({said}). Set slurm.mpi = "pmix" for Open MPI, "pmi2" for MPICH and Intel '
+    line = next(filter(pattern.search, lines), None)
+    text = re.sub(r"^ *\d+: ", "", line or "").strip()
+    return None if line is None else (
+        f'its MPI does not know what started the ranks ({text}). Set slurm.mpi = "pmix" for Open MPI, "pmi2" for MPICH and Intel '
         'MPI, or "mpirun" with the mpirun of that MPI on PATH; `srun --mpi=list` shows what this Slurm has')
 
 
@@ -98,21 +98,21 @@ def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
     aborted = False
     for line in lines:
         aborted = aborted or _ABORTED.search(line) is not None
-        found = _END.search(line)
-        if found is None:
+        match = _END.search(line)
+        if match is None:
             continue
-        how = found[3]
+        how = match[3]
         exited = _EXIT.fullmatch(how)
         if exited is None and how not in _SIGNALS and how != "Out Of Memory":
             continue
         code = None if how == "Out Of Memory" else int(exited[1]) if exited else -_SIGNALS[how]
-        yield TaskEnd(found[1], _numbers(found[2]), code, line, aborted and code not in OWN)
+        yield TaskEnd(match[1], _numbers(match[2]), code, line, aborted and code not in OWN)
 
 
 def completed_first(lines: Iterable[str]) -> TaskEnd | None:
     """Return the first tasks that ended successfully, if srun reports it (``--verbose``) and others had not ended by then."""
     for line in lines:
-        if _ABORTED.search(line) or ((found := _END.search(line)) is not None and found[3] != "Completed"):
+        if _ABORTED.search(line) or ((match := _END.search(line)) is not None and match[3] != "Completed"):
             return None
         if (done := _COMPLETED.search(line)) is not None:
             return TaskEnd(done[1], _numbers(done[2]), 0, line)
@@ -126,8 +126,8 @@ def ends_step(line: str) -> bool:
 
 def ended_there(line: str) -> tuple[str, tuple[int, ...]] | None:
     """Return the host and the tasks whose end srun reports in this line, whatever its kind; None for other lines."""
-    found = _END.search(line) or _COMPLETED.search(line)
-    return (found[1], _numbers(found[2])) if found is not None else None
+    match = _END.search(line) or _COMPLETED.search(line)
+    return (match[1], _numbers(match[2])) if match is not None else None
 
 
 def first_code(lines: Iterable[str]) -> int | None:
@@ -140,12 +140,12 @@ class TasksRefused:
     """The reason why tasks of a node never began.
 
     Attributes:
-        words: message of slurmstepd, pyxis and enroot, or apptainer.
+        reason: message of slurmstepd, pyxis and enroot, or apptainer.
         lacks: the missing command.
-        signal: the signal that ended pyxis' own work, if any did.
+        signal: the signal that ended pyxis' own work; None if no signal did.
     """
 
-    words: str
+    reason: str
     lacks: str | None = None
     signal: int | None = None
 
@@ -153,33 +153,33 @@ class TasksRefused:
 def not_started(lines: Iterable[str]) -> TasksRefused | None:
     """Return the reason in a node's log why slurmstepd or the container could not start tasks; None without one."""
     lines = list(lines)
-    said = [found[1] for line in lines if (found := _STEPD.match(line))]
-    lacking = next((found for text in said if (found := _LACKS.match(text))), None)
+    messages = [match[1] for line in lines if (match := _STEPD.match(line))]
+    lacking = next((match for text in messages if (match := _LACKS.match(text))), None)
     if lacking is not None:
         return TasksRefused(lacking[0], lacks=lacking[1])
-    if _NO_PLUGIN not in said:
+    if _NO_PLUGIN not in messages:
         return _no_container(lines)
-    whole = [found[1] for text in said if (found := _PYXIS.match(text))]
-    inner = [found[1] for text in said if (found := _ENROOT.match(text))]
-    ended = next((int(found[1]) for text in said if (found := _PYXIS_ENDED.match(text))), None)
-    words = dict.fromkeys((*whole[:1], *inner[:1], *inner[-1:]))
-    return TasksRefused(": ".join(words) or _NO_PLUGIN, signal=ended)
+    pyxis = [match[1] for text in messages if (match := _PYXIS.match(text))]
+    enroot = [match[1] for text in messages if (match := _ENROOT.match(text))]
+    ended = next((int(match[1]) for text in messages if (match := _PYXIS_ENDED.match(text))), None)
+    parts = dict.fromkeys((*pyxis[:1], *enroot[:1], *enroot[-1:]))
+    return TasksRefused(": ".join(parts) or _NO_PLUGIN, signal=ended)
 
 
 def _no_container(lines: Iterable[str]) -> TasksRefused | None:
     """Return apptainer's reason if it is the last line of every task of a node: then none has begun in its container."""
-    last = {found[1]: found[2] for line in lines if (found := _LABELLED.match(line)) and not _STEPD.match(line)}
+    last = {match[1]: match[2] for line in lines if (match := _LABELLED.match(line)) and not _STEPD.match(line)}
     fatal = [_FATAL.fullmatch(line) for line in last.values()]
     return TasksRefused(fatal[0][1]) if fatal and fatal[0] is not None and all(fatal) else None
 
 
 def xid(line: str) -> str | None:
     """Return the meaning of an Xid after which a GPU needs a reset or repair, not only another program; None for other lines."""
-    found = next(iter(blamed([line])), None)
-    if found is None:
+    fault = next(iter(blamed([line])), None)
+    if fault is None:
         return None
-    name = "" if found.number is None else f"Xid {found.number} of "
-    return f"{name}GPU {found.bus}".rstrip() + f" ({found.meaning}; it needs a {NEEDS[found.action]})"
+    name = "" if fault.number is None else f"Xid {fault.number} of "
+    return f"{name}GPU {fault.bus}".rstrip() + f" ({fault.meaning}; it needs a {NEEDS[fault.action]})"
 
 
 def sign(line: str) -> str | None:
@@ -189,9 +189,9 @@ def sign(line: str) -> str | None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     """Parse ``0-1,4`` to (0, 1, 4). A range longer than any job is cut."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in filter(None, text.split(",")):
         low, _, high = part.partition("-")
         if low.isdigit() and (not high or high.isdigit()):
-            found += range(int(low), min(int(high or low), int(low) + (1 << 17)) + 1)
-    return tuple(found)
+            numbers += range(int(low), min(int(high or low), int(low) + (1 << 17)) + 1)
+    return tuple(numbers)

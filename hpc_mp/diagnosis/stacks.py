@@ -94,13 +94,13 @@ class RankStack:
         if not self.frames:
             return f"nothing of Python, its process in {self.state}"
         inner = list(takewhile(lambda frame: LIBRARY.search(frame.file), self.frames))
-        own = self.frames[len(inner)] if len(inner) < len(self.frames) else self.frames[0]
+        program_frame = self.frames[len(inner)] if len(inner) < len(self.frames) else self.frames[0]
         operation = self._operation()
         if operation is not None:
-            return f"{own.short} in {'backward' if operation.is_backward else operation.name}"
-        function = "" if own.name == "<module>" else f" in {own.name}"
-        leaf = f", there in {inner[0].name} of {inner[0].short}" if inner and own is not inner[0] else ""
-        return f"{own.short}{function}{leaf}"
+            return f"{program_frame.short} in {'backward' if operation.is_backward else operation.name}"
+        function = "" if program_frame.name == "<module>" else f" in {program_frame.name}"
+        leaf = f", there in {inner[0].name} of {inner[0].short}" if inner and program_frame is not inner[0] else ""
+        return f"{program_frame.short}{function}{leaf}"
 
     def _operation(self) -> Frame | None:
         """Return the outermost of the waiting calls, up to the program's own innermost call."""
@@ -111,8 +111,8 @@ class RankStack:
 
 def _calls(lines: Sequence[str]) -> list[Frame]:
     """Return the calls of the thread at the start of these lines, up to the empty line after it. Other output may intervene."""
-    found = map(FRAME.match, takewhile(bool, lines))
-    return [Frame(each["file"], int(each["line"]), each["function"]) for each in found if each]
+    matches = map(FRAME.match, takewhile(bool, lines))
+    return [Frame(match["file"], int(match["line"]), match["function"]) for match in matches if match]
 
 
 def main_thread(lines: Sequence[str]) -> tuple[Frame, ...]:
@@ -127,9 +127,9 @@ def aborted(lines: Sequence[str]) -> list[str]:
     begin = next((number for number in reversed(range(len(lines))) if lines[number].startswith(ABORTED)), None)
     if begin is None:
         return []
-    found = lines[begin + 1:]
-    end = next((number for number in reversed(range(len(found))) if FRAME.match(found[number])), -1)
-    return list(found[:end + 1])
+    output = lines[begin + 1:]
+    end = next((number for number in reversed(range(len(output))) if FRAME.match(output[number])), -1)
+    return list(output[:end + 1])
 
 
 def before_dump(lines: Sequence[str]) -> list[str]:
@@ -162,10 +162,10 @@ def read_stacks(run: RunDirectory) -> list[RankStack]:
 
 def _of_rank(lines: Sequence[str]) -> list[RankStack]:
     """Return the stack of the rank's first process with Python frames, else of its first process."""
-    heads = [(number, found) for number, line in enumerate(lines) if (found := PROCESS.match(line))]
+    heads = [(number, match) for number, line in enumerate(lines) if (match := PROCESS.match(line))]
     ends = [number for number, _ in heads[1:]] + [len(lines)]
-    stacks = [RankStack(int(found["rank"]), main_thread(lines[number:end]), found["state"], int(found["pid"]))
-              for (number, found), end in zip(heads, ends, strict=True)]
+    stacks = [RankStack(int(match["rank"]), main_thread(lines[number:end]), match["state"], int(match["pid"]))
+              for (number, match), end in zip(heads, ends, strict=True)]
     return [next((stack for stack in stacks if stack.frames), stacks[0])] if stacks else []
 
 
@@ -179,8 +179,8 @@ def standing_apart(stacks: Sequence[RankStack], first: int | None) -> int | None
     apart = [stack.rank for stack in stacks if not stack.waits]
     if not 0 < len(apart) < len(stacks):
         places = Counter(map(str, stacks)).most_common()  # all wait, or none in a known way: find the rank apart from the others
-        most = places[0] if places else ("", 0)
-        apart = [stack.rank for stack in stacks if str(stack) != most[0]] if 2 * most[1] > len(stacks) else []
+        largest = places[0] if places else ("", 0)
+        apart = [stack.rank for stack in stacks if str(stack) != largest[0]] if 2 * largest[1] > len(stacks) else []
     if first in apart:
         return first
     return apart[0] if 0 < 2 * len(apart) < len(stacks) or len(apart) == 1 else None

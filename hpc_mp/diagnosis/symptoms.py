@@ -1,6 +1,6 @@
 """Symptoms of a failure, of ranks, tasks, nodes or the job, found in each source of evidence.
 
-The one that explains the others is chosen in ``diagnose``.
+The symptom that explains the others is chosen in ``classify``.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ NO_LIBRARY = ("It is listed by srun, and this Slurm cannot load it. Name another
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that are not mpirun's
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 LOST_PMIX = 14  # Open MPI's exit code of a rank whose PMIx server is gone
-# MPICH and Intel MPI, Cray's, older ones of both, Open MPI's; the first of them also for an error inside of MPI.
+# Messages of MPICH and Intel MPI, of Cray's MPI, of older releases of both, and of Open MPI. The first also reports errors
+# inside of MPI.
 ABORTED = re.compile(r"\bAbort ?\((-?\d+)\)(?:(?: on node \d+)? \(rank|: Fatal)|application called MPI_Abort\(\w+, (-?\d+)\)|"
                      r"^with errorcode (-?\d+)\.$")
-CALLED = "MPI_Abort"  # in the message of a rank that ended the others for a reason of its own
+CALLED = "MPI_Abort"  # in the message of a rank that ended the others deliberately
 SIGKILLED = re.compile(r"SIGKILL|signal: Killed|ran out of memory|Out Of Memory")
 LAST_LINES = 1000  # last lines of a rank's log in which a program's messages concern its end
 
@@ -96,15 +97,15 @@ class Symptom:
 
 def found_in(evidence: Evidence) -> list[Symptom]:
     """Return all symptoms that show a failure by themselves."""
-    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _said, _unfit, _not_started, _missing, _unmet)
+    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _log_lines, _unfit, _not_started, _missing, _unmet)
     return [symptom for source in sources for symptom in source(evidence)]
 
 
 def _records(evidence: Evidence) -> Iterator[Symptom]:
     """Yield symptoms that ranks recorded of their own end."""
     for failure in evidence.failures:
-        found = sign(failure.message) if failure.kind == "error" else None
-        kind = found if found in MORE_EXACT else failure.kind
+        reported = sign(failure.message) if failure.kind == "error" else None
+        kind = reported if reported in MORE_EXACT else failure.kind
         if evidence.by_mpirun and failure.kind == "exit" and failure.message.startswith(ending(LOST_PMIX)):
             kind = "peer"  # it may end some milliseconds before the rank whose end it noticed
         own = evidence.program and KINDS[kind].level <= KINDS["error"].level
@@ -122,8 +123,8 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
 def _plugin_says(evidence: Evidence) -> str:
     """Return the first complaint of Slurm's MPI plugin; empty without one."""
     lines = chain(*evidence.logs.values()) if evidence.program else ()
-    found = next(filter(None, map(MPI_PLUGIN_SAYS.search, lines)), None)
-    return f"; Slurm says {found[1]!r}" if found else ""
+    match = next(filter(None, map(MPI_PLUGIN_SAYS.search, lines)), None)
+    return f"; Slurm says {match[1]!r}" if match else ""
 
 
 def _unended(evidence: Evidence) -> Iterator[Symptom]:
@@ -136,9 +137,9 @@ def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
     """Yield ranks that have not ended although their last output is a traceback: MPI and NCCL may wait as Python exits."""
     for place in evidence.places.values():
         host = evidence.hosts[place.node]
-        found = given_up(evidence.said_by(host, evidence.task_of(place.rank)), evidence.of_node)
-        if found is not None:
-            yield Symptom(found.kind, found.text, host, place.rank, own=True, inner=found.inner)
+        cause = given_up(evidence.lines_of_task(host, evidence.task_of(place.rank)), evidence.of_node)
+        if cause is not None:
+            yield Symptom(cause.kind, cause.text, host, place.rank, own=True, inner=cause.inner)
 
 
 def awaited_in_vain_by_all(evidence: Evidence, symptoms: Sequence[Symptom]) -> Iterator[Symptom]:
@@ -149,13 +150,13 @@ def awaited_in_vain_by_all(evidence: Evidence, symptoms: Sequence[Symptom]) -> I
     if not complaints:
         return
     for place in evidence.places.values():
-        lines = evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))
+        lines = evidence.lines_of_task(evidence.hosts[place.node], evidence.task_of(place.rank))
         error = last_error(lines, code=0)
         if place.rank not in complaints and error is not None and error.kind == "peer":
             complaints[place.rank] = str(error)
-    found = awaited_in_vain(complaints, evidence.places)
-    if found is not None:
-        rank, text = found
+    missing = awaited_in_vain(complaints, evidence.places)
+    if missing is not None:
+        rank, text = missing
         yield Symptom("hang", text, evidence.hosts[evidence.places[rank].node], rank)
 
 
@@ -163,17 +164,17 @@ def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
     """Yield a collective of a program that did not end, as NCCL reports it."""
     if not evidence.program or evidence.of_node:  # the output of a node's ranks is not separated by rank
         return
-    lines = {place.rank: evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
+    lines = {place.rank: evidence.lines_of_task(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
              for place in evidence.places.values()}
-    found = collective_timeout(lines, len(evidence.places))
-    if found is not None:
-        place = evidence.places.get(found.apart) if found.apart is not None else None
-        yield Symptom("hang", str(found), evidence.hosts[place.node] if place else None, found.apart)
+    timeout = collective_timeout(lines, len(evidence.places))
+    if timeout is not None:
+        place = evidence.places.get(timeout.apart) if timeout.apart is not None else None
+        yield Symptom("hang", str(timeout), evidence.hosts[place.node] if place else None, timeout.apart)
 
 
 def _early(evidence: Evidence) -> Iterator[Symptom]:
     """Yield a task that had ended successfully by itself when the others failed or hung."""
-    improper = next((found for line in evidence.srun if (found := IMPROPER.search(line))), None)
+    improper = next((match for line in evidence.srun if (match := IMPROPER.search(line))), None)
     if improper is not None and (place := evidence.places.get(int(improper[1]))) is not None:
         yield Symptom("early", "without a word to MPI (MPI_Finalize)", evidence.hosts[place.node], place.rank)
     end = completed_first(evidence.srun)
@@ -205,19 +206,19 @@ def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         yield Symptom(kind_of_end(end.code, evidence.program), ending(end.code), end.host)
     elif end.code > 0 and end.code != STOPPED and not evidence.failures:
         yield from _exceptions(evidence)
-        said = last_words([line for line in evidence.srun if not SLURMS.match(line)])
-        words = f"; its last words: {said}" if said else ""
-        yield Symptom("launcher", f"{ending(end.code)}, which is mpirun's{words}", end.host)
+        last_output = last_words([line for line in evidence.srun if not SLURMS.match(line)])
+        suffix = f"; its last words: {last_output}" if last_output else ""
+        yield Symptom("launcher", f"{ending(end.code)}, which is mpirun's{suffix}", end.host)
 
 
 def _exceptions(evidence: Evidence) -> Iterator[Symptom]:
     """Yield symptoms of ranks that mpirun ended before their own errors could end them."""
     for place in evidence.places.values():
         host = evidence.hosts[place.node]
-        lines = evidence.said_by(host, place.rank)  # each rank has its own log then
+        lines = evidence.lines_of_task(host, place.rank)  # each rank has its own log then
         if last_error(lines) is not None:
-            found = words_of_end(lines, 1, program=True)
-            yield Symptom(found.kind, found.text, host, place.rank, own=True)
+            cause = words_of_end(lines, 1, program=True)
+            yield Symptom(cause.kind, cause.text, host, place.rank, own=True)
 
 
 def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
@@ -228,11 +229,11 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         if end.code is None:
             yield Symptom("memory", end.line.strip(), end.host, rank, task)
         elif end.code < 0 or _is_silent(end, rank, evidence):
-            lines = evidence.said_by(end.host, task)
-            found = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
-            broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(found.text) else None
-            kind, text = ("hardware", f"{broken}; {found.text}") if evidence.program and broken else (found.kind, found.text)
-            yield Symptom(kind, text, end.host, rank, task, own=evidence.program, inner=found.inner)
+            lines = evidence.lines_of_task(end.host, task)
+            cause = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
+            broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(cause.text) else None
+            kind, text = ("hardware", f"{broken}; {cause.text}") if evidence.program and broken else (cause.kind, cause.text)
+            yield Symptom(kind, text, end.host, rank, task, own=evidence.program, inner=cause.inner)
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
@@ -246,8 +247,8 @@ def _is_of(failure: RankFailure, host: str, rank: int | None) -> bool:
 
 
 def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str:
-    words = last_words(evidence.said_by(host, task))
-    return f"{text}; its last words: {words}" if words else text
+    last_output = last_words(evidence.lines_of_task(host, task))
+    return f"{text}; its last words: {last_output}" if last_output else text
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
@@ -259,8 +260,8 @@ def _nodes(evidence: Evidence) -> Iterator[Symptom]:
 
 def srun_complaint(evidence: Evidence) -> str:
     """Return srun's last complaint."""
-    said = (line for line in reversed(evidence.srun) if line.startswith(("srun: error:", "srun: fatal:")))
-    return next((f"all that is known is {line!r}" for line in said), "nothing says why")
+    complaints = (line for line in reversed(evidence.srun) if line.startswith(("srun: error:", "srun: fatal:")))
+    return next((f"all that is known is {line!r}" for line in complaints), "nothing says why")
 
 
 def vanished(evidence: Evidence) -> Iterator[Symptom]:
@@ -268,19 +269,19 @@ def vanished(evidence: Evidence) -> Iterator[Symptom]:
     unnoticed by Slurm."""
     if not evidence.failures or any(failure.kind != "peer" for failure in evidence.failures):
         return
-    seen = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
-    silent = tuple(host for host in evidence.hosts if host not in seen)
+    mentioned_hosts = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
+    silent = tuple(host for host in evidence.hosts if host not in mentioned_hosts)
     if silent and 2 * len(silent) < len(evidence.hosts):
         yield Symptom("lost", f"nothing was heard of {', '.join(silent)} when all others lost a peer", lost=silent)
 
 
-def _said(evidence: Evidence) -> Iterator[Symptom]:
+def _log_lines(evidence: Evidence) -> Iterator[Symptom]:
     """Yield symptoms in lines of logs."""
     for line in evidence.srun:
         if (kind := sign(line)) is not None:
             yield _line(kind, line, None, evidence)
     for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
-        theirs = evidence.program and lines is evidence.logs.get(host)  # its output may mention anything; _end has its end
+        theirs = evidence.program and lines is evidence.logs.get(host)  # its output may mention anything; _end reports its end
         strangers = () if theirs else _strangers(host, lines, evidence)
         for line in lines:
             if line not in strangers and not (theirs and "slurmstepd" not in line) and (kind := sign(line)) is not None:
@@ -290,7 +291,7 @@ def _said(evidence: Evidence) -> Iterator[Symptom]:
 def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collection[str]:
     """Return kernel lines about a process outside of the job: it had another job or another user, or no rank there was killed. A
     kernel reports each process in several lines, one of them with the cgroup."""
-    killed = {line: int(found[1] or found[2]) for line in lines if (found := KILLED_PID.search(line))}
+    killed = {line: int(match[1] or match[2]) for line in lines if (match := KILLED_PID.search(line))}
     ours: dict[int, bool] = {}
     for line, pid in killed.items():
         job, user = KILLED_IN_JOB.search(line), KILLED_USER.search(line)
@@ -312,33 +313,33 @@ def _was_killed(host: str, evidence: Evidence) -> bool:
 def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom:
     label = LABEL.match(line)
     text = label[2] if label else line.strip()
-    known = xid(text)
+    fault = xid(text)
     task = int(label[1]) if label and "slurmstepd" not in text else None  # slurmstepd's lines carry a node's first task
     if "being killed" in text:
         task = evidence.largest
     rank = evidence.rank_of(host, task)
     if (pid := KILLED_PID.search(text)) and host is not None:
         rank = evidence.pids.get((host, int(pid[1] or pid[2])))
-    return Symptom(kind, known or text, host, rank, task)
+    return Symptom(kind, fault or text, host, rank, task)
 
 
 def _not_started(evidence: Evidence) -> Iterator[Symptom]:
     """Yield nodes whose tasks could not be started, or not in their container. If all failed, the nodes are not to blame."""
-    found = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
-    everywhere = len(found) == len(set(evidence.hosts))
-    for host, why in found.items():
+    reasons = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
+    everywhere = len(reasons) == len(set(evidence.hosts))
+    for host, why in reasons.items():
         if why.signal is not None and -why.signal in BY_SOMEBODY:
-            yield Symptom("cancelled", f"{signal.Signals(why.signal).name} came while the container was made: {why.words}", host)
+            yield Symptom("cancelled", f"{signal.Signals(why.signal).name} came while the container was made: {why.reason}", host)
         elif everywhere:
-            yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.words}. {_mend(why)}", host)
+            yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.reason}. {_mend(why)}", host)
         else:
-            yield Symptom("unfit", f"it could not start the ranks: {why.words}", host)
+            yield Symptom("unfit", f"it could not start the ranks: {why.reason}", host)
 
 
 def _unmet(evidence: Evidence) -> Iterator[Symptom]:
     """Yield ranks of a program whose MPI does not know the launcher that started them."""
-    said = (unmet_mpi(lines) for lines in evidence.logs.values() if evidence.program)
-    yield from (Symptom("user", why) for why in list(filter(None, said))[:1])
+    reasons = (unmet_mpi(lines) for lines in evidence.logs.values() if evidence.program)
+    yield from (Symptom("user", why) for why in list(filter(None, reasons))[:1])
 
 
 def _mend(why: TasksRefused) -> str:
@@ -356,16 +357,16 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
     """
     if evidence.program:
         return
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for end in all_ends(evidence.srun):
         for task in end.tasks:
             rank = evidence.rank_of(end.host, task)
-            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(last_words(evidence.said_by(end.host, task)))
+            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(last_words(evidence.lines_of_task(end.host, task)))
             if end.code is not None and lacks and _is_silent(end, rank, evidence):
                 text = _with_last_words(ending(end.code), end.host, task, evidence)
-                found.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
-    everywhere = set(found) == set(evidence.hosts)
-    for host, text in found.items():
+                texts.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
+    everywhere = set(texts) == set(evidence.hosts)
+    for host, text in texts.items():
         lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {_bring(text)}"
         yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
 
@@ -392,17 +393,17 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
 def _aborted(evidence: Evidence) -> Iterator[Symptom]:
     """Yield ranks whose MPI reports that it aborts all, with its code. PMI2 has them killed before srun can report one."""
     for place in evidence.places.values():
-        lines = evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
-        said = next(filter(None, map(ABORTED.search, reversed(lines))), None)
-        if said is not None:
-            found = words_of_end(lines, int(said[1] or said[2] or said[3] or 1) % 256 or 1, program=True)
-            yield Symptom(found.kind, found.text, evidence.hosts[place.node], place.rank, own=True)
+        lines = evidence.lines_of_task(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
+        match = next(filter(None, map(ABORTED.search, reversed(lines))), None)
+        if match is not None:
+            cause = words_of_end(lines, int(match[1] or match[2] or match[3] or 1) % 256 or 1, program=True)
+            yield Symptom(cause.kind, cause.text, evidence.hosts[place.node], place.rank, own=True)
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:
     """Return the symptom of a program that did not fail but whose step was ended. slurmstepd reports any step that srun ends."""
     lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
-    line = next((found[0] for found in map(STEP_CANCELLED.search, lines) if found), None)
+    line = next((match[0] for match in map(STEP_CANCELLED.search, lines) if match), None)
     return None if line is None else Symptom("cancelled", f"{line}: somebody has ended its step (scancel)")
 
 
@@ -418,7 +419,7 @@ def last_error_line(evidence: Evidence) -> Symptom | None:
 
 def _unfit(evidence: Evidence) -> Iterator[Symptom]:
     """Yield nodes that ``node-start.sh`` refused. If all were refused, the nodes are not to blame."""
-    found = [(match[1], match[2]) for line in evidence.srun if (match := REFUSED.match(line)) and match[1] in evidence.hosts]
-    everywhere = {host for host, _ in found} == set(evidence.hosts)
-    for host, text in found:
+    refusals = [(match[1], match[2]) for line in evidence.srun if (match := REFUSED.match(line)) and match[1] in evidence.hosts]
+    everywhere = {host for host, _ in refusals} == set(evidence.hosts)
+    for host, text in refusals:
         yield Symptom("user" if everywhere else "unfit", f"{host}: {text}" if everywhere else text, host)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# (kind, pattern of a text that reports it); kind None: the text only names such a thing. The first match counts. Lines of
+# (kind, pattern of a text that reports it); kind None: the text only mentions a name. The first match counts. Lines of
 # slurmstepd: Slurm 22.05's sources and recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of
 # NCCL, gloo and torch: their sources. The numbers are Linux's errno, as Python, HDF5 and Rust write them, since their words are
 # in the user's language.

@@ -30,7 +30,7 @@ ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
                      r"The above exception was the direct cause of the following exception):$")
 BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was never retrieved|"
-                    r"Error waiting on exit barrier")  # before one that ends no program
+                    r"Error waiting on exit barrier")  # before a traceback that ends no program
 IGNORED = re.compile(r"Exception ignored |Error in |--- Logging error ---|Exception in atexit")
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen ")
 OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # the lines after it tell which error it was
@@ -67,7 +67,7 @@ class PythonError:
         return f"{self.text} ({self.place})" if self.place else self.text
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The message with its place, and the rank that a launcher names."""
         return str(self) if self.rank is None else f"{self}, said by its rank {self.rank}"
 
@@ -92,27 +92,27 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     lines = [TAG.sub("", line, count=1) if TAG.match(line) else line for line in lines]
     marks = [RANK.match(line) for line in lines]
     plain = [line[mark.end():] if mark else line for mark, line in zip(marks, lines, strict=True)]
-    found = list(_blocks(plain))
-    near = [block for block in found if len(plain) - block.end <= (BEHIND if code == 1 else BEHIND_OTHERS)]
+    blocks = list(_blocks(plain))
+    near = [block for block in blocks if len(plain) - block.end <= (BEHIND if code == 1 else BEHIND_OTHERS)]
     alone = all(block.order >= OF_ANOTHER for block in near)
     if alone and code == 1 and not WORRIED.search(last_words(plain[:_of_launcher(plain, near)])):
-        near = found  # buffered output of the program comes after it, and may be long
+        near = blocks  # buffered output of the program comes after it, and may be long
     chosen = _of_ranks(near, marks, plain) or next(
         (block for order in ORDERS for block in reversed(near) if block.order == order), None)
     if chosen is None:
         return None
     mark = marks[chosen.end] or next(filter(None, map(BLAMED.match, plain[chosen.begin:])), None)
     text, kind = chosen.text, _kind(chosen, plain)
-    for before in reversed(found[:found.index(chosen)]):  # the exception that it arose from may be more specific
+    for before in reversed(blocks[:blocks.index(chosen)]):  # the exception that it arose from may be more specific
         if kind is not None or not any(map(CHAINED.match, plain[before.end:chosen.begin + 1])):
             break
         kind = _kind(before, plain)
         text = f"{text}, from {before.text}" if kind is not None else text
     frames = list(filter(None, map(FRAME.match, (line.lstrip("|+ ") for line in plain[chosen.begin:chosen.end]))))
-    kept = plain[chosen.begin:chosen.end + 1]
-    if len(kept) > LONGEST:
-        kept = [*kept[:20], "…", *kept[20 - LONGEST:]]
-    return PythonError(text, _place(frames), "\n".join(kept), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
+    shown = plain[chosen.begin:chosen.end + 1]
+    if len(shown) > LONGEST:
+        shown = [*shown[:20], "…", *shown[20 - LONGEST:]]
+    return PythonError(text, _place(frames), "\n".join(shown), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
 
 
 def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
@@ -162,7 +162,7 @@ def _unchained(lines: Sequence[str]) -> Iterator[TracebackBlock]:
             continue
         elif ERROR.match(line) and not OF_LAUNCHER.match(line) and (HEAD.search(lines[begin]) or NAMED_SO.match(line)):
             order = OF_ANOTHER if OF_CHILD.match(line) else _order(lines, begin)
-            yield TracebackBlock(begin, number, _said(lines, number), order)
+            yield TracebackBlock(begin, number, _message(lines, number), order)
             begin = None
         elif OF_LAUNCHER.match(line) or stray == STRAY or not HEAD.search(lines[begin]):
             begin = None
@@ -174,13 +174,14 @@ def _unchained(lines: Sequence[str]) -> Iterator[TracebackBlock]:
 
 def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[TracebackBlock]:
     """Yield an exception group, with the exceptions in it."""
-    said = [found["said"] for found in map(MEMBER.match, lines[begin:end]) if found and ERROR.match(found["said"])]
-    if said:
-        inner = "; ".join(said[1:])
-        yield TracebackBlock(begin, end - 1, _cut(f"{said[0]}: {inner}" if inner else said[0]), _order(lines, begin), tuple(said))
+    messages = [match["said"] for match in map(MEMBER.match, lines[begin:end]) if match and ERROR.match(match["said"])]
+    if messages:
+        inner = "; ".join(messages[1:])
+        yield TracebackBlock(begin, end - 1, _cut(f"{messages[0]}: {inner}" if inner else messages[0]), _order(lines, begin),
+                             tuple(messages))
 
 
-def _said(lines: Sequence[str], number: int) -> str:
+def _message(lines: Sequence[str], number: int) -> str:
     """Return the message of the exception in this line: its first line that is not empty, with NCCL's last error."""
     line = lines[number].rstrip()
     if line.endswith(":"):
@@ -206,6 +207,6 @@ def _kind(block: TracebackBlock, lines: Sequence[str]) -> str | None:
 
 
 def _place(frames: Sequence[re.Match[str]]) -> str:
-    found = [(frame["file"] or frame["rich"], frame["line"] or frame["at"]) for frame in frames]
-    own = [each for each in found if not LIBRARY.search(each[0])] or found
-    return f"{own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
+    places = [(frame["file"] or frame["rich"], frame["line"] or frame["at"]) for frame in frames]
+    program_places = [place for place in places if not LIBRARY.search(place[0])] or places
+    return f"{program_places[-1][0].rpartition('/')[2]}:{program_places[-1][1]}" if program_places else ""

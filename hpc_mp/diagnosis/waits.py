@@ -32,19 +32,19 @@ def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | 
         standings: the last record of each rank that has written one.
         ranks: all participating ranks.
     """
-    known = _spoke({standing.rank: standing for standing in standings})
-    waits = {rank: _missed(known[rank], known) if rank in known else () for rank in ranks}
+    latest = _spoke({standing.rank: standing for standing in standings})
+    waits = {rank: _missed(latest[rank], latest) if rank in latest else () for rank in ranks}
     reached = {rank: _reached(rank, waits) for rank in ranks}
     by = {rank: tuple(other for other in ranks if rank != other and rank in reached[other]) for rank in ranks}
     ends = [rank for rank in ranks if by[rank] and not waits[rank]]
-    loops = [rank for rank in ranks if by[rank] and rank in reached[rank]]  # they wait for each other: the one that stalled first
+    loops = [rank for rank in ranks if by[rank] and rank in reached[rank]]  # they wait for each other: the first that stalled
 
     def order(rank: int) -> tuple[int, bool, float, int]:
-        standing = known.get(rank)
+        standing = latest.get(rank)
         return -len(by[rank]), standing is not None and standing.wait is not None, standing.since if standing else 0.0, rank
 
-    found = min(ends or loops, key=order, default=None)
-    return None if found is None else Awaited(found, by[found])
+    end = min(ends or loops, key=order, default=None)
+    return None if end is None else Awaited(end, by[end])
 
 
 def _spoke(standings: Mapping[int, Standing]) -> dict[int, Standing]:
@@ -54,21 +54,21 @@ def _spoke(standings: Mapping[int, Standing]) -> dict[int, Standing]:
             if not standing.period or newest - standing.time <= LATE_PERIODS * standing.period + SLACK_S}
 
 
-def _missed(standing: Standing, known: Mapping[int, Standing]) -> tuple[int, ...]:
+def _missed(standing: Standing, standings: Mapping[int, Standing]) -> tuple[int, ...]:
     """Return the ranks that have not reached the message that this one waits in."""
     wait = standing.wait
     if wait is None:
         return ()
     return tuple(rank for rank in wait.ranks if rank != standing.rank and (
-        rank not in known or known[rank].passed.get(wait.channel, 0) < wait.number))
+        rank not in standings or standings[rank].passed.get(wait.channel, 0) < wait.number))
 
 
 def _reached(rank: int, waits: Mapping[int, Collection[int]]) -> set[int]:
     """Return all ranks that a rank waits for, directly or through others; itself only if they wait for each other."""
-    found: set[int] = set()
+    reached: set[int] = set()
     todo = list(waits[rank])
     while todo:
-        if (other := todo.pop()) not in found:
-            found.add(other)
+        if (other := todo.pop()) not in reached:
+            reached.add(other)
             todo += waits.get(other, ())
-    return found
+    return reached

@@ -45,17 +45,17 @@ def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> Collec
         lines: last lines of every rank's log.
         ranks: number of ranks.
     """
-    said = {rank: match for rank, own in sorted(lines.items())
-            if (match := next(filter(None, map(LINE.search, own)), None)) is not None}
-    if not said:
+    matches = {rank: match for rank, log in sorted(lines.items())
+               if (match := next(filter(None, map(LINE.search, log)), None)) is not None}
+    if not matches:
         return None
-    waits = {rank: (match[1], match[2]) for rank, match in said.items()}
+    waits = {rank: (match[1], match[2]) for rank, match in matches.items()}
     counts = Counter(waits.values())
-    most, count = counts.most_common(1)[0]
+    commonest, count = counts.most_common(1)[0]
     silent = [rank for rank in range(ranks) if rank not in waits]
-    others = [rank for rank, where in waits.items() if where != most]
+    others = [rank for rank, where in waits.items() if where != commonest]
     named = silent[0] if len(silent) == 1 else others[0] if not silent and len(others) == 1 and count > 1 else None
-    seconds = int(said[next(rank for rank in waits if waits[rank] == most)][3]) / 1000
+    seconds = int(matches[next(rank for rank in waits if waits[rank] == commonest)][3]) / 1000
     elsewhere = f", it in {waits[named][1]} ({waits[named][0]})" if named in waits else ""
     waited = tuple(rank for rank in waits if rank != named)
     places = ", ".join(f"{operation} ({number})" for number, operation in dict.fromkeys(waits[rank] for rank in waited))
@@ -72,4 +72,4 @@ def thrown(lines: Sequence[str]) -> str:
 
 def given_reason(lines: Sequence[str]) -> str:
     """Return the reason that a native library gives for ending the process; empty without one."""
-    return next((found[0] for words in REASONS for found in map(words.search, reversed(lines)) if found), "")
+    return next((match[0] for pattern in REASONS for match in map(pattern.search, reversed(lines)) if match), "")

@@ -81,19 +81,19 @@ def pack(archive: Path) -> None:
 
 def packed() -> list[Path]:
     """Return the health check's own file and every file of this package that it imports, directly or not, sorted by path."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [PROGRAM]
     while waiting:
         name = waiting.pop()
         file = _file_of(name)
-        if file is None or file in found or name == _READ_HERE:
+        if file is None or file in files or name == _READ_HERE:
             continue
-        found.add(file)
+        files.add(file)
         waiting.append(name.rpartition(".")[0])
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return sorted(found)
+    return sorted(files)
 
 
 def _file_of(module: str) -> Path | None:
@@ -106,10 +106,10 @@ def _file_of(module: str) -> Path | None:
 
 def _present(directory: Path, ask: Runner) -> str | None:
     """Return the program to chain: Slurm's current one, or the one that our previously installed script already chains."""
-    ours = directory / SCRIPT
-    found = re.search(r"--chain ('[^']*'|\S+)", ours.read_text(encoding="utf-8")) if ours.exists() else None
-    if found:
-        return shlex.split(found[1])[0]
+    script = directory / SCRIPT
+    match = re.search(r"--chain ('[^']*'|\S+)", script.read_text(encoding="utf-8")) if script.exists() else None
+    if match:
+        return shlex.split(match[1])[0]
     program = find_settings(ask).get("HealthCheckProgram")
     return program if program and Path(program).name != SCRIPT else None
 

@@ -52,16 +52,16 @@ def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
     Raises:
         HpcMpError: ``file`` is not a host's document.
     """
-    seen = _json(file).get("view")
-    if not isinstance(seen, dict):
+    host_view = _json(file).get("view")
+    if not isinstance(host_view, dict):
         raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor node --json")
-    return tuple(differences(seen, _in_time(source, view)))
+    return tuple(differences(host_view, _in_time(source, view)))
 
 
 def _in_time(source: NodeSource, read: Callable[[NodeSource], dict[str, Any]]) -> dict[str, Any]:
     """Return what ``read`` returns, an empty dict if it hangs or fails."""
-    found = in_time({"": lambda: read(source)}, _VIEW_S)[""]
-    return {} if isinstance(found, Unavailable) else found
+    answer = in_time({"": lambda: read(source)}, _VIEW_S)[""]
+    return {} if isinstance(answer, Unavailable) else answer
 
 
 def injected(root: Path | None, commands: Path | None) -> NodeSource:
@@ -77,14 +77,14 @@ def injected(root: Path | None, commands: Path | None) -> NodeSource:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        document = json.loads(file.read_bytes())
     except OSError as error:
         raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "name a JSON file") from None
     except ValueError as error:
         raise HpcMpError(str(file), f"is no JSON ({error})", "name a JSON file") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise HpcMpError(str(file), "holds no JSON object", "name a file that begins with {")
-    return found
+    return document
 
 
 def _check(code: str) -> Check[Any]:

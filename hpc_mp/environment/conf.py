@@ -75,18 +75,18 @@ def read_file(source: NodeSource, path: str) -> ConfFile:
 
 def read_lines(data: bytes) -> tuple[tuple[ConfLine, ...], tuple[int, ...]]:
     """Return (lines that set a variable, numbers of lines that should but do not)."""
-    found, silent, number = [], [], 1
+    lines, silent, number = [], [], 1
     for piece in _pieces(data):
         text = piece.partition(b"\0")[0].removesuffix(b"\n").removesuffix(b"\r")
         name, sign, value = text.partition(b"=")
         if not text.startswith(b"#"):
             if sign and name:
                 cut = max(len(name), len(value)) > MOST_TEXT or len(piece) == MOST_LINE
-                found.append(ConfLine(number, os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT]), cut))
+                lines.append(ConfLine(number, os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT]), cut))
             elif text.strip():
                 silent.append(number)
         number += piece.endswith(b"\n")
-    return tuple(found), tuple(silent)
+    return tuple(lines), tuple(silent)
 
 
 def _pieces(data: bytes) -> list[bytes]:

@@ -33,11 +33,11 @@ def _again(read: ReadFile) -> Iterator[Hit]:
 
 
 def _hidden(read: ReadFile) -> Iterator[Hit]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for line in read.file.lines:
-        if line.name not in seen and read.environ.get(line.name) == "" and line.value:
+        if line.name not in names and read.environ.get(line.name) == "" and line.value:
             yield _hit(line, repr(line.value))
-        seen.add(line.name)
+        names.add(line.name)
 
 
 def _silent(read: ReadFile) -> Iterator[Hit]:

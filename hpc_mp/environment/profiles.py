@@ -115,7 +115,7 @@ class Profile(Part):
 
     @model_validator(mode="after")
     def _one_value_each(self) -> Profile:
-        applied = [each.name for each in self.variable if each.use in (*APPLIED, "leave") and not each.needs]
+        applied = [variable.name for variable in self.variable if variable.use in (*APPLIED, "leave") and not variable.needs]
         twice = {name for name in applied if applied.count(name) > 1}
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))}: several values for every job")
@@ -145,6 +145,6 @@ def _read(path: Path) -> Profile:
     try:
         return Profile.model_validate({"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))})
     except (OSError, ValueError) as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()) \
+        details = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()) \
             if isinstance(error, ValidationError) else str(error)
-        raise HpcMpError(f"profile {path}", f"cannot be read ({said})", "mend it") from None
+        raise HpcMpError(f"profile {path}", f"cannot be read ({details})", "mend it") from None

@@ -50,33 +50,33 @@ def _no_name(settings: Settings) -> Iterable[Hit]:
 
 
 def _listed(settings: Settings, advice: Mapping[str, str]) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name, advice[each.name]) for each in settings if each.name in advice)
+    yield from (Hit(setting.line, setting.name, advice[setting.name]) for setting in settings if setting.name in advice)
 
 
 def _unknown(settings: Settings) -> Iterable[Hit]:
-    known = facts()
-    for each in settings:
-        if each.name.startswith("NCCL_") and not known.explains(each.name):
-            near = nearest(each.name, sorted(known.known), CLOSE)
-            yield Hit(each.line, each.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
+    tables = facts()
+    for setting in settings:
+        if setting.name.startswith("NCCL_") and not tables.explains(setting.name):
+            near = nearest(setting.name, sorted(tables.recognized), CLOSE)
+            yield Hit(setting.line, setting.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
 
 
 def _numbered_level(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        if each.name in facts().levels and each.value.isdecimal():
-            yield Hit(each.line, f"{each.name}={each.value}", facts().words)
+    for setting in settings:
+        if setting.name in facts().levels and setting.value.isdecimal():
+            yield Hit(setting.line, f"{setting.name}={setting.value}", facts().words)
 
 
 def _debug(settings: Settings) -> Iterable[Hit]:
-    for each in _unprescribed(settings):
-        if harm := _harm(each, facts().debug):
-            yield Hit(each.line, f"{each.name}={each.value}", harm.does)
+    for setting in _unprescribed(settings):
+        if harm := _harm(setting, facts().debug):
+            yield Hit(setting.line, f"{setting.name}={setting.value}", harm.does)
 
 
 def _unprescribed(settings: Settings) -> Settings:
     """Return the settings without those that the vendor of a plug-in in use requires."""
-    vendor = any(not facts().vendors.isdisjoint(clouds_of(each)) for each in settings)
-    return [each for each in settings if not (vendor and each.name in facts().allows)]
+    vendor = any(not facts().vendors.isdisjoint(clouds_of(setting)) for setting in settings)
+    return [setting for setting in settings if not (vendor and setting.name in facts().allows)]
 
 
 def _harmful(settings: Settings) -> Iterable[Hit]:
@@ -88,9 +88,9 @@ def _outdated(settings: Settings) -> Iterable[Hit]:
 
 
 def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
-    for each in settings:
-        if harm := _harm(each, harms):
-            yield Hit(each.line, f"{each.name}={each.value} {harm.does}", harm.cure)
+    for setting in settings:
+        if harm := _harm(setting, harms):
+            yield Hit(setting.line, f"{setting.name}={setting.value} {harm.does}", harm.cure)
 
 
 def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
@@ -100,19 +100,19 @@ def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
 
 
 def _loopback(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        if each.name in INTERFACES and re.match(r"=?(lo|docker\d*|virbr\d*)\b", each.value):
-            yield Hit(each.line, f"{each.name}={each.value}")
+    for setting in settings:
+        if setting.name in INTERFACES and re.match(r"=?(lo|docker\d*|virbr\d*)\b", setting.value):
+            yield Hit(setting.line, f"{setting.name}={setting.value}")
 
 
 def _two_clouds(settings: Settings) -> Iterable[Hit]:
     first: dict[str, Assignment] = {}
-    for each in settings:
-        for cloud in clouds_of(each):
-            first.setdefault(cloud, each)
+    for setting in settings:
+        for cloud in clouds_of(setting):
+            first.setdefault(cloud, setting)
     if len(first) > 1:
-        (one, before), (other, each) = sorted(first.items(), key=lambda row: row[1].line)[:2]
-        yield Hit(each.line, f"{each.name} is for {other}, {before.name} for {one}")
+        (first_cloud, earlier), (second_cloud, later) = sorted(first.items(), key=lambda row: row[1].line)[:2]
+        yield Hit(later.line, f"{later.name} is for {second_cloud}, {earlier.name} for {first_cloud}")
 
 
 def clouds_of(setting: Assignment) -> list[str]:
@@ -122,31 +122,32 @@ def clouds_of(setting: Assignment) -> list[str]:
 
 
 def _too_many_sockets(settings: Settings) -> Iterable[Hit]:
-    given = {each.name: each for each in settings if each.name in SOCKETS and each.value.isdecimal()}
-    if len(given) == len(SOCKETS) and (product := math.prod(int(each.value) for each in given.values())) > MOST_SOCKETS:
-        yield Hit(max(each.line for each in given.values()), str(product))
+    sockets = {setting.name: setting for setting in settings if setting.name in SOCKETS and setting.value.isdecimal()}
+    if len(sockets) == len(SOCKETS) and (product := math.prod(int(setting.value) for setting in sockets.values())) > MOST_SOCKETS:
+        yield Hit(max(setting.line for setting in sockets.values()), str(product))
 
 
 def _no_number(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        if each.name in facts().numbers and each.value and not is_plain(each.value) and not _EXPANDED.search(each.value):
-            read = read_number(each.value)
-            yield Hit(each.line, f"{each.name}={each.value}", "its default" if read is None else str(read))
+    for setting in settings:
+        if setting.name in facts().numbers and setting.value and not is_plain(setting.value) \
+                and not _EXPANDED.search(setting.value):
+            read = read_number(setting.value)
+            yield Hit(setting.line, f"{setting.name}={setting.value}", "its default" if read is None else str(read))
 
 
 def _no_word(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        choice = facts().choices.get(each.name)
-        if choice and each.value and not re.fullmatch(choice.values, each.value) and not _EXPANDED.search(each.value):
-            yield Hit(each.line, f"{each.name}={each.value}", choice.words)
+    for setting in settings:
+        choice = facts().choices.get(setting.name)
+        if choice and setting.value and not re.fullmatch(choice.values, setting.value) and not _EXPANDED.search(setting.value):
+            yield Hit(setting.line, f"{setting.name}={setting.value}", choice.words)
 
 
 def _signs_in_list(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        entries = each.value.removeprefix("^").removeprefix("=")
-        if each.name in LISTS and _STRAY.search(entries) and not _EXPANDED.search(each.value):
-            sign = each.value[:len(each.value) - len(entries)]
-            yield Hit(each.line, f"{each.name}={each.value}", f"{each.name}={sign}{_STRAY.sub('', entries)}")
+    for setting in settings:
+        entries = setting.value.removeprefix("^").removeprefix("=")
+        if setting.name in LISTS and _STRAY.search(entries) and not _EXPANDED.search(setting.value):
+            sign = setting.value[:len(setting.value) - len(entries)]
+            yield Hit(setting.line, f"{setting.name}={setting.value}", f"{setting.name}={sign}{_STRAY.sub('', entries)}")
 
 
 LOOPBACK: Rule[Settings] = Rule(  # wrong only if there are other nodes

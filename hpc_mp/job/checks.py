@@ -106,18 +106,18 @@ def _check_context(spec: JobSpec) -> None:
             raise HpcMpError(f"parallel.context_method = {shown(p.context_method)}", "has no effect with parallel.context = 1",
                              "set parallel.context, or leave context_method out")
         return
-    each, unit = {"ring": ("2 × ", 2 * p.context), "ulysses": ("", p.context)}[p.context_method]
+    factor, unit = {"ring": ("2 × ", 2 * p.context), "ulysses": ("", p.context)}[p.context_method]
     if length % unit:
         raise HpcMpError(f"data.sequence_length = {length}",
-                         f"is not a multiple of {each}context({p.context}) = {unit}, the pieces that context_method = "
+                         f"is not a multiple of {factor}context({p.context}) = {unit}, the pieces that context_method = "
                          f'"{p.context_method}" cuts a sample into',
                          f"use {max(1, length // unit) * unit} or another multiple of {unit}")
 
 
 def _stages(spec: JobSpec) -> str:
     """Return the number of stages, with the arithmetic if ranks hold several."""
-    each = stages_per_rank(spec.parallel.schedule, spec.parallel.virtual_stages)
-    return f"{spec.stages}" if each == 1 else f"pipeline({spec.parallel.pipeline}) × {each} per rank = {spec.stages}"
+    per_rank = stages_per_rank(spec.parallel.schedule, spec.parallel.virtual_stages)
+    return f"{spec.stages}" if per_rank == 1 else f"pipeline({spec.parallel.pipeline}) × {per_rank} per rank = {spec.stages}"
 
 
 def _check_offload(spec: JobSpec) -> None:

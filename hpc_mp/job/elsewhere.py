@@ -184,22 +184,22 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
-def key_here(name: str, section: str, known: Iterable[str], value: Any = None) -> tuple[str, str] | None:
+def key_here(name: str, section: str, keys: Iterable[str], value: Any = None) -> tuple[str, str] | None:
     """Return the rule and the remedy for a key of other trainers; None for a key that is unknown there too.
 
     Args:
         section: the table that contains the key; "" for none.
-        known: the keys of that table.
+        keys: the keys of that table.
         value: the given value.
     """
     plain = name.lower().replace("-", "_").removeprefix("__")
     place = f"[{section}]" if section else "a job file"
-    if (words := WORDS.get(plain)) is not None:
-        return f"is no key of {place}", words
+    if (advice := WORDS.get(plain)) is not None:
+        return f"is no key of {place}", advice
     if plain in OPTIONS:
         written = json.dumps(value, ensure_ascii=False) if value is not None else "…"
         return "is an option of sbatch, and no key", f"write extra = {{ {plain.replace('_', '-')} = {written} }} in [slurm]"
-    ours = f"{section}.{plain}" if section and plain in known else WITHIN.get(section, OURS).get(plain, OURS.get(plain))
+    ours = f"{section}.{plain}" if section and plain in keys else WITHIN.get(section, OURS).get(plain, OURS.get(plain))
     if ours is None:
         return None
     table, _, key = ours.rpartition(".")

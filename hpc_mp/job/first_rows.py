@@ -75,11 +75,11 @@ def first_rows(files: Sequence[Path], key: str = "data.files") -> tuple[FirstRow
             contains any text.
     """
     with ThreadPoolExecutor(READERS) as pool:
-        found = tuple(pool.map(lambda path: _first(path, key), files))
-    if files and not any(row.parts for row in found) and all(row.size <= HEAD for row in found):
+        rows = tuple(pool.map(lambda path: _first(path, key), files))
+    if files and not any(row.parts for row in rows) and all(row.size <= HEAD for row in rows):
         raise HpcMpError(f"{key}: {files[0]}" + (f" and {len(files) - 1} more" if files[1:] else ""),
                          "holds no text" if len(files) == 1 else "hold no text", "name files with text to train on")
-    return found
+    return rows
 
 
 def _first(path: Path, key: str) -> FirstRow:
@@ -101,8 +101,8 @@ def _check_text(value: str, head: bytes) -> None:
     for mark, rule, remedy in MAGIC:
         if head.startswith(mark):
             raise HpcMpError(value, rule, remedy)
-    if (at := head.find(b"\0")) >= 0:
-        raise HpcMpError(value, f"is binary or not UTF-8 (it holds NUL bytes, the first after {at} bytes)",
+    if (position := head.find(b"\0")) >= 0:
+        raise HpcMpError(value, f"is binary or not UTF-8 (it holds NUL bytes, the first after {position} bytes)",
                          f"{TEXT_ONLY}, convert it (iconv -f UTF-16 -t UTF-8), or take them out (tr -d '\\000')")
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut by the end of the head is not an error
@@ -151,7 +151,7 @@ def _text(value: str, head: bytes) -> Iterable[tuple[str, bool]]:
 def _object(text: str) -> dict[str, object] | None:
     """Return the JSON object at the beginning of a text; None for other text."""
     try:
-        found, _ = json.JSONDecoder().raw_decode(text)
+        value, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

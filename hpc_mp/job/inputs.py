@@ -69,8 +69,8 @@ def _matches(pattern: str, key: str) -> list[str]:
     root = next(path for path in (Path(pattern), *Path(pattern).parents) if os.path.lexists(path))
     if root == Path(pattern):
         return [str(root)]
-    rest = str(Path(pattern).relative_to(root))
-    names = (os.path.join(root, name) for name in glob.iglob(rest, root_dir=root, recursive=True))
+    relative = str(Path(pattern).relative_to(root))
+    names = (os.path.join(root, name) for name in glob.iglob(relative, root_dir=root, recursive=True))
     files = [name for name in names if not os.path.isdir(name)]
     if not files:
         raise HpcMpError(f"{key}: {pattern}", f"matches no file (looked in {root})",

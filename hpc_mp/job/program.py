@@ -192,19 +192,19 @@ def _check_script(spec: ProgramSpec) -> None:
 def _check_stage(paths: tuple[str, ...]) -> None:
     """Refuse copies that would be nested. Raises HpcMpError."""
     for path in map(PurePath, paths):
-        for other in map(PurePath, paths):
-            if path in other.parents or path == PurePath(path.anchor):
-                raise HpcMpError(f"program.stage = {shown(paths)}", f"{other} lies inside of {path}" if path in other.parents
+        for inner in map(PurePath, paths):
+            if path in inner.parents or path == PurePath(path.anchor):
+                raise HpcMpError(f"program.stage = {shown(paths)}", f"{inner} lies inside of {path}" if path in inner.parents
                                  else "is the root directory", "name directories none of which holds another")
 
 
 def _check_axes(spec: ProgramSpec) -> None:
     """Refuse axes if the program's rank numbering is unknown, or if their product is not the rank count. Raises HpcMpError."""
     p = spec.parallel
-    given = [name for name, field in ProgramParallel.model_fields.items() if getattr(p, name) != field.default]
+    keys = [name for name, field in ProgramParallel.model_fields.items() if getattr(p, name) != field.default]
     if spec.program.axes is None:
-        if given:
-            raise HpcMpError(f"[parallel] {', '.join(given)}",
+        if keys:
+            raise HpcMpError(f"[parallel] {', '.join(keys)}",
                              "says nothing of a program of which nobody knows how it numbers its ranks",
                              f"set program.axes: {', '.join(NUMBERINGS)} or letters; or leave [parallel] out")
         return
@@ -215,6 +215,6 @@ def _check_axes(spec: ProgramSpec) -> None:
     cut = p.tensor * p.pipeline * p.context
     sizes = f"tensor({p.tensor}) × pipeline({p.pipeline})" + (f" × context({p.context})" if p.context > 1 else "")
     if spec.ranks % cut or (p.data is not None and cut * p.data != spec.ranks):
-        whole = sizes + (f" × data({p.data})" if p.data is not None else "")
-        raise HpcMpError(f"[parallel] {whole}", f"does not make the {spec.ranks} ranks of nodes({spec.job.nodes}) × "
+        product = sizes + (f" × data({p.data})" if p.data is not None else "")
+        raise HpcMpError(f"[parallel] {product}", f"does not make the {spec.ranks} ranks of nodes({spec.job.nodes}) × "
                          f"ranks_per_node({spec.job.ranks_per_node})", "change these numbers until the products agree")

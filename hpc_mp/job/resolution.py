@@ -44,7 +44,7 @@ class MachineChoices:
 
     def document(self) -> list[dict[str, Any]]:
         """Return ``[{"key", "value", "why"}, …]`` of all choices, for JSON."""
-        return [asdict(each) for each in self.keys if each.why]
+        return [asdict(choice) for choice in self.keys if choice.why]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def cut(layers: ResolvedKey[tuple[int, ...]]) -> tuple[ResolvedKey[Any], ...]:
 
 def resolved(spec: Spec, keys: Iterable[ResolvedKey[Any]]) -> Spec:
     """Return the job with these values in place of its own."""
-    return reduce(lambda job, each: _with(job, each.key.split("."), each.value), keys, spec)
+    return reduce(lambda job, choice: _with(job, choice.key.split("."), choice.value), keys, spec)
 
 
 def _with(table: Any, path: Sequence[str], value: Any) -> Any:

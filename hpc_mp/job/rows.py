@@ -50,8 +50,8 @@ def row_parts(line: bytes) -> list[tuple[str, bool]]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        said = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UnusableRow(said) from None
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UnusableRow(reason) from None
     match row:
         case {"text": _, "prompt": _} | {"text": _, "completion": _}:
             raise UnusableRow("it holds both a text and a prompt or completion")
@@ -67,18 +67,18 @@ def row_parts(line: bytes) -> list[tuple[str, bool]]:
 def known_keys(row: Collection[str]) -> bool:
     """Return True if these are the keys of a training row, hpc-mp's or another tool's, and not of unrelated JSON."""
     keys = set(row)
-    return keys in ({"text"}, {"prompt", "completion"}) or any(wanted <= keys for wanted, _, _ in ELSEWHERE)
+    return keys in ({"text"}, {"prompt", "completion"}) or any(shape <= keys for shape, _, _ in ELSEWHERE)
 
 
 def _of_another_shape(row: dict[str, Any]) -> UnusableRow:
     """Return the error for an object that is not a training row."""
     for key in ("text", "prompt", "completion"):
         if not isinstance(row.get(key, ""), str):
-            found = "a chat" if isinstance(row[key], list) and all(isinstance(each, dict) for each in row[key]) else "no string"
-            return UnusableRow(f"its {key} is {found}, and text is trained on",
+            kind = "a chat" if isinstance(row[key], list) and all(isinstance(turn, dict) for turn in row[key]) else "no string"
+            return UnusableRow(f"its {key} is {kind}, and text is trained on",
                                f"write the {key} as one string, with the turns of a chat in the model's chat template")
-    for wanted, what, remedy in ELSEWHERE:
-        if wanted <= row.keys():
-            return UnusableRow(f"it holds {what}, not a text or a prompt and a completion", remedy)
+    for shape, description, remedy in ELSEWHERE:
+        if shape <= row.keys():
+            return UnusableRow(f"it holds {description}, not a text or a prompt and a completion", remedy)
     keys = ", ".join(map(repr, list(row)[:8])) or "nothing"
     return UnusableRow(f"it holds {keys}, neither a text nor a prompt and a completion, as strings")

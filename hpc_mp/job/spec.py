@@ -296,8 +296,8 @@ class Train(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Train:
         if (self.steps == UNCOUNTED) == (self.epochs is None):
-            given = "neither steps nor epochs" if self.epochs is None else "both steps and epochs"
-            raise wrong(f"has {given}", "set steps to the number of optimizer steps, or epochs to how many times the text is "
+            keys = "neither steps nor epochs" if self.epochs is None else "both steps and epochs"
+            raise wrong(f"has {keys}", "set steps to the number of optimizer steps, or epochs to how many times the text is "
                         "trained on")
         return self
 
@@ -417,9 +417,9 @@ class JobSpec(Section):
             divisors = [m for m in range(1, min(batch, MOST_MICROBATCHES) + 1) if batch % m == 0] or [1]
             return next((m for m in divisors if m >= least), divisors[-1])
         per_replica = self.train.global_batch // self.data_degree
-        most = min(per_replica, 4 * self.parallel.pipeline, MOST_MICROBATCHES)
+        limit = min(per_replica, 4 * self.parallel.pipeline, MOST_MICROBATCHES)
         unit = self.parallel.pipeline if self.parallel.schedule == "interleaved_1f1b" else 1
-        fitting = [m for m in range(most, 0, -1) if per_replica % m == 0]
+        fitting = [m for m in range(limit, 0, -1) if per_replica % m == 0]
         return next((m for m in fitting if m % unit == 0), fitting[0])
 
     @property

@@ -52,26 +52,26 @@ def runs_of(sweep: Sweep) -> tuple[Values, ...]:
         raise HpcMpError("[sweep]", f"has {'both grid and runs' if sweep.grid else 'neither grid nor runs'}",
                          'set grid to lists of values, grid = { "train.seed" = [1, 2] }, or runs to one table for each run, '
                          'or leave the whole table out')
-    found = _product(sweep.grid) if sweep.grid else tuple(_flat(values) for values in sweep.runs)
-    if len(found) > MOST_RUNS:
-        raise _too_many(len(found))
-    seen: list[Values] = []
-    for number, values in enumerate(found):
-        if values in seen:
+    runs = _product(sweep.grid) if sweep.grid else tuple(_flat(values) for values in sweep.runs)
+    if len(runs) > MOST_RUNS:
+        raise _too_many(len(runs))
+    earlier: list[Values] = []
+    for number, values in enumerate(runs):
+        if values in earlier:
             raise HpcMpError(f"[sweep]: run {number + 1} ({words_of(values) or 'the job file as it is'})",
-                             f"is the same as run {seen.index(values) + 1}",
+                             f"is the same as run {earlier.index(values) + 1}",
                              "leave one of them out; runs that are to differ by chance alone have another train.seed")
-        seen.append(values)
-    for key in dict.fromkeys(key for values in found for key in values):
-        section, where = key.partition(".")[0], f"sweep.{'grid' if sweep.grid else 'runs'}: {key}"
+        earlier.append(values)
+    for key in dict.fromkeys(key for values in runs for key in values):
+        section, location = key.partition(".")[0], f"sweep.{'grid' if sweep.grid else 'runs'}: {key}"
         if "." not in key:
-            raise HpcMpError(where, "has no table: keys are named with theirs",
+            raise HpcMpError(location, "has no table: keys are named with theirs",
                              f'write "train.{key}", or the table that it is of')
         if section in SHARED:
-            raise HpcMpError(where, "cannot differ between the runs of a sweep, "
+            raise HpcMpError(location, "cannot differ between the runs of a sweep, "
                              f"which share {', '.join(f'[{name}]' for name in SHARED)}",
                              'name keys of other tables, for example "train.seed"')
-    return found
+    return runs
 
 
 def words_of(values: Values) -> str:
@@ -103,13 +103,13 @@ def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
 def _flat(table: Mapping[str, Any]) -> Values:
     """Flatten tables to dotted names. ``"train.seed" = 1`` stays; TOML reads ``train.seed = 1`` and ``train = { seed = 1 }`` as
     tables."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         for name, leaf in (leaves(key, value) if "." not in key else {key: value}).items():
-            if name in found:
+            if name in flat:
                 raise HpcMpError(f"[sweep]: {dotted([name])}", "is named twice", "name it once")
-            found[name] = leaf
-    return found
+            flat[name] = leaf
+    return flat
 
 
 def _too_many(number: int) -> HpcMpError:

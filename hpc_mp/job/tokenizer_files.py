@@ -16,24 +16,24 @@ GPT2_FILES = ["vocab.json", "merges.txt"]  # they define a GPT-2 tokenizer compl
 BYTES = 256  # the alphabet of a tokenizer that is trained here, without the end-of-document token
 
 
-def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
-    """Return the directory whose tokenizer is used: the given one, else the checkpoint's.
+def find_tokenizer(tokenizer: Path | None, pretrained: Path | None) -> Path | None:
+    """Return the directory whose tokenizer is used: ``tokenizer``, else the checkpoint's.
 
     This is cheap enough for a login node. None means that a tokenizer is trained on the job's files, for a model with random
     initial weights.
 
     Raises:
-        HpcMpError: ``given`` has no tokenizer, or the checkpoint has none.
+        HpcMpError: the directory ``tokenizer`` contains no tokenizer, or the checkpoint has none.
     """
-    if given is not None and not files_there(given, VOCABULARY_FILES):
-        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
+    if tokenizer is not None and not files_there(tokenizer, VOCABULARY_FILES):
+        raise HpcMpError(f"data.tokenizer = {tokenizer}", "is not a directory with a tokenizer in it",
                          "name a directory that holds tokenizer.json"
                          + (", or leave data.tokenizer out to train one" if pretrained is None else ""))
-    if given is None and pretrained is not None and not files_there(pretrained, VOCABULARY_FILES):
+    if tokenizer is None and pretrained is not None and not files_there(pretrained, VOCABULARY_FILES):
         raise HpcMpError(f"model.pretrained = {pretrained}", "holds no tokenizer, and its weights mean nothing with another one",
                          "set data.tokenizer to the directory of the tokenizer that it was trained with, or copy that one's "
                          "tokenizer.json and tokenizer_config.json into the checkpoint")
-    return given or pretrained
+    return tokenizer or pretrained
 
 
 def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
@@ -60,12 +60,12 @@ def check_kind(directory: Path) -> None:
     """Refuse a directory without ``tokenizer.json``, unless it has exactly GPT-2's two files. Raises HpcMpError."""
     if (directory / "tokenizer.json").exists():
         return
-    found = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
+    files = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
     kind = str(read_object(directory / "tokenizer_config.json").get("tokenizer_class")
                or read_object(directory / "config.json").get("model_type", "gpt2"))
-    if found != GPT2_FILES or not kind.lower().startswith("gpt2"):
+    if files != GPT2_FILES or not kind.lower().startswith("gpt2"):
         raise HpcMpError(f"tokenizer {directory}",
-                         f"this kind is not built yet ({kind}: {', '.join(found)} without tokenizer.json)",
+                         f"this kind is not built yet ({kind}: {', '.join(files)} without tokenizer.json)",
                          "load it with transformers.AutoTokenizer and save_pretrained it, which writes tokenizer.json")
 
 
@@ -100,13 +100,13 @@ def _size(directory: Path) -> int:
         return _largest(read_object(directory / "vocab.json").values()) + 1
     content = read_object(file)
     model = content.get("model")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(words, dict | list):
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict | list):
         raise HpcMpError(f"tokenizer {directory}", "cannot be loaded (its tokenizer.json holds no vocabulary)",
                          "save it again with save_pretrained, or name another directory")
-    added = [each.get("id") for each in content.get("added_tokens", []) if isinstance(each, dict)]
-    return max(_largest(words.values()) if isinstance(words, dict) else len(words) - 1, _largest(added)) + 1
+    added = [token.get("id") for token in content.get("added_tokens", []) if isinstance(token, dict)]
+    return max(_largest(vocabulary.values()) if isinstance(vocabulary, dict) else len(vocabulary) - 1, _largest(added)) + 1
 
 
 def _largest(ids: Sequence[Any] | Any) -> int:
-    return max((each for each in ids if isinstance(each, int)), default=-1)
+    return max((token_id for token_id in ids if isinstance(token_id, int)), default=-1)

@@ -38,18 +38,18 @@ def check_values(tree: dict[str, Any]) -> None:
     Raises:
         HpcMpError: a value is in ``UNUSABLE``, or more than ``LEVELS`` tables and lists are nested.
     """
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), tree)]
-    while waiting:
-        where, value = waiting.pop()
-        if len(where) > LEVELS:
-            raise HpcMpError(f"{dotted(where[:4])}…", f"is nested deeper than {LEVELS} levels", "write it flatter")
+    pending: list[tuple[tuple[str | int, ...], Any]] = [((), tree)]
+    while pending:
+        path, value = pending.pop()
+        if len(path) > LEVELS:
+            raise HpcMpError(f"{dotted(path[:4])}…", f"is nested deeper than {LEVELS} levels", "write it flatter")
         for is_so, rule, remedy in UNUSABLE:
             if is_so(value):
-                raise HpcMpError(f"{dotted(where)} = {shown(value)}", rule, remedy)
+                raise HpcMpError(f"{dotted(path)} = {shown(value)}", rule, remedy)
         if isinstance(value, dict):
-            waiting += (((*where, key), item) for key, item in value.items())
+            pending += (((*path, key), item) for key, item in value.items())
         elif isinstance(value, list):
-            waiting += (((*where, index), item) for index, item in enumerate(value))
+            pending += (((*path, index), item) for index, item in enumerate(value))
 
 
 def must(rule: str, remedy: str, holds: Callable[[Any], object]) -> AfterValidator:
@@ -202,7 +202,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump()
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{name} = {toml_value(each)}' for name, each in value.items())} }}" if value else "{}"
+        return f"{{ {', '.join(f'{name} = {toml_value(item)}' for name, item in value.items())} }}" if value else "{}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False)
@@ -213,4 +213,4 @@ def leaves(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {name: value}
     below = (leaves(f"{name}.{key}" if name else key, inner) for key, inner in value.items())
-    return {leaf: found for each in below for leaf, found in each.items()}
+    return {leaf: item for branch in below for leaf, item in branch.items()}

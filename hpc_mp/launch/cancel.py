@@ -40,20 +40,20 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
         RunFailed: Slurm refuses, or the runs cannot be ended from here.
         OSError: a run directory cannot be written.
     """
-    if silent := [now.job for now in runs.values() if now.state == "unknown" and now.job is not None]:
-        why = f" ({silent[0].reason})" if silent[0].reason else ""
+    if silent := [status.job for status in runs.values() if status.state == "unknown" and status.job is not None]:
+        cause = f" ({silent[0].reason})" if silent[0].reason else ""
         names = ", ".join(job.id for job in silent)
-        raise RunFailed(f"Slurm does not answer{why}, and it alone can end job {names}: try again when `scontrol ping` answers")
-    waiting = [job.id for now in runs.values() for job in (now.job, *now.successors) if job is not None and job.waits]
+        raise RunFailed(f"Slurm does not answer{cause}, and it alone can end job {names}: try again when `scontrol ping` answers")
+    waiting = [job.id for status in runs.values() for job in (status.job, *status.successors) if job is not None and job.waits]
     if waiting:
         cancel(waiting)
-        for run, now in runs.items():
+        for run, status in runs.items():
             end_watch(run)
-            if now.job is not None and now.job.waits:
+            if status.job is not None and status.job.waits:
                 write_text(run.stop, "hpc-mp cancel\n")
         say(f"cancelled Slurm job{'s' * (len(waiting) > 1)} {', '.join(waiting)}, which had not started")
-    jobs = {run: now.job if now.job is not None and not now.job.ended and not now.job.waits else None
-            for run, now in runs.items()}
+    jobs = {run: status.job if status.job is not None and not status.job.ended and not status.job.waits else None
+            for run, status in runs.items()}
     live = [run for run, job in jobs.items() if job is not None or held(run)]
     for run in live:
         write_text(run.stop, "hpc-mp cancel\n")  # also keeps the job from being requeued
@@ -68,14 +68,14 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
             if jobs[run] is None and isinstance(load_any(run.job), ProgramSpec):  # programs do not look for our ranks' stop file
                 _interrupt(run, (signal.SIGTERM,))
         programs = all(isinstance(load_any(run.job), ProgramSpec) for run in live)
-        asked = "sent the ranks program.signal" if programs else "asked the ranks to save at the next step and to stop"
-        say(f"{asked}; at the latest in {grace:g} s they are ended")
+        message = "sent the ranks program.signal" if programs else "asked the ranks to save at the next step and to stop"
+        say(f"{message}; at the latest in {grace:g} s they are ended")
         ended = _within(live, jobs, grace)
     if late := [run for run in live if run not in ended]:
         _kill(late, jobs, say)
         ended |= _within(late, jobs, KILL_S)
-    left = [run for run in runs if run not in ended]
-    changed = [run for run in left if run in live or (waiting and not runs[run].ended)]
+    remaining = [run for run in runs if run not in ended]
+    changed = [run for run in remaining if run in live or (waiting and not runs[run].ended)]
     return dict(runs) | ended | dict(zip(changed, overviews(changed), strict=True))
 
 
@@ -91,11 +91,11 @@ def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob
         ended |= {run: seen(run, []) for run in local if not held(run)}
         if now > due:
             due = now + next(delays, queue.DELAYS_S[-1])
-            left = [run for run in runs if run not in ended and jobs[run] is not None]
-            states = queue.job_states([job_id for run in left for job_id in job_ids(run)]) if left else {}
-            found = [seen(run, [states[job_id] for job_id in job_ids(run)]) for run in left]
-            ended |= {run: each for run, each in zip(left, found, strict=True)
-                      if each.job is None or each.job.ended or (each.ended and each.job.state == COMPLETING)}
+            remaining = [run for run in runs if run not in ended and jobs[run] is not None]
+            states = queue.job_states([job_id for run in remaining for job_id in job_ids(run)]) if remaining else {}
+            statuses = [seen(run, [states[job_id] for job_id in job_ids(run)]) for run in remaining]
+            ended |= {run: status for run, status in zip(remaining, statuses, strict=True)
+                      if status.job is None or status.job.ended or (status.ended and status.job.state == COMPLETING)}
         if len(ended) < len(runs):
             time.sleep(POLL_S)
     return ended
@@ -103,14 +103,14 @@ def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob
 
 def _by_signal(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None]) -> dict[tuple[str, bool], list[str]]:
     """Group the jobs by the signal that asks their ranks to stop, and by whether the job script must forward it."""
-    found: dict[tuple[str, bool], list[str]] = {}
+    groups: dict[tuple[str, bool], list[str]] = {}
     for run in runs:
         if (job := jobs[run]) is not None:
             spec = load_any(run.job)
             by_script = isinstance(spec, ProgramSpec) and spec.by_mpirun
             number = spec.program.signal if isinstance(spec, ProgramSpec) and not by_script else "USR2"
-            found.setdefault((number, by_script), []).append(job.id)
-    return found
+            groups.setdefault((number, by_script), []).append(job.id)
+    return groups
 
 
 def _kill(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None], say: Callable[[str], None]) -> None:
@@ -143,11 +143,11 @@ def _interrupt(run: RunDirectory, numbers: Sequence[signal.Signals]) -> None:
 
 def _holders(lock: Path) -> list[psutil.Process]:
     """Return the processes that have the file open."""
-    found = []
-    wanted = os.stat(lock)
+    holders = []
+    identity = os.stat(lock)
     for process in psutil.process_iter():
         with suppress(OSError):
-            if any(os.path.samestat(os.stat(link), wanted) for link in Path(f"/proc/{process.pid}/fd").iterdir()
+            if any(os.path.samestat(os.stat(link), identity) for link in Path(f"/proc/{process.pid}/fd").iterdir()
                    if os.readlink(link) == str(lock)):
-                found.append(process)
-    return found
+                holders.append(process)
+    return holders

@@ -25,11 +25,11 @@ def find(word: Path, ask: Runner = queue.patient) -> RunDirectory:
     Raises:
         HpcMpError: no run exists, or the job is an array of several.
     """
-    found = find_all(word, ask)
-    if len(found) > 1:
-        ids = ", ".join(sorted((text for run in found if (text := job_of(run)) is not None), key=_in_order))
-        raise HpcMpError(f"job {word}", f"is an array of {len(found)} runs", f"name one of them: {ids}")
-    return found[0]
+    runs = find_all(word, ask)
+    if len(runs) > 1:
+        ids = ", ".join(sorted((text for run in runs if (text := job_of(run)) is not None), key=_in_order))
+        raise HpcMpError(f"job {word}", f"is an array of {len(runs)} runs", f"name one of them: {ids}")
+    return runs[0]
 
 
 def find_all(word: Path, ask: Runner = queue.patient) -> list[RunDirectory]:
@@ -40,12 +40,12 @@ def find_all(word: Path, ask: Runner = queue.patient) -> list[RunDirectory]:
     script = queue.script_of(job_id, ask)
     aside = [script.parent.parent] if script is not None and is_run(script.parent) else []
     runs = [run for base in aside for run in _of_name(base)] or list(runs_below(here()))
-    found = [run for run in runs if _has_run(run, job_id)]
-    if not found:
-        where = ", ".join(map(str, here()))
-        raise HpcMpError(f"job {job_id}", f"is no job of a run below {where}, and Slurm knows no script of a run for it",
+    matching = [run for run in runs if _has_run(run, job_id)]
+    if not matching:
+        directories = ", ".join(map(str, here()))
+        raise HpcMpError(f"job {job_id}", f"is no job of a run below {directories}, and Slurm knows no script of a run for it",
                          "name the run's directory, or call this in the directory of its job file; `hpc-mp status` lists runs")
-    return sorted(found, key=lambda run: _in_order(job_of(run) or ""))
+    return sorted(matching, key=lambda run: _in_order(job_of(run) or ""))
 
 
 def job_of(run: RunDirectory) -> str | None:
@@ -71,17 +71,17 @@ def here(directory: Path | None = None) -> list[Path]:
     if _of_name(base):
         return [base.parent]
     named = [base / DEFAULT, *(base / text for file in sorted(base.glob("*.toml")) if (text := _directory(file)))]
-    found = [path for path in dict.fromkeys(named) if path.is_dir()]
-    return found or ([base] if next(_below(base), None) is not None else [base / DEFAULT])
+    directories = [path for path in dict.fromkeys(named) if path.is_dir()]
+    return directories or ([base] if next(_below(base), None) is not None else [base / DEFAULT])
 
 
 def runs_below(directories: Iterable[Path]) -> Iterator[RunDirectory]:
     """Yield all runs of ``DIRECTORY/NAME/NNNN``, each once."""
-    seen: set[Path] = set()
+    paths: set[Path] = set()
     for directory in directories:
         for run in _below(directory):
-            if run.path not in seen:
-                seen.add(run.path)
+            if run.path not in paths:
+                paths.add(run.path)
                 yield run
 
 
@@ -119,10 +119,10 @@ def _has_run(run: RunDirectory, job_id: str) -> bool:
 def _directory(file: Path) -> str | None:
     """Return ``job.directory`` of a job file; None if the file is not one."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))["job"]["directory"]
+        directory = tomllib.loads(file.read_text(encoding="utf-8"))["job"]["directory"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return str(Path(found).expanduser()) if isinstance(found, str) else None
+    return str(Path(directory).expanduser()) if isinstance(directory, str) else None
 
 
 def _in_order(job_id: str) -> tuple[int, ...]:

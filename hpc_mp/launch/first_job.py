@@ -65,10 +65,10 @@ class FirstJob:
 def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
     """Return two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
     if site is not None:
-        mine = site.terms.quality.per_user if site.terms.quality else {}
-        nodes = min(2, len(site.kind.nodes), max(1, mine.get("node", 2)))
-        if gpus := min(site.kind.gpu_count, mine.get("gres/gpu", site.kind.gpu_count)):
-            return FirstJob(min(nodes, mine.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
+        per_user = site.terms.quality.per_user if site.terms.quality else {}
+        nodes = min(2, len(site.kind.nodes), max(1, per_user.get("node", 2)))
+        if gpus := min(site.kind.gpu_count, per_user.get("gres/gpu", site.kind.gpu_count)):
+            return FirstJob(min(nodes, per_user.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
         return FirstJob(nodes, min(2, site.cpus), "cpu", SMALL)
     if machine.gpus:
         return FirstJob(1, len(machine.gpus), "auto", LARGE)
@@ -94,6 +94,6 @@ def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
     return {"mem-per-cpu": f"{min(MEMORY_PER_CPU, site.kind.memory // site.kind.cpus) // MIB}M"}
 
 
-def _time_limit(most: str | None) -> str:
+def _time_limit(site_limit: str | None) -> str:
     """Return half an hour, or the site's limit if that is shorter."""
-    return most if most and seconds(most) < TIME_LIMIT_S else "00:30:00"
+    return site_limit if site_limit and seconds(site_limit) < TIME_LIMIT_S else "00:30:00"

@@ -29,7 +29,7 @@ class Listener:
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         """Called while ranks are followed. ``status``: rank 0's activity (None: not yet known); ``steps``: newly ended steps."""
 
-    def evaluated(self, found: Sequence[Evaluation]) -> None:
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         """Called while ranks are followed, with the evaluations on held-out text since the last call."""
 
     def end(self) -> None:

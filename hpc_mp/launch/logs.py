@@ -33,7 +33,7 @@ class LogSource:
     def lines(self, lines: Sequence[str]) -> Iterator[str]:
         echoed = self._echoed() if self.echo is not None and any(map(SUPERVISOR.match, lines)) else frozenset()
         for line in lines:
-            if ((said := SUPERVISOR.match(line)) and said[1] in echoed) or CHATTER.match(line):
+            if ((match := SUPERVISOR.match(line)) and match[1] in echoed) or CHATTER.match(line):
                 continue
             label = LABEL.match(line) if self.task is not None else None
             if self.task is None or (label and int(label[1]) == self.task):
@@ -65,7 +65,7 @@ class Logs:
         """Return the logs of rank 0, the launcher, Slurm and srun. Lines that the supervisor writes to two logs appear once."""
         slurm = [LogSource(path, echo=self.files.main_log) for path in self._slurm_logs()]
         first = self.rank(0) if self.run.program.exists() else []  # our engine writes it to the main log
-        return [*slurm, *self._there([self.files.srun_log]), *first, *self._there([self.files.main_log])]
+        return [*slurm, *self._existing([self.files.srun_log]), *first, *self._existing([self.files.main_log])]
 
     def _slurm_logs(self) -> list[Path]:
         """Return the logs of the run's own jobs. All elements of an array write theirs to the directory of the first one."""
@@ -79,21 +79,21 @@ class Logs:
         start = self._ranks.get(rank)
         task = rank if start is None or start.task is None else start.task
         by_node = LogSource(self.files.node_log(start.node if start else ""), task)
-        return self._there([self.files.rank_log(rank)]) or [by_node] * by_node.path.is_file()
+        return self._existing([self.files.rank_log(rank)]) or [by_node] * by_node.path.is_file()
 
     def node(self, node: str) -> list[LogSource]:
         """Return the file of a node, given by its name or its host's, else the files of its ranks."""
-        mine = [start for start in self._ranks.values() if node in (start.node, start.host)]
-        found = self._there([self.files.node_log(name) for name in dict.fromkeys([node, *(start.node for start in mine)])])
-        return found or [LogSource(source.path, mark=f"{start.rank}: ") for start in _by_rank(mine)
-                         for source in self._there([self.files.rank_log(start.rank)])]
+        starts = [start for start in self._ranks.values() if node in (start.node, start.host)]
+        sources = self._existing([self.files.node_log(name) for name in dict.fromkeys([node, *(start.node for start in starts)])])
+        return sources or [LogSource(source.path, mark=f"{start.rank}: ") for start in _by_rank(starts)
+                           for source in self._existing([self.files.rank_log(start.rank)])]
 
     def named(self, key: str) -> str:
         """Return the ranks or nodes (``key``) that this attempt has started, for a message."""
         return ", ".join(map(str, dict.fromkeys(getattr(start, key) for start in _by_rank(self._ranks.values())))) or "none"
 
     @staticmethod
-    def _there(paths: Sequence[Path]) -> list[LogSource]:
+    def _existing(paths: Sequence[Path]) -> list[LogSource]:
         return [LogSource(path) for path in paths if path.is_file()]
 
 

@@ -51,8 +51,8 @@ def check_model(
         with suppress(OSError):  # a full or read-only home costs the next launch some seconds
             accepted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             accepted.touch()
-        now = model_fields(built, family_of(config["model_type"]).dropouts)
-        if origin is not None and (difference := first_difference(counters_of(Path(origin)).origin, {"model": now})):
+        fields = model_fields(built, family_of(config["model_type"]).dropouts)
+        if origin is not None and (difference := first_difference(counters_of(Path(origin)).origin, {"model": fields})):
             raise HpcMpError(f"checkpoint.resume = {origin}", str(difference), TAKE_WEIGHTS)
     if tokenizer is not None and find_spec("tokenizers") is not None:
         from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
@@ -83,7 +83,7 @@ def validated(config: Mapping[str, Any]) -> dict[str, Any]:
         values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
         built: dict[str, Any] = CONFIG_MAPPING[config["model_type"]](**values).to_dict()
     except Exception as error:  # transformers validates with exceptions of many kinds
-        words = " ".join(str(error).split())
-        raise HpcMpError(f"model.config of model_type {config['model_type']!r}", f"is refused by transformers ({words})",
+        message = " ".join(str(error).split())
+        raise HpcMpError(f"model.config of model_type {config['model_type']!r}", f"is refused by transformers ({message})",
                          "mend that value") from None
     return built

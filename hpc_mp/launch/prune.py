@@ -72,15 +72,15 @@ class Pruning:
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self.removable)
+        return sum(item.bytes for item in self.removable)
 
     def document(self, removed: Collection[Path], failed: Mapping[Path, str]) -> dict[str, Any]:
         """Return the document for ``--json``."""
         return {
             "bytes": self.bytes,
-            "removable": [{**asdict(each), "path": str(each.path), "run": str(each.run) if each.run else None,
-                           "removed": each.path in removed, "error": failed.get(each.path)} for each in self.removable],
-            "kept": [{"path": str(each.path), "why": each.why} for each in self.spared],
+            "removable": [{**asdict(item), "path": str(item.path), "run": str(item.run) if item.run else None,
+                           "removed": item.path in removed, "error": failed.get(item.path)} for item in self.removable],
+            "kept": [{"path": str(item.path), "why": item.why} for item in self.spared],
         }
 
 
@@ -91,28 +91,28 @@ def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: R
         keep: number of the newest sound checkpoints of each run to keep; None: the number in its job.
         whole: True for whole runs.
     """
-    beside = {run.path: run for run in runs_below(dict.fromkeys(run.path.parent.parent for run in runs))}
-    every = list({**beside, **{run.path: run for run in runs}}.values())
-    ids = {run.path: job_ids(run) for run in every}
-    jobs = queue.job_states([job_id for each in ids.values() for job_id in each], ask) if any(ids.values()) else {}
-    alive = {run.path: reason for run in every
-             if (reason := going_on(run, [jobs[each] for each in ids[run.path]])) is not None}
-    specs = {run.path: spec for run in every if (spec := _spec(run)) is not None}
+    siblings = {run.path: run for run in runs_below(dict.fromkeys(run.path.parent.parent for run in runs))}
+    all_runs = list({**siblings, **{run.path: run for run in runs}}.values())
+    ids = {run.path: job_ids(run) for run in all_runs}
+    jobs = queue.job_states([job_id for group in ids.values() for job_id in group], ask) if any(ids.values()) else {}
+    alive = {run.path: reason for run in all_runs
+             if (reason := going_on(run, [jobs[job_id] for job_id in ids[run.path]])) is not None}
+    specs = {run.path: spec for run in all_runs if (spec := _spec(run)) is not None}
     ended = [run for run in runs if run.path not in alive]
-    gone = _dispensable({run.path for run in ended}, specs) if whole else set()
-    staying = {path: spec for path, spec in specs.items() if path not in gone}
-    found = [each for run in ended for each in
+    removed = _dispensable({run.path for run in ended}, specs) if whole else set()
+    staying = {path: spec for path, spec in specs.items() if path not in removed}
+    items = [item for run in ended for item in
              ([_whole(run, staying)] if whole else _parts(run, specs.get(run.path), keep, staying))]
-    removable = [each for each in found if isinstance(each, Removable)]
+    removable = [item for item in items if isinstance(item, Removable)]
     spared = [Spared(run.path, alive[run.path]) for run in runs if run.path in alive]
-    spared += [each for each in found if isinstance(each, Spared)]
+    spared += [item for item in items if isinstance(item, Spared)]
     for directory in dict.fromkeys(run.path.parent.parent for run in runs):
-        mine = [run for run in every if run.path.parent.parent == directory and run.path not in gone]
-        if busy := [run for run in mine if run.path in alive]:
+        remaining = [run for run in all_runs if run.path.parent.parent == directory and run.path not in removed]
+        if busy := [run for run in remaining if run.path in alive]:
             if (directory / ".cache").is_dir():
                 spared.append(Spared(directory / ".cache", f"{busy[0].path} may read it: {alive[busy[0].path]}"))
         else:
-            removable += _cached(directory / ".cache", mine)
+            removable += _cached(directory / ".cache", remaining)
     return Pruning(tuple(removable), tuple(spared))
 
 
@@ -134,28 +134,28 @@ def going_on(run: RunDirectory, jobs: Sequence[SlurmJob]) -> str | None:
 def remove(pruning: Pruning, done: Callable[[Removable], object]) -> dict[Path, str]:
     """Remove all removable items. Return those that failed, with the reason. ``done`` is called with each removed item."""
     failed: dict[Path, str] = {}
-    for each in pruning.removable:
-        if each.kind == "cache" and any(other.kind == "run" and other.path in failed for other in pruning.removable):
-            failed[each.path] = "stays, for a run stays that may refer to it"
+    for item in pruning.removable:
+        if item.kind == "cache" and any(other.kind == "run" and other.path in failed for other in pruning.removable):
+            failed[item.path] = "stays, for a run stays that may refer to it"
             continue
         try:
-            with hold(RunDirectory(each.run)) if each.run is not None else nullcontext():
-                _delete(each)
+            with hold(RunDirectory(item.run)) if item.run is not None else nullcontext():
+                _delete(item)
         except HpcMpError as error:  # it was launched again just now
-            failed[each.path] = error.rule
+            failed[item.path] = error.rule
         except OSError as error:
-            failed[each.path] = f"cannot be removed ({error.strerror or error})"
+            failed[item.path] = f"cannot be removed ({error.strerror or error})"
         else:
-            done(each)
+            done(item)
     return failed
 
 
-def _dispensable(gone: set[Path], specs: Mapping[Path, JobSpec]) -> set[Path]:
+def _dispensable(removed: set[Path], specs: Mapping[Path, JobSpec]) -> set[Path]:
     """Return the runs to remove that no remaining run needs; runs needed by a kept one are kept too."""
-    while needed := {path for path in gone
-                     if _referrers(path, {other: spec for other, spec in specs.items() if other not in gone})[0]}:
-        gone = gone - needed
-    return gone
+    while needed := {path for path in removed
+                     if _referrers(path, {other: spec for other, spec in specs.items() if other not in removed})[0]}:
+        removed = removed - needed
+    return removed
 
 
 def _whole(run: RunDirectory, others: Mapping[Path, JobSpec]) -> Removable | Spared:
@@ -237,17 +237,17 @@ def _uses(run: RunDirectory) -> Iterator[str]:
             yield counters_of(path).origin.data
 
 
-def _delete(each: Removable) -> None:
+def _delete(item: Removable) -> None:
     """Remove an item. A run loses last the files that make it one, so an interrupted removal can be repeated. Raises OSError."""
-    if each.kind == "run":
-        run = RunDirectory(each.path)
-        for path in each.path.iterdir():
+    if item.kind == "run":
+        run = RunDirectory(item.path)
+        for path in item.path.iterdir():
             if path not in (run.job, run.placement):
                 _erase(path)
-    _erase(each.path)
-    if each.kind == "run":
+    _erase(item.path)
+    if item.kind == "run":
         with suppress(OSError):  # other runs of this name exist
-            each.path.parent.rmdir()
+            item.path.parent.rmdir()
 
 
 def _erase(path: Path) -> None:

@@ -69,21 +69,22 @@ def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
         run: the resumed run; None for a new one.
     """
     chosen: ResolvedKey[str] = ResolvedKey("train.lr_schedule", spec.train.lr_schedule)
-    done = 0 if run is None else saved_step(run)
-    if run is None or not 0 < done < spec.train.steps:
+    last_step = 0 if run is None else saved_step(run)
+    if run is None or not 0 < last_step < spec.train.steps:
         return chosen
-    before = load_job(run.job).train
-    trained = {each.step: each.learning_rate for each in read_records(run.metrics, StepMetrics)}
-    last = trained.get(done) or learning_rate(done - 1, before)  # a resume that trained nothing has left its job file there too
-    if (comes := leap(done, last, before, spec.train)) is None:
+    old_train = load_job(run.job).train
+    trained = {record.step: record.learning_rate for record in read_records(run.metrics, StepMetrics)}
+    # The job file may be that of a resume that trained nothing: the recorded rate, if any, precedes the computed one.
+    last_rate = trained.get(last_step) or learning_rate(last_step - 1, old_train)
+    if (next_rate := leap(last_step, last_rate, old_train, spec.train)) is None:
         return chosen
     keys = ("steps", "learning_rate", "lr_schedule", "warmup_steps")
-    changed = [f"train.{key} = {getattr(spec.train, key)} (was {getattr(before, key)})" for key in keys
-               if getattr(spec.train, key) != getattr(before, key)]
+    changed = [f"train.{key} = {getattr(spec.train, key)} (was {getattr(old_train, key)})" for key in keys
+               if getattr(spec.train, key) != getattr(old_train, key)]
     steady = shlex.join([f"--set=train.{key}={value}" for key, value in
-                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{last:.4g}"))])
-    return replace(chosen, why=f"the learning rate jumps from {last:.3g} in step {done:,} to {comes:.3g} in step "
-                               f"{done + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
+                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{last_rate:.4g}"))])
+    return replace(chosen, why=f"the learning rate jumps from {last_rate:.3g} in step {last_step:,} to {next_rate:.3g} in step "
+                               f"{last_step + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
         if key.startswith(FIXED) and key not in FREE and old.get(key) != new.get(key):
             state = f" that begins with its state: checkpoint.resume = {toml_value(str(run.path))}" \
                 if saved_step(run) and not key.startswith(OF_STATE) else ""
-            raise HpcMpError(f"{key} = {_said(new.get(key))}", f"was {_said(old.get(key))} when {run.path} was launched",
+            raise HpcMpError(f"{key} = {_shown(new.get(key))}", f"was {_shown(old.get(key))} when {run.path} was launched",
                              f"put the old value back, or launch a new run without --resume{state}")
 
 
@@ -145,7 +146,7 @@ def _as_launched(run: RunDirectory, spec: AnySpec) -> AnySpec:
     return launched
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return "left out" if value is None else toml_value(value)
 
 
@@ -154,8 +155,8 @@ def _steps_left(run: RunDirectory, spec: AnySpec) -> bool:
         ended = verdict(run)
         return ended is None or ended.state != "completed" or load_any(run.job) != spec
     saved = complete_steps(run.checkpoints)
-    done = step_of(saved[-1]) if saved else 0
-    if spec.train.steps < done:
-        raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {done} steps that {run.path} has done",
-                         f"set train.steps to more than {done} to train on")
+    last_step = step_of(saved[-1]) if saved else 0
+    if spec.train.steps < last_step:
+        raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {last_step} steps that {run.path} has done",
+                         f"set train.steps to more than {last_step} to train on")
     return not complete(run, spec)

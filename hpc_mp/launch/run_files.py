@@ -37,11 +37,11 @@ def next_run(spec: AnySpec) -> Path:
 
 def check_writable(spec: AnySpec) -> None:
     """Raise HpcMpError if no run can be created in ``job.directory``, judged by its nearest existing directory."""
-    given = Path(spec.job.directory)
-    there = next(path for path in (given / spec.job.name, given, *given.parents) if os.path.lexists(path))
-    if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
+    directory = Path(spec.job.directory)
+    nearest = next(path for path in (directory / spec.job.name, directory, *directory.parents) if os.path.lexists(path))
+    if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
         raise HpcMpError(f"job.directory = {toml_value(spec.job.directory)}",
-                         f"cannot hold runs: {there} {'cannot be written' if there.is_dir() else 'is no directory'}",
+                         f"cannot hold runs: {nearest} {'cannot be written' if nearest.is_dir() else 'is no directory'}",
                          "mend its permissions, or choose another directory")
 
 
@@ -92,10 +92,10 @@ def begin(plan: JobPlan, resumed: Resumed | None) -> Iterator[Begun]:
     if resumed is not None:
         number = prepare_resume(resumed.run)
         earlier = resumed.run
-        for left in (earlier.stop, earlier.outcome, earlier.job_id, earlier.successors, earlier.measured):
-            left.unlink(missing_ok=True)
-        came = furthest_step(resumed.run, plan.spec)
-        record(resumed.run, AttemptEnd("", number, came, "resumed", "", (), "resume", time.time()))
+        for file in (earlier.stop, earlier.outcome, earlier.job_id, earlier.successors, earlier.measured):
+            file.unlink(missing_ok=True)
+        step = furthest_step(resumed.run, plan.spec)
+        record(resumed.run, AttemptEnd("", number, step, "resumed", "", (), "resume", time.time()))
         _write(plan, resumed.run, resumed.run)
         yield Begun(resumed.run, number, resumed.lock)
         return
@@ -119,7 +119,7 @@ def begin_sweep(plans: Sequence[JobPlan]) -> tuple[RunDirectory, ...]:
 
 
 def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
-    text = script(plan, *(each.path for each in all_runs)).text
+    text = script(plan, *(directory.path for directory in all_runs)).text
     try:
         write_text(run.job, dump_job(plan.spec))
         write_json(run.placement, to_dict(plan.placement))

@@ -125,10 +125,10 @@ def listed(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[Ru
 
 def _jobs(runs: Sequence[RunDirectory], ask: Runner) -> list[list[SlurmJob]]:
     """Return the jobs of each run. Slurm is not asked about runs that have a verdict and no jobs behind them."""
-    asked = [job_ids(run) if verdict(run) is None or successors(run) else [] for run in runs]
-    ids = list(dict.fromkeys(job_id for each in asked for job_id in each))
+    groups = [job_ids(run) if verdict(run) is None or successors(run) else [] for run in runs]
+    ids = list(dict.fromkeys(job_id for group in groups for job_id in group))
     jobs = queue.job_states(ids, ask) if ids else {}
-    return [[jobs[job_id] for job_id in each] for each in asked]
+    return [[jobs[job_id] for job_id in group] for group in groups]
 
 
 def _listed(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
@@ -141,19 +141,19 @@ def _listed(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
 def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     """Return the state of a run for given states of its jobs, in their order; without a query."""
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
-    behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
+    successor_jobs = tuple(successor for successor in jobs[jobs.index(job) + 1:] if not successor.ended) if job else ()
     attempt, spec = run.attempt(), load_any(run.job)
     steps = spec.train.steps if isinstance(spec, JobSpec) else 0
     status = AttemptReader(run, attempt).status()
     phase = status.phase if status else None
-    found = verdict(run, attempt)
+    outcome = verdict(run, attempt)
     records = last_records(run.metrics, StepMetrics, RECENT)
     recent = [record for record in records if record.attempt == attempt]
     last = records[-1] if records else None
     step = last.step if last else 0
     awaits = phase == AWAITING
     doing = f"{phase} {status.detail}" if status is not None and awaits else phase
-    recorded = _recorded(phase, found, done=steps in (0, step))
+    recorded = _recorded(phase, outcome, done=steps in (0, step))
     if job is not None and job.state == FORGOTTEN and recorded is None and _stirs(run):
         job = replace(job, state=UNKNOWN)  # its controller has lost it, and its ranks continue
     state = _state(job, recorded, held(run), run.stop.exists())
@@ -165,13 +165,13 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     if records and loss is None:
         loss = next(reversed(losses(read_records(run.metrics, StepMetrics))), None)
     return RunStatus(
-        run.path, state, attempt, job, behind, doing, step, steps, loss,
+        run.path, state, attempt, job, successor_jobs, doing, step, steps, loss,
         next(reversed(read_records(run.evaluations, Evaluation)), None),
         last.tokens_per_s if last else None,
         eta=pace * (steps - step) if pace is not None and steps and state == "running" and not (late or awaits) else None,
         step_age=step_age,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
-        cause=_cause(run, attempt, job) if state == "failed" or (state == "stopped" and found and found.cause) else None,
+        cause=_cause(run, attempt, job) if state == "failed" or (state == "stopped" and outcome and outcome.cause) else None,
         late=late,
         before=_before(run, attempt, job, isinstance(spec, ProgramSpec)) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),
@@ -208,9 +208,9 @@ def held(run: RunDirectory) -> bool:
     return False
 
 
-def _state(job: SlurmJob | None, recorded: str | None, held: bool, asked: bool) -> str:
-    """Return the state. ``recorded``: the end according to the run directory; ``asked``: True if the user asked for the end.
-    Slurm forgets the jobs of an array that are cancelled before they start."""
+def _state(job: SlurmJob | None, recorded: str | None, held: bool, stop_requested: bool) -> str:
+    """Return the state. ``recorded``: the end according to the run directory; ``stop_requested``: True if the user asked for the
+    end. Slurm forgets the jobs of an array that are cancelled before they start."""
     if job is None:
         return "running" if held and recorded is None else recorded or "failed"
     if job.waits:
@@ -222,7 +222,7 @@ def _state(job: SlurmJob | None, recorded: str | None, held: bool, asked: bool) 
     if recorded is not None:
         return recorded
     return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING or (
-        asked and job.state == FORGOTTEN) else "failed"
+        stop_requested and job.state == FORGOTTEN) else "failed"
 
 
 def _stirs(run: RunDirectory) -> bool:
@@ -231,10 +231,10 @@ def _stirs(run: RunDirectory) -> bool:
     return any(file.exists() and time.time() - file.stat().st_mtime < STIRS_S for file in files)
 
 
-def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | None:
+def _recorded(phase: str | None, outcome: Verdict | None, done: bool) -> str | None:
     """Return the end of this attempt according to the run directory; None before its end."""
-    if found is not None:
-        return found.state
+    if outcome is not None:
+        return outcome.state
     if phase == "done" and done:
         return "completed"
     return "stopped" if phase == "stopped" else None
@@ -251,16 +251,16 @@ def _before(run: RunDirectory, attempt: int, job: SlurmJob | None, of_program: b
         return f"attempt {attempt}: Slurm has ended it and queued its job again, as where one of its nodes fails"
     if attempt == 1:
         return None
-    last, said = cause(run, attempt - 1), verdict(run, attempt - 1)
-    again = next((end.message for end in ends if end.attempt == attempt - 1), None)  # a departure has no cause
-    words = last.message if last is not None else said.state if said is not None else again
-    return None if words is None else f"attempt {attempt - 1}: {words}"
+    failure, outcome = cause(run, attempt - 1), verdict(run, attempt - 1)
+    restart = next((end.message for end in ends if end.attempt == attempt - 1), None)  # a departure has no cause
+    message = failure.message if failure is not None else outcome.state if outcome is not None else restart
+    return None if message is None else f"attempt {attempt - 1}: {message}"
 
 
 def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
-    found = cause(run, attempt)
-    if found is not None:
-        return found.message
+    failure = cause(run, attempt)
+    if failure is not None:
+        return failure.message
     if job is None:
         return "it ended without a word: its launcher was killed, or its machine went down"
     return words_of_job(run, job)
@@ -272,8 +272,8 @@ def words_of_job(run: RunDirectory, job: SlurmJob) -> str:
         return f"Slurm job {job.id} ended as {job.state}: {unstarted}"
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
     reason = f" ({job.meaning or job.reason})" if job.reason not in ("", UNSTARTED) else ""  # a killed script has it too
-    words = last_words([line for line in tail(run.slurm_log(job.id)) if not BEGINS.match(line)])
-    return f"Slurm job {job.id} ended as {job.state}{code}{reason}" + (f"; its last words: {words}" if words else "")
+    message = last_words([line for line in tail(run.slurm_log(job.id)) if not BEGINS.match(line)])
+    return f"Slurm job {job.id} ended as {job.state}{code}{reason}" + (f"; its last words: {message}" if message else "")
 
 
 def _unstarted_words(run: RunDirectory, job: SlurmJob) -> str | None:

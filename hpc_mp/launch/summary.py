@@ -73,9 +73,9 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
         rows["rate"] = plan.resolution.schedule.why
     if plan.resolution.profile.why:
         rows["profile"] = plan.resolution.profile.why
-    if resume := plan.given.checkpoint.resume:
+    if resume := plan.user_spec.checkpoint.resume:
         rows["begins"] = f"with step {saved_step(find_run(Path(resume))) + 1:,}, from the newest checkpoint of {resume}"
-    note = without_effect(plan.given, plan.where.place)
+    note = without_effect(plan.user_spec, plan.where.place)
     if note is not None:
         rows["note"] = note
     return table(rows | unseen(plan))
@@ -83,10 +83,10 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
 
 def unseen(plan: JobPlan) -> dict[str, str]:
     """Return a row about files that the job script needs and this machine lacks: the nodes may have them."""
-    slurm = plan.given.slurm
-    wanted = {"slurm.venv": slurm.venv and f"{slurm.venv}/bin/activate", "slurm.python": slurm.python,
-              "slurm.container": slurm.container}
-    absent = [f"{key}: {path}" for key, path in wanted.items()
+    slurm = plan.user_spec.slurm
+    paths = {"slurm.venv": slurm.venv and f"{slurm.venv}/bin/activate", "slurm.python": slurm.python,
+             "slurm.container": slurm.container}
+    absent = [f"{key}: {path}" for key, path in paths.items()
               if path and path.startswith("/") and not os.path.exists(path)] if plan.where.place in SCRIPT else []
     return {"unseen": f"{'; '.join(absent)} is not there on this machine; every node must have it"} if absent else {}
 
@@ -117,32 +117,32 @@ def defaults(spec: AnySpec) -> dict[str, str]:
 
 
 def _state(plan: TrainingPlan) -> str:
-    state = [each.total for each in plan.record.state]
+    state = [share.total for share in plan.record.state]
     low, high = memory_size(min(state)), memory_size(max(state))
-    each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
-    for where, elsewhere in (("in the host's memory", [each.host for each in plan.record.state]),
-                             ("on a disk", [each.disk for each in plan.record.state])):
-        each += f" and up to {memory_size(max(elsewhere))} {where}" if any(elsewhere) else ""
+    size = f"{low} per rank" if low == high else f"{low} to {high} per rank"
+    for place, amounts in (("in the host's memory", [share.host for share in plan.record.state]),
+                           ("on a disk", [share.disk for share in plan.record.state])):
+        size += f" and up to {memory_size(max(amounts))} {place}" if any(amounts) else ""
     if not plan.device.pools:
-        return f"{each}; the memory of the nodes is not known here"
+        return f"{size}; the memory of the nodes is not known here"
     tightest = max(plan.device.pools, key=lambda pool: sum(state[rank] for rank in pool.ranks))
     total = memory_size(sum(state[rank] for rank in tightest.ranks))
     limit = "an unknown size" if tightest.size is None else memory_size(tightest.size)
-    return f"{each}, {total} of {limit} on {tightest.name}"
+    return f"{size}, {total} of {limit} on {tightest.name}"
 
 
 def _backwards(plan: TrainingPlan) -> str:
     """Return the state that ranks keep for their backwards, as far as it is known before the start."""
     spec, chunks = plan.spec, plan.record.chunks
     inputs = kept_inputs(plan.shape, spec, plan.record.layers)
-    kept = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
-    held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
-    waiting = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"
-    words = f"{waiting}, recompute {spec.parallel.recompute}{kept}"
+    inputs_note = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
+    held, on_device, on_host = (max(getattr(chunk, attribute) for chunk in chunks) for attribute in ("held", "here", "away"))
+    in_flight = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"
+    text = f"{in_flight}, recompute {spec.parallel.recompute}{inputs_note}"
     if spec.offload_horizon is None:
-        return words
+        return text
     ahead = counted(spec.offload_horizon, "computation")
-    return f"{words}; at most {here} on the device and {away} on the host, fetched {ahead} ahead"
+    return f"{text}; at most {on_device} on the device and {on_host} on the host, fetched {ahead} ahead"
 
 
 def _row(name: str, text: str) -> str:
@@ -156,14 +156,14 @@ def without_effect(spec: AnySpec, place: str) -> str | None:
     Args:
         spec: the job as the user wrote it.
     """
-    vain = [key for key, places in PLACES.items() if place not in places and _given(spec, key)]
+    ineffective = [key for key, places in PLACES.items() if place not in places and _is_changed(spec, key)]
     if place == "step":
         in_step = {"cpus-per-task", *options_of(spec, "step")}  # srun gets these too
-        vain += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in in_step]
-    return f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
+        ineffective += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in in_step]
+    return f"{', '.join(ineffective)} {'has' if len(ineffective) == 1 else 'have'} no effect here" if ineffective else None
 
 
-def _given(spec: AnySpec, key: str) -> bool:
+def _is_changed(spec: AnySpec, key: str) -> bool:
     section, name = key.split(".")
-    given = getattr(spec, section, None)  # a program has no model and no data
-    return given is not None and bool(getattr(given, name) != type(given).model_fields[name].get_default())
+    values = getattr(spec, section, None)  # a program has no model and no data
+    return values is not None and bool(getattr(values, name) != type(values).model_fields[name].get_default())

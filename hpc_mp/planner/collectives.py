@@ -100,7 +100,7 @@ def _whole(n: int) -> float:
     return 1.0
 
 
-COLLECTIVES: dict[str, Collective] = {each.name: each for each in (
+COLLECTIVES: dict[str, Collective] = {entry.name: entry for entry in (
     Collective("all_reduce", "all_reduce_perf", True, False, False, False, False, _reduced, native="in_place"),
     Collective("all_gather", "all_gather_perf", False, False, True, False, True, _shared),
     Collective("reduce_scatter", "reduce_scatter_perf", True, False, False, True, True, _shared),
@@ -154,12 +154,12 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
                          "measure inside the nodes (--split node), or name another fabric")
     shape = _Shape(n, ranks_per_node, nodes, _inside(fabric, ranks_per_node), _outside(fabric, ranks_per_node, beside))
     factor = COLLECTIVES[collective].factor(n)
-    algorithms = [each for protocol in nccl_model().protocols
-                  for each in _algorithms(collective, shape, fabric, protocol, nccl_model())]
-    best = min(algorithms, key=lambda each: each.seconds(size, factor))
+    algorithms = [algorithm for protocol in nccl_model().protocols
+                  for algorithm in _algorithms(collective, shape, fabric, protocol, nccl_model())]
+    best = min(algorithms, key=lambda algorithm: algorithm.seconds(size, factor))
     seconds = best.seconds(size, factor)
     busbw = size / seconds / 1e9 * factor
-    return Expectation(busbw, seconds, best.name, busbw / max(each.busbw for each in algorithms))
+    return Expectation(busbw, seconds, best.name, busbw / max(algorithm.busbw for algorithm in algorithms))
 
 
 def expect_tcp(
@@ -235,8 +235,8 @@ def _algorithms(collective: str, shape: _Shape, fabric: Fabric, protocol: Protoc
     levels = 2 * math.ceil(math.log2(shape.k))
     if protocol.algorithm == "ring":
         rate = _ring_rate(collective, _Shape(shape.n, shape.g, shape.k, shape.inside, shape.network * model.nic_ring))
-        most = fabric.ll if protocol.protocol == "LL" and shape.k == 1 else protocol.most
-        yield _way(protocol, min(rate * protocol.share, most), *_ring_steps(collective, shape), fabric)
+        cap = fabric.ll if protocol.protocol == "LL" and shape.k == 1 else protocol.most
+        yield _way(protocol, min(rate * protocol.share, cap), *_ring_steps(collective, shape), fabric)
     elif collective == "all_reduce" and protocol.algorithm == "tree" and shape.k > 1:
         rate = min(model.tree_inside * shape.inside * (shape.n - 1) / shape.n, _tree_rate(shape, model))
         yield _way(protocol, min(rate * protocol.share, protocol.most), 2 * (shape.g - 1), levels, fabric)

@@ -38,12 +38,12 @@ class Device:
     pools: tuple[Pool, ...] = ()
 
 
-def local_device(asked: Asked, ranks: int) -> Device:
+def local_device(requested: Asked, ranks: int) -> Device:
     """Return the device of ``ranks`` emulated ranks here. Raises HpcMpError like ``choose``."""
-    return choose(asked, ranks, find_gpus(), torch_has_cuda(), psutil.virtual_memory().total)
+    return choose(requested, ranks, find_gpus(), torch_has_cuda(), psutil.virtual_memory().total)
 
 
-def choose(asked: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
+def choose(requested: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
     """Choose the device. ``auto`` is cuda if every rank gets its own GPU; ``cuda`` with fewer lets rank r share GPU r mod GPUs.
 
     Args:
@@ -58,10 +58,10 @@ def choose(asked: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memo
         lacking = "nvidia-smi finds no GPU"
     elif not cuda_built:
         lacking = "the installed torch is built without CUDA"
-    if asked == "cuda" and lacking:
+    if requested == "cuda" and lacking:
         raise HpcMpError("job.device = cuda", lacking, "use job.device = \"cpu\" or \"auto\"")
-    if asked == "cpu" or lacking or (asked == "auto" and len(gpus) < ranks):
-        why = "job.device = cpu" if asked == "cpu" else lacking or f"{len(gpus)} GPUs are fewer than {ranks} ranks"
+    if requested == "cpu" or lacking or (requested == "auto" and len(gpus) < ranks):
+        why = "job.device = cpu" if requested == "cpu" else lacking or f"{len(gpus)} GPUs are fewer than {ranks} ranks"
         return Device("cpu", why, (Pool("this machine", memory, tuple(range(ranks))),))
     why = "a GPU for every rank" if len(gpus) >= ranks else f"{ranks} ranks share {len(gpus)} GPUs"
     used = gpus[:ranks]

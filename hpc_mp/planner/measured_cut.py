@@ -50,13 +50,13 @@ def _weighed(spec: JobSpec, weight: float) -> JobSpec:
 
 def fullest(layers: tuple[int, ...], profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> int:
     """Return the bytes of the rank that holds most: state and activations."""
-    kept = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
+    sizes = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
             + profile.head.activations * span.last for span in stage_spans(layers)]
     shares = spec.parallel.tensor * spec.parallel.context
     state, placement = state_bytes(shape, spec, layers), schedule_of(spec).placement
     needs = []
     for rank, chunks in enumerate(chunk_counts(spec)):
-        largest = max(size for size, holder in zip(kept, placement, strict=True) if holder == rank)
+        largest = max(size for size, holder in zip(sizes, placement, strict=True) if holder == rank)
         held = max(state[rank, tensor].total for tensor in range(spec.parallel.tensor))
         needs.append(held + chunks.here * largest // shares)
     return max(needs)

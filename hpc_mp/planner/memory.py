@@ -88,9 +88,9 @@ def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:
     return StateBytes(parameters, gradients, buffers, host=host, disk=optimizer)
 
 
-def _whole(units: list[FlatLayout], passing: list[FlatLayout], most: int) -> int:
-    """Return the elements of units that a rank has whole at once; of the passing units only those of ``most`` blocks."""
+def _whole(units: list[FlatLayout], passing: list[FlatLayout], limit: int) -> int:
+    """Return the elements of units that a rank has whole at once; of the passing units only those of ``limit`` blocks."""
     blocks: Counter[str] = Counter()
     for unit in passing:
         blocks[unit.block] += unit.padded
-    return sum(unit.padded for unit in units if unit not in passing) + sum(size for _, size in blocks.most_common(most))
+    return sum(unit.padded for unit in units if unit not in passing) + sum(size for _, size in blocks.most_common(limit))

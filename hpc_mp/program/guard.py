@@ -1,8 +1,8 @@
 """The guard of a rank that mpirun started: it stays beside the program, forwards mpirun's signals, and records how the program
 ended.
 
-Slurm reports when and how every task ended. mpirun reports one process, in words of its own, and ends the others. So each
-rank has its own witness.
+Slurm reports when and how every task ended. mpirun reports only one process, in its own format, and ends the others. So
+each rank has its own guard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpc_mp.rundir.program import ProgramCommand
 from hpc_mp.rundir.rank_env import RankEnv
 
 STOP = signal.SIGUSR2  # asks ranks to stop; mpirun passes it on
-END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # mpirun ends the others by these, after one has failed
+END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # mpirun ends the other ranks by these after one has failed
 PASSED = (STOP, *END, signal.SIGUSR1)
 
 
@@ -37,8 +37,8 @@ def guards(environ: Mapping[str, str]) -> Path:
 def first_code(directory: Path) -> int:
     """Return the exit code of the first rank of this node that ended by itself or as requested; 0 if none has, or if it
     succeeded. mpirun itself may end with that code, with the number of a signal, with a code of its own, or with 0."""
-    found = sorted(directory.glob("ended.*"), key=lambda path: path.stat().st_mtime_ns)
-    return int(found[0].suffix[1:]) if found else 0
+    ends = sorted(directory.glob("ended.*"), key=lambda path: path.stat().st_mtime_ns)
+    return int(ends[0].suffix[1:]) if ends else 0
 
 
 def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int],
@@ -65,15 +65,15 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
     passed = _passed_on(pid, signal.Signals[f"SIG{program.signal}"])
     (noted / str(os.getpid())).touch()
     _, status = os.waitpid(pid, 0)
-    ended, code = time.time(), os.waitstatus_to_exitcode(status)  # others notice it at once, and end too
+    ended, code = time.time(), os.waitstatus_to_exitcode(status)  # other ranks notice the end at once, and end too
     (noted / str(os.getpid())).unlink(missing_ok=True)
-    if code and not any(number in END for number in passed):  # else mpirun ended it because of another one
-        with suppress(FileExistsError):  # its time shows which was first
+    if code and not any(number in END for number in passed):  # otherwise mpirun ended it because another rank had failed
+        with suppress(FileExistsError):  # the time of the file shows which rank ended first
             (noted / f"ended.{code if code > 0 else 128 - code}").touch(exist_ok=False)
     if code:
         with suppress(ProcessLookupError):  # its children, mostly data loaders
             os.killpg(pid, signal.SIGKILL)
-    if code not in (0, *program.stop_codes) and not passed and not _said(run, who.rank, attempt):
+    if code not in (0, *program.stop_codes) and not passed and not _has_record(run, who.rank, attempt):
         with suppress(OSError):  # a full disk must not hide the end: mpirun reports it too
             write_failure(run, _failure(run, who, attempt, code, ended))
     if code < 0:
@@ -97,7 +97,7 @@ def _passed_on(pid: int, stop: signal.Signals) -> list[int]:
     return passed
 
 
-def _said(run: RunDirectory, rank: int, attempt: int) -> bool:
+def _has_record(run: RunDirectory, rank: int, attempt: int) -> bool:
     """Return True if the child could not become the program and has recorded the reason."""
     return run.failure(attempt, rank).exists()
 

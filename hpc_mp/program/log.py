@@ -46,8 +46,8 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
 
 def _rank(environ: Mapping[str, str]) -> int:
     """Return the rank from the program's own launcher, else from MPI's."""
-    own = environ.get("RANK", "")
-    return int(own) if own.isdecimal() else identity(environ).rank
+    rank = environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else identity(environ).rank
 
 
 @cache
@@ -72,10 +72,10 @@ class _StepWriter:
             raise HpcMpError(f"hpc_mp.log(step={step})", f"does not follow step {self._step}", "number steps from 1, each once")
         now = time.monotonic()
         seconds, self._time = max(now - self._time, 1e-9), now
-        each = seconds / (step - self._step)
+        step_seconds = seconds / (step - self._step)
         self._tokens += tokens
         self._file.write(line_of(StepMetrics(
-            step=step, tokens=self._tokens, step_time_s=each, tokens_per_s=tokens / each, peak_memory_bytes=0,
+            step=step, tokens=self._tokens, step_time_s=step_seconds, tokens_per_s=tokens / step_seconds, peak_memory_bytes=0,
             label_tokens=tokens, attempt=self._attempt, **values)))
         self._step = step
 

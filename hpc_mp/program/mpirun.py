@@ -22,17 +22,17 @@ class Mpirun:
     """A family of mpirun.
 
     Attributes:
-        says: pattern of its version output.
-        options: arguments for: this many processes in all, that many on each host, filling one host after the other, more than
-            cores if necessary, with these variables.
-        here: arguments for: that many processes, all on this host.
-        on: arguments for: that many processes on each of these hosts, one host after the other; no variables are passed, since
-            each host already has the whole environment.
+        version_pattern: pattern of its version output.
+        options: arguments for a number of processes in all, a number on each host, and variables to pass. The hosts are filled
+            one after the other, beyond their cores if necessary.
+        local: arguments for a number of processes, all on this host.
+        on: arguments for a number of processes on each of several hosts, which are filled one after the other. No variables are
+            passed, since each host already has the whole environment.
     """
 
-    says: str
+    version_pattern: str
     options: Callable[[int, int, list[str]], list[str]]
-    here: Callable[[int], list[str]]
+    local: Callable[[int], list[str]]
     on: Callable[[Sequence[str], int], list[str]]
 
 
@@ -40,28 +40,30 @@ FAMILIES = (
     Mpirun(r"Open MPI|OpenRTE|PRRTE", lambda ranks, per_node, names: [
         "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none",
         *(word for name in names for word in ("-x", name))], lambda ranks: ["--host", f"localhost:{ranks}"],
-        lambda hosts, each: [
-            "-n", str(len(hosts) * each), "--host", ",".join(f"{host}:{each}" for host in hosts), "--map-by",
-            f"ppr:{each}:node:OVERSUBSCRIBE", "--bind-to", "none", "--leave-session-attached"]),
+        lambda hosts, count: [
+            "-n", str(len(hosts) * count), "--host", ",".join(f"{host}:{count}" for host in hosts), "--map-by",
+            f"ppr:{count}:node:OVERSUBSCRIBE", "--bind-to", "none", "--leave-session-attached"]),
     Mpirun(r"HYDRA|MPICH|Intel\(R\) MPI", lambda ranks, per_node, names: [
         "-n", str(ranks), "-ppn", str(per_node), "-genvlist", ",".join([*names, "PATH", "LD_LIBRARY_PATH"])],
         lambda ranks: ["-hosts", "localhost"],
-        lambda hosts, each: ["-n", str(len(hosts) * each), "-ppn", str(each), "-hosts", ",".join(hosts), "-genvnone"]),
+        lambda hosts, count: ["-n", str(len(hosts) * count), "-ppn", str(count), "-hosts", ",".join(hosts), "-genvnone"]),
 )
 
 
-def family(ask: Runner, otherwise: str, asked: str = "--on mpi", bring: str = BRING) -> Mpirun:
-    """Return the family of the mpirun on PATH, which ``asked`` requires. Raises HpcMpError if no mpirun exists (``bring``), or if
-    its family is unknown (``otherwise``)."""
+def family(ask: Runner, otherwise: str, setting: str = "--on mpi", bring: str = BRING) -> Mpirun:
+    """Return the family of the mpirun on PATH, which ``setting`` requires.
+
+    Raises HpcMpError if no mpirun exists (remedy ``bring``), or if its family is unknown (remedy ``otherwise``).
+    """
     try:
-        said = ask(("mpirun", "--version"))
+        output = ask(("mpirun", "--version"))
     except CommandFailed as error:
-        raise HpcMpError(asked, f"needs mpirun ({error})", bring) from None
-    found = next((each for each in FAMILIES if re.search(each.says, said)), None)
-    if found is None:
-        raise HpcMpError(f"mpirun ({said.splitlines()[0] if said else 'it says nothing'})",
+        raise HpcMpError(setting, f"needs mpirun ({error})", bring) from None
+    mpirun = next((candidate for candidate in FAMILIES if re.search(candidate.version_pattern, output)), None)
+    if mpirun is None:
+        raise HpcMpError(f"mpirun ({output.splitlines()[0] if output else 'it says nothing'})",
                          "is neither Open MPI nor of MPICH's family", otherwise)
-    return found
+    return mpirun
 
 
 def as_root() -> dict[str, str]:

@@ -62,14 +62,14 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     if record is not None:
         say_host(run, who)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
-    own = own_variables(program, run, placement, who.rank, meeting)
+    variables = own_variables(program, run, placement, who.rank, meeting)
     if program.ranks_per_node is not None:
-        program = replace(program, command=filled_in(program, run.path, own))
-    found = environment(program, {**own, **run_variables(run.path, attempt)}, environ)
+        program = replace(program, command=filled_in(program, run.path, variables))
+    program_environ = environment(program, {**variables, **run_variables(run.path, attempt)}, environ)
 
     def start() -> int:
         try:
-            become(program, found)
+            become(program, program_environ)
         except HpcMpError as error:
             print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
             with suppress(OSError):  # a full disk must not hide the reason: the log has it too
@@ -100,13 +100,13 @@ def _open_files() -> Iterable[int]:
         return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
 
 
-def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def environment(program: ProgramCommand, variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the program's environment: the job's without internal variables, the program's own, and the rank's identity last."""
     ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # emulated nodes have no Slurm
     inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
     path = {"PATH": environ[OWN_PATH]} if OWN_PATH in environ else {}
     starts = for_launchers(program.ranks_per_node, inherited) if program.ranks_per_node and EMULATED not in environ else {}
-    return {**DEFAULTS, **inherited, **path, **starts, **program.environment, **own}
+    return {**DEFAULTS, **inherited, **path, **starts, **program.environment, **variables}
 
 
 def for_launchers(ranks_per_node: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -85,16 +85,16 @@ def _become(command: list[str], launch: int) -> None:
 
 def _copy(source: int, tail: deque[bytes]) -> None:
     """Copy what the process writes to its errors, and keep the last ``TAIL`` bytes."""
-    kept = 0
+    size = 0
     while block := os.read(source, BLOCK):
         with suppress(OSError):  # nobody may read them any more
             view = memoryview(block)
             while view:
                 view = view[os.write(2, view):]
         tail.append(block)
-        kept += len(block)
-        while kept - len(tail[0]) > TAIL:
-            kept -= len(tail.popleft())
+        size += len(block)
+        while size - len(tail[0]) > TAIL:
+            size -= len(tail.popleft())
 
 
 def _die_alike(number: int) -> None:

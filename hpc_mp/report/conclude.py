@@ -17,7 +17,7 @@ from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
     """Write ``outcome.json``, and ``report.html`` if the run has trained. Return the outcome with the report's path. Run the
-    user's command (``notify.command``), once for each attempt that ends so.
+    user's command (``notify.command``), once for each attempt.
 
     The verdict is written before the report, which shows it: if the process is killed in between, at least the verdict exists.
     A run whose directory was removed has failed, whatever its ranks report, and nothing is written. A full disk, or a report
@@ -29,16 +29,16 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
     """
     run = RunDirectory(outcome.run)
     if run.removed:
-        said = f"the run directory {run.path} was removed while the run went on: nothing of it is kept"
-        return replace(outcome, state="failed", cause=Cause("removed", said), checkpoint=None)
-    known = verdict(run, attempt) is not None
+        message = f"the run directory {run.path} was removed while the run went on: nothing of it is kept"
+        return replace(outcome, state="failed", cause=Cause("removed", message), checkpoint=None)
+    repeated = verdict(run, attempt) is not None
     with suppress(OSError):
         write_outcome(outcome, attempt)
     concluded = replace(outcome, report=_drawn(run, warn) if outcome.steps else None)
     if concluded.report is not None:
         with suppress(OSError):
             write_outcome(concluded, attempt)
-    if not known:
+    if not repeated:
         _notify(concluded, run, warn)
     return concluded
 
@@ -63,7 +63,7 @@ def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
 
     try:
         return write_report(run)
-    except Exception as error:  # whatever the drawing of a half-written run raises
+    except Exception as error:  # drawing a half-written run may raise any error
         warn(f"warning: no report ({type(error).__name__}: {error}); {run.main_log} says where")
         log = LineFile(run.main_log)
         log.write(f"no report could be drawn:\n{traceback.format_exc().rstrip()}")

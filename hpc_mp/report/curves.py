@@ -82,8 +82,9 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
     """Return one figure. ``metrics`` must hold at least one step."""
     every = [(metric.step, panel.value(metric)) for metric in metrics]
     finite = [(step, value) for step, value in every if abs(value) < HUGE]
-    kept = thinned(finite, MOST_POINTS)
-    held_out = [(each.step, each.loss) for each in evaluations if abs(each.loss) < HUGE and each.step >= metrics[0].step]
+    drawn = thinned(finite, MOST_POINTS)
+    held_out = [(evaluation.step, evaluation.loss) for evaluation in evaluations
+                if abs(evaluation.loss) < HUGE and evaluation.step >= metrics[0].step]
     low, high = _range(panel, [value for _, value in (*finite, *held_out)] or [0.0])
     x = Scale(metrics[0].step, metrics[-1].step, LEFT, WIDTH - RIGHT)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP)
@@ -93,9 +94,9 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
         notes.append(f"{counted(len(above), 'step')} above the scale, the most {number(largest)} at step {at}")
     return Curve(
         panel,
-        steps=tuple(step for step, _ in kept),
-        values=tuple(value for _, value in kept),
-        points=tuple((x(step), y(min(value, high))) for step, value in kept),
+        steps=tuple(step for step, _ in drawn),
+        values=tuple(value for _, value in drawn),
+        points=tuple((x(step), y(min(value, high))) for step, value in drawn),
         held_out=tuple((x(step), y(value)) for step, value in thinned(held_out, MOST_POINTS)),
         x_ticks=ticks(x, 6, whole=True),
         y_ticks=ticks(y, 6),
@@ -107,31 +108,31 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
 
 def labelled(resumes: Sequence[Resume], end: float) -> tuple[Resume, ...]:
     """Add labels that do not overlap: the newest first, none beyond the pixel ``end``."""
-    found, free = [], end
+    marks, free = [], end
     for resume in reversed(resumes):
         beside = resume.at + LABEL_GAP, resume.at - LABEL_GAP - LABEL_WIDTH  # its line, on either side
         label = next((left for left in beside if 0 <= left <= free - LABEL_WIDTH), None)
         free = free if label is None else label - LABEL_GAP
-        found.append(replace(resume, label=label))
-    return tuple(reversed(found))
+        marks.append(replace(resume, label=label))
+    return tuple(reversed(marks))
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:
-    """Return at most ``most`` of the points: the lowest and the highest of every stretch, so that no spike is lost."""
-    if len(points) <= most:
+def thinned(points: Sequence[tuple[int, float]], limit: int) -> Sequence[tuple[int, float]]:
+    """Return at most ``limit`` of the points: the lowest and the highest of every stretch, so that no spike is lost."""
+    if len(points) <= limit:
         return points
-    stretches = most // 2 - 1  # the first and the last point are kept as well
-    kept = {0, len(points) - 1}
+    stretches = limit // 2 - 1  # the first and the last point are kept as well
+    indices = {0, len(points) - 1}
     for stretch in range(stretches):
         span = range(stretch * len(points) // stretches, (stretch + 1) * len(points) // stretches)
-        kept |= {min(span, key=lambda i: points[i][1]), max(span, key=lambda i: points[i][1])}
-    return [points[i] for i in sorted(kept)]
+        indices |= {min(span, key=lambda i: points[i][1]), max(span, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(indices)]
 
 
 def _range(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
     """Return the lower and upper end of the y axis."""
     if panel.from_zero:
-        most = min(max(values), SCALE_OVER_MEDIAN * median(values)) if panel.outliers else max(values)
-        return 0.0, 1.08 * most
+        highest = min(max(values), SCALE_OVER_MEDIAN * median(values)) if panel.outliers else max(values)
+        return 0.0, 1.08 * highest
     margin = 0.05 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

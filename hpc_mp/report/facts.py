@@ -96,7 +96,7 @@ def read_facts(run: RunDirectory) -> RunFacts:
         starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
         failures=reader.failures(),
-        causes={number: found for number in range(1, attempt + 1) if (found := cause(run, number)) is not None},
+        causes={number: attempt_cause for number in range(1, attempt + 1) if (attempt_cause := cause(run, number)) is not None},
         status=status if status is not None and status.attempt == attempt else None,
         verdict=reader.verdict(),
         log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),
@@ -150,8 +150,8 @@ class _RunReader:
             return None
 
     def all(self, paths: Iterable[Path], kind: type[R]) -> tuple[R, ...]:
-        found = (self.one(path, kind) for path in paths)
-        return tuple(record for record in found if record is not None)
+        records = (self.one(path, kind) for path in paths)
+        return tuple(record for record in records if record is not None)
 
     def failures(self) -> tuple[RankFailure, ...]:
         for path in self.run.failure.found():
@@ -204,5 +204,5 @@ class _RunReader:
 
 
 def _log_line(line: str) -> LogLine:
-    found = re.fullmatch(r"(\d\d:\d\d:\d\d) (.*)", line)
-    return LogLine(*found.groups()) if found else LogLine("", line)
+    match = re.fullmatch(r"(\d\d:\d\d:\d\d) (.*)", line)
+    return LogLine(*match.groups()) if match else LogLine("", line)

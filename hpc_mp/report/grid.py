@@ -85,7 +85,7 @@ def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str,
 
     ordered = sorted(placement.ranks, key=lambda place: (place.node, place.local_rank))
     nodes = tuple(node(list(places)) for _, places in groupby(ordered, lambda place: place.node))
-    density = next((name for most, name in DENSITIES if placement.degrees.world <= most), "dense")
+    density = next((name for limit, name in DENSITIES if placement.degrees.world <= limit), "dense")
     return Grid(nodes, density, min(MOST_COLUMNS, placement.ranks_per_node), shades, axes)
 
 

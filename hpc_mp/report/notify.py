@@ -31,9 +31,9 @@ def variables(outcome: Outcome) -> dict[str, str]:
     """Return the outcome as variables, empty if unknown. ``HPC_MP_NAME``: the job's name; ``HPC_MP_CAUSE``: the cause of a
     failure."""
     document = outcome.document()
-    found = {name: document[key] for name, key in VARIABLES.items()}
-    found |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}
-    return {name: "" if value is None else str(value) for name, value in found.items()}
+    values = {name: document[key] for name, key in VARIABLES.items()}
+    values |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}
+    return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
 def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
@@ -47,5 +47,5 @@ def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
         return f"notify.command cannot be started ({error.strerror})"
     except (subprocess.TimeoutExpired, ValueError) as error:  # for example a value with a zero byte
         return f"notify.command was given up ({error})"
-    said = " ".join(done.stdout.split())[-WORDS:]
-    return f"notify.command exited with {done.returncode}" + (f": {said}" if said else "") if done.returncode else None
+    output = " ".join(done.stdout.split())[-WORDS:]
+    return f"notify.command exited with {done.returncode}" + (f": {output}" if output else "") if done.returncode else None

@@ -58,16 +58,16 @@ class Overlay:
 
 PANELS = (
     OverlayPanel("Loss", "mean over all tokens of the global batch",
-                 lambda run: [(each.step, each.loss) for each in run.metrics]),
+                 lambda run: [(metric.step, metric.loss) for metric in run.metrics]),
     OverlayPanel("Held-out loss", "on evaluate.files",
-                 lambda run: [(each.step, each.loss) for each in run.evaluations], dots=True),
+                 lambda run: [(evaluation.step, evaluation.loss) for evaluation in run.evaluations], dots=True),
     OverlayPanel(THROUGHPUT, "tokens per second, all ranks together",
-                 lambda run: [(each.step, each.tokens_per_s) for each in run.metrics], low=True),
+                 lambda run: [(metric.step, metric.tokens_per_s) for metric in run.metrics], low=True),
     OverlayPanel("Learning rate", "after warm-up and schedule",
-                 lambda run: [(each.step, each.learning_rate) for each in run.metrics], low=True),
+                 lambda run: [(metric.step, metric.learning_rate) for metric in run.metrics], low=True),
 )
 BY_TOKENS = OverlayPanel("Loss by tokens", "for the runs' steps are not of one size",
-                         lambda run: [(each.tokens, each.loss) for each in run.metrics], along="token")
+                         lambda run: [(metric.tokens, metric.loss) for metric in run.metrics], along="token")
 
 
 def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
@@ -76,7 +76,7 @@ def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, 
     panels: tuple[OverlayPanel, ...] = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
     if all(run.program is not None for run in runs):
         panels = tuple(panel if panel.title == THROUGHPUT else replace(panel, subtitle=AS_SAID) for panel in panels)
-    return tuple(found for panel in panels if (found := overlay(panel, runs, labels)) is not None)
+    return tuple(figure for panel in panels if (figure := overlay(panel, runs, labels)) is not None)
 
 
 def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
@@ -88,7 +88,7 @@ def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]
     low, high = _range(panel, [[value for _, value in points] for points in finite if points])
     ends = [at for points in finite for at, _ in points]
     x, y = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
-    most = max(100, min(MOST_POINTS, POINTS // len(runs)))
+    limit = max(100, min(MOST_POINTS, POINTS // len(runs)))
     notes = []
     for label, points, drawn in zip(labels, every, finite, strict=True):
         if len(drawn) < len(points):
@@ -97,7 +97,7 @@ def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]
             notes.append(f"{label}: {counted(above, 'value')} above the scale")
     return Overlay(
         panel,
-        lines=tuple(_line(number, thinned(points, most), x, y, high) for number, points in enumerate(finite) if points),
+        lines=tuple(_line(number, thinned(points, limit), x, y, high) for number, points in enumerate(finite) if points),
         x_ticks=ticks(x, 6, whole=True),
         y_ticks=ticks(y, 6),
         notes=tuple(notes),

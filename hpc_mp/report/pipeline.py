@@ -60,13 +60,13 @@ def chosen(placement: Placement, traced: Mapping[int, RankTrace]) -> tuple[list[
     fitting = max(1, MOST_RANKS // placement.degrees.pipeline)
     drawn = [place for places in chains[:fitting] for place in places]
     present = [place for place in drawn if place.rank in traced]
-    words = []
+    sentences = []
     if len(chains) > fitting:
-        words.append(f"{fitting} of the {len(chains)} pipelines (one for every replica and tensor rank)"
+        sentences.append(f"{fitting} of the {len(chains)} pipelines (one for every replica and tensor rank)"
                      if placement.degrees.pipeline > 1 else f"{fitting} of the {len(chains)} ranks")
     if absent := [str(place.rank) for place in drawn if place.rank not in traced]:
-        words.append(f"no trace yet of rank {', '.join(absent)}")
-    return present, "; ".join(words)
+        sentences.append(f"no trace yet of rank {', '.join(absent)}")
+    return present, "; ".join(sentences)
 
 
 def executed(places: Sequence[RankPlace], traced: Mapping[int, RankTrace], axes: tuple[str, ...]) -> list[Line]:

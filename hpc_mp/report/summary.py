@@ -55,21 +55,21 @@ class Summary:
 
 def summarize(facts: RunFacts) -> Summary:
     cause = facts.causes.get(facts.attempt)
-    own = [failure for failure in facts.failures if failure.attempt == facts.attempt]
-    failures = tuple(sorted(own, key=lambda failure: (cause is None or failure.rank != cause.rank,
+    current = [failure for failure in facts.failures if failure.attempt == facts.attempt]
+    failures = tuple(sorted(current, key=lambda failure: (cause is None or failure.rank != cause.rank,
                                                       precedence(failure.kind, failure.time))))
     state = _state(facts, cause)
-    said = cause.message if cause and state == "failed" else ""
+    message = cause.message if cause and state == "failed" else ""
     return Summary(
         state=state,
         doing=_doing(facts) if state == "running" else "",
         when=_when(facts, state),
         layout=layout(facts.placement, facts.spec, facts.plan, facts.program),
-        cause=said or (UNSAVED if state == "failed" else ""),
+        cause=message or (UNSAVED if state == "failed" else ""),
         traceback=next((failure.traceback for failure in failures if cause and failure.rank == cause.rank), ""),
         failures=failures,
         problems=_newest([f"{line.time} {line.text}".strip() for line in facts.log
-                          if PROBLEM.search(line.text) and not (said and line.text.endswith(said))]),
+                          if PROBLEM.search(line.text) and not (message and line.text.endswith(message))]),
         warnings=_newest([line.text.removeprefix(WARNING) for line in facts.log if line.text.startswith(WARNING)]),
     )
 
@@ -80,9 +80,9 @@ def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | No
     ``program`` that has not named them are unknown."""
     parts = []
     if placement is not None and program is not None and program.program.axes is None:
-        each = program.job.ranks_per_node if program.program.start == "node" else placement.ranks_per_node
-        return (f"{placement.nodes} nodes × {each} = {placement.nodes * each} ranks" if placement.nodes > 1
-                else f"{counted(each, 'rank')} on 1 node")
+        ranks = program.job.ranks_per_node if program.program.start == "node" else placement.ranks_per_node
+        return (f"{placement.nodes} nodes × {ranks} = {placement.nodes * ranks} ranks" if placement.nodes > 1
+                else f"{counted(ranks, 'rank')} on 1 node")
     if placement is not None:
         d = placement.degrees
         world = (f"{placement.nodes} nodes × {placement.ranks_per_node} = {d.world} ranks" if placement.nodes > 1
@@ -147,13 +147,13 @@ def _best(facts: RunFacts) -> Iterator[Number]:
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
     """Return the loss of the first and the last step that have one, and the number of steps without one."""
-    found = losses(metrics)
-    without = len(metrics) - len(found)
+    values = losses(metrics)
+    without = len(metrics) - len(values)
     steps = f"{counted(without, 'step')} without one" if without else ""
-    if not found:
+    if not values:
         return Number("Loss", "none", steps)
-    change = loss_number(found[-1] - found[0], "+").replace("-", "−")
-    return Number("Loss", f"{loss_number(found[0])} → {loss_number(found[-1])}", ", ".join(filter(None, (change, steps))))
+    change = loss_number(values[-1] - values[0], "+").replace("-", "−")
+    return Number("Loss", f"{loss_number(values[0])} → {loss_number(values[-1])}", ", ".join(filter(None, (change, steps))))
 
 
 def later_half(metrics: tuple[StepMetrics, ...]) -> tuple[StepMetrics, ...]:
@@ -196,10 +196,10 @@ def lifetime(facts: RunFacts, state: str) -> tuple[float, float] | None:
 
 
 def _when(facts: RunFacts, state: str) -> str:
-    known = lifetime(facts, state)
-    if known is None:
+    span = lifetime(facts, state)
+    if span is None:
         return "not started"
-    begin, end = known
+    begin, end = span
     attempts = f", {counted(facts.attempt, 'attempt')}" if facts.attempt > 1 else ""
     until = f"last sign of life {moment(end)}" if state == "running" else f"ended {moment(end)}"
     return f"started {moment(begin)}, {until} ({duration(end - begin)}{attempts})"

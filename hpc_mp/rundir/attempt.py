@@ -78,13 +78,13 @@ NEAR = 8  # last lines among which one that mentions an error is preferred over 
 
 def last_words(lines: Sequence[str]) -> str:
     """Return the last line that mentions an error, if it is near the end; else the last line with words."""
-    said: list[str] = []
+    texts: list[str] = []
     for line in reversed(lines):
         if any(map(str.isalnum, line)) and not NOISE.match(line):
-            said.append(line.strip())
-            if len(said) == NEAR:
+            texts.append(line.strip())
+            if len(texts) == NEAR:
                 break
-    return next((line for line in said if WORRIED.search(line) and not CALM.search(line)), said[0] if said else "")
+    return next((line for line in texts if WORRIED.search(line) and not CALM.search(line)), texts[0] if texts else "")
 
 
 TAIL = 1 << 20  # bytes at the end of a log that are searched for its last lines: one exception may fill hundreds of KiB

@@ -96,10 +96,10 @@ def block_hash(content: bytes | memoryview) -> str:
 
 def problem_of(path: Path, file: HashedFile, hashes: bool) -> str | None:
     """Return a file's problem, found by its size or, with ``hashes``, by all its blocks; None if it is sound. Raises OSError."""
-    found = path.stat().st_size
-    if found != file.bytes:
-        return f"{path.name} has {found} bytes, {file.bytes} were saved"
-    if hashes and any(block_hash(block) != given for block, given in zip(_blocks(path), file.blocks, strict=True)):
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"{path.name} has {size} bytes, {file.bytes} were saved"
+    if hashes and any(block_hash(block) != digest for block, digest in zip(_blocks(path), file.blocks, strict=True)):
         return changed(path.name)
     return None
 

@@ -74,9 +74,9 @@ def problem(directory: Path, hashes: bool = True) -> str | None:
     for name, (size, digest) in manifest.files.items():
         path = directory / name
         try:
-            found = path.stat().st_size
-            if found != size:
-                return f"{name} has {found} bytes, {size} were saved"
+            length = path.stat().st_size
+            if length != size:
+                return f"{name} has {length} bytes, {size} were saved"
             if sha256(path) != digest:
                 return changed(name)
         except OSError as error:

@@ -136,8 +136,8 @@ def who(rank: int, place: Iterable[tuple[str, int]] = (), node: str | None = Non
 
 def sentence(subject: str, kind: str, message: str) -> str:
     """Return a sentence that states the subject, the failure, and the evidence."""
-    text, said = KINDS[kind].text, one_line(message)
-    return " ".join(filter(None, (subject, text and f"{text}:" if said else text, said)))
+    text, detail = KINDS[kind].text, one_line(message)
+    return " ".join(filter(None, (subject, text and f"{text}:" if detail else text, detail)))
 
 
 def one_line(message: str) -> str:
@@ -194,7 +194,7 @@ def read_failure(path: Path) -> RankFailure:
     tree = read_json(path)
     try:
         standing = tree.get("standing")
-        found = RankFailure(
+        failure = RankFailure(
             int(tree["rank"]), str(tree["node"]), tree["kind"] if tree["kind"] in KINDS else "error", str(tree["message"]),
             float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
             tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
@@ -203,9 +203,9 @@ def read_failure(path: Path) -> RankFailure:
             int(tree["inner"]) if tree.get("inner") is not None else None)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no record of a rank's end ({error})") from None
-    if not 0 <= found.time < YEAR_3000:
-        raise ValueError(f"no record of a rank's end (time = {found.time})")
-    return found
+    if not 0 <= failure.time < YEAR_3000:
+        raise ValueError(f"no record of a rank's end (time = {failure.time})")
+    return failure
 
 
 def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFailure]:
@@ -214,15 +214,15 @@ def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFai
     Broken records are left out. So is the end of a rank that has started again since in the same attempt.
     """
     begun = {(line["attempt"], line["rank"]): line for line in announced(run)}
-    found = []
+    failures = []
     for path in run.failure.found(*(() if attempt is None else (attempt,))):
         with suppress(OSError, ValueError, TypeError):
             failure = read_failure(path)
             start = begun.get((failure.attempt, failure.rank), {})
             if failure.time >= float(start.get("time", 0)):
-                known = failure.place or tuple((axis, int(start[axis])) for axis in AXES if axis in start)
-                found.append(replace(failure, place=known))
-    return found
+                place = failure.place or tuple((axis, int(start[axis])) for axis in AXES if axis in start)
+                failures.append(replace(failure, place=place))
+    return failures
 
 
 def announced(run: RunDirectory) -> list[dict[str, Any]]:

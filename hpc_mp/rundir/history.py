@@ -79,8 +79,8 @@ def furthest_step(run: RunDirectory, spec: AnySpec) -> int:
     """Return the run's progress: the step of its newest checkpoint, or the latest step that its program ever reported."""
     if not isinstance(spec, ProgramSpec):
         return saved_step(run)
-    said = last_records(run.metrics, StepMetrics, 1)  # of this attempt: a later one removes the steps that it repeats
-    return max([end.step for end in history(run)] + [record.step for record in said], default=0)
+    records = last_records(run.metrics, StepMetrics, 1)  # of this attempt: a later one removes the steps that it repeats
+    return max([end.step for end in history(run)] + [record.step for record in records], default=0)
 
 
 def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
@@ -98,11 +98,12 @@ def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...
 
 
 def complete(run: RunDirectory, spec: AnySpec) -> bool:
-    """Return True if the run has a sound checkpoint of its last step and, if the job evaluates, the evaluation after it. For a
-    program: if its last attempt has ended well."""
+    """Return True if the run has a sound checkpoint of its last step and, if the job evaluates, the evaluation after that step.
+    For a program, return True if its last attempt has ended well."""
     if isinstance(spec, ProgramSpec):
         return any(end.kind == "completed" for end in history(run)[-1:])
     saved = complete_steps(run.checkpoints)
     if not saved or saved_step(run) != spec.train.steps or problem(saved[-1]) is not None:
         return False
-    return not spec.evaluate.files or spec.train.steps in {each.step for each in read_records(run.evaluations, Evaluation)}
+    return not spec.evaluate.files or spec.train.steps in {
+        evaluation.step for evaluation in read_records(run.evaluations, Evaluation)}

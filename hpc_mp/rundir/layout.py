@@ -84,9 +84,9 @@ class FilesOfRun:
     def values(self, path: Path) -> tuple[str, ...]:
         """Return the values of the fields in a path that ``found`` returned."""
         pattern = "".join(re.escape(text) + ("" if field is None else "(.*)") for text, field, _ in self._parts())
-        found = re.fullmatch(pattern.removesuffix("/"), str(path.relative_to(self.run)))
-        assert found is not None, f"{path} does not lie where {self.pattern} says"
-        return found.groups()
+        match = re.fullmatch(pattern.removesuffix("/"), str(path.relative_to(self.run)))
+        assert match is not None, f"{path} does not lie where {self.pattern} says"
+        return match.groups()
 
     def _parts(self) -> list[tuple[str, str | None, str]]:
         return [(text, field, rule or "") for text, field, rule, _ in Formatter().parse(self.pattern)]
@@ -248,7 +248,7 @@ class RunDirectory:
 
 
 FILES: tuple[RunFile | RunFiles, ...] = tuple(
-    each for each in vars(RunDirectory).values() if isinstance(each, RunFile | RunFiles))
+    file for file in vars(RunDirectory).values() if isinstance(file, RunFile | RunFiles))
 """Every file of a run, in the order in which they are explained."""
 
 

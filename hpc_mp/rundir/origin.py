@@ -82,8 +82,8 @@ class OriginDifference:
 def model_fields(configuration: Mapping[str, Any], dropouts: tuple[str, ...]) -> dict[str, Any]:
     """Return the relevant fields of a transformers configuration (``to_dict``). Dropout probabilities may change."""
     counting = {key: value for key, value in configuration.items() if key not in NEUTRAL and key not in dropouts}
-    found: dict[str, Any] = json.loads(json.dumps(counting, sort_keys=True, default=str))
-    return found
+    relevant: dict[str, Any] = json.loads(json.dumps(counting, sort_keys=True, default=str))
+    return relevant
 
 
 def first_difference(before: Origin, now: Mapping[str, Any]) -> OriginDifference | None:

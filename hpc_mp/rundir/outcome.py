@@ -78,7 +78,7 @@ class Outcome:
         """Return the document for ``--json`` and ``outcome.json``. Numbers that are not finite become null: JSON has no NaN."""
         of_array = ("elements", "not_started")
         tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key not in of_array}
-        return tree | ({"elements": [each.document() for each in self.elements], "not_started": self.not_started}
+        return tree | ({"elements": [element.document() for element in self.elements], "not_started": self.not_started}
                        if self.elements else {})
 
 
@@ -111,11 +111,11 @@ def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | Non
         return None
     try:
         report, cause = tree.get("report"), tree.get("cause")
-        found = Verdict(int(tree.get("attempt") or number), tree["state"], _cause(cause) if cause else None,
+        record = Verdict(int(tree.get("attempt") or number), tree["state"], _cause(cause) if cause else None,
                         Path(report) if report else None)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no verdict ({error})") from None
-    return found if found.attempt == number else None
+    return record if record.attempt == number else None
 
 
 def verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
@@ -150,8 +150,8 @@ def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
 def _cause(tree: Mapping[str, Any] | str) -> Cause:
     if isinstance(tree, str):
         return Cause("unknown", tree)
-    known = {field.name for field in fields(Cause)}
-    return Cause(**{"kind": "unknown", **{key: value for key, value in tree.items() if key in known}})
+    names = {field.name for field in fields(Cause)}
+    return Cause(**{"kind": "unknown", **{key: value for key, value in tree.items() if key in names}})
 
 
 def _plain(value: Any) -> Any:

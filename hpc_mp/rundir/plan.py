@@ -119,9 +119,9 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
 
 
 def _from_dict(tree: dict[str, Any]) -> RunPlan:
-    return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**each) for each in tree["state"]),
+    return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**fields) for fields in tree["state"]),
                    tree["link_time_s"], tuple(map(_choice, tree["choices"])),
-                   tuple(ChunkCounts(**each) for each in tree.get("chunks", ())), tree.get("place", ""))
+                   tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""))
 
 
 def _choice(tree: dict[str, Any]) -> ResolvedKey[Any]:

@@ -52,10 +52,10 @@ class ProgramCommand:
 
 def write_program(path: Path, spec: ProgramSpec) -> None:
     """Write ``program.json``, readable only by the run's owner: arguments and variables may be passwords. Raises OSError."""
-    given = spec.program
-    itself = spec.job.ranks_per_node if given.start == "node" else None
-    command = ProgramCommand(given.command, given.directory, given.environment, itself, given.axes is not None,
-                             given.start == "mpi", spec.by_mpirun, spec.by_script, given.signal, given.stop_codes)
+    program = spec.program
+    itself = spec.job.ranks_per_node if program.start == "node" else None
+    command = ProgramCommand(program.command, program.directory, program.environment, itself, program.axes is not None,
+                             program.start == "mpi", spec.by_mpirun, spec.by_script, program.signal, program.stop_codes)
     _write(path, command)
 
 
@@ -130,12 +130,13 @@ def node_variables(placement: Placement, node: int, address: str, port: str) -> 
     return {"NODE_RANK": str(node), "NNODES": str(placement.nodes), "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
-def filled_in(program: ProgramCommand, run: Path, own: Mapping[str, str]) -> tuple[str, ...]:
+def filled_in(program: ProgramCommand, run: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the command of a node: placeholders replaced by the values of ``node_variables``, every other brace unchanged."""
-    values = {"{nodes}": own["NNODES"], "{node_rank}": own["NODE_RANK"], "{ranks_per_node}": str(program.ranks_per_node),
-              "{master_addr}": own["MASTER_ADDR"], "{master_port}": own["MASTER_PORT"], "{run}": str(run)}
+    values = {"{nodes}": variables["NNODES"], "{node_rank}": variables["NODE_RANK"],
+              "{ranks_per_node}": str(program.ranks_per_node), "{master_addr}": variables["MASTER_ADDR"],
+              "{master_port}": variables["MASTER_PORT"], "{run}": str(run)}
     pattern = re.compile("|".join(map(re.escape, values)))
-    return tuple(pattern.sub(lambda found: values[found[0]], word) for word in program.command)
+    return tuple(pattern.sub(lambda match: values[match[0]], word) for word in program.command)
 
 
 def run_variables(run: Path, attempt: int) -> Mapping[str, str]:

@@ -27,16 +27,16 @@ class RankEnv:
 SPARE_FILES = 64  # descriptors of a rank in addition to its connections: libraries, logs, data, devices
 
 
-def check_open_files(connections: int, most: int, where: str) -> None:
+def check_open_files(connections: int, limit: int, where: str) -> None:
     """Check that rank 0 may open enough files. Raises HpcMpError.
 
     Args:
-        connections: number that it holds, one to every rank for the rendezvous among them.
-        most: the hard limit of the process; negative if unlimited.
+        connections: number of its connections, including one to every rank for the rendezvous.
+        limit: the hard limit of the process; negative if unlimited.
     """
     needed = connections + SPARE_FILES
-    if 0 <= most < needed:
-        raise HpcMpError(f"the limit of open files {where} (ulimit -Hn = {most})",
+    if 0 <= limit < needed:
+        raise HpcMpError(f"the limit of open files {where} (ulimit -Hn = {limit})",
                          f"is too small: rank 0 has {connections} connections to others, and opens {SPARE_FILES} files besides",
                          f"raise it to {needed} or more (limits.conf, LimitNOFILE of slurmd), or use fewer ranks")
 
@@ -91,13 +91,13 @@ def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: 
     Raises:
         HpcMpError: no rank has its place here.
     """
-    here = sorted((place for place in placement.ranks if hosts[place.node] == host),
+    places = sorted((place for place in placement.ranks if hosts[place.node] == host),
                   key=lambda place: (place.node, place.local_rank))
-    if local_rank >= len(here):
+    if local_rank >= len(places):
         raise HpcMpError(f"host {host}, local rank {local_rank}",
-                         f"is no rank's place: {len(here)} ranks run on {host}, the hosts are {', '.join(hosts)}",
+                         f"is no rank's place: {len(places)} ranks run on {host}, the hosts are {', '.join(hosts)}",
                          "start ranks with the script that `hpc-mp launch` wrote, on the hosts that it chose")
-    place = here[local_rank]
+    place = places[local_rank]
     return RankEnv(place.rank, len(placement.ranks), place.local_rank, host, source)
 
 

@@ -202,17 +202,17 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
     return [record for record in understood_lines(path, kind) if record is not None]
 
 
-def last_records(path: Path, kind: type[Record], most: int) -> list[Record]:
-    """Return at most ``most`` records from the end, without reading the lines before: a long run has millions. Raises OSError."""
+def last_records(path: Path, kind: type[Record], limit: int) -> list[Record]:
+    """Return at most ``limit`` records from the end, without reading the lines before them. Raises OSError."""
     try:
         with open(path, "rb") as file:
-            begin = max(0, file.seek(0, os.SEEK_END) - most * LONGEST_LINE)
+            begin = max(0, file.seek(0, os.SEEK_END) - limit * LONGEST_LINE)
             file.seek(begin)
             lines = file.read().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return []
-    found = (record_of_line(line, kind) for line in lines[bool(begin):-1][-most:])
-    return [record for record in found if record is not None]
+    records = (record_of_line(line, kind) for line in lines[bool(begin):-1][-limit:])
+    return [record for record in records if record is not None]
 
 
 def understood_lines(path: Path, kind: type[Record]) -> Iterator[Record | None]:
@@ -240,10 +240,10 @@ def record_of_line(line: str, kind: type[Record]) -> Record | None:
 def _understood(document: Any, kind: type[Record]) -> Record:
     """Return the validated record. Raises ValueError with the number of wrong keys."""
     try:
-        found: Record = _adapter(cast(Any, kind)).validate_python(document)
+        record: Record = _adapter(cast(Any, kind)).validate_python(document)
     except ValidationError as error:
         raise ValueError(f"{error.error_count()} wrong or missing keys") from None
-    return found
+    return record
 
 
 @cache

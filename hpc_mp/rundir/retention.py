@@ -29,20 +29,22 @@ class BestCheckpoint:
 def comparable(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Return the evaluations that have a loss and were made on the same text as the newest. A resume may change
     ``evaluate.files``; losses on another text, recognized by its number of tokens, are not comparable."""
-    return [each for each in evaluations if math.isfinite(each.loss) and each.label_tokens == evaluations[-1].label_tokens]
+    return [evaluation for evaluation in evaluations
+            if math.isfinite(evaluation.loss) and evaluation.label_tokens == evaluations[-1].label_tokens]
 
 
 def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the evaluation with the least loss, even without a checkpoint of its step; the first of equals; None without any."""
-    return min(comparable(evaluations), key=lambda each: each.loss, default=None)
+    """Return the evaluation with the least loss, and the first of equal ones, even if its step has no checkpoint; None without
+    any."""
+    return min(comparable(evaluations), key=lambda evaluation: evaluation.loss, default=None)
 
 
 def best_checkpoint(run: RunDirectory) -> BestCheckpoint | None:
     """Return the best checkpoint; None if no existing checkpoint was evaluated. Raises OSError."""
     saved = complete_steps(run.checkpoints)
-    evaluated = {each.step: each.loss for each in comparable(read_records(run.evaluations, Evaluation))}
-    found = [BestCheckpoint(path, step_of(path), evaluated[step_of(path)]) for path in saved if step_of(path) in evaluated]
-    return min(found, key=lambda each: each.loss, default=None)
+    evaluated = {evaluation.step: evaluation.loss for evaluation in comparable(read_records(run.evaluations, Evaluation))}
+    checkpoints = [BestCheckpoint(path, step_of(path), evaluated[step_of(path)]) for path in saved if step_of(path) in evaluated]
+    return min(checkpoints, key=lambda checkpoint: checkpoint.loss, default=None)
 
 
 def surplus(run: RunDirectory, keep: int) -> list[Path]:

@@ -54,7 +54,7 @@ def find_run(path: Path) -> RunDirectory:
     if not runs:
         if not path.exists():
             raise HpcMpError(f"run {path}", "is not there", f"{GIVE}; `hpc-mp status` lists the runs of the job files here")
-        named = sorted(each.name for each in path.iterdir() if any(map(is_run, numbered(each)))) if path.is_dir() else []
+        named = sorted(entry.name for entry in path.iterdir() if any(map(is_run, numbered(entry)))) if path.is_dir() else []
         remedy = f"name one of the jobs whose runs it holds: {several(named)}" if named else GIVE
         raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs", remedy)
     return RunDirectory(max(runs, key=lambda run: int(run.name)))

@@ -77,11 +77,11 @@ def write_standing(run: RunDirectory, attempt: int, standing: Standing) -> None:
 
 def read_standings(run: RunDirectory, attempt: int) -> list[Standing]:
     """Return the positions of all ranks of an attempt that were stalled when last seen. Broken records are left out."""
-    found = []
+    standings = []
     for path in run.standing.found(attempt):
         with suppress(OSError, ValueError):
-            found.append(standing_of(read_json(path)))
-    return found
+            standings.append(standing_of(read_json(path)))
+    return standings
 
 
 def standing_of(tree: Mapping[str, Any]) -> Standing:

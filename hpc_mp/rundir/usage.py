@@ -84,10 +84,10 @@ def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
 def _record(run: RunDirectory, attempt: int) -> AttemptRecord | None:
     """Return the record that the supervisor wrote when the attempt began; None while it waits, and without a supervisor."""
     try:
-        found = read_attempt(run.of_attempt(attempt).attempt_record)
+        record = read_attempt(run.of_attempt(attempt).attempt_record)
     except (OSError, ValueError):
         return None
-    return found if found.attempt == attempt and found.time else None
+    return record if record.attempt == attempt and record.time else None
 
 
 def launched(run: RunDirectory) -> float:

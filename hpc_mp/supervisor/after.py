@@ -38,31 +38,31 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
     Raises HpcMpError and OSError as ``attempt.start`` does.
     """
     run = RunDirectory(path)
-    given, script = allocation(os.environ), script_log()
-    record = _record(run, given)
+    job, script = allocation(os.environ), script_log()
+    record = _record(run, job)
     ended = next((end for end in history.history(run) if record is not None and end.token == record.token), None)
     killed = code > 128
-    if given is None or (ended is None and not killed and (record is None or code in (2, STOPPED))):
+    if job is None or (ended is None and not killed and (record is None or code in (2, STOPPED))):
         return code  # it has reported the reason itself
-    supervised = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), given, command)
+    supervised = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), job, command)
     if ended is not None:
         if ended.action in ("done", "fail") and not run.outcome.exists():
             conclude_run(supervised, ended.attempt, _ending(ended))
         return 0 if ended.action == "requeue" or ended.kind == "completed" else code
     if record is None:
-        if queued_again(given.job_id, given.restart, run.script):
+        if queued_again(job.job_id, job.restart, run.script):
             return code
         attempt = begin(supervised)
     else:
-        attempt = AttemptContext(run, supervised.spec, supervised.placement, given, command, record=record, host_order="")
-    here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    said = f"the supervisor on {here} {ending(128 - code if killed else code)}"
+        attempt = AttemptContext(run, supervised.spec, supervised.placement, job, command, record=record, host_order="")
+    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    message = f"the supervisor on {host} {ending(128 - code if killed else code)}"
     resumes = not isinstance(attempt.spec, ProgramSpec) or attempt.spec.program.resumes
-    follows = "save and stop, and the run goes on" if resumes else "go on to their end"  # they would start over
-    attempt.say(f"attempt {attempt.record.attempt}: {said}; its ranks {follows}")
-    died = RootCause(Cause("supervisor", said, None, here, time=time.time()), (), retry=True)
+    follows = "save and stop, and the run goes on" if resumes else "go on to their end"  # other programs would start over
+    attempt.say(f"attempt {attempt.record.attempt}: {message}; its ranks {follows}")
+    died = RootCause(Cause("supervisor", message, None, host, time=time.time()), (), retry=True)
     if resumes:
-        signals.asked, signals.number = True, signal.SIGUSR2
+        signals.stop_requested, signals.number = True, signal.SIGUSR2
     watch = watch_of(attempt, signals)
     ran = False
     for step in orphans(TOKEN, attempt.record.token):
@@ -78,11 +78,11 @@ def _ending(ended: history.AttemptEnd) -> Ending:
     return RootCause(Cause(ended.kind, ended.message, ended.rank, ended.node, time=ended.time), (), retry=False)
 
 
-def _record(run: RunDirectory, given: Allocation | None) -> AttemptRecord | None:
+def _record(run: RunDirectory, job: Allocation | None) -> AttemptRecord | None:
     """Return the attempt record of this start; None if the supervisor has not written it."""
     with suppress(OSError, ValueError):
         record = read_attempt(run.attempt_record)
-        return record if given is not None and record.token.startswith(f"{given.job_id}.{given.restart}.") else None
+        return record if job is not None and record.token.startswith(f"{job.job_id}.{job.restart}.") else None
     return None
 
 
@@ -95,6 +95,6 @@ def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
     spec, log = attempt.spec, attempt.run.srun_log
     if not isinstance(spec, ProgramSpec):
         return history.complete(attempt.run, spec)
-    said = log.read_text(encoding="utf-8", errors="replace").rpartition(LAUNCHING)[2].splitlines() if ran else []
-    tasks = {task for end in map(ended_there, said) if end is not None for task in end[1]}
-    return first_code(said) is None and len(tasks) == spec.srun_tasks_per_node * spec.job.nodes
+    lines = log.read_text(encoding="utf-8", errors="replace").rpartition(LAUNCHING)[2].splitlines() if ran else []
+    tasks = {task for end in map(ended_there, lines) if end is not None for task in end[1]}
+    return first_code(lines) is None and len(tasks) == spec.srun_tasks_per_node * spec.job.nodes

@@ -49,8 +49,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     retries, stalled = attempt.spec.slurm.retries, stalled_ends(attempt)
     if sum(end.counts for end in stalled) > retries:  # Slurm does not ask before it requeues a job
         last = next(end for end in stalled if end.counts)
-        said = f"{last.message}; {len(stalled)} attempts{lacking(attempt)}"
-        died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
+        message = f"{last.message}; {len(stalled)} attempts{lacking(attempt)}"
+        died = RootCause(Cause(last.kind, message, last.rank, last.node, time=last.time), (), retry=False)
         return act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
 
     if attempt.allocation is not None:
@@ -65,7 +65,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         if isinstance(attempt.spec, ProgramSpec) and attempt.spec.slurm.container is not None:
             write_program_script(attempt, attempt.spec, os.environ)
     code = node_setup.start(attempt, signals)
-    if code == 0 and signals.asked:
+    if code == 0 and signals.stop_requested:
         code = STOPPED
     watch = None
     lost: RootCause | None = None
@@ -102,11 +102,11 @@ def has_failed(attempt: AttemptContext, watch: ProgramWatch | ScriptWatch | None
 
 def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
     """Return the death of srun as the cause. Its ranks that still run save before their nodes are tidied up."""
-    here, given = node_name(os.environ), attempt.allocation
-    if given is not None and is_own(known_job(given.job_id), given.job_id, attempt.run.script):
-        end_steps(given.job_id, attempt.record.grace)
-    message = f"on {here} srun, which had started the ranks, {how_it_ended(code)}"
-    return RootCause(Cause("signal", message, node=here), (), retry=True)
+    host, job = node_name(os.environ), attempt.allocation
+    if job is not None and is_own(known_job(job.job_id), job.job_id, attempt.run.script):
+        end_steps(job.job_id, attempt.record.grace)
+    message = f"on {host} srun, which had started the ranks, {how_it_ended(code)}"
+    return RootCause(Cause("signal", message, node=host), (), retry=True)
 
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:

@@ -22,8 +22,8 @@ class SupervisedRun:
 
     Attributes:
         allocation: Slurm's allocation; None outside of Slurm.
-        command: the command that starts the ranks, ``srun …`` or ``mpirun …``, by which nodes can be queried too; empty: they
-            are not.
+        command: the command that starts the ranks, ``srun …`` or ``mpirun …``, by which nodes can be queried too; if empty,
+            they are not queried.
     """
 
     run: RunDirectory
@@ -75,7 +75,7 @@ class AttemptContext(SupervisedRun):
     def seats(self) -> tuple[tuple[str, ...], tuple[RankPlace, ...]]:
         """Return the hosts, and every rank's place with the number of its host as its node.
 
-        If only mpirun knows its hosts, they are those that the ranks have recorded so far; the others are named by their node.
+        If only mpirun knows the hosts, the ranks' own records are used. A rank without a record gets the name of its node.
         """
         places, noted = self.placement.ranks, self.run.rank_host
         if self.record.hosts:
@@ -87,7 +87,8 @@ class AttemptContext(SupervisedRun):
         return tuple(numbers), tuple(replace(place, node=numbers[host]) for place, host in zip(places, of_rank, strict=True))
 
     def is_current(self) -> bool:
-        """Return True if no later attempt has begun. One whose node Slurm thought dead may live on; it must touch nothing."""
+        """Return True if no later attempt has begun. An attempt whose node Slurm believed dead may live on; it
+        must change nothing."""
         if read_attempt(self.run.attempt_record).token == self.record.token:
             return True
         print(f"hpc-mp: attempt {self.record.attempt} ({self.record.token}) is not the run's current one any more", flush=True)

@@ -13,7 +13,7 @@ REASONS = {"PREEMPTION": PREEMPTED, "JOB REQUEUE": "the job was queued again (sc
 QUEUED_AGAIN = "the job was queued again"
 
 
-def departure(job: Words, restart: int, said: Iterable[str]) -> str | None:
+def departure(job: Words, restart: int, messages: Iterable[str]) -> str | None:
     """Return the reason why the job has to leave, as half a sentence; None if it may stay.
 
     During the grace time of a preemption only the ranks get SIGTERM, and only Slurm's record of the job has the reason.
@@ -21,20 +21,20 @@ def departure(job: Words, restart: int, said: Iterable[str]) -> str | None:
     Args:
         job: Slurm's record of the job; empty if Slurm does not answer.
         restart: number of requeues before this start.
-        said: slurmstepd's messages about the job since its start.
+        messages: slurmstepd's messages about the job since its start.
     """
-    reasons = [found[2] for found in map(CANCELLED.search, said) if found]
-    known = next((REASONS[reason] for reason in reasons if reason in REASONS), None)
-    if known is None and job.get("PreemptTime", "None") not in ("", "None"):
-        known = PREEMPTED
-    if known is None and int(job.get("Restarts") or 0) > restart:
-        known = QUEUED_AGAIN
-    return known
+    reasons = [match[2] for match in map(CANCELLED.search, messages) if match]
+    cause = next((REASONS[reason] for reason in reasons if reason in REASONS), None)
+    if cause is None and job.get("PreemptTime", "None") not in ("", "None"):
+        cause = PREEMPTED
+    if cause is None and int(job.get("Restarts") or 0) > restart:
+        cause = QUEUED_AGAIN
+    return cause
 
 
-def has_expired(said: Iterable[str]) -> bool:
+def has_expired(messages: Iterable[str]) -> bool:
     """Return True if slurmstepd reports that the job was ended for its time limit."""
-    return any((found := CANCELLED.search(line)) is not None and found[2] == "TIME LIMIT" for line in said)
+    return any((match := CANCELLED.search(line)) is not None and match[2] == "TIME LIMIT" for line in messages)
 
 
 def since_begin(lines: Sequence[str], record: AttemptRecord) -> Sequence[str]:

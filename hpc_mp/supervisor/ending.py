@@ -72,10 +72,10 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was only a signal
     departed = _departed(attempt, job, script)
     if departed == QUEUED_AGAIN and stepd_above() == 0:  # Slurm gives no reason then
-        here = node_name(os.environ)
-        said = f"the job's script on {here} lost the slurmstepd that had started it, and Slurm queued the job again"
-        departed, lost = "", RootCause(Cause("orphaned", said, node=here), (here,), retry=True)
-    ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.asked, cancelled, watch)
+        host = node_name(os.environ)
+        message = f"the job's script on {host} lost the slurmstepd that had started it, and Slurm queued the job again"
+        departed, lost = "", RootCause(Cause("orphaned", message, node=host), (host,), retry=True)
+    ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.stop_requested, cancelled, watch)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
             isinstance(ending, RootCause) and KINDS[ending.cause.kind].level >= KINDS["supervisor"].level)):
         ending = died
@@ -114,27 +114,27 @@ def lacking(attempt: AttemptContext) -> str:
 def _first_code(run: RunDirectory, code: int) -> int:
     """Return the code of the task that ended first, which tells more than srun's, the greatest of all tasks."""
     log = run.srun_log
-    said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
-    return code and (first_code(said) or code)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    return code and (first_code(lines) or code)
 
 
-def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
+def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_requested: bool, cancelled: bool,
             watch: ProgramWatch | ScriptWatch | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     failed_node = code != 0 and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
-        well = code == 0 and not attempt.by_mpirun  # the silent process is one that a rank left behind
+        well = code == 0 and not attempt.by_mpirun  # a rank left the silent process behind
         hang = watch.hang() if watch is not None and not well else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or failed_node
         overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
-        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, ranks_asked)
-        if found is None and not failed and attempt.spec.by_script:
+        ending = None if failed else ending_of(attempt, attempt.spec, code, stop_requested, cancelled, overdue, ranks_asked)
+        if ending is None and not failed and attempt.spec.by_script:
             record_failure(attempt, code)
-        return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
+        return ending or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:  # srun also ends so if it is ended while it starts its tasks
-        return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
-    if (code in (STOPPED, *EARLY) or asked or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
+        return "stopped" if (cancelled or stop_requested) and not history.complete(attempt.run, attempt.spec) else "completed"
+    if (code in (STOPPED, *EARLY) or stop_requested or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"
     return classify(gather(attempt, code, script))
 
@@ -142,9 +142,9 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
 def interrupted(attempt: AttemptContext) -> bool:
     """Return True if Slurm requeued the job though its step ended well: srun may end with 0 if a node fails during its tasks'
     start-up."""
-    given = attempt.allocation
-    return (given is not None and not history.complete(attempt.run, attempt.spec)
-            and queued_again(given.job_id, given.restart, attempt.run.script))
+    allocation = attempt.allocation
+    return (allocation is not None and not history.complete(attempt.run, attempt.spec)
+            and queued_again(allocation.job_id, allocation.restart, attempt.run.script))
 
 
 def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
@@ -179,7 +179,7 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
         conclude_run(attempt, record.attempt, ending, departed)
     if action == "fail":
         return code if 0 < code < 256 else 1
-    return 0 if ending == "completed" or action == "requeue" else STOPPED  # jobs that depend on this one see it
+    return 0 if ending == "completed" or action == "requeue" else STOPPED  # jobs that depend on this job see the code
 
 
 def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None,
@@ -190,39 +190,39 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
         refused: reason why it cannot be requeued, if known.
         expired: True if Slurm ends it for its time limit.
     """
-    given, script, why = attempt.allocation, attempt.run.script, decision.why
+    allocation, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
         return "done", why
-    if given is None:
+    if allocation is None:
         return "fail", f"{why}; outside of Slurm nothing queues it again"
     action: str = decision.action
-    if queued_again(given.job_id, given.restart, script):
+    if queued_again(allocation.job_id, allocation.restart, script):
         action, why = "requeue", "Slurm has queued the job again"
     elif action == "requeue":
-        refused = refused or requeue(given.job_id, given.restart, script, expired=expired)
-        behind = successors(attempt.run, given.job_id)
+        refused = refused or requeue(allocation.job_id, allocation.restart, script, expired=expired)
+        behind = successors(attempt.run, allocation.job_id)
         if refused is not None and behind:
             return "wait", f"not queued again ({refused}); job {behind[0]} goes on"
         if refused is not None:
             return "fail", f"{why}; not queued again ({refused}); `hpc-mp launch --resume` goes on"
     if action == "requeue":
-        why += _left_out(attempt, given.job_id, blamed)
+        why += _left_out(attempt, allocation.job_id, blamed)
         with suppress(CommandFailed):  # then it starts when Slurm's hold ends
-            start_soon(given.job_id)
+            start_soon(allocation.job_id)
     return action, why
 
 
-def _await_notice(attempt: AttemptContext, given: Allocation, dead: Sequence[str], message: str) -> str | None:
+def _await_notice(attempt: AttemptContext, job: Allocation, dead: Sequence[str], message: str) -> str | None:
     """Wait until Slurm knows that nodes are dead. Return the reason why the job cannot be requeued afterwards."""
     run, number, end = attempt.run, attempt.record.attempt, attempt.record.end
     needed = notice_s()
-    left = needed if end is None else max(0.0, min(needed, end - time.time() - ENDS_S))
+    limit = needed if end is None else max(0.0, min(needed, end - time.time() - ENDS_S))
     names = ", ".join(dead)
-    if not queued_again(given.job_id, given.restart, run.script):
-        waits = f"until it has noticed that {names} is dead (SlurmdTimeout), {left:.0f} s at most"
+    if not queued_again(job.job_id, job.restart, run.script):
+        waits = f"until it has noticed that {names} is dead (SlurmdTimeout), {limit:.0f} s at most"
         attempt.say(f"attempt {number} has ended: {message}; {AWAITING} {waits}, as a job queued again before would never start")
         say_phase(run, number, AWAITING, f"{waits}; then the run goes on. {message}")
-    if await_notice(given.job_id, given.restart, run.script, dead, left, lambda: not run.stop.exists()) or left == needed:
+    if await_notice(job.job_id, job.restart, run.script, dead, limit, lambda: not run.stop.exists()) or limit == needed:
         return None
     return f"its time limit comes before Slurm has noticed that {names} is dead"
 
@@ -230,17 +230,17 @@ def _await_notice(attempt: AttemptContext, given: Allocation, dead: Sequence[str
 def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -> str:
     """Have Slurm keep the requeued job off bad nodes, as long as it can start without them. Return a clause about it."""
     run = attempt.run
-    known = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
-    if not known:
+    nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
+    if not nodes:
         return ""
     try:
         keeping, refused = leave_out(run, attempt.spec, job_id, blamed)
     except (CommandFailed, OSError) as denied:
-        return f"; {', '.join(sorted(known))} could not be left out ({denied})"
-    without = f"; without {', '.join(keeping.nodes)}" if keeping.kept else ""
+        return f"; {', '.join(sorted(nodes))} could not be left out ({denied})"
+    without = f"; without {', '.join(keeping.nodes)}" if keeping.excluded else ""
     needed = ", ".join(finding.node for finding in keeping.taken_back)
     back = f"; {needed} not left out, as too few others are there" if needed else ""
-    return without + back + (f"; nobody takes nodes back while it waits ({refused})" if refused and keeping.kept else "")
+    return without + back + (f"; nobody takes nodes back while it waits ({refused})" if refused and keeping.excluded else "")
 
 
 def _returned(attempt: AttemptContext) -> tuple[str, ...]:
@@ -268,8 +268,8 @@ def _remember(attempt: AttemptContext, died: RootCause) -> tuple[BadNode, ...]:
     if attempt.allocation is None or not died.nodes_to_blame:
         return ()
     now, kind = time.time(), died.cause.kind
-    sure: Certainty = "certain" if kind in SHOWN_BY_THE_NODE else "likely"
-    blamed = tuple(BadNode(node, kind, died.cause.message, str(attempt.run.path), now, now + AVOIDED_S, sure)
+    certainty: Certainty = "certain" if kind in SHOWN_BY_THE_NODE else "likely"
+    blamed = tuple(BadNode(node, kind, died.cause.message, str(attempt.run.path), now, now + AVOIDED_S, certainty)
                    for node in died.nodes_to_blame)
     try:
         record(ledger(attempt.allocation.cluster), blamed)

@@ -4,11 +4,11 @@ Slurm keeps a job off excluded nodes for ever. When the job's first node dies, o
 process of ours notices that too few others are left. Only Slurm itself runs then. So a job with exclusions gets a second job,
 of one task and a second, which takes the exclusions back if the first job would not start otherwise (``cluster.exclusions``):
 
-- while the job waits, on one of the excluded nodes. It starts when such a node is up and free, which is when taking the
-  exclusion back helps. It never delays the job, which cannot have that node. It comes again every ``AGAIN_S``.
+- while the job waits, on one of the excluded nodes. It starts when an excluded node is up and free, which is when taking
+  the exclusion back helps. It never delays the job, which cannot have that node. It is repeated every ``AGAIN_S``.
 - while the job runs, on one of the job's own nodes except the first. It can start when the job has left them.
 
-``watch.id`` names the valid one: a watch that finds itself replaced does nothing.
+``watch.id`` names the valid watch: a watch that finds itself replaced does nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.runs import successors
 
 AGAIN_S = 25  # seconds between two checks while the job waits
-SETTLES_S = 15  # in which Slurm cleans up after a start that has ended, and reports how long it holds the job back
-RUNNING_S = 600  # the same beside a running job of one node: its own node cannot report its death
+SETTLES_S = 15  # seconds in which Slurm cleans up after an ended start, and reports how long it holds the job back
+RUNNING_S = 600  # seconds between two checks beside a running job of one node, which cannot report its own death
 UNSAID = ("", "None")  # reasons of a waiting job that the scheduler has not looked at yet
 SCRIPT = """#!/bin/bash
 # A job of a second that hpc-mp queues beside one that it keeps off nodes: it takes them back when the others are too few.
@@ -62,7 +62,7 @@ def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), s
         return Keeping((), ())
     write_exclusions(run.excluded, tuple(ours.values()))  # first, because the rest of Slurm's list is the user's
     keeping = exclude(job_id, tuple(ours.values()), recorded, load_any(run.job).job.nodes + spare)
-    write_exclusions(run.excluded, keeping.kept)
+    write_exclusions(run.excluded, keeping.excluded)
     return keeping
 
 
@@ -77,7 +77,7 @@ def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[Ba
     nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
     refused = watch_waiting(run, spec, nodes)
     keeping = reconsider(run, job_id, blamed, spare=int(refused is not None))
-    if not keeping.kept:
+    if not keeping.excluded:
         end_watch(run)
     return keeping, refused
 
@@ -106,27 +106,27 @@ def end_watch(run: RunDirectory) -> None:
         run.watch_id.unlink(missing_ok=True)
 
 
-def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
+def poll(run: RunDirectory, watch_job: str, ask: Runner = queue.patient) -> str:
     """Repair the exclusions of the run's job if it waits, and queue the next watch while exclusions remain. The watch calls
-    this as the job ``own``. Return a sentence about it.
+    this as the job ``watch_job``. Return a sentence about it.
 
     Raises:
         CommandFailed, OSError: as ``reconsider`` does.
     """
-    if not run.watch_id.exists() or run.watch_id.read_text(encoding="utf-8").strip() != own:
+    if not run.watch_id.exists() or run.watch_id.read_text(encoding="utf-8").strip() != watch_job:
         return "another watch has taken over, or none is needed"
     first = run.job_id.read_text(encoding="utf-8").strip()
     ids = [first, *successors(run, first)]
     states = queue.job_states(ids, ask)
-    job = next((states[each] for each in ids if not states[each].ended), None)
+    job = next((states[job_id] for job_id in ids if not states[job_id].ended), None)
     if job is None or not read_exclusions(run.excluded):
         run.watch_id.unlink(missing_ok=True)
         return "the job has ended, or nothing is excluded"
     taken = reconsider(run, job.id).taken_back if job.waits else ()
     hastened = job.waits and _hastened(job, ask)
-    left = read_exclusions(run.excluded)
-    if left:
-        _queue(run, load_any(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])
+    remaining = read_exclusions(run.excluded)
+    if remaining:
+        _queue(run, load_any(run.job), [finding.node for finding in remaining], [f"--begin=now+{AGAIN_S}"])
     else:
         run.watch_id.unlink(missing_ok=True)
     back = ", ".join(finding.node for finding in taken)
@@ -148,9 +148,9 @@ def _hastened(job: SlurmJob, ask: Runner) -> bool:
 
 
 def _replace(run: RunDirectory, spec: AnySpec, places: Collection[str], options: Sequence[str]) -> str | None:
-    old = run.watch_id.read_text(encoding="utf-8").strip() if run.watch_id.exists() else ""
+    earlier = run.watch_id.read_text(encoding="utf-8").strip() if run.watch_id.exists() else ""
     refused = _queue(run, spec, places, options)
-    withdraw([old] if old else [])
+    withdraw([earlier] if earlier else [])
     return refused
 
 

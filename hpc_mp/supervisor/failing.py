@@ -1,8 +1,8 @@
 """A failed rank of a program: the others get a moment to report the reason of their own failure before they are ended.
 
 srun would end them at once (``--kill-on-bad-exit=1``). But if one rank is stuck, the others are the ones that fail: each of
-them gives up waiting, and only all their messages together identify the stuck rank. So srun is told to end none, and the
-supervisor does it.
+them gives up waiting, and only all their messages together identify the stuck rank. So srun is told to end no rank, and
+the supervisor ends them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class FailedStep:
 
     Args:
         log: srun's log.
-        asked: returns True if the ranks were asked to stop: then each of them ends once it has saved.
+        stop_requested: returns True if the ranks were asked to stop. Each of them then ends once it has saved.
         grace: seconds that they have for that.
         stop_codes: exit codes of ranks that have saved.
         begins: True if the step is started now: earlier lines of the log belong to earlier steps.
     """
 
-    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, asked: Callable[[], bool] = lambda: False,
+    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, stop_requested: Callable[[], bool] = lambda: False,
                  grace: float = LINGER_S, stop_codes: Collection[int] = (), begins: bool = True) -> None:
         self._lines, self._clock, self._since = NewLines(log), clock, math.inf
-        self._asked, self._grace, self._stop_codes, self._stops = asked, grace, stop_codes, False
+        self._stop_requested, self._grace, self._stop_codes, self._stops = stop_requested, grace, stop_codes, False
         if begins:
             self._lines.read()
 
@@ -44,7 +44,7 @@ class FailedStep:
             elif self._since == math.inf and (codes := {end.code for end in task_ends([line])} - {0}):
                 self._since, self._stops = self._clock(), codes <= {*self._stop_codes}
         waited = self._clock() - self._since
-        if waited < LINGER_S or self._since == -math.inf or (waited < self._grace and (self._stops or self._asked())):
+        if waited < LINGER_S or self._since == -math.inf or (waited < self._grace and (self._stops or self._stop_requested())):
             return False
         self._since = -math.inf
         return True

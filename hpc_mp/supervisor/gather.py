@@ -71,8 +71,8 @@ def user_cancelled(script: ScriptLog | None) -> bool:
 
 def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
     """Return True if Slurm has ended the job because of a node: it sends SIGTERM then, as for a requested stop."""
-    said = _tail(run.srun_log) + said_in(script)
-    return any(NODE_LOST.search(line) for line in said)
+    lines = _tail(run.srun_log) + said_in(script)
+    return any(NODE_LOST.search(line) for line in lines)
 
 
 def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask,
@@ -105,7 +105,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         states=_states(attempt.record.hosts, ask) if attempt.allocation else {},
         places={place.rank: place for place in places},
         hosts=hosts,
-        here=os.environ.get("SLURMD_NODENAME"),
+        supervisor_host=os.environ.get("SLURMD_NODENAME"),
         pids={(start.node, start.pid): start.rank for start in announced},
         resident=_resident(run),
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
@@ -129,11 +129,11 @@ def _by_host(logs: FilesOfRun, size: int = TAIL) -> dict[str, tuple[str, ...]]:
 
 def _by_rank(run: RunDirectory, places: Sequence[RankPlace], hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the same if each rank has its own log, with its number before its lines as srun would write it."""
-    found: dict[str, tuple[str, ...]] = {}
+    logs: dict[str, tuple[str, ...]] = {}
     for place in places:
         lines = tuple(f"{place.rank}: {line}" for line in _tail(run.rank_log(place.rank), size=LONG_TAIL))
-        found[hosts[place.node]] = found.get(hosts[place.node], ()) + lines
-    return found
+        logs[hosts[place.node]] = logs.get(hosts[place.node], ()) + lines
+    return logs
 
 
 def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -142,11 +142,11 @@ def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tu
     if first is None or first.host not in logs:
         return logs
     lines, path = logs[first.host], run.node_log(first.host)
-    spoke = Counter(int(label[1]) for label in map(LABEL.match, lines) if label)
-    drowned = {task: more for task in first.tasks if spoke[task] < DEEP_LINES
-               and len(more := _lines_of_task(path, task)) > spoke[task]}
-    kept = (line for line in lines if not ((label := LABEL.match(line)) and int(label[1]) in drowned))
-    return {**logs, first.host: (*(line for more in drowned.values() for line in more), *kept)}
+    counts = Counter(int(label[1]) for label in map(LABEL.match, lines) if label)
+    drowned = {task: more for task in first.tasks if counts[task] < DEEP_LINES
+               and len(more := _lines_of_task(path, task)) > counts[task]}
+    others = (line for line in lines if not ((label := LABEL.match(line)) and int(label[1]) in drowned))
+    return {**logs, first.host: (*(line for more in drowned.values() for line in more), *others)}
 
 
 def _lines_of_task(path: Path, task: int) -> list[str]:
@@ -154,7 +154,7 @@ def _lines_of_task(path: Path, task: int) -> list[str]:
     pattern = re.compile(rb"(?m)^ *%d: .*$" % task)
     with suppress(OSError, ValueError), open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         begin = max(0, len(data) - DEEP)
-        last = deque((found.span() for found in pattern.finditer(data, begin)), DEEP_LINES)
+        last = deque((match.span() for match in pattern.finditer(data, begin)), DEEP_LINES)
         return [line for low, high in last for line in lines_of(data[low:high])]
     return []
 
@@ -181,14 +181,14 @@ def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:
 
 
 def _resident(run: RunDirectory) -> dict[int, int]:
-    found = {}
+    sizes = {}
     for path in run.memory.found():
         with suppress(OSError, ValueError):
-            found[int(run.memory.values(path)[0])] = int(path.read_text(encoding="ascii"))
-    return found
+            sizes[int(run.memory.values(path)[0])] = int(path.read_text(encoding="ascii"))
+    return sizes
 
 
 def _largest(lines: list[str], ask: Runner) -> int | None:
     """Return the largest task, from Slurm's accounting: Slurm ends a whole step for its memory without naming a task."""
-    step = next((found[1] for line in lines if (found := OVER_LIMIT.search(line))), None)
+    step = next((match[1] for line in lines if (match := OVER_LIMIT.search(line))), None)
     return largest_task(step, ask) if step is not None else None

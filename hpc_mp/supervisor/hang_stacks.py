@@ -38,11 +38,11 @@ def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) 
         lines: returns the last lines of a rank's log.
     """
     for stack in read_stacks(run):
-        said = aborted(lines(stack.rank)) if not stack.frames else ()
-        if said:
+        output = aborted(lines(stack.rank)) if not stack.frames else ()
+        if output:
             head = f"rank {stack.rank}, pid {stack.pid}, {stack.state}: what SIGABRT has made it write"
             with open(run.rank_stack(stack.rank), "a", encoding="utf-8") as file:
-                file.write("\n".join((head, *said, "")))
+                file.write("\n".join((head, *output, "")))
 
 
 def explained(hang: Hang, run: RunDirectory) -> Hang:

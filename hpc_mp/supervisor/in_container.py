@@ -51,18 +51,18 @@ def program_script(program: ProgramCommand, run: RunDirectory, placement: Placem
         record: record of the attempt, with its hosts and rendezvous address.
         again: variables that must keep their outside values, whatever the image sets.
     """
-    own = [own_variables(program, run, placement, rank, (record.address, str(record.port)))
-           for rank in range(len(placement.ranks))]
-    alike = {name: value for name, value in own[0].items() if all(each[name] == value for each in own)}
+    by_rank = [own_variables(program, run, placement, rank, (record.address, str(record.port)))
+               for rank in range(len(placement.ranks))]
+    alike = {name: value for name, value in by_rank[0].items() if all(variables[name] == value for variables in by_rank)}
     common = {**again, **program.environment, **alike, **run_variables(run.path, record.attempt)}
-    words = _words(program, run, own[0])
+    words = _words(program, run, by_rank[0])
     facts = {
         "hpc_mp_token": record.token, "hpc_mp_attempt": str(record.attempt),
         "hpc_mp_failures": str(run.failure(record.attempt, 0)).removesuffix("-rank-00000.json"),
         "hpc_mp_ours": " ".join((*IDENTITY, *BETWEEN)),
         "hpc_mp_directory": program.directory, "hpc_mp_directory_json": _json(program.directory),
         "hpc_mp_name_json": _json(program.command[0])}
-    places = (f"{shlex.quote(seat)}) hpc_mp_rank={rank}{_exports(own[rank], alike)} ;;"
+    places = (f"{shlex.quote(seat)}) hpc_mp_rank={rank}{_exports(by_rank[rank], alike)} ;;"
               for seat, rank in _seats(placement, record.hosts))
     return "\n".join((
         f"# What the ranks of attempt {record.attempt} become in their container; hpc-mp writes it for each attempt.",
@@ -82,16 +82,16 @@ def _seats(placement: Placement, hosts: Sequence[str]) -> Iterator[tuple[str, in
         taken[host] += 1
 
 
-def _exports(variables: Mapping[str, str], known: Mapping[str, str] | None = None) -> str:
+def _exports(variables: Mapping[str, str], shared: Mapping[str, str] | None = None) -> str:
     """Return shell commands that export the variables that are not set yet."""
-    return "".join(f"; export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in (known or {}))
+    return "".join(f"; export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in (shared or {}))
 
 
-def _words(program: ProgramCommand, run: RunDirectory, own: Mapping[str, str]) -> list[str]:
+def _words(program: ProgramCommand, run: RunDirectory, variables: Mapping[str, str]) -> list[str]:
     """Return the command as shell words; of its placeholders only the node's number is not known before."""
     if program.ranks_per_node is None:
         return [shlex.quote(word) for word in program.command]
-    pieces = (word.split("\0") for word in filled_in(program, run.path, {**own, "NODE_RANK": "\0"}))
+    pieces = (word.split("\0") for word in filled_in(program, run.path, {**variables, "NODE_RANK": "\0"}))
     return ['"$NODE_RANK"'.join(shlex.quote(piece) for piece in word) for word in pieces]
 
 

@@ -27,7 +27,7 @@ def start(attempt: AttemptContext, signals: Signals) -> int:
     """Prepare every node. Return the step's exit code, 0 also if srun does not start the ranks."""
     if attempt.allocation is not None and attempt.allocation.restart:
         use_up_numbers(attempt.command, one_task_environment(attempt.environ), attempt.allocation.restart)
-    step = _step(attempt, "slurm/node-start.sh", *_wanted(attempt.run, attempt.spec))
+    step = _step(attempt, "slurm/node-start.sh", *_start_arguments(attempt.run, attempt.spec))
     return follow(step, signals).code if step else 0
 
 
@@ -39,24 +39,24 @@ def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
     step = _step(attempt, "slurm/node-end.sh", "failed" if failed else "done")
     if step is None:
         return ()
-    said = NewLines(step.log)
-    said.read()  # of earlier steps
-    return None if follow(step, None, at_most=END_S).forced else tuple(failed_nodes(said.read()))
+    new_lines = NewLines(step.log)
+    new_lines.read()  # of earlier steps
+    return None if follow(step, None, at_most=END_S).forced else tuple(failed_nodes(new_lines.read()))
 
 
-def _wanted(run: RunDirectory, spec: AnySpec) -> list[str]:
+def _start_arguments(run: RunDirectory, spec: AnySpec) -> list[str]:
     """Return the arguments of ``node-start.sh``: checks, and files to stage."""
-    words = ["--health", sys.executable] if spec.environment.health else []
-    words += ["--gpus"] if spec.job.device == "cuda" else []
+    arguments = ["--health", sys.executable] if spec.environment.health else []
+    arguments += ["--gpus"] if spec.job.device == "cuda" else []
     if spec.environment.stage:
         packed = read_record(run.environment, StagedEnvironment)
-        words += ["--environment", packed.archive, packed.prefix]
+        arguments += ["--environment", packed.archive, packed.prefix]
     model = spec.model if isinstance(spec, JobSpec) else None
     if model is not None and model.stage and model.pretrained is not None and saved_step(run) == 0:  # else it is in checkpoints
-        words += ["--copy", model.pretrained]
+        arguments += ["--copy", model.pretrained]
     for path in spec.program.stage if isinstance(spec, ProgramSpec) else ():
-        words += ["--copy", path]
-    return words
+        arguments += ["--copy", path]
+    return arguments
 
 
 def _step(attempt: AttemptContext, name: str, *arguments: str) -> StepCommand | None:

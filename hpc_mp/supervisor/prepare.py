@@ -50,21 +50,21 @@ def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = 
         HpcMpError: the allocation has too few hosts, or the run directory cannot be written.
         OSError: the run directory cannot be written.
     """
-    run, spec, placement, given = waiting.run, waiting.spec, waiting.placement, waiting.allocation
+    run, spec, placement, job = waiting.run, waiting.spec, waiting.placement, waiting.allocation
     hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)
-    if earlier is not None and earlier.attempt == run.attempt():  # it was not put away: Slurm started this script again
+    if earlier is not None and earlier.attempt == run.attempt():  # its files were not put away: Slurm started this script again
         _close(waiting, earlier, ask, script)
         prepare_resume(run)
     number = run.attempt()
-    token = f"{given.job_id}.{given.restart}.{number}" if given else f"{socket.gethostname()}.{os.getpid()}.{number}"
+    token = f"{job.job_id}.{job.restart}.{number}" if job else f"{socket.gethostname()}.{os.getpid()}.{number}"
     attempt = AttemptRecord(
         token, number, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
         secrets.token_hex(16),
-        given.end if given else None, spec.grace, time.time(),
+        job.end if job else None, spec.grace, time.time(),
         tuple(address_of(host, ask) for host in hosts) if isinstance(spec, ProgramSpec) and spec.by_mpirun else ())
     write_attempt(run.attempt_record, attempt)
-    return AttemptContext(run, spec, placement, given, waiting.command, record=attempt, host_order=why)
+    return AttemptContext(run, spec, placement, job, waiting.command, record=attempt, host_order=why)
 
 
 def port(run: Path, token: str) -> int:
@@ -80,35 +80,35 @@ def _earlier(run: RunDirectory) -> AttemptRecord | None:
 
 
 def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: ScriptLog | None) -> None:
-    """Record the end of an attempt without one, which Slurm or the death of its first node ended, and note down nodes."""
+    """Record the end of an attempt that Slurm or the death of its first node ended without a record. Record dead nodes too."""
     run = waiting.run
     ends = history(run)
     if any(end.token == earlier.token for end in ends):
         return
     down: tuple[str, ...] = ()
-    known = "Slurm does not tell how its nodes are"
+    condition = "Slurm does not tell how its nodes are"
     with suppress(CommandFailed):
         down = unresponsive_nodes(earlier.hosts, ask) if earlier.hosts else ()
-        known = f"down now: {', '.join(down)}" if down else "all its nodes answer now"
+        condition = f"down now: {', '.join(down)}" if down else "all its nodes answer now"
     failures = read_failures(run, earlier.attempt)
     noted_before = f"; before it {failures[0]}" if failures else ""
-    words = since_begin(before(script), earlier)
-    lost = {found[1] or found[2]: line for line in (*tail(run.srun_log), *words) if (found := NODE_FAILURE.search(line))}
-    departed = (departure({}, 0, words) or "") if not lost else ""
+    script_lines = since_begin(before(script), earlier)
+    lost = {match[1] or match[2]: line for line in (*tail(run.srun_log), *script_lines) if (match := NODE_FAILURE.search(line))}
+    departed = (departure({}, 0, script_lines) or "") if not lost else ""
     node = next(iter(lost), None)
     if departed:
-        kind, said = "stopped", f"stopped: {departed}, which ended its ranks and its supervisor{noted_before}"
+        kind, message = "stopped", f"stopped: {departed}, which ended its ranks and its supervisor{noted_before}"
     elif lost:
         down = tuple(dict.fromkeys((*lost, *down)))
-        kind, said = "node", f"{sentence(f'node {down[0]}', 'node', lost[down[0]])}; {known}"
+        kind, message = "node", f"{sentence(f'node {down[0]}', 'node', lost[down[0]])}; {condition}"
     else:
         node = next(iter(earlier.hosts), None)
         first = f"its first node, {node}," if node else "its first node"
-        kind, said = "vanished", f"it ended without a word, as where {first} dies; {known}{noted_before}"
-    record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), kind, said, down, "requeue",
+        kind, message = "vanished", f"it ended without a word, as where {first} dies; {condition}{noted_before}"
+    record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), kind, message, down, "requeue",
                            last_sign(run, earlier), node=node, returned=() if departed else returned(ends, earlier.hosts),
                            departed=departed))
-    waiting.say(f"attempt {earlier.attempt}: {said}")
+    waiting.say(f"attempt {earlier.attempt}: {message}")
     if waiting.allocation is not None and down:
         now = time.time()
         with suppress(OSError):  # a full disk must not keep a job from running
@@ -120,30 +120,30 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
 def last_sign(run: RunDirectory, earlier: AttemptRecord) -> float:
     """Return unix seconds of the last write of an attempt without a recorded end: a step, or output of a rank."""
     files = [run.metrics, run.status, run.attempt_record, *run.log.glob("*.log")]
-    seen = [path.stat().st_mtime for path in files if path.exists()]
-    return max(earlier.time, min(time.time(), max(seen, default=earlier.time)))
+    times = [path.stat().st_mtime for path in files if path.exists()]
+    return max(earlier.time, min(time.time(), max(times, default=earlier.time)))
 
 
 def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     """Return a host for every node of the placement, and the reason; with ``rank_map = "auto"`` by rates and switches."""
-    run, given, placement = waiting.run, waiting.allocation, waiting.placement
-    if given is None:
+    run, allocation, placement = waiting.run, waiting.allocation, waiting.placement
+    if allocation is None:
         return (), "rank map: as the launcher has it"
-    if len(given.hosts) < placement.nodes:
-        raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
+    if len(allocation.hosts) < placement.nodes:
+        raise HpcMpError(f"{len(allocation.hosts)} hosts in the allocation ({', '.join(allocation.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
-    hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
+    hosts = allocation.hosts[:placement.nodes]  # srun starts its steps on the first hosts: --relative=0
     measured = read_measured(run.measured)
-    here = measured if measured is not None and measured.cluster == given.cluster else None  # node names repeat elsewhere
+    rates = measured if measured is not None and measured.cluster == allocation.cluster else None  # node names repeat elsewhere
     if isinstance(waiting.spec, ProgramSpec):
-        return hosts, kept_order_words(hosts, here)
+        return hosts, kept_order_words(hosts, rates)
     plan, rank_map = read_plan(run), waiting.spec.parallel.rank_map
     if rank_map != "auto":
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
         return hosts, f"rank map: in Slurm's order of hosts, for {run.plan.name} cannot be read"
     tree, witness = switches(hosts, waiting.command, TopologySources(ask))
-    ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, here)
+    ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, rates)
     return ordered, f"{why}; switches according to {witness}" if tree.above else why
 
 
@@ -165,16 +165,16 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
     if spec.environment.profile is None:
         return list(command), dict(environ), None
     container = spec.slurm.container is not None
-    found = profile_job(spec.environment.profile, source or NodeSource(), environ, spec.environment.set, container=container,
-                        installed=_rank_packages(spec, command, environ))
+    job = profile_job(spec.environment.profile, source or NodeSource(), environ, spec.environment.set, container=container,
+                      installed=_rank_packages(spec, command, environ))
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
-    seen = "outside of the container, whose own libraries and files are not seen" if container else "for all nodes of the job"
-    head = f"profile {found.profile.name} ({found.profile.title}), applied on {host}, {seen}"
+    scope = "outside of the container, whose own libraries and files are not seen" if container else "for all nodes of the job"
+    head = f"profile {job.profile.name} ({job.profile.title}), applied on {host}, {scope}"
     with suppress(OSError):  # an unwritable log must not keep a job from running
-        write_text(run.profile_log, "".join(f"{line}\n" for line in (head, *found.lines())))
-    extended = [f"{word},{','.join(found.exported)}" if word.startswith(PYXIS_NAMES) and found.exported else word
+        write_text(run.profile_log, "".join(f"{line}\n" for line in (head, *job.lines())))
+    extended = [f"{word},{','.join(job.exported)}" if word.startswith(PYXIS_NAMES) and job.exported else word
                 for word in command]
-    return extended, found.environ, f"{found.summary()}, as {host} shows itself; {run.profile_log.relative_to(run.path)} says why"
+    return extended, job.environ, f"{job.summary()}, as {host} shows itself; {run.profile_log.relative_to(run.path)} says why"
 
 
 def _rank_packages(spec: AnySpec, command: Sequence[str], environ: Mapping[str, str]) -> Installed:
@@ -186,5 +186,5 @@ def _rank_packages(spec: AnySpec, command: Sequence[str], environ: Mapping[str, 
         return of_interpreter(shutil.which(name, path=environ.get("PATH")) or name)
     at = [number for number, word in enumerate(command) if word == "hpc_mp" and command[number - 1] == "-m"]
     python = command[at[-1] - 3] if at and at[-1] >= 3 else sys.executable
-    same = python == sys.executable or not Path(python).is_file()  # a staged one, not there yet, is a copy of this one
+    same = python == sys.executable or not Path(python).is_file()  # a staged Python that does not exist yet is a copy
     return distribution if same else of_interpreter(python)

@@ -40,7 +40,7 @@ from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 EARLY_S, START_S = 60.0, 60.0  # Slurm may send it early by this (man sbatch); a shorter job does not get it
 LAST_S = 10.0  # before the end, at most half of the grace: remaining ranks are ended, to leave time for the conclusion
 ENDING = ("KILL", "ABRT")  # our signals that end ranks without a request to stop
-SENT = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # only by hand (scancel --signal); slurmstepd reports SIGTERM
+SENT = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # sent only by users (scancel --signal); slurmstepd reports SIGTERM
 TAIL = 1 << 22  # bytes of a node's log that are searched for the stacks of its ranks
 MPI_SAYS = 1000  # lines of a node's log in which its MPI reports its start
 SEEN_S = 60.0  # until a file of another host is visible: NFS caches a directory's content that long
@@ -53,7 +53,7 @@ class ProgramWatch:
     Attributes:
         silence: detects that they hang; then a step records their stacks, and they are ended.
         unended: detects nodes that do not report their tasks' ends; None if srun does not start the tasks.
-        overdue: True if they continued to their time limit, in spite of the signal, and were ended.
+        overdue: True if they continued to their time limit despite the signal, and were ended.
         warned: True if they were asked to stop, by us or by Slurm.
     """
 
@@ -76,7 +76,7 @@ class ProgramWatch:
         noted = begins and attempt.allocation is not None and spec.slurm.container is None  # recorded by ranks as they begin
         self._meet = time_to_meet(spec.job) if noted else 0.0
         by_srun = attempt.allocation is not None and not spec.by_mpirun
-        self._failed = FailedStep(run.srun_log, asked=self.ranks_asked, grace=record.grace,
+        self._failed = FailedStep(run.srun_log, stop_requested=self.ranks_asked, grace=record.grace,
                                   stop_codes=spec.program.stop_codes, begins=begins) if by_srun else None
 
     def say_begun(self) -> None:
@@ -116,8 +116,8 @@ class ProgramWatch:
         begun = {int(run.rank_host.values(path)[0]) for path in run.rank_host.found()} | {*self.silence.speakers}
         absent = [place for place in self._attempt.placement.ranks if begun and place.rank not in begun]
         for place in absent:
-            said = f"it has not begun in {self.silence.seconds:.0f} s (job.meet_timeout)"
-            write_failure(run, RankFailure(place.rank, record.hosts[place.node], "silent", said, time.time(), record.attempt))
+            message = f"it has not begun in {self.silence.seconds:.0f} s (job.meet_timeout)"
+            write_failure(run, RankFailure(place.rank, record.hosts[place.node], "silent", message, time.time(), record.attempt))
         if absent:
             self._note(OTHERS_ENDED)
             self._send("KILL")
@@ -125,20 +125,20 @@ class ProgramWatch:
 
     def ranks_asked(self) -> bool:
         """Return True if we or Slurm asked the ranks to stop: slurmstepd reports SIGTERM, and Slurm's record the job's."""
-        given, hosts = self._attempt.allocation, self._attempt.record.hosts
-        if not (self.warned or self._ended or given is None):
+        allocation, hosts = self._attempt.allocation, self._attempt.record.hosts
+        if not (self.warned or self._ended or allocation is None):
             self.warned = (any(map(STEP_ASKED.search, tail(self._attempt.run.node_log(hosts[0]))))
-                           or departure(known_job(given.job_id, patient), given.restart, ()) is not None)
+                           or departure(known_job(allocation.job_id, patient), allocation.restart, ()) is not None)
         return self.warned
 
     def _warn(self) -> None:
         self.warned = True
         self._send(self._spec.program.signal)
 
-    def _note(self, words: str) -> None:
+    def _note(self, line: str) -> None:
         """Write a line to srun's log, after which failures count as echoes."""
         with open(self._attempt.run.srun_log, "a", encoding="utf-8") as log:
-            log.write(f"{words}\n")
+            log.write(f"{line}\n")
 
     def _last_moment(self, end: float | None) -> float:
         """Return the time at which remaining ranks are ended, given the end of the job."""
@@ -152,12 +152,12 @@ class ProgramWatch:
 
     def hang(self) -> Hang | None:
         """Return the detected hang, with its explanation by the logs of the ended ranks; None without one."""
-        run, found = self._attempt.run, self.silence.hang
-        if found is None:
+        run, hang = self._attempt.run, self.silence.hang
+        if hang is None:
             return None
         add_what_logs_say(run, self._last_lines)
         self._attempt.say(where(run))
-        return explained(found, run)
+        return explained(hang, run)
 
     def _last_lines(self, rank: int) -> list[str]:
         """Return the last lines of a rank, from its own log or from that of its node."""
@@ -187,9 +187,9 @@ class ProgramWatch:
 
     def _leave(self) -> None:
         """Note how long ranks may continue if their job ends now and is not requeued: the supervisor must outlive them."""
-        given = self._attempt.allocation
-        job = known_job(given.job_id, patient) if given is not None else {}
-        if given is not None and job.get("JobState", "RUNNING") != "RUNNING" and int(job["Restarts"]) <= given.restart:
+        allocation = self._attempt.allocation
+        job = known_job(allocation.job_id, patient) if allocation is not None else {}
+        if allocation is not None and job.get("JobState", "RUNNING") != "RUNNING" and int(job["Restarts"]) <= allocation.restart:
             wait = patience(find_settings()) - MORE_S
             self._leaves, self._last = True, time.time() + wait - REPEAT_S - min(LAST_S, wait / 2)
 
@@ -198,9 +198,9 @@ class ProgramWatch:
         if self._spec.by_mpirun:
             send_signal(self._attempt.record, number)
             return
-        said = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
+        log = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
         with suppress(RunFailed):  # the step may have ended just now
-            for name in STEP.findall(said)[-1:]:
+            for name in STEP.findall(log)[-1:]:
                 cancel(name, number)
 
 
@@ -210,14 +210,14 @@ def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
 
 
 def ending_of(
-    attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool, cancelled: bool, overdue: bool = False,
+    attempt: AttemptContext, spec: ProgramSpec, code: int, stop_requested: bool, cancelled: bool, overdue: bool = False,
     ranks_asked: bool = False,
 ) -> Literal["completed", "stopped"] | RootCause | None:
     """Return the end of an attempt in which no rank failed by itself; None if one did.
 
     Args:
         code: code of the task that ended first, as from ``subprocess``.
-        asked: True if the supervisor was asked to stop the ranks.
+        stop_requested: True if the supervisor was asked to stop the ranks.
         cancelled: True if the user wants the run to stop.
         overdue: True if the ranks had to be ended at the time limit.
         ranks_asked: True if the ranks were asked to stop.
@@ -231,8 +231,8 @@ def ending_of(
     if code == 0 and (alone := _met_nobody(attempt)) is not None:
         return RootCause(Cause("user", alone), (), retry=False)
     sigkill = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    warned = asked or late or (ranks_asked and not sigkill)  # scancel of a step sends SIGKILL at once
-    if code == 0 and not (cancelled or asked or ranks_asked or (late and spec.program.resumes)):
+    warned = stop_requested or late or (ranks_asked and not sigkill)  # scancel of a step sends SIGKILL at once
+    if code == 0 and not (cancelled or stop_requested or ranks_asked or (late and spec.program.resumes)):
         return "completed"
     killed = overdue and sigkill
     by_signal = killed or code == 0 or code in ends_by(spec)  # many exit with 0 after SIGTERM

@@ -43,16 +43,16 @@ class SilenceWatch:
                  on_hang: Callable[[], object] = lambda: None, troubled: Callable[[], bool] = lambda: False) -> None:
         self._limit, self._speakers, self._clock, self._on_hang = limit, speakers, clock, on_hang
         self._troubled = troubled
-        self._ranks, self._begin, self._asked = ranks, clock(), clock()
+        self._ranks, self._begin, self._polled = ranks, clock(), clock()
         self._last: dict[int, float] = {}
         self.hang: Hang | None = None
 
     def noticed(self) -> bool:
         """Return True if the ranks hang; call it repeatedly."""
-        now, paused = self._clock(), self._clock() - self._asked
-        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm: so were they
+        now, paused = self._clock(), self._clock() - self._polled
+        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm, and the ranks too
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
-        self._asked = now
+        self._polled = now
         self._last |= dict.fromkeys(self._speakers(), now)
         silent = now - max(self._last.values(), default=self._begin)
         limit = min(self._limit, TROUBLED_S) if not self._last and self._troubled() else self._limit
@@ -65,7 +65,7 @@ class SilenceWatch:
     @property
     def seconds(self) -> float:
         """Seconds that the ranks have run, as of the last call."""
-        return self._asked - self._begin
+        return self._polled - self._begin
 
     @property
     def speakers(self) -> Collection[int]:
@@ -113,7 +113,7 @@ class NodeLogs:
 
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
         self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
-        self._here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
+        self._ranks = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
         self._logged = grown([(0, run.metrics)])
         self.troubled = False
 
@@ -123,5 +123,5 @@ class NodeLogs:
         slurms = [line for _, line in lines if MPI_PLUGIN_SAYS.search(line)]
         self.troubled = self.troubled or bool(slurms)
         tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line)) and line not in slurms}
-        printed = [self._here[host][task % len(self._here[host])] for host, task in tasks]  # in blocks of equal size
+        printed = [self._ranks[host][task % len(self._ranks[host])] for host, task in tasks]  # in blocks of equal size
         return [*printed, *self._logged()]

@@ -90,8 +90,8 @@ def follow(
         at_most: maximum of seconds.
         mpirun: True if mpirun is the ranks' parent and must notice their ends.
     """
-    with open(command.log, "ab") as words:
-        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+    with open(command.log, "ab") as log:
+        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                 start_new_session=True)
     return follow_step(step, signals, failed, at_most, mpirun)
 
@@ -117,13 +117,13 @@ def follow_step(step: RunningStep, signals: Signals | None, failed: Callable[[],
 
 def orphans(variable: str, value: str) -> list[Orphan]:
     """Return srun processes, with this environment variable, that a supervisor has left behind on this host."""
-    found = []
+    abandoned = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # processes that end meanwhile, or are not ours; srun has a child of the same name
             if (process.name() == "srun" and process.environ().get(variable) == value
                     and os.getsid(process.pid) == process.pid):
-                found.append(Orphan(process))
-    return found
+                abandoned.append(Orphan(process))
+    return abandoned
 
 
 def _force(step: RunningStep) -> int:

@@ -22,7 +22,7 @@ FILES = ("topology.yaml", "topology.conf")  # if the first exists, Slurm ignores
 FOLDER = Path("/etc/slurm")
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
 FLAT = "node"  # the pattern without switches
-STEP_S = 30.0  # seconds for a step that prints one line per node, on many of them
+STEP_S = 30.0  # seconds for a step that prints one line per node, on many nodes
 SAY_ADDRESS = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 

@@ -1,7 +1,7 @@
 """Tasks that do not end: srun has begun to end a program's step, and a node does not report the end of its tasks.
 
 A rank of our own engine records its failure, and srun then has a limited time to end. A program's end is reported only by srun.
-It waits for ever for a node that has died, or that rebooted before Slurm noticed its death.
+It waits forever for a node that has died, or that rebooted before Slurm noticed its death.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class UnendedTasks:
         for line in self._lines.read():
             if LAUNCHING in line:
                 self._ended, self.begun = {host: set() for host in self._tasks}, False
-            if (found := ended_there(line)) is not None and found[0] in self._ended:
-                self._ended[found[0]].update(found[1])
+            if (end := ended_there(line)) is not None and end[0] in self._ended:
+                self._ended[end[0]].update(end[1])
             if not self.begun and ends_step(line):
                 self.begun, self._since, self.seconds = True, self._clock(), patience(self._settings())
         if self.begun and not self.hosts and self._clock() - self._since > self.seconds:
@@ -63,5 +63,5 @@ class UnendedTasks:
 
 def patience(settings: Words) -> float:
     """Return the seconds in which all tasks of a step end after srun has begun to end it."""
-    said = re.match(r"\d+", settings.get("KillWait", ""))
-    return (float(said[0]) if said else KILL_WAIT_S) + MORE_S
+    match = re.match(r"\d+", settings.get("KillWait", ""))
+    return (float(match[0]) if match else KILL_WAIT_S) + MORE_S

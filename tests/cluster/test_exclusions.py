@@ -23,7 +23,7 @@ def states(up: str, down: str = "") -> dict[str, NodeState]:
 
 
 def names(keeping: Keeping) -> tuple[str, str]:
-    return " ".join(each.node for each in keeping.kept), " ".join(each.node for each in keeping.taken_back)
+    return " ".join(each.node for each in keeping.excluded), " ".join(each.node for each in keeping.taken_back)
 
 
 def test_two_nodes_are_lost_in_turn_and_come_back() -> None:

@@ -26,7 +26,7 @@ from hpc_mp.supervisor.gather import ScriptLog, gather
 
 HOSTS = ("n1", "n2", "n3", "n4")
 PLACES = {place_.rank: place_ for place_ in place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2).ranks}
-JOB = Evidence(code=143, places=PLACES, hosts=HOSTS, here="n1", run=RunDirectory(Path("/run")))
+JOB = Evidence(code=143, places=PLACES, hosts=HOSTS, supervisor_host="n1", run=RunDirectory(Path("/run")))
 
 # What srun 22.05.8 writes after a task of its own accord has ended, recorded on four hosts.
 ENDS_OTHERS = (

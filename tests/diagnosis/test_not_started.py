@@ -15,7 +15,7 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import RunDirectory
 
 PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ranks}
-JOB = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), here="n1", run=RunDirectory(Path("/run")))
+JOB = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), supervisor_host="n1", run=RunDirectory(Path("/run")))
 
 GONE = """
 0: slurmstepd-{0}: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1

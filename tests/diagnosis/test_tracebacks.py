@@ -62,9 +62,9 @@ TORCHRUN = [  # recorded, shortened: torch 2.13
 
 def test_that_a_launcher_has_lost_a_rank_says_nothing_of_why() -> None:
     found = last_error(TORCHRUN)
-    assert found is not None and found.words == "ValueError: boom (train.py:9), said by its rank 3"
+    assert found is not None and found.message == "ValueError: boom (train.py:9), said by its rank 3"
     before_they_met = last_error([line.removeprefix("[rank3]: ") for line in TORCHRUN])
-    assert before_they_met is not None and before_they_met.words == found.words
+    assert before_they_met is not None and before_they_met.message == found.message
     assert last_error(TORCHRUN[4:]) is None
 
 
@@ -82,7 +82,7 @@ def test_of_several_ranks_of_a_launcher_counts_the_one_that_ended_first(second: 
     table = ["Failures:", "[1]:", f"  rank      : {5 - blamed} (local_rank: 0)",
              *(line.replace("rank      : 3", f"rank      : {blamed}") for line in TORCHRUN[10:])]
     found = last_error([*TORCHRUN[:4], *other, *TORCHRUN[4:10], *table])
-    assert found is not None and found.words == words
+    assert found is not None and found.message == words
 
 
 @given(st.lists(st.text(max_size=40), max_size=20))

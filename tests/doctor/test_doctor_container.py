@@ -98,7 +98,7 @@ def test_documents_of_host_and_container_are_compared(tmp_path: Path, patient: N
 
 def test_storage_is_measured_in_bounds_and_nothing_is_left(tmp_path: Path) -> None:
     begin = time.monotonic()
-    found = measure(str(tmp_path), most=8 << 20, seconds=0.2)
+    found = measure(str(tmp_path), size_limit=8 << 20, seconds=0.2)
     assert time.monotonic() - begin < 60
     assert found.same and found.size <= (8 << 20) + (4 << 20) and min(found.write, found.read, found.files) > 0
     assert list(tmp_path.iterdir()) == []
@@ -108,7 +108,7 @@ def test_what_is_read_must_be_what_was_written(tmp_path: Path, monkeypatch: pyte
     real = os.pread
     monkeypatch.setattr(storage_test.os, "pread", lambda file, size, at: real(file, size - 1, at) + b"?" if at else real(file,
     size, at))
-    found = measure(str(tmp_path), most=12 << 20, seconds=5.0)
+    found = measure(str(tmp_path), size_limit=12 << 20, seconds=5.0)
     assert not found.same
     assert judge("/x", None, found).severity == "error"
 

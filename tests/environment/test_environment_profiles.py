@@ -142,7 +142,7 @@ def test_a_wrong_value_would_be_seen() -> None:
 def test_a_guard_decides_by_the_release_and_says_when_it_cannot(plugin: str, said: dict[str, str],
                                                                 left: list[tuple[str, bool]]) -> None:
     applied = apply(load_profile("aws-efa"), NOTHING, {"ofi-nccl": release(plugin)}, {})
-    assert {each.name: each.value for each in applied.said} == {"NCCL_SOCKET_IFNAME": "^docker,lo,veth"} | said
+    assert {each.name: each.value for each in applied.settings} == {"NCCL_SOCKET_IFNAME": "^docker,lo,veth"} | said
     assert [(each.variable.name, each.unknown) for each in applied.left_out] == left
     assert all(("not known" in each.why) is each.unknown for each in applied.left_out)
 
@@ -164,9 +164,9 @@ def test_guards(guard: str, have: tuple[int, ...] | None, answer: bool | None) -
 def test_what_is_found_on_the_machine() -> None:
     mixed = Shown("", "", (), {"mlx5_0": ("InfiniBand",), "mlx5_1": ("InfiniBand",), "mlx5_2": ("Ethernet",)}, (), (), (),
                   ("lo", "eth0"), "eth0")
-    said = {each.name: each.value for each in apply(load_profile("infiniband"), mixed, {}, {}).said}
+    said = {each.name: each.value for each in apply(load_profile("infiniband"), mixed, {}, {}).settings}
     assert said == {"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}
-    said = {each.name: each.value for each in apply(load_profile("ethernet"), mixed, {}, {}).said}
+    said = {each.name: each.value for each in apply(load_profile("ethernet"), mixed, {}, {}).settings}
     assert said == {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
 
 

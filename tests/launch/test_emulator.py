@@ -58,7 +58,7 @@ def by_rank(ended: RanksEnd) -> dict[int, Exit]:
 def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
     ended = emulate(run, 8, mark, DEED="tell", SHARED="yes")
     assert {end.rank: end.code for end in ended.exits} == dict.fromkeys(range(8), 0)
-    assert ended.broken is None and not ended.asked
+    assert ended.broken is None and not ended.interrupted
     told = [json.loads((run.path / f"told-{rank}.json").read_text()) for rank in range(8)]
     for rank, one in enumerate(told):
         assert one["environ"]["SLURM_PROCID"] == str(rank) and one["environ"]["SHARED"] == "yes"
@@ -137,7 +137,7 @@ def test_one_bad_end_ends_all(run: RunDirectory, mark: str, deed: str, code: int
     assert all(end.code == -signal.SIGTERM and end.ours for rank, end in exits.items() if rank != 3)
     assert logged in run.rank_log(3).read_text()
     assert 2 < seconds(ended) < 30
-    assert not ended.asked and ended.broken is None
+    assert not ended.interrupted and ended.broken is None
 
 
 def test_a_rank_deaf_to_sigterm_is_killed(run: RunDirectory, mark: str) -> None:
@@ -211,7 +211,7 @@ def test_the_first_interrupt_saves_and_stops(run: RunDirectory, mark: str, how: 
     else:
         launcher.process.send_signal(signal.Signals[how])
     ended = launcher.ended()
-    assert [end.code for end in ended.exits] == [75] * 4 and ended.asked
+    assert [end.code for end in ended.exits] == [75] * 4 and ended.interrupted
     assert "saving at the next step" in launcher.err.read_text()
     assert "KeyboardInterrupt" not in launcher.err.read_text()
 
@@ -227,7 +227,7 @@ def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> N
             launcher.process.send_signal(signal.Signals[how])
         until(lambda word=word: word in launcher.err.read_text())
     ended = launcher.ended()
-    assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.asked
+    assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.interrupted
 
 
 def test_a_closed_terminal_never_kills() -> None:

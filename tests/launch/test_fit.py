@@ -27,7 +27,7 @@ LAB = SlurmPartition("lab", True, True, None, (NodeKind(("n1", "n2", "n3", "n4")
 SHORT = SlurmPartition("short", False, True, "1-00:00:00", LAB.kinds)
 MIXED = SlurmPartition("mixed", False, True, None, (
     NodeKind(("g1", "g2"), 64, 512 * GIB, (("h100", 8),)), NodeKind(("c1", "c2", "c3"), 128, 64 * GIB, ())))
-LIMITS = (PartitionLimits(LAB, 4), PartitionLimits(SHORT, 4, least=2, most=3), PartitionLimits(MIXED, 5))
+LIMITS = (PartitionLimits(LAB, 4), PartitionLimits(SHORT, 4, min_nodes=2, max_nodes=3), PartitionLimits(MIXED, 5))
 FACTS = ClusterFacts(partition=LAB, limits=LIMITS)
 CUDA = {"device": "cuda", "ranks_per_node": 8}
 
@@ -111,7 +111,7 @@ def test_the_limits_of_a_partition() -> None:
     table = {"partition": "PartitionName=lab MaxNodes=3 MinNodes=1 MaxCPUsPerNode=3 TotalNodes=6 Nodes=n[1-6]",
              "node": "NodeName=n1 CPUEfctv=4 CPUTot=4 ThreadsPerCore=2"}
     found = partition_limits(LAB, lambda argv: table[argv[2]])
-    assert (found.total, found.least, found.most, found.cpus, found.threads_per_core) == (6, 1, 3, 3, 2)
+    assert (found.total, found.min_nodes, found.max_nodes, found.cpus, found.threads_per_core) == (6, 1, 3, 3, 2)
     assert found.partition.kinds[0].cpus == 3
 
     def silent(argv: Any) -> str:

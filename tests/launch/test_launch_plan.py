@@ -486,13 +486,13 @@ def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     said(run, 1, "peer", 2.0)
     exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
-    assert judge(RanksEnd(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
-    assert judge(RanksEnd(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
+    assert judge(RanksEnd(exits, interrupted=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+    assert judge(RanksEnd(exits, interrupted=False), AttemptReader(run, 1), PLACED)[0] == "failed"
     well, other = tuple(end(rank, 0, 1.0) for rank in range(4)), AttemptReader(create_run(tmp_path, "ended"), 1)
     for program, state in ((Program(command=("x",)), "stopped"), (None, "completed")):  # programs may end well after SIGTERM
-        assert judge(RanksEnd(well, asked=True), other, PLACED, program=program)[0] == state
+        assert judge(RanksEnd(well, interrupted=True), other, PLACED, program=program)[0] == state
     killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
-    assert judge(RanksEnd(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+    assert judge(RanksEnd(killed, interrupted=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
 
 
 def test_causes_say_who_where_why(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grimp
 import pytest
-from prose import faults
+from prose import docstrings, identifiers
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "hpc_mp").rglob("*.py"))
@@ -212,4 +212,12 @@ def test_an_import_of_nothing_would_be_seen() -> None:
 def test_an_opener_that_names_nothing_is_seen(tmp_path: Path, text: str, seen: bool) -> None:
     """`make lint` runs ``tests/support/prose.py`` over the package."""
     (tmp_path / "one.py").write_text(f'def f():\n    """{text}"""\n')
-    assert list(faults(tmp_path / "one.py")) == ([(1, text)] if seen else [])
+    assert list(docstrings(tmp_path / "one.py")) == ([(1, text)] if seen else [])
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("found = 1", ["found"]), ("for each in []: pass", ["each"]), ("def f(given, *, kept): pass", ["given", "kept"]),
+    ("[said for said in []]", ["said"]), ("x = (most := 2)", ["most"]), ("a.found = found.each", []), ("match = rows[0]", [])])
+def test_a_name_that_could_name_anything_is_seen(tmp_path: Path, text: str, names: list[str]) -> None:
+    (tmp_path / "one.py").write_text(f"{text}\n")
+    assert sorted(name for _, name in identifiers(tmp_path / "one.py")) == sorted(names)

@@ -51,7 +51,7 @@ def test_ranks_that_were_told_to_stop_have_their_grace(tmp_path: Path, line: str
     """One has saved, or died of it, and the others have not saved yet."""
     log, now = tmp_path / "srun.log", [0.0]
     log.write_text("")
-    step = FailedStep(log, lambda: now[0], asked=lambda: told, grace=120.0, stop_codes=(75,))
+    step = FailedStep(log, lambda: now[0], stop_requested=lambda: told, grace=120.0, stop_codes=(75,))
     log.write_text(line)
     assert not step.due()
     now[0] = 119.0

@@ -47,7 +47,7 @@ def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, r
 
 def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
     assert isinstance(begun.spec, ProgramSpec)
-    found = ending_of(begun, begun.spec, code, **{"asked": False, "cancelled": False} | given)
+    found = ending_of(begun, begun.spec, code, **{"stop_requested": False, "cancelled": False} | given)
     return found.cause.message if isinstance(found, RootCause) else found
 
 
@@ -89,7 +89,7 @@ def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, wo
 ])
 def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, asked: bool, cancelled: bool,
                 means: str | None) -> None:
-    found = ended(attempt(tmp_path, left=left, resumes=resumes), code, asked=asked, cancelled=cancelled)
+    found = ended(attempt(tmp_path, left=left, resumes=resumes), code, stop_requested=asked, cancelled=cancelled)
     assert found == means if means is None or " " not in means else means in found
 
 
@@ -288,7 +288,7 @@ import os, signal
 from hpc_mp.supervisor.signals import Signals
 signals = Signals()
 os.kill(os.getpid(), {number:d})
-print(signals.asked)
+print(signals.stop_requested)
 """
     assert subprocess.run([sys.executable, "-c", says], capture_output=True, text=True).stdout == f"{asked}\n"
 

@@ -152,7 +152,7 @@ def test_a_long_log_is_capped_while_its_writer_goes_on(tmp_path: Path) -> None:
         size = log.stat().st_size
         cap(log, longest=size)
         assert log.stat().st_size == size, "not yet"
-        cap(log, longest=size - 1, kept=100)
+        cap(log, longest=size - 1, remainder=100)
         assert log.stat().st_size == 0
         kept = (tmp_path / "node-a.log.1").read_text()
         assert "".join(lines).endswith(kept) and 80 < len(kept) <= 100 and kept.startswith("line ")

@@ -47,8 +47,8 @@ def read_amd(source: NodeSource) -> AmdGpus:
 
 
 def _has_units(source: NodeSource, path: str) -> bool:
-    found = re.search(r"simd_count (\d+)", maybe(source.text, path) or "")
-    return bool(found and int(found[1]))
+    match = re.search(r"simd_count (\d+)", maybe(source.text, path) or "")
+    return bool(match and int(match[1]))
 
 
 def _driver(source: NodeSource) -> str | None:

@@ -65,16 +65,16 @@ def read_payloads(source: NodeSource) -> Mapping[str, Payload]:
     if not any(gpu.vendor == "nvidia" for gpu in read_gpus(source)):
         return {}
     text = source.answer(("lspci", "-D", "-vv", "-d", "10de:"))
-    found = {}
+    payloads = {}
     for block in re.split(r"\n(?=\S)", text):
         header = re.match(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d) (?:3D|VGA|Display)", block)
         sizes = re.findall(r"Dev(Cap|Ctl):.*?MaxPayload (\d+) bytes", block, re.DOTALL)
         values = {kind: int(size) for kind, size in sizes}
         if header and "Ctl" in values:
-            found[header[1]] = Payload(values["Ctl"], values.get("Cap"))
-    if not found:
+            payloads[header[1]] = Payload(values["Ctl"], values.get("Cap"))
+    if not payloads:
         raise Unavailable("lspci -vv shows no MaxPayload: it does to root only")
-    return found
+    return payloads
 
 
 def _devices(source: NodeSource) -> list[tuple[str, str]]:
@@ -102,8 +102,8 @@ def _text(source: NodeSource, path: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    found = re.match(r"-?\d+(?:\.\d+)?", text)
-    return float(found[0]) if found else None
+    match = re.match(r"-?\d+(?:\.\d+)?", text)
+    return float(match[0]) if match else None
 
 
 def _whole(value: float | None) -> int | None:

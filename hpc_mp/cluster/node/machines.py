@@ -20,13 +20,13 @@ def read_machine_type(source: NodeSource) -> MachineType | None:
     """
     vendor = maybe(source.text, f"{_DMI}/sys_vendor") or ""
     product = maybe(source.text, f"{_DMI}/product_name") or ""
-    known = [each for each in catalogue().machines.values()
-             if each.judged and each.marks is not None and re.match(each.marks.vendor, vendor)]
-    if not known:
+    candidates = [kind for kind in catalogue().machines.values()
+                  if kind.judged and kind.marks is not None and re.match(kind.marks.vendor, vendor)]
+    if not candidates:
         return None
     devices = {gpu.device for gpu in read_gpus(source)}
     processors = len(source.names("/sys/devices/system/cpu/cpu[0-9]*"))
-    return next((each for each in sorted(known, key=_rank) if _is_one(each, product, devices, processors)), None)
+    return next((kind for kind in sorted(candidates, key=_rank) if _is_one(kind, product, devices, processors)), None)
 
 
 def _is_one(kind: MachineType, product: str, devices: set[str], processors: int) -> bool:

@@ -86,19 +86,19 @@ def read_bridges(source: NodeSource) -> Bridges:
     devices = [gpu.bus for gpu in read_gpus(source)]
     adapters = [adapter.address for adapter in read_fabric(source).adapters if adapter.address]
     virtual = is_virtual(source)
-    seen: tuple[str, ...] | Unavailable = ()
+    redirecting: tuple[str, ...] | Unavailable = ()
     if devices and not virtual:
         try:
-            seen = _redirecting(source.answer(_BRIDGES), [*devices, *adapters])
+            redirecting = _redirecting(source.answer(_BRIDGES), [*devices, *adapters])
         except Unavailable as unseen:
-            seen = unseen
+            redirecting = unseen
     domains = {}
     for address in [*devices, *adapters]:
         group = real(source, f"/sys/bus/pci/devices/{address}/iommu_group")
         domain = maybe(source.text, f"/sys/kernel/iommu_groups/{group.rpartition('/')[2]}/type")
         if domain is not None:
             domains[address] = domain
-    return Bridges(virtual, seen, len(devices), domains)
+    return Bridges(virtual, redirecting, len(devices), domains)
 
 
 def read_rails(source: NodeSource) -> Rails:
@@ -158,8 +158,8 @@ def _is_above(bridge: str, device: str) -> bool:
 
 def _link(source: NodeSource, device: str, address: str) -> Link:
     def number(name: str) -> float | None:
-        found = re.match(r"\d+(?:\.\d+)?", maybe(source.text, f"/sys/bus/pci/devices/{address}/{name}") or "")
-        return float(found[0]) if found else None
+        match = re.match(r"\d+(?:\.\d+)?", maybe(source.text, f"/sys/bus/pci/devices/{address}/{name}") or "")
+        return float(match[0]) if match else None
 
     def lanes(name: str) -> int | None:
         value = number(name)

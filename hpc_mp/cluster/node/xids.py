@@ -134,22 +134,22 @@ _UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
 
 def xid(line: str) -> XidLine | None:
     """Return the GPU error in a line of the kernel's log; None for a line without one."""
-    if (found := _XID.search(line)) is None:
-        return next((XidLine(_address(words[1]), number, entry.meaning, entry.action)
-                     for pattern, number, entry in _UNNUMBERED if (words := pattern.search(line))), None)
-    number = int(found[2])
+    if (match := _XID.search(line)) is None:
+        return next((XidLine(_address(message[1]), number, entry.meaning, entry.action)
+                     for pattern, number, entry in _UNNUMBERED if (message := pattern.search(line))), None)
+    number = int(match[2])
     entry = XIDS.get(number, _OTHER)
-    if number == 154 and (wanted := _RECOVERY.search(line)):
-        entry = Xid(f"the driver now wants: {wanted[1]}", _wanted(wanted[1]))
-    elif number in _NVLINK5 and _NOT_FATAL.search(found[3]):
+    if number == 154 and (recovery := _RECOVERY.search(line)):
+        entry = Xid(f"the driver now wants: {recovery[1]}", _recovery_action(recovery[1]))
+    elif number in _NVLINK5 and _NOT_FATAL.search(match[3]):
         entry = replace(entry, action="none")
-    return XidLine(_address(found[1]), number, entry.meaning, entry.action)
+    return XidLine(_address(match[1]), number, entry.meaning, entry.action)
 
 
 def sxid(line: str) -> SXidLine | None:
     """Return the NVSwitch error in a line; None for a line without one. "Severity …" lines repeat the previous line."""
-    found = _SXID.search(line)
-    return found and SXidLine(found[1], found[2].lower(), int(found[3]), found[4] == "Fatal", found[5].strip())
+    match = _SXID.search(line)
+    return match and SXidLine(match[1], match[2].lower(), int(match[3]), match[4] == "Fatal", match[5].strip())
 
 
 def blamed(lines: Iterable[str]) -> list[XidLine]:
@@ -161,8 +161,8 @@ def _address(bus: str | None) -> str:
     return address(bus if bus.count(":") > 1 else f"0:{bus}") if bus else ""
 
 
-def _wanted(words: str) -> Action:
-    low = words.lower()
+def _recovery_action(text: str) -> Action:
+    low = text.lower()
     if "reboot" in low:
         return "reboot"
     return "reset" if any(part in low for part in ("reset", "flr", "drain")) else "none"

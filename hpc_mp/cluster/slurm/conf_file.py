@@ -89,9 +89,9 @@ def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[Co
     for number, line in _joined(text):
         if (included := _INCLUDE.match(line)) is None:
             pairs, end = [], 0
-            while found := _PAIR.match(line, end):
-                pairs.append((found[1], found[3] if found[2] is None else found[2]))
-                end = found.end()
+            while match := _PAIR.match(line, end):
+                pairs.append((match[1], match[3] if match[2] is None else match[2]))
+                end = match.end()
             cluster = next((value for key, value in pairs if key.casefold() == "clustername"), cluster)
             yield ConfigLine(number, line, file, tuple(pairs), line[end:].strip())
             continue

@@ -89,7 +89,7 @@ def partition_access(partition: str, ask: Runner = ask) -> PartitionAccess:
 
 def terms(
     partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
-    known: Mapping[str, Qos], access: PartitionAccess,
+    qos_by_name: Mapping[str, Qos], access: PartitionAccess,
 ) -> JobTerms:
     """Return the first account and quality of service that the partition accepts, the user's defaults first.
 
@@ -98,14 +98,15 @@ def terms(
         accounts: in order of preference.
     """
     account = next(filter(access.takes_account, accounts), accounts[0] if accounts else None)
-    held = sorted((each for each in mine if each.account == account and each.partition in (None, partition)),
-                  key=lambda each: each.partition is None)
+    held = sorted((association for association in mine
+                   if association.account == account and association.partition in (None, partition)),
+                  key=lambda association: association.partition is None)
     if not held:
         return JobTerms(account, max_wall=time_limit)
     default = held[0].default_qos or next(iter(held[0].qos), None)
     serves = default is None or access.takes_qos(default)
     qos = default if serves else next(filter(access.takes_qos, held[0].qos), None)
-    quality = known.get(qos) if qos else None
+    quality = qos_by_name.get(qos) if qos else None
     walls = filter(None, (time_limit, held[0].max_wall, quality.max_wall if quality else None))
     return JobTerms(account, None if serves else qos, quality, min(walls, key=seconds, default=None))
 

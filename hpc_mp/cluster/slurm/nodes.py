@@ -54,14 +54,14 @@ def unresponsive_nodes(nodes: Collection[str], ask: Runner = ask) -> tuple[str, 
         CommandFailed: Slurm does not report them.
     """
     states = node_states(nodes, ask=ask)
-    return tuple(name for name, found in states.items() if found.state.startswith("down") or found.state.endswith("*"))
+    return tuple(name for name, state in states.items() if state.state.startswith("down") or state.state.endswith("*"))
 
 
 def usable_cpus(node: str, ask: Runner = ask) -> int | None:
     """Return the CPUs of a node that jobs may use: ``CPUEfctv``, without cores reserved for the system; None if unknown."""
     record = find_record("node", node, ask)
-    found = record.get("CPUEfctv") or record.get("CPUTot")
-    return int(found) if found else None
+    count = record.get("CPUEfctv") or record.get("CPUTot")
+    return int(count) if count else None
 
 
 def address_of(node: str, ask: Runner = ask) -> str:

@@ -48,7 +48,7 @@ class Option:
     name: str
     value: str | None
     line: int
-    known: bool
+    is_known: bool
     value_line: int | None = None
 
 
@@ -70,8 +70,8 @@ def option_table() -> dict[str, Any]:
 @functools.cache
 def releases() -> dict[str, str]:
     """Return for each option of sbatch the first release that has it; "" for 22.05; "-24.05" if only releases before 24.05 do."""
-    known = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))
-    return {**dict.fromkeys(known["refused"], ""), **known["options"], **dict.fromkeys(option_table()["names"]["sbatch"], "")}
+    table = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))
+    return {**dict.fromkeys(table["refused"], ""), **table["options"], **dict.fromkeys(option_table()["names"]["sbatch"], "")}
 
 
 @functools.cache
@@ -108,8 +108,8 @@ def parse(words: Sequence[AnyWord], syntax: Syntax, *, permute: bool) -> tuple[t
                 continue
             return tuple(options), (*rest, *words[at:])
         following = words[at] if at < len(words) else None
-        found, used = _long(word, following, syntax) if word.text.startswith("--") else _short(word, following, syntax)
-        options += found
+        parsed, used = _long(word, following, syntax) if word.text.startswith("--") else _short(word, following, syntax)
+        options += parsed
         at += used
     return tuple(options), tuple(rest)
 

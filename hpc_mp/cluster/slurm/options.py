@@ -76,13 +76,13 @@ def check_together(options: Mapping[str, str], version: Version | None) -> None:
         HpcMpError: naming them.
     """
     for row in _table(SYNTAX)["conflicts"]:
-        both = [name for name in row["options"] if _given(name, options)]
+        both = [name for name in row["options"] if _has_option(name, options)]
         if len(both) > 1 and (version is None or exists(row["since"], version)):
             since = f" from {row['since']} on" if row["since"] else ""
             raise HpcMpError(f"the options --{' and --'.join(both)}", f"are refused together by sbatch{since}", row["advice"])
 
 
-def _given(name: str, options: Mapping[str, str]) -> bool:
+def _has_option(name: str, options: Mapping[str, str]) -> bool:
     """Return True if an option is given. ``gres=gpu`` in a table of conflicts matches a value that begins with ``gpu``."""
     option, _, value = name.partition("=")
     return option in options and any(part.startswith(value) for part in options[option].split(","))
@@ -96,19 +96,19 @@ def _table(name: str = TABLE) -> dict[str, Any]:
 def _check(where: str, extra: Extra, version: Version | None) -> None:
     options, refused = _table()["options"], _table()["refused"]
     for name, value in extra.items():
-        given = f"{where}.{name}"
+        key = f"{where}.{name}"
         if name in refused:
             rule, remedy = refused[name]
-            raise HpcMpError(given, rule, remedy)
+            raise HpcMpError(key, rule, remedy)
         if name not in options:
             hint = did_you_mean(name, [*options, *refused])
-            raise HpcMpError(given, "is not an option of sbatch",
+            raise HpcMpError(key, "is not an option of sbatch",
                              f"{hint} One that your site's plug-ins add goes into {asset(TABLE)}".lstrip())
         if value is False and name not in DEFAULTS:
-            raise HpcMpError(f"{given} = false", "says nothing to sbatch", "write true, or leave it out")
+            raise HpcMpError(f"{key} = false", "says nothing to sbatch", "write true, or leave it out")
         if version and not exists(options[name], version):
             bound = f"before Slurm {options[name][1:]}" if options[name][0] == "-" else f"from Slurm {options[name]} on"
-            raise HpcMpError(given, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
+            raise HpcMpError(key, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
     for group in contradicting():
         both = [name for name in group if extra.get(name, False) is not False]
         if len(both) > 1:

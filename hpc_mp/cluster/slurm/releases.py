@@ -28,10 +28,10 @@ def parse_version(text: str) -> Version:
     Raises:
         HpcMpError: it is not a release of Slurm.
     """
-    found = re.fullmatch(r"(\d\d)\.(\d\d?)(\.\d+)?", text)
-    if not found:
+    match = re.fullmatch(r"(\d\d)\.(\d\d?)(\.\d+)?", text)
+    if not match:
         raise HpcMpError(f"Slurm version {text}", "does not read YEAR.MONTH", "write for example 23.11")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def print_version(version: Version) -> str:

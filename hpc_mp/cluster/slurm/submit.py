@@ -31,9 +31,9 @@ class Submission:
 class SubmissionRefused(RunFailed):
     """sbatch did not accept a script. ``words``: its output, line by line, or the reason why it could not be run."""
 
-    def __init__(self, script: Path, words: str) -> None:
-        super().__init__(f"sbatch refused {script}:\n{words}")
-        self.words = words
+    def __init__(self, script: Path, output: str) -> None:
+        super().__init__(f"sbatch refused {script}:\n{output}")
+        self.words = output
 
 
 def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Submission:
@@ -47,18 +47,18 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
         SubmissionRefused: it is not accepted; sbatch's message is passed on unchanged.
     """
     try:
-        done = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
-                              capture_output=True, env=job_environment(environ), encoding="utf-8", errors="replace")
+        process = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
+                                 capture_output=True, env=job_environment(environ), encoding="utf-8", errors="replace")
     except OSError as error:
-        found = shutil.which("sbatch")
-        why = f"{found} cannot be started ({error.strerror})" if found else "sbatch is not on PATH"
+        program = shutil.which("sbatch")
+        why = f"{program} cannot be started ({error.strerror})" if program else "sbatch is not on PATH"
         raise SubmissionRefused(script, why) from None
-    *greeting, answer = done.stdout.strip().splitlines() or [""]
-    if done.returncode or not re.match(r"\d+(;|$)", answer):
-        said = "\n".join(filter(None, (done.stdout.strip(), done.stderr.strip())))
-        raise SubmissionRefused(script, said or f"it ended with exit code {done.returncode}")
+    *greeting, answer = process.stdout.strip().splitlines() or [""]
+    if process.returncode or not re.match(r"\d+(;|$)", answer):
+        output = "\n".join(filter(None, (process.stdout.strip(), process.stderr.strip())))
+        raise SubmissionRefused(script, output or f"it ended with exit code {process.returncode}")
     return Submission(answer.partition(";")[0],  # "ID;CLUSTER" in a federation
-                      "\n".join([*greeting, *done.stderr.strip().splitlines()]))
+                      "\n".join([*greeting, *process.stderr.strip().splitlines()]))
 
 
 def state(job_id: str, ask: Runner = queue.patient) -> str:

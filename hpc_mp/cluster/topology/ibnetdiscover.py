@@ -50,20 +50,20 @@ def read_fabric(text: str) -> IbSubnet:
     """Parse the text. Raises HpcMpError if it contains no switch."""
     links: dict[str, set[str]] = {}
     names: dict[str, str] = {}
-    here = ""
+    current = ""
     for line in map(str.strip, text.splitlines()):
-        if found := _NODE.match(line):
-            here = found["id"]
-            if found["kind"] == "Switch":
-                links.setdefault(here, set())
-        elif here and (found := _PORT.match(line)):
-            for one, other in ((here, found["id"]), (found["id"], here)):
-                if one.startswith("S-"):
-                    links.setdefault(one, set()).add(other)
+        if match := _NODE.match(line):
+            current = match["id"]
+            if match["kind"] == "Switch":
+                links.setdefault(current, set())
+        elif current and (match := _PORT.match(line)):
+            for end, peer in ((current, match["id"]), (match["id"], current)):
+                if end.startswith("S-"):
+                    links.setdefault(end, set()).add(peer)
         else:
             continue
-        if found["name"]:
-            names.setdefault(found["id"], found["name"])
+        if match["name"]:
+            names.setdefault(match["id"], match["name"])
     if not links:
         raise HpcMpError("the text", "names no InfiniBand switch", "give what `ibnetdiscover` prints, without options")
     return IbSubnet({switch: frozenset(ends) for switch, ends in links.items()}, names)
@@ -164,8 +164,8 @@ def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str,
     Parts that are connected only by cables between switches of one storey, such as the groups of a dragonfly+, are joined
     above them."""
     distance = _distances(fabric, {switch for leaf in leaf_names for switch in leaf})
-    below = [(name, leaf) for leaf, name in leaf_names.items()]  # found so far: its name, the leaves' switches below
-    found: list[Switch] = []
+    below = [(name, leaf) for leaf, name in leaf_names.items()]  # parts so far: the name, and the leaves' switches below
+    switches: list[Switch] = []
     for storey, beside in itertools.product(range(max(distance.values(), default=0) + 1), (False, True)):
         usable = {switch for switch, far in distance.items() if far <= storey}
         level = set() if beside else {switch for switch in usable if distance[switch] == storey}
@@ -182,10 +182,10 @@ def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str,
             own = [names[switch] for switch in parts[number] if distance.get(switch) == storey > 0]
             name = legal(own[0] if len(own) == 1 else f"tier{storey}", taken)
             taken.append(name)
-            found.append(Switch(name, (), tuple(each for each, _ in inside)))
+            switches.append(Switch(name, (), tuple(child for child, _ in inside)))
             joined.append((name, frozenset().union(*(leaf for _, leaf in inside))))
         below = joined
-    return found
+    return switches
 
 
 def _distances(fabric: IbSubnet, leaves: Iterable[str]) -> dict[str, int]:

@@ -117,10 +117,10 @@ def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
 
 def _ancestry(name: str, parent: Mapping[str, str]) -> Iterator[str]:
     """Yield a switch, its parent, and so on to the root."""
-    seen: set[str] = set()
-    while name not in seen:
+    visited: set[str] = set()
+    while name not in visited:
         yield name
-        seen.add(name)
+        visited.add(name)
         if name not in parent:
             return
         name = parent[name]
@@ -172,17 +172,17 @@ class Topology:
     def apart(self) -> tuple[str, ...]:
         """Switches with nothing above them that separate the leaves: none of them is above everything that another is above."""
         children = {switch.name: switch.children for switch in self.switches}
-        kept: dict[frozenset[str], str] = {}
+        by_leaves: dict[frozenset[str], str] = {}
         for top in self.tops:
             below = {top}
             while grown := {child for name in below for child in children.get(name, ())} - below:
                 below |= grown
-            kept.setdefault(frozenset(name for name in below if not children.get(name)), top)
-        apart = tuple(top for leaves, top in kept.items() if not any(leaves < others for others in kept))
+            by_leaves.setdefault(frozenset(name for name in below if not children.get(name)), top)
+        apart = tuple(top for leaves, top in by_leaves.items() if not any(leaves < others for others in by_leaves))
         return apart if len(apart) > 1 else ()
 
 
 def chosen(topologies: Iterable[Topology]) -> Topology:
     """Return the cluster's default topology, else the first, else an empty one."""
-    found = tuple(topologies)
-    return next((topology for topology in found if topology.default), found[0] if found else Topology())
+    candidates = tuple(topologies)
+    return next((topology for topology in candidates if topology.default), candidates[0] if candidates else Topology())

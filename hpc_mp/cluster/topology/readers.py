@@ -36,14 +36,14 @@ def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
     Raises:
         HpcMpError: it is of no kind, or not of this one.
     """
-    found = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
-    if found is None:
+    recognized = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
+    if recognized is None:
         raise HpcMpError(where, "is in no form that is known", f"say which with --from: {', '.join(SOURCES)}")
-    known = SOURCES[found].read(text, f"{found} ({where})")
-    for topology in known.topologies:
+    reading = SOURCES[recognized].read(text, f"{recognized} ({where})")
+    for topology in reading.topologies:
         _ = topology.tree  # raises if a switch is above itself
-    notes = [note for topology in known.topologies for note in (_apart(topology), *amiss(topology)) if note]
-    return replace(known, notes=(*known.notes, *notes))
+    notes = [note for topology in reading.topologies for note in (_apart(topology), *amiss(topology)) if note]
+    return replace(reading, notes=(*reading.notes, *notes))
 
 
 def amiss(topology: Topology) -> Iterator[str]:

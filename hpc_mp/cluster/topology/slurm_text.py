@@ -54,10 +54,10 @@ def read_topologies(text: str, file: Path | None = None) -> tuple[Topology, ...]
     lines = [line for line in read_conf(text, file) if line.text.strip() != "---"]
     if not lines:
         return ()
-    found = (_of_lines(lines),) if lines[0].unread or re.match(r"\s*\w+\s*=", lines[0].text) else _read_yaml(text)
-    for topology in found:
+    topologies = (_of_lines(lines),) if lines[0].unread or re.match(r"\s*\w+\s*=", lines[0].text) else _read_yaml(text)
+    for topology in topologies:
         _refuse_repeats(switch.name for switch in topology.switches)
-    return found
+    return topologies
 
 
 def _refuse_repeats(names: Iterable[str]) -> None:
@@ -177,7 +177,7 @@ class _File(BaseModel):
 def _read_yaml(text: str) -> tuple[Topology, ...]:
     try:
         tree: Any = yaml.load(text, Loader=yaml.BaseLoader)  # texts, lists and tables only: nothing is constructed
-        found = _File(topologies=tree).topologies
+        entries = _File(topologies=tree).topologies
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1} of the topology" if error.problem_mark else "the topology"
         raise HpcMpError(line, f"is not valid YAML ({str(error.problem)[:SHOWN]})", REMEDY) from None
@@ -187,24 +187,24 @@ def _read_yaml(text: str) -> tuple[Topology, ...]:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][1:])) or "the whole"
         raise HpcMpError(f"the topology, {place}", f"is not as topology.yaml has it ({first['msg']})", REMEDY) from None
-    _refuse_repeats(each.topology for each in found)
-    return tuple(map(_of_yaml, found))
+    _refuse_repeats(entry.topology for entry in entries)
+    return tuple(map(_of_yaml, entries))
 
 
-def _of_yaml(found: _Topology) -> Topology:
-    kinds = [kind for kind in ("tree", "block", "ring", "torus3d", "flat") if getattr(found, kind) is not None]
+def _of_yaml(entry: _Topology) -> Topology:
+    kinds = [kind for kind in ("tree", "block", "ring", "torus3d", "flat") if getattr(entry, kind) is not None]
     if len(kinds) != 1:
-        raise HpcMpError(f"topology {found.topology[:SHOWN]}", f"is {' and '.join(kinds) or 'of no kind'}, where Slurm wants one",
+        raise HpcMpError(f"topology {entry.topology[:SHOWN]}", f"is {' and '.join(kinds) or 'of no kind'}, where Slurm wants one",
                          "give it one of tree, block, ring, torus3d and flat")
-    known = Topology(found.topology, default=found.cluster_default)
-    if found.block is not None:
-        return replace(known, kind="block", sizes=tuple(found.block.block_sizes),
-                       switches=tuple(Switch(each.block, expand(each.nodes)) for each in found.block.blocks))
-    if found.ring is not None:
-        return replace(known, kind="ring", switches=tuple(Switch(each.ring, expand(each.nodes)) for each in found.ring.rings))
-    if found.tree is not None:
-        return replace(known, kind="tree", switches=tuple(Switch(each.switch, expand(each.nodes), expand(each.children))
-                                                          for each in found.tree.switches))
-    if found.torus3d is not None:
-        return replace(known, unread="torus3d")
-    return replace(known, unread="options of flat") if isinstance(found.flat, dict) else known
+    topology = Topology(entry.topology, default=entry.cluster_default)
+    if entry.block is not None:
+        return replace(topology, kind="block", sizes=tuple(entry.block.block_sizes),
+                       switches=tuple(Switch(block.block, expand(block.nodes)) for block in entry.block.blocks))
+    if entry.ring is not None:
+        return replace(topology, kind="ring", switches=tuple(Switch(ring.ring, expand(ring.nodes)) for ring in entry.ring.rings))
+    if entry.tree is not None:
+        return replace(topology, kind="tree", switches=tuple(Switch(switch.switch, expand(switch.nodes), expand(switch.children))
+                                                             for switch in entry.tree.switches))
+    if entry.torus3d is not None:
+        return replace(topology, unread="torus3d")
+    return replace(topology, unread="options of flat") if isinstance(entry.flat, dict) else topology

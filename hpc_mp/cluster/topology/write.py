@@ -23,14 +23,14 @@ def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
     Raises:
         HpcMpError: the topology is neither, or knows no host.
     """
-    known = _writable(topology)
-    if known.kind == "block":
+    writable = _writable(topology)
+    if writable.kind == "block":
         lines = [f"BlockName={block.name}" + (f" Nodes={compress(block.hosts)}" if block.hosts else "")
-                 for block in known.switches]
-        lines += [f"BlockSizes={','.join(map(str, known.sizes))}"] if known.sizes else []
+                 for block in writable.switches]
+        lines += [f"BlockSizes={','.join(map(str, writable.sizes))}"] if writable.sizes else []
     else:
         lines = [f"SwitchName={switch.name}" + (f" Switches={compress(switch.children)}" if switch.children else "")
-                 + (f" Nodes={compress(switch.hosts)}" if switch.hosts else "") for switch in known.switches]
+                 + (f" Nodes={compress(switch.hosts)}" if switch.hosts else "") for switch in writable.switches]
     return "".join(f"{line}\n" for line in (*_comments(header), *lines))
 
 

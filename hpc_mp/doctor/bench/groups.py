@@ -30,10 +30,10 @@ def split(world: int, ranks_per_node: int, how: str) -> Groups:
         HpcMpError: ``how`` is none of these.
     """
     named = {"all": f"DIV {world}", "node": f"DIV {ranks_per_node}", "rail": f"MOD {ranks_per_node}"}
-    found = _SPLIT.fullmatch(named.get(how, how).strip())
-    if found is None:
+    match = _SPLIT.fullmatch(named.get(how, how).strip())
+    if match is None:
         raise HpcMpError(f"--split {how!r}", "must be all, node, rail or as in NCCL_TESTS_SPLIT", 'write for example "MOD 8"')
-    operation, value = OPERATIONS[found[1].upper()], int(found[2], 0)
+    operation, value = OPERATIONS[match[1].upper()], int(match[2], 0)
     if value == 0 and operation in (operator.mod, operator.floordiv):
         raise HpcMpError(f"--split {how!r}", "divides by 0", "divide by 1 or more")
     groups: dict[int, list[int]] = {}

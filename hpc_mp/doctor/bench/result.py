@@ -52,10 +52,10 @@ class Timing:
         usual = median(times)
         if not usual:
             return ()
-        found = (Spike(number, time / usual, tuple(member for member, own in enumerate(self.ranks)
-                                                   if own[number] >= SPIKE * usual))
-                 for number, time in enumerate(times) if time >= SPIKE * usual)
-        return tuple(sorted(found, key=lambda spike: -spike.times))
+        spikes = (Spike(number, time / usual, tuple(member for member, durations in enumerate(self.ranks)
+                                                    if durations[number] >= SPIKE * usual))
+                  for number, time in enumerate(times) if time >= SPIKE * usual)
+        return tuple(sorted(spikes, key=lambda spike: -spike.times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +125,22 @@ class BenchRow:
 
 def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> BenchRow:
     """Build a row from the event ``row``: mean, wrong elements and iterations of every rank, by placement."""
-    this, element = COLLECTIVES[spec.collective], ELEMENT[spec.dtype]
+    collective, element = COLLECTIVES[spec.collective], ELEMENT[spec.dtype]
     results = []
     for number, members in enumerate(spec.groups):
-        counts = this.counts(size, len(members), element)
+        counts = collective.counts(size, len(members), element)
         bytes_ = counts.total * element
         timings: dict[Placed, Timing] = {}
         for placed in PLACED:
             means, wrong, iterations = zip(*(ranks[member][placed] for member in members), strict=True)
             seconds = fmean(means)
-            timings[placed] = Timing(seconds, *this.bandwidths(bytes_, seconds, len(members)),
-                                     sum(wrong) if spec.check and placed in this.checked else None, tuple(map(tuple, iterations)))
+            timings[placed] = Timing(seconds, *collective.bandwidths(bytes_, seconds, len(members)),
+                                     sum(wrong) if spec.check and placed in collective.checked else None,
+                                     tuple(map(tuple, iterations)))
         results.append(GroupResult(number, members, bytes_, counts.param, timings))
-    return BenchRow(tuple(results), this.native)
+    return BenchRow(tuple(results), collective.native)
 
 
 def average(rows: Sequence[BenchRow]) -> float:
     """Return nccl-tests' "Avg bus bandwidth" in GB/s, over all sizes and both placements, of the slowest group at each size."""
-    return fmean([timing.busbw for each in rows for timing in each.worst.timings.values()] or [0.0])
+    return fmean([timing.busbw for entry in rows for timing in entry.worst.timings.values()] or [0.0])

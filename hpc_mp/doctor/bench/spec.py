@@ -62,8 +62,8 @@ class BenchSpec:
 
     def fitting(self, size: int) -> bool:
         """Return True if every group has data to send at this size."""
-        this, element = COLLECTIVES[self.collective], ELEMENT[self.dtype]
-        return all(this.counts(size, len(group), element).param for group in self.groups)
+        operation, element = COLLECTIVES[self.collective], ELEMENT[self.dtype]
+        return all(operation.counts(size, len(group), element).param for group in self.groups)
 
 
 def dump_spec(spec: BenchSpec) -> str:
@@ -83,10 +83,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 def parse_size(text: str) -> int:
     """Parse ``8``, ``32K``, ``1.5M``, ``8G`` (powers of 1,024) into bytes. Raises HpcMpError."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise HpcMpError(f"size {text!r}", "is no number of bytes with K, M or G behind it", "write for example 8, 32K or 1G")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def sweep(begin: int, end: int, factor: int, step: int | None = None) -> tuple[int, ...]:

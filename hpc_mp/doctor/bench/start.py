@@ -60,25 +60,25 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.world)))
         step = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
         environs = srun_environments(in_blocks(spec.nodes, spec.ranks_per_node), str(os.getpid()), step)
-        ranks = [EmulatedRank(folder / f"rank-{rank}.log", each) for rank, each in enumerate(environs)]
+        ranks = [EmulatedRank(folder / f"rank-{rank}.log", variables) for rank, variables in enumerate(environs)]
         emulator.start(ranks, folder / "spec.json", listener, lock.fileno(), entry)
         yield from _follow_emulator(emulator, [rank.log for rank in ranks])
 
 
 def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event]:
-    said = [NewLines(log) for log in logs]
+    readers = [NewLines(log) for log in logs]
     while emulator.running:
         emulator.receive(POLL_S)
-        for lines in said:
-            yield from _unless_refused(events(lines.read()))
+        for reader in readers:
+            yield from _unless_refused(events(reader.read()))
     if emulator.broken is not None:
         raise RunFailed(emulator.broken)
     # The order in which ranks end is random: the first whose last lines do not report a failed peer is the cause.
     failed = [(end, _last_words(logs[end.rank])) for end in emulator.exits if end.code and not end.ours]
-    failed.sort(key=lambda each: kind_of("\n".join(each[1])) == "peer")
+    failed.sort(key=lambda failure: kind_of("\n".join(failure[1])) == "peer")
     if failed:
-        end, words = failed[0]
-        raise RunFailed("\n".join([f"rank {end.rank} {ending(end.code)}", *words]))
+        end, last_lines = failed[0]
+        raise RunFailed("\n".join([f"rank {end.rank} {ending(end.code)}", *last_lines]))
 
 
 def _last_words(log: Path) -> list[str]:
@@ -102,11 +102,11 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
 
 def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
     """Start the mpirun on PATH, on its known hosts. Raises RunFailed, or HpcMpError if there is no mpirun."""
-    words = family(ask, "put another one first on PATH").options
+    options = family(ask, "put another one first on PATH").options
     settings = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
     environs = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
     names = sorted(name for name in environs if NETWORKS.match(name))
-    command = ["mpirun", *words(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
+    command = ["mpirun", *options(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
     return _follow(command, environs, None)
 
 
@@ -125,15 +125,15 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
     last: deque[str] = deque(maxlen=KEPT)
     try:
         for source, line in _lines(process):
-            found = list(_unless_refused(events([line])))
-            for event in found:
+            line_events = list(_unless_refused(events([line])))
+            for event in line_events:
                 if event["event"] == "meet":
                     assert process.stdin is not None and answer is not None
                     process.stdin.write(answer(event) + "\n")
                     process.stdin.flush()
                 else:
                     yield event
-            if not found and line.strip():
+            if not line_events and line.strip():
                 last.append(line)
                 if source == "error" and is_queue_notice(line):
                     yield {"event": "note", "text": line}
@@ -147,22 +147,22 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
 def _lines(process: subprocess.Popen[str]) -> Iterator[tuple[str, str]]:
     """Yield ("output" or "error", line) as they come, until both streams are closed."""
     assert process.stdout is not None and process.stderr is not None
-    rest = {"output": b"", "error": b""}
+    remainder = {"output": b"", "error": b""}
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, "output")
         selector.register(process.stderr, selectors.EVENT_READ, "error")
         while selector.get_map():
             for key, _ in selector.select():
                 data = os.read(key.fd, 1 << 16)
-                *lines, rest[key.data] = (rest[key.data] + data).split(b"\n")
+                *lines, remainder[key.data] = (remainder[key.data] + data).split(b"\n")
                 if not data:
                     selector.unregister(key.fileobj)
-                    lines = [rest[key.data]]
+                    lines = [remainder[key.data]]
                 yield from ((key.data, line.decode(errors="replace")) for line in lines)
 
 
-def _unless_refused(found: Iterator[Event]) -> Iterator[Event]:
-    for event in found:
+def _unless_refused(stream: Iterator[Event]) -> Iterator[Event]:
+    for event in stream:
         if event["event"] == "refused":
             raise HpcMpError(event["value"], event["rule"], event["remedy"])
         yield event

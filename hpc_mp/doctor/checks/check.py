@@ -62,28 +62,28 @@ def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5,
     for check in checks:
         groups.setdefault(check.reader, []).append(check)
     tasks = {group[0].code: functools.partial(_run_group, group, source) for group in groups.values()}
-    found: Said = {}
+    findings: Said = {}
     for group, answer in zip(groups.values(), answers(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
-        found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
-    return _one_for_a_cause([finding for check in checks for finding in found[check.code]])
+        findings |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
+    return _one_for_a_cause([finding for check in checks for finding in findings[check.code]])
 
 
 def _one_for_a_cause(findings: Sequence[Finding]) -> list[Finding]:
     """Drop redundant unknown findings: keep the first per cause, and none if another finding already states the cause."""
-    words = [" ".join(finding.message.split()) for finding in findings]
-    reasons = {(finding.severity, text) for finding, text in zip(findings, words, strict=True)
+    texts = [" ".join(finding.message.split()) for finding in findings]
+    reasons = {(finding.severity, text) for finding, text in zip(findings, texts, strict=True)
                if finding.severity in ("error", "unknown")}
-    kept: dict[tuple[str, ...], Finding] = {}
+    firsts: dict[tuple[str, ...], Finding] = {}
     others: dict[tuple[str, ...], list[str]] = {}
-    for number, (finding, text) in enumerate(zip(findings, words, strict=True)):
+    for number, (finding, text) in enumerate(zip(findings, texts, strict=True)):
         blind = finding.severity == "unknown"
         cause = (finding.subject, text) if blind else (str(number),)
         if blind and any(text in reason and (severity == "error" or text != reason) for severity, reason in reasons):
             continue
-        if kept.setdefault(cause, finding) is not finding:
+        if firsts.setdefault(cause, finding) is not finding:
             others.setdefault(cause, []).append(finding.code)
     return [replace(finding, message=f"{finding.message} (so too {', '.join(others[cause])})") if cause in others else finding
-            for cause, finding in kept.items()]
+            for cause, finding in firsts.items()]
 
 
 def _run_group(group: Sequence[Check[Any]], source: NodeSource) -> Said:
@@ -94,8 +94,8 @@ def _run_group(group: Sequence[Check[Any]], source: NodeSource) -> Said:
 def _judged(check: Check[Any], facts: Any) -> Iterator[Finding]:
     try:
         yield from check.findings(facts)
-    except Unavailable as unseen:
-        yield _unknown(check, unseen)
+    except Unavailable as reason:
+        yield _unknown(check, reason)
     except Exception as error:  # unforeseen data costs one check, not all
         yield _unknown(check, Unavailable(f"{type(error).__name__}: {error}"))
 

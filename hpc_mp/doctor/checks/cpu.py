@@ -21,11 +21,11 @@ def count(cpus: Cpus) -> Iterator[Finding]:
         if not cpus.offline:
             yield Finding("cpu-count", "ok", "", f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets")
         return
-    wanted = cpus.kind
+    kind = cpus.kind
     evidence = (f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets, {cpus.nodes} memory nodes; "
-                f"a {wanted.name} has {wanted.vcpus} in {wanted.sockets}, {wanted.numa} memory nodes")
-    good = cpus.online == wanted.vcpus and cpus.sockets in (None, wanted.sockets) and cpus.nodes == wanted.numa
-    if not (cpus.offline and cpus.online + len(cpus.offline) == wanted.vcpus):
+                f"a {kind.name} has {kind.vcpus} in {kind.sockets}, {kind.numa} memory nodes")
+    good = cpus.online == kind.vcpus and cpus.sockets in (None, kind.sockets) and cpus.nodes == kind.numa
+    if not (cpus.offline and cpus.online + len(cpus.offline) == kind.vcpus):
         yield Finding("cpu-count", "ok" if good else "error", "", evidence)
 
 
@@ -42,8 +42,8 @@ def frequency(cpus: Cpus) -> Iterator[Finding]:
         return
     low = {cpu: pair for cpu, pair in cpus.capped.items() if pair[0] < _CAPPED * pair[1]}
     if low:
-        now, most = next(iter(low.values()))
-        yield Finding("cpu-frequency", "warning", "", f"{len(low)} processors are held to {now / 1e6:g} of {most / 1e6:g} GHz")
+        cap, peak = next(iter(low.values()))
+        yield Finding("cpu-frequency", "warning", "", f"{len(low)} processors are held to {cap / 1e6:g} of {peak / 1e6:g} GHz")
     else:
         yield Finding("cpu-frequency", "ok", "", "the highest frequency is allowed")
 

@@ -78,18 +78,18 @@ def controllers(disks: Disks) -> Iterator[Finding]:
 def count(disks: Disks) -> Iterator[Finding]:
     if disks.kind is None or disks.kind.disks is None:
         return
-    there = sum("Elastic Block" not in disks.models[name] and "MSFT NVMe Accelerator" not in disks.models[name]
-                for name in disks.controllers)
-    good = there >= disks.kind.disks
+    own_disks = sum("Elastic Block" not in disks.models[name] and "MSFT NVMe Accelerator" not in disks.models[name]
+                    for name in disks.controllers)
+    good = own_disks >= disks.kind.disks
     yield Finding("nvme-count", "ok" if good else "warning", "",
-                  f"{there} disks of its own; a {disks.kind.name} has {disks.kind.disks}")
+                  f"{own_disks} disks of its own; a {disks.kind.name} has {disks.kind.disks}")
 
 
 def arrays(disks: Disks) -> Iterator[Finding]:
     for name, array in disks.arrays.items():
-        good = array.active and array.there == array.wanted
+        good = array.active and array.present == array.expected
         yield Finding("disk-raid", "ok" if good else "error", name,
-                      f"{array.there} of {array.wanted} disks" + ("" if array.active else "; it is inactive"))
+                      f"{array.present} of {array.expected} disks" + ("" if array.active else "; it is inactive"))
 
 
 CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (

@@ -21,11 +21,11 @@ def count(fabric: RdmaFabric) -> Iterator[Finding]:
                       f"{len(fabric.bare)} adapters for RDMA on the PCI bus have no RDMA device: no driver has taken them")
     if kind is None:
         return
-    there = len(fabric.ports)
-    evidence = f"{there} ports; a {kind.name} has {kind.nics}"
-    if there == kind.nics:
+    port_count = len(fabric.ports)
+    evidence = f"{port_count} ports; a {kind.name} has {kind.nics}"
+    if port_count == kind.nics:
         yield Finding("fabric-count", "ok", "", evidence)
-    elif there == 0 and kind.rdma_optional:
+    elif port_count == 0 and kind.rdma_optional:
         yield Finding("fabric-count", "warning", "", f"{evidence}, unless it was rented without")
     else:
         yield Finding("fabric-count", "error", "", evidence)
@@ -78,12 +78,12 @@ def rate(fabric: RdmaFabric) -> Iterator[Finding]:
     for port in ports:
         assert port.rate is not None
         if fabric.kind is not None:
-            wanted, why = float(fabric.kind.rdma_gbps), f"a {fabric.kind.name} has"
+            expected, why = float(fabric.kind.rdma_gbps), f"a {fabric.kind.name} has"
         else:
             alike = Counter(other.rate or 0.0 for other in ports if models[other.name] == models[port.name])
-            wanted, why = max(alike, key=lambda each: (alike[each], each)), "its likes here have"
-        evidence = f"{port.rate:g} Gb/s; {why} {wanted:g}"
-        yield Finding("fabric-rate", "ok" if port.rate >= wanted else "error", port.name, evidence)
+            expected, why = max(alike, key=lambda speed: (alike[speed], speed)), "its likes here have"
+        evidence = f"{port.rate:g} Gb/s; {why} {expected:g}"
+        yield Finding("fabric-rate", "ok" if port.rate >= expected else "error", port.name, evidence)
 
 
 def subnet(fabric: RdmaFabric) -> Iterator[Finding]:
@@ -115,17 +115,17 @@ def partition(fabric: RdmaFabric) -> Iterator[Finding]:
         networks.setdefault(_network(fabric, port), Counter())[port.keys.get(0, 0)] += 1
     for port in ports:
         first, firsts = port.keys.get(0, 0), networks[_network(fabric, port)]
-        known = f"key 0 is {first:#06x}"
+        evidence = f"key 0 is {first:#06x}"
         if not first:
             yield Finding("fabric-partition", "error", port.name, "partition table has no key at index 0, which NCCL uses")
         elif not any(key & _FULL for key in port.keys.values()):
-            yield Finding("fabric-partition", "error", port.name, f"{known}, and no key in the table is a full membership: "
+            yield Finding("fabric-partition", "error", port.name, f"{evidence}, and no key in the table is a full membership: "
                           "two limited members cannot talk to each other")
         elif firsts[first] < max(firsts.values()):
-            yield Finding("fabric-partition", "error", port.name, f"{known}; most ports here have "
+            yield Finding("fabric-partition", "error", port.name, f"{evidence}; most ports here have "
                           f"{firsts.most_common(1)[0][0]:#06x}")
         else:
-            yield Finding("fabric-partition", "ok", port.name, known)
+            yield Finding("fabric-partition", "ok", port.name, evidence)
 
 
 def _network(fabric: RdmaFabric, port: RdmaPort) -> tuple[object, ...]:
@@ -150,12 +150,12 @@ def addresses(fabric: RdmaFabric) -> Iterator[Finding]:
 
 def packet(fabric: RdmaFabric) -> Iterator[Finding]:
     ports = [port for port in fabric.ports if port.up and port.mtu is not None]
-    most = max((port.mtu or 0 for port in ports), default=0)
+    largest = max((port.mtu or 0 for port in ports), default=0)
     for port in ports:
-        small = port.mtu is not None and port.mtu < most
+        small = port.mtu is not None and port.mtu < largest
         cut = port.mtu is not None and port.mtu < 4096
         if small or (cut and port.layer == "InfiniBand"):
-            yield Finding("fabric-mtu", "warning", port.name, f"active MTU {port.mtu}; {max(most, 4096)} was expected")
+            yield Finding("fabric-mtu", "warning", port.name, f"active MTU {port.mtu}; {max(largest, 4096)} was expected")
         elif cut:
             yield Finding("fabric-mtu", "warning", port.name, f"active MTU {port.mtu} of 4096",
                           f"set the MTU of its interface to at least {_ROCE_MTU} (9000 is usual), on the switch too")

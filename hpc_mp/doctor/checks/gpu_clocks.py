@@ -35,10 +35,10 @@ def _paths(reason: str) -> tuple[str, str]:
 
 def application_clocks(gpu: GpuReport) -> GpuFault | None:
     for kind in ("graphics", "mem"):
-        now = number(gpu, f"applications_clocks/{kind}_clock")
+        current = number(gpu, f"applications_clocks/{kind}_clock")
         default = number(gpu, f"default_applications_clocks/{kind}_clock")
-        if now < default:
-            return GpuFault("warning", f"{kind} clock set to {now:.0f} MHz, {default:.0f} by default")
+        if current < default:
+            return GpuFault("warning", f"{kind} clock set to {current:.0f} MHz, {default:.0f} by default")
     return None
 
 
@@ -50,27 +50,27 @@ def persistence(gpu: GpuReport) -> GpuFault | None:
 
 
 def power_limit(gpu: GpuReport) -> GpuFault | None:
-    now = number(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit")
+    current = number(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit")
     default = number(gpu, "gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
-    return GpuFault("warning", f"power limit {now:.0f} W, {default:.0f} W by default") if now < default else None
+    return GpuFault("warning", f"power limit {current:.0f} W, {default:.0f} W by default") if current < default else None
 
 
 def temperature(gpu: GpuReport) -> GpuFault | None:
-    now = number(gpu, "temperature/gpu_temp")
+    current = number(gpu, "temperature/gpu_temp")
     margin, slow_margin = gpu.number("temperature/gpu_temp_tlimit"), gpu.number("temperature/gpu_temp_slow_tlimit_threshold")
     if margin is not None and slow_margin is not None:  # since Hopper: degrees left, and the negative value at which it slows
-        return GpuFault("error", f"{now:.0f} °C, {margin:.0f} below its limit") if margin <= slow_margin else None
+        return GpuFault("error", f"{current:.0f} °C, {margin:.0f} below its limit") if margin <= slow_margin else None
     limit = gpu.number("temperature/gpu_temp_slow_threshold") or HOTTEST
-    return GpuFault("error", f"{now:.0f} °C, slows down at {limit:.0f} °C") if now >= limit else None
+    return GpuFault("error", f"{current:.0f} °C, slows down at {limit:.0f} °C") if current >= limit else None
 
 
 def memory_temperature(gpu: GpuReport) -> GpuFault | None:
-    now = number(gpu, "temperature/memory_temp")
+    current = number(gpu, "temperature/memory_temp")
     margin = "temperature/gpu_temp_max_mem_tlimit_threshold"
     if gpu.says(margin) is not None:
         raise NotApplicable  # since Hopper: only a margin, without the memory's distance to it; see gpu-throttle
     limit = number(gpu, "temperature/gpu_temp_max_mem_threshold", margin)
-    return GpuFault("error", f"memory {now:.0f} °C, allowed {limit:.0f} °C") if now >= limit else None
+    return GpuFault("error", f"memory {current:.0f} °C, allowed {limit:.0f} °C") if current >= limit else None
 
 
 _COOL = "look at the node's fans, cooling loop and room; compare with its neighbours"

@@ -30,9 +30,9 @@ Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
 def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
-    found = _by_part(_whole(lines), xid, lambda entry: (entry.bus, entry.kind))
+    entries = _by_part(_whole(lines), xid, lambda entry: (entry.bus, entry.kind))
     grave = False
-    for entry, times, age in found.values():
+    for entry, times, age in entries.values():
         if entry.action in HARMLESS:
             continue
         grave = True
@@ -41,42 +41,42 @@ def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
         yield Finding("gpu-xid", severity, f"GPU {entry.bus}".strip(), f"{entry}; {_when(times, age)}", REMEDIES[entry.action])
     if lines and not grave:
         also = ""
-        for action, words in HARMLESS.items():
-            numbers = sorted({entry.number or 0 for entry, *_ in found.values() if entry.action == action})
-            also += f"; Xid {', '.join(map(str, numbers))} {words}" if numbers else ""
+        for action, text in HARMLESS.items():
+            numbers = sorted({entry.number or 0 for entry, *_ in entries.values() if entry.action == action})
+            also += f"; Xid {', '.join(map(str, numbers))} {text}" if numbers else ""
         yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
 
 
 def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
     """Return the messages with multi-line sentences joined."""
-    whole: list[KernelMessage] = []
+    messages: list[KernelMessage] = []
     for line in lines:
-        if whole and _GOES_ON.search(line.text):
-            whole[-1] = replace(whole[-1], text=f"{whole[-1].text} {line.text.strip()}")
+        if messages and _GOES_ON.search(line.text):
+            messages[-1] = replace(messages[-1], text=f"{messages[-1].text} {line.text.strip()}")
         else:
-            whole.append(line)
-    return whole
+            messages.append(line)
+    return messages
 
 
 def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
-    found = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
-    for (switch, number), (entry, times, age) in found.items():
+    entries = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
+    for (switch, number), (entry, times, age) in entries.items():
         fresh = entry.fatal and age is not None and age <= RECENT_S
         yield Finding("gpu-sxid", "error" if fresh else "warning", switch,
                       f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}",
                       REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
-    if lines and not found:
+    if lines and not entries:
         yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
 
 
 def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, str]],
              ) -> dict[tuple[str, str], tuple[Entry, int, float | None]]:
     """Return, by part and kind, the latest entry, the number of occurrences, and the age of the latest."""
-    found: dict[tuple[str, str], tuple[Entry, int, float | None]] = {}
+    entries: dict[tuple[str, str], tuple[Entry, int, float | None]] = {}
     for line in lines:
         if (entry := read(line.text)) is not None:
-            found[key(entry)] = (entry, found.get(key(entry), (entry, 0, None))[1] + 1, line.age)
-    return found
+            entries[key(entry)] = (entry, entries.get(key(entry), (entry, 0, None))[1] + 1, line.age)
+    return entries
 
 
 def _when(times: int, age: float | None) -> str:

@@ -28,30 +28,30 @@ _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
 def inactive(links: NvLinks) -> Iterator[Finding]:
-    for gpu, words in links.errors.items():
-        yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"the driver does not tell of its NVLinks: {words}")
-    here = {gpu: rates for gpu, rates in links.rates.items() if rates and gpu not in links.apart}
-    down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in here.items()}
-    if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
+    for gpu, message in links.errors.items():
+        yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"the driver does not tell of its NVLinks: {message}")
+    by_gpu = {gpu: rates for gpu, rates in links.rates.items() if rates and gpu not in links.apart}
+    down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in by_gpu.items()}
+    if all(len(down[gpu]) == len(rates) for gpu, rates in by_gpu.items()) and not any(_expected(links, gpu) for gpu in by_gpu):
         return  # a PCIe card without a bridge
     for gpu, dark in down.items():
-        if dark:  # a card without a bridge may be next to two with one
-            grave: Severity = "error" if len(dark) < len(here[gpu]) or _expected(links, gpu) else "warning"
+        if dark:  # a card without a bridge may be beside two that have a bridge
+            grave: Severity = "error" if len(dark) < len(by_gpu[gpu]) or _expected(links, gpu) else "warning"
             yield Finding("gpu-nvlink-down", grave, f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
-    if here and not any(down.values()) and not links.errors:
-        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(here), 'GPU')} are active")
+    if by_gpu and not any(down.values()) and not links.errors:
+        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(by_gpu), 'GPU')} are active")
 
 
 def rates(links: NvLinks) -> Iterator[Finding]:
     """Check number and speed of active NVLinks against the model, or against most GPUs if the model is unknown."""
-    active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()
+    active = {gpu: [rate for rate in by_link.values() if rate is not None] for gpu, by_link in links.rates.items()
               if gpu not in links.apart and gpu not in links.errors}
     shapes = {gpu: (len(fast), min(fast, default=0.0)) for gpu, fast in active.items() if fast or _expected(links, gpu)}
     usual = usual_of([_shape(shape) for shape in shapes.values()])
     bad = False
     for gpu, shape in shapes.items():
-        known = catalogue().gpu(links.names[gpu])
-        expected = (known.board_links, known.nvlink_gbs) if known and known.board_links and known.nvlink_gbs else None
+        model = catalogue().gpu(links.names[gpu])
+        expected = (model.board_links, model.nvlink_gbs) if model and model.board_links and model.nvlink_gbs else None
         if expected:
             short = shape[0] < expected[0] or shape[1] < 0.99 * expected[1]
         else:
@@ -84,45 +84,45 @@ def fabric_state(gpu: GpuReport) -> GpuFault | None:
     if state != "Completed" or status not in ("Success", None):
         return GpuFault("error", f"fabric state {state}, status {status or 'untold'}: "
                                  "CUDA fails with error 802 until it is completed")
-    ill = [(severity, f"{path.replace('_', ' ')} {word}") for path, (severity, well) in HEALTH.items()
-           if (word := gpu.says(f"fabric/health/{path}")) is not None and word not in well]
+    ill = [(severity, f"{path.replace('_', ' ')} {value}") for path, (severity, well) in HEALTH.items()
+           if (value := gpu.says(f"fabric/health/{path}")) is not None and value not in well]
     grave = gpu.says("fabric/health/summary") == "Unhealthy" or any(severity == "error" for severity, _ in ill)
-    return GpuFault("error" if grave else "warning", f"fabric health: {', '.join(words for _, words in ill)}") if ill else None
+    return GpuFault("error" if grave else "warning", f"fabric health: {', '.join(text for _, text in ill)}") if ill else None
 
 
 def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
     if not fabric.nvswitches:
         return  # no NVSwitches here, or managed by the host
-    here = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
+    evidence = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
     if fabric.manager == "active":
-        yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {here}")
+        yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {evidence}")
     elif fabric.manager.startswith("unknown"):
-        yield Finding("gpu-fabric-manager", "unknown", "", f"{here}; {fabric.manager}")
+        yield Finding("gpu-fabric-manager", "unknown", "", f"{evidence}; {fabric.manager}")
     else:
-        yield Finding("gpu-fabric-manager", "error", "", f"{here} and nvidia-fabricmanager is {fabric.manager}")
+        yield Finding("gpu-fabric-manager", "error", "", f"{evidence} and nvidia-fabricmanager is {fabric.manager}")
 
 
-def imex(found: Imex | None) -> Iterator[Finding]:
-    if found is None:
+def imex(facts: Imex | None) -> Iterator[Finding]:
+    if facts is None:
         return
-    if found.domain != "UP":
-        yield Finding("gpu-imex", "error", "", f"IMEX domain is {found.domain}: no memory of other nodes over NVLink")
-    for address, state in found.nodes:
+    if facts.domain != "UP":
+        yield Finding("gpu-imex", "error", "", f"IMEX domain is {facts.domain}: no memory of other nodes over NVLink")
+    for address, state in facts.nodes:
         if state != "READY":
             yield Finding("gpu-imex", "error", address, f"IMEX node is {state}")
-    if found.unconnected:
-        first, second, letter = found.unconnected[0]
+    if facts.unconnected:
+        first, second, letter = facts.unconnected[0]
         yield Finding("gpu-imex", "error", f"IMEX node {first}", f"not connected to node {second} ({letter}); "
-                      f"{len(found.unconnected)} such pairs; V is a version that differs")
-    if not found.channels:
+                      f"{len(facts.unconnected)} such pairs; V is a version that differs")
+    if not facts.channels:
         yield Finding("gpu-imex", "error", "", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
                       "load the driver with NVreg_CreateImexChannel0=1, or let Slurm's switch/nvidia_imex make one per job")
-    if found.domain == "UP" and not found.unconnected and found.channels and all(state == "READY" for _, state in found.nodes):
-        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {counted(len(found.nodes), 'node')} is up and fully connected")
+    if facts.domain == "UP" and not facts.unconnected and facts.channels and all(state == "READY" for _, state in facts.nodes):
+        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {counted(len(facts.nodes), 'node')} is up and fully connected")
 
 
-def clique(asked: SmiAnswer) -> Iterator[Finding]:
-    joined = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/state") == "Completed"]  # gpu-fabric reports all others
+def clique(answer: SmiAnswer) -> Iterator[Finding]:
+    joined = [gpu for gpu in seen(answer).gpus if gpu.says("fabric/state") == "Completed"]  # gpu-fabric reports all others
     racks = [gpu for gpu in joined if _in_rack(gpu)]
     lost = [gpu for gpu in racks if gpu.says("fabric/clusterUuid") in (None, _NO_CLUSTER)]
     gpus = [gpu for gpu in joined if gpu.says("fabric/clusterUuid")]
@@ -137,41 +137,41 @@ def clique(asked: SmiAnswer) -> Iterator[Finding]:
         yield Finding("gpu-clique", "ok", "", f"all GPUs are in clique {groups[0]}")
 
 
-def peers(found: GpuTopology | None) -> Iterator[Finding]:
-    if found is None:
+def peers(topology: GpuTopology | None) -> Iterator[Finding]:
+    if topology is None:
         return
-    pairs = {pair: word for pair, word in found.paths.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
-    bad = {pair: word for pair, word in pairs.items() if word != "OK"}
+    pairs = {pair: state for pair, state in topology.paths.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
+    bad = {pair: state for pair, state in pairs.items() if state != "OK"}
     if pairs and len(bad) == len(pairs):
-        words = ", ".join(sorted(set(bad.values())))
-        yield Finding("gpu-p2p", "error", "", f"no GPU reaches another's memory over NVLink ({words})")
+        states = ", ".join(sorted(set(bad.values())))
+        yield Finding("gpu-p2p", "error", "", f"no GPU reaches another's memory over NVLink ({states})")
     elif bad:
-        shown = ", ".join(f"{first}→{second} {word}" for (first, second), word in list(bad.items())[:6])
+        shown = ", ".join(f"{first}→{second} {state}" for (first, second), state in list(bad.items())[:6])
         yield Finding("gpu-p2p", "error", _commonest(bad), f"{len(bad)} of {len(pairs)} paths between GPUs: {shown}")
     elif pairs:
         yield Finding("gpu-p2p", "ok", "", f"all {len(pairs)} paths between GPUs are open over NVLink")
 
 
-def joined(found: GpuTopology | None) -> Iterator[Finding]:
-    if found is None or len(found.gpus) < 2:
+def joined(topology: GpuTopology | None) -> Iterator[Finding]:
+    if topology is None or len(topology.gpus) < 2:
         return
-    between = {(first, second): found.paths.get((first, second), "")
-               for place, first in enumerate(found.gpus) for second in found.gpus[place + 1:]}
+    between = {(first, second): topology.paths.get((first, second), "")
+               for place, first in enumerate(topology.gpus) for second in topology.gpus[place + 1:]}
     usual = usual_of(list(between.values())) or ""
     odd = {pair: way for pair, way in between.items() if way != usual and usual.startswith("NV")}
-    strays = {sum(gpu in pair for pair in odd) for gpu in found.gpus}
-    if odd and len(strays) > 1 and found.alike:  # an equal number on each GPU is the wiring of the board
+    strays = {sum(gpu in pair for pair in odd) for gpu in topology.gpus}
+    if odd and len(strays) > 1 and topology.alike:  # an equal number on each GPU is the wiring of the board
         shown = ", ".join(f"{first}–{second} {way}" for (first, second), way in list(odd.items())[:6])
         yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
     else:
         kinds = ", ".join(sorted(set(between.values())))
-        yield Finding("gpu-topology", "ok", "", f"{counted(len(found.gpus), 'GPU')} joined by {kinds}")
+        yield Finding("gpu-topology", "ok", "", f"{counted(len(topology.gpus), 'GPU')} joined by {kinds}")
 
 
-def nearest_nic(found: GpuTopology | None) -> Iterator[Finding]:
-    if found is None or not found.nics:
+def nearest_nic(topology: GpuTopology | None) -> Iterator[Finding]:
+    if topology is None or not topology.nics:
         return
-    best = {gpu: min((found.paths.get((gpu, nic), "SYS") for nic in found.nics), key=_distance) for gpu in found.gpus}
+    best = {gpu: min((topology.paths.get((gpu, nic), "SYS") for nic in topology.nics), key=_distance) for gpu in topology.gpus}
     direct = [gpu for gpu, way in best.items() if way in _DIRECT]
     kinds = ", ".join(sorted(set(best.values())))
     if not direct:
@@ -186,13 +186,13 @@ def nearest_nic(found: GpuTopology | None) -> Iterator[Finding]:
 
 
 def _in_rack(gpu: GpuReport) -> bool:
-    known = catalogue().gpu(gpu.name)
-    return bool(known and known.rack) and gpu.says("mig_mode/current_mig") != "Enabled"
+    model = catalogue().gpu(gpu.name)
+    return bool(model and model.rack) and gpu.says("mig_mode/current_mig") != "Enabled"
 
 
 def _expected(links: NvLinks, gpu: int) -> bool:
-    known = catalogue().gpu(links.names.get(gpu, ""))
-    return bool(known and known.board_links)
+    model = catalogue().gpu(links.names.get(gpu, ""))
+    return bool(model and model.board_links)
 
 
 def _shape(shape: tuple[int, float]) -> str:

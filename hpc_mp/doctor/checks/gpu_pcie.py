@@ -34,7 +34,7 @@ def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
 
 def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
     """Return the GPUs, and True if a model's board gives every GPU all its lanes."""
-    return read_gpus(source), any(each.per_node for each in read_models(source))
+    return read_gpus(source), any(model.per_node for model in read_models(source))
 
 
 def width(gpus: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
@@ -69,39 +69,39 @@ def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
 
 def speed(gpu: GpuReport) -> GpuFault | None:
     paths = "pci/pci_gpu_link_info/pcie_gen"
-    now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
-    able, known = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
-    if able is not None and known and known.pcie and most < min(able, known.pcie):
-        return GpuFault("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
+    current, highest = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
+    able, model = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
+    if able is not None and model and model.pcie and highest < min(able, model.pcie):
+        return GpuFault("warning", f"the slot allows PCIe {highest:.0f}, the GPU is able to {able:.0f}")
     busy = gpu.number("utilization/gpu_util") or 0.0
-    if now < most and busy >= BUSY:
-        return GpuFault("error", f"PCIe {now:.0f} of {most:.0f} while {busy:.0f} % busy")
+    if current < highest and busy >= BUSY:
+        return GpuFault("error", f"PCIe {current:.0f} of {highest:.0f} while {busy:.0f} % busy")
     return None
 
 
-def replays(asked: SmiAnswer) -> Iterator[Finding]:
+def replays(answer: SmiAnswer) -> Iterator[Finding]:
     """Check the rate of replayed packets: a few in weeks are harmless."""
-    known = bad = False
-    for gpu in seen(asked).gpus:
+    measured = bad = False
+    for gpu in seen(answer).gpus:
         count = gpu.number("pci/replay_counter")
-        if count is None or not asked.uptime:
+        if count is None or not answer.uptime:
             continue
-        known = True
-        rate = count / max(asked.uptime / 60, 1)
+        measured = True
+        rate = count / max(answer.uptime / 60, 1)
         if rate > MOST_REPLAYS:
             bad = True
             yield Finding("gpu-pcie-replay", "error", str(gpu), f"{count:.0f} packets repeated since boot, {rate:.0f} a minute")
-    if known and not bad:
+    if measured and not bad:
         yield Finding("gpu-pcie-replay", "ok", "", "hardly any PCIe packet was repeated")
 
 
 def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
-    usual = usual_of([str(each.used) for each in payloads.values()])
+    usual = usual_of([str(size.used) for size in payloads.values()])
     bad = False
-    for bus, each in payloads.items():
-        if each.used < LEAST_PAYLOAD <= (each.able or LEAST_PAYLOAD) or (usual and each.used < int(usual)):
+    for bus, size in payloads.items():
+        if size.used < LEAST_PAYLOAD <= (size.able or LEAST_PAYLOAD) or (usual and size.used < int(usual)):
             bad = True
-            evidence = f"MaxPayload {each.used} bytes; most have {usual or 'other values'}, it is able to {each.able or 'untold'}"
+            evidence = f"MaxPayload {size.used} bytes; most have {usual or 'other values'}, it is able to {size.able or 'untold'}"
             yield Finding("gpu-pcie-payload", "warning", bus, evidence)
     if payloads and not bad:
         yield Finding("gpu-pcie-payload", "ok", "", f"MaxPayload {usual} bytes on all GPUs")
@@ -109,9 +109,9 @@ def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
 
 def limited(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     """Check the kernel log for missing lanes. Its speeds are ignored: the link is idle when the kernel compares them."""
-    narrow = {found[1]: found for line in lines if (found := _LIMITED.search(line.text)) and int(found[2]) < int(found[4])}
-    for bus, found in narrow.items():
-        yield Finding("gpu-pcie-limited", "warning", bus, f"the kernel saw {found[2]} lanes of {found[4]} at {found[3]}")
+    narrow = {match[1]: match for line in lines if (match := _LIMITED.search(line.text)) and int(match[2]) < int(match[4])}
+    for bus, match in narrow.items():
+        yield Finding("gpu-pcie-limited", "warning", bus, f"the kernel saw {match[2]} lanes of {match[4]} at {match[3]}")
     if lines and not narrow:
         yield Finding("gpu-pcie-limited", "ok", "", "no GPU with lanes missing in the kernel's log")
 

@@ -43,38 +43,38 @@ def count(driver: GpuDriver) -> Iterator[Finding]:
     sides = {"PCI bus": len(driver.on_bus), "driver": len(driver.taken) + len(driver.excluded),
              "nvidia-smi": driver.listed, "/dev/nvidia*": sum(name[len("nvidia"):].isdigit() for name in driver.nodes)}
     counts = {side: number for side, number in sides.items() if number is not None}
-    here = ", ".join(f"{side} {'says nothing' if number is None else number}" for side, number in sides.items())
-    here += f"; {driver.complaint}" if driver.listed is not None and driver.complaint else ""
-    most = max(counts.values())
-    if driver.kind and most < driver.kind.gpus:
-        yield Finding("gpu-count", "error", "", f"{here}; {driver.kind.name} has {driver.kind.gpus}")
-    elif not most:
+    evidence = ", ".join(f"{side} {'says nothing' if number is None else number}" for side, number in sides.items())
+    evidence += f"; {driver.complaint}" if driver.listed is not None and driver.complaint else ""
+    largest = max(counts.values())
+    if driver.kind and largest < driver.kind.gpus:
+        yield Finding("gpu-count", "error", "", f"{evidence}; {driver.kind.name} has {driver.kind.gpus}")
+    elif not largest:
         return
     elif driver.nvswitches and len(driver.on_bus) not in BOARDS:
-        yield Finding("gpu-count", "error", "", f"{here}; {driver.nvswitches} NVSwitches are there, whose boards have 8 GPUs")
+        yield Finding("gpu-count", "error", "", f"{evidence}; {driver.nvswitches} NVSwitches are there, whose boards have 8 GPUs")
     elif len(set(counts.values())) == 1 and driver.listed is not None:
         right = f", as {driver.kind.name} has" if driver.kind else "; how many there should be is not known"
-        yield Finding("gpu-count", "ok", "", f"{counted(most, 'GPU')} from all four sides ({', '.join(sides)}){right}")
+        yield Finding("gpu-count", "ok", "", f"{counted(largest, 'GPU')} from all four sides ({', '.join(sides)}){right}")
     elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
-        yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
+        yield Finding("gpu-count", "ok", "", f"{evidence}: this job or container may use {driver.listed} of {largest}")
     elif driver.listed is None and len({counts["PCI bus"], counts["driver"]}) == 1:
         raise Unavailable(driver.complaint)
     else:
-        yield Finding("gpu-count", "error", "", here)
+        yield Finding("gpu-count", "error", "", evidence)
 
 
-def smi(asked: SmiAnswer) -> Iterator[Finding]:
-    code = asked.code or next((code for words, code in AROUND.items() if words in asked.words), 0)
-    described = len(asked.smi.gpus) if asked.smi is not None else 0
-    attached = (asked.smi.attached if asked.smi is not None else None) or described
-    lost = f"{attached} GPUs are attached, {described} of them described" if attached > described and not asked.confined else ""
-    if asked.smi is None or (code and attached):
-        severity, meaning, remedy = _exit(replace(asked, code=code or asked.code))
-        yield Finding("gpu-smi", severity, "", ": ".join(filter(None, (asked.words, meaning, lost))), remedy)
+def smi(answer: SmiAnswer) -> Iterator[Finding]:
+    code = answer.code or next((code for text, code in AROUND.items() if text in answer.words), 0)
+    described = len(answer.smi.gpus) if answer.smi is not None else 0
+    attached = (answer.smi.attached if answer.smi is not None else None) or described
+    lost = f"{attached} GPUs are attached, {described} of them described" if attached > described and not answer.confined else ""
+    if answer.smi is None or (code and attached):
+        severity, meaning, remedy = _exit(replace(answer, code=code or answer.code))
+        yield Finding("gpu-smi", severity, "", ": ".join(filter(None, (answer.words, meaning, lost))), remedy)
     elif lost:
         yield Finding("gpu-smi", "error", "", lost, EXITS[15][2])
     elif described:
-        yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {asked.smi.driver}")
+        yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {answer.smi.driver}")
 
 
 def versions(driver: GpuDriver) -> Iterator[Finding]:
@@ -109,29 +109,29 @@ def excluded(driver: GpuDriver) -> Iterator[Finding]:
         yield Finding("gpu-excluded", "ok", "", "no GPU is left alone on purpose")
 
 
-def alike(asked: SmiAnswer) -> Iterator[Finding]:
+def alike(answer: SmiAnswer) -> Iterator[Finding]:
     """Check that the GPUs of a node are of one kind: a slow one slows all. GPUs that the driver cannot read are left out."""
-    gpus = [gpu for gpu in seen(asked).gpus if not gpu.failed()]
+    gpus = [gpu for gpu in seen(answer).gpus if not gpu.failed()]
     differ = False
     for what, path in ALIKE.items():
-        words = [gpu.says(path) or "nothing" for gpu in gpus]
-        if len(set(words)) <= 1:
+        values = [gpu.says(path) or "nothing" for gpu in gpus]
+        if len(set(values)) <= 1:
             continue
         differ = True
-        usual = usual_of(words)
+        usual = usual_of(values)
         if usual is None:
-            yield Finding("gpu-alike", "warning", "", f"{what} differs: {', '.join(sorted(set(words)))}")
-        for gpu, word in zip(gpus, words, strict=True):
-            if usual is not None and word != usual:
-                yield Finding("gpu-alike", "warning", str(gpu), f"{what} {word}, most others {usual}")
+            yield Finding("gpu-alike", "warning", "", f"{what} differs: {', '.join(sorted(set(values)))}")
+        for gpu, value in zip(gpus, values, strict=True):
+            if usual is not None and value != usual:
+                yield Finding("gpu-alike", "warning", str(gpu), f"{what} {value}, most others {usual}")
     if gpus and not differ:
         yield Finding("gpu-alike", "ok", "", f"{counted(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
 
 
 def answers(gpu: GpuReport) -> GpuFault | None:
     failed = gpu.failed()
-    errors = [f"{driver_error(words)}, for {_some([path for path, said in failed.items() if said == words])}"
-              for words in dict.fromkeys(failed.values())]
+    errors = [f"{driver_error(message)}, for {_some([path for path, text in failed.items() if text == message])}"
+              for message in dict.fromkeys(failed.values())]
     return GpuFault("error", "; ".join(errors)) if errors else None
 
 
@@ -167,13 +167,13 @@ def amd(gpus: AmdGpus) -> Iterator[Finding]:
         yield Finding("gpu-amd", "ok", "", f"{counted(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
 
 
-def _exit(asked: SmiAnswer) -> tuple[Severity, str, str]:
-    if asked.code is None:
-        severity: Severity = "unknown" if "did not answer" in asked.words else "error"
-        return severity, "", "install the driver's tools" if "not on PATH" in asked.words else "look into the kernel log"
-    if asked.code in EXITS:
-        return EXITS[asked.code]
-    signal = -asked.code if asked.code < 0 else asked.code - 128
+def _exit(answer: SmiAnswer) -> tuple[Severity, str, str]:
+    if answer.code is None:
+        severity: Severity = "unknown" if "did not answer" in answer.words else "error"
+        return severity, "", "install the driver's tools" if "not on PATH" in answer.words else "look into the kernel log"
+    if answer.code in EXITS:
+        return EXITS[answer.code]
+    signal = -answer.code if answer.code < 0 else answer.code - 128
     return "error", f"ended by signal {signal}" if signal > 0 else "a code without a known meaning", EXITS[255][2]
 
 

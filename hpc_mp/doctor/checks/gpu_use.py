@@ -57,8 +57,8 @@ def memory_held(holders: Holders) -> Iterator[Finding]:
                           f"{memory_size(used * 2**20)} in use, by whom cannot be seen in a container")
         else:
             yield Finding("gpu-memory-held", "warning", gpu, f"{memory_size(used * 2**20)} in use and no program holds the GPU")
-    for gpu, words in holders.failed:
-        yield Finding("gpu-memory-held", "error", gpu, driver_error(words), "drain the node and reset the GPU, or reboot")
+    for gpu, message in holders.failed:
+        yield Finding("gpu-memory-held", "error", gpu, driver_error(message), "drain the node and reset the GPU, or reboot")
     if holders.gpus and not held and not holders.failed:
         yield Finding("gpu-memory-held", "ok", "", "no memory is in use without a program")
 

@@ -50,24 +50,24 @@ def _severity(grown: float, bounds: tuple[float, float]) -> Severity:
 
 def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
     """Return the growth of each counter, by device or by device and port."""
-    found: dict[str, dict[str, int]] = {}
+    growth: dict[str, dict[str, int]] = {}
     for name, grown in changes.of(room).items():
         subject, _, counter = name.rpartition("/")
-        found.setdefault(subject, {})[counter] = grown
-    return found
+        growth.setdefault(subject, {})[counter] = grown
+    return growth
 
 
 def _bounded(code: str, changes: Changes, room: str, bounds: Bounds) -> Iterator[Finding]:
     for subject, counters in _subjects(changes, room).items():
         watched = {name: grown for name, grown in counters.items() if name in bounds}
         bad = {name: grown for name, grown in watched.items() if _severity(grown, bounds[name]) != "ok"}
-        words = subject.replace("/", " port ")
+        label = subject.replace("/", " port ")
         if bad:
             graves = {_severity(grown, bounds[name]) for name, grown in bad.items()}
             grave: Severity = "error" if "error" in graves else "warning"
-            yield Finding(code, grave, words, ", ".join(f"{name} +{grown}" for name, grown in bad.items()) + f" {_over(changes)}")
+            yield Finding(code, grave, label, ", ".join(f"{name} +{grown}" for name, grown in bad.items()) + f" {_over(changes)}")
         elif watched:
-            yield Finding(code, "ok", words, f"{len(watched)} counters of errors stood still {_over(changes)}")
+            yield Finding(code, "ok", label, f"{len(watched)} counters of errors stood still {_over(changes)}")
 
 
 def link(changes: Changes) -> Iterator[Finding]:
@@ -130,13 +130,13 @@ def pauses(changes: Changes) -> Iterator[Finding]:
 
 
 def loss(changes: Changes) -> Iterator[Finding]:
-    sent, again = changes.grown.get("tcp/OutSegs"), changes.grown.get("tcp/RetransSegs")
-    if sent is None or again is None:
+    sent, repeats = changes.grown.get("tcp/OutSegs"), changes.grown.get("tcp/RetransSegs")
+    if sent is None or repeats is None:
         return
-    share = again / sent if sent else 0.0
+    share = repeats / sent if sent else 0.0
     enough = sent >= _SEGMENTS
     grave: Severity = "error" if enough and share > _BAD_LOSS else "warning" if enough and share > _LOSS else "ok"
-    yield Finding("tcp-retransmits", grave, "", f"{again} of {sent} segments were sent again ({share:.2%}) {_over(changes)}")
+    yield Finding("tcp-retransmits", grave, "", f"{repeats} of {sent} segments were sent again ({share:.2%}) {_over(changes)}")
 
 
 def refused(changes: Changes) -> Iterator[Finding]:
@@ -159,22 +159,22 @@ def memory(changes: Changes) -> Iterator[Finding]:
 def heat(changes: Changes) -> Iterator[Finding]:
     grown = changes.of("heat/")
     if grown:
-        most = max(grown.values())
-        bad = most > 3
-        yield Finding("cpu-throttle", "warning" if bad else "ok", "", f"slowed for heat {most} times {_over(changes)}")
+        largest = max(grown.values())
+        bad = largest > 3
+        yield Finding("cpu-throttle", "warning" if bad else "ok", "", f"slowed for heat {largest} times {_over(changes)}")
 
 
 def pci(changes: Changes) -> Iterator[Finding]:
-    seen = _subjects(changes, "pci/")
+    devices = _subjects(changes, "pci/")
     bad = 0
-    for subject, counters in seen.items():
+    for subject, counters in devices.items():
         fatal, mended = counters.get("fatal", 0) + counters.get("nonfatal", 0), counters.get("correctable", 0)
         if fatal or mended > 1000:
             bad += 1
             yield Finding("pci-errors", "error" if fatal else "warning", subject,
                           f"{fatal} errors that could not be corrected, {mended} corrected {_over(changes)}")
-    if seen and not bad:
-        yield Finding("pci-errors", "ok", "", f"{len(seen)} devices report their errors; none grew {_over(changes)}")
+    if devices and not bad:
+        yield Finding("pci-errors", "ok", "", f"{len(devices)} devices report their errors; none grew {_over(changes)}")
 
 
 _SINCE = "compared with the oldest reading of the last 3 h, or over 1 s"

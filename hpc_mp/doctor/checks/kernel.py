@@ -15,15 +15,15 @@ _DAY_S = 86_400.0
 
 def _complaint(code: str, **patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ...]], Iterator[Finding]]:
     """Return a judge that searches the log of the last day. ``patterns``: regular expressions by ``error`` and ``warning``."""
-    wanted = [(grave, re.compile("|".join(patterns[grave]))) for grave in ("error", "warning") if grave in patterns]
+    searches = [(grave, re.compile("|".join(patterns[grave]))) for grave in ("error", "warning") if grave in patterns]
 
     def judge(lines: tuple[KernelMessage, ...]) -> Iterator[Finding]:
         recent = [line for line in lines if line.age is None or line.age <= _DAY_S]
-        for grave, pattern in wanted:
-            if found := [line for line in recent if pattern.search(line.text)]:
-                last = found[-1]
+        for grave, pattern in searches:
+            if matches := [line for line in recent if pattern.search(line.text)]:
+                last = matches[-1]
                 when = "" if last.age is None else f" {ago(last.age)}"
-                yield Finding(code, grave, "", f"{len(found)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
+                yield Finding(code, grave, "", f"{len(matches)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
                 return
         yield Finding(code, "ok", "", "no such line in the last day")
     return judge
@@ -82,9 +82,9 @@ _SCARS = {4: "a machine check (M)", 5: "a bad page of memory (B)", 7: "an oops (
 
 def scars(taint: int) -> Iterator[Finding]:
     """Check the taint flags. The flags of NVIDIA's and Mellanox's modules (P, O, E) are fine."""
-    seen = [what for bit, what in _SCARS.items() if taint >> bit & 1]
-    yield Finding("kernel-taint", "warning" if seen else "ok", "", f"kernel.tainted = {taint}"
-                  + (f": {', '.join(seen)} since boot" if seen else ""))
+    events = [what for bit, what in _SCARS.items() if taint >> bit & 1]
+    yield Finding("kernel-taint", "warning" if events else "ok", "", f"kernel.tainted = {taint}"
+                  + (f": {', '.join(events)} since boot" if events else ""))
 
 
 CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (

@@ -50,16 +50,16 @@ def processes(limits: Limits) -> Iterator[Finding]:
 
 
 def _both(limit: Limit) -> str:
-    return " of ".join("unlimited" if each is None else str(each) for each in (limit.soft, limit.hard))
+    return " of ".join("unlimited" if value is None else str(value) for value in (limit.soft, limit.hard))
 
 
 def memory(cgroup: Cgroup) -> Iterator[Finding]:
-    limit, used, asked = cgroup.grant.memory, cgroup.grant.used or 0, cgroup.asked.get("memory")
+    limit, used, requested = cgroup.grant.memory, cgroup.grant.used or 0, cgroup.requested.get("memory")
     if limit is None:
         yield Finding("cgroup-memory", "ok", "", "no limit")
-    elif asked is not None and limit < asked:
+    elif requested is not None and limit < requested:
         yield Finding("cgroup-memory", "error", "",
-                      f"the control group grants {memory_size(limit)}, the job asked for {memory_size(asked)}")
+                      f"the control group grants {memory_size(limit)}, the job asked for {memory_size(requested)}")
     elif used > _FULL * limit:
         yield Finding("cgroup-memory", "warning", "",
                       f"{memory_size(used)} of {memory_size(limit)} are used; page cache and /dev/shm count",
@@ -75,21 +75,21 @@ def killed(cgroup: Cgroup) -> Iterator[Finding]:
 
 
 def cpus(cgroup: Cgroup) -> Iterator[Finding]:
-    asked, grant = cgroup.asked.get("cpus"), cgroup.grant
-    have = min(each for each in (grant.cpus, cgroup.allowed, grant.share) if each is not None)
-    if asked is not None and have < asked:
-        yield Finding("cgroup-cpus", "error", "", f"{have:g} processors may be used, the job asked for {asked}")
+    requested, grant = cgroup.requested.get("cpus"), cgroup.grant
+    have = min(count for count in (grant.cpus, cgroup.allowed, grant.share) if count is not None)
+    if requested is not None and have < requested:
+        yield Finding("cgroup-cpus", "error", "", f"{have:g} processors may be used, the job asked for {requested}")
     elif grant.throttled is not None and grant.throttled > _THROTTLED:
         yield Finding("cgroup-cpus", "warning", "", f"the time of {grant.share or have:g} processors was used up in "
                       f"{grant.throttled:.0%} of the periods", "ask for more processors, or start fewer threads")
     else:
-        yield Finding("cgroup-cpus", "ok", "", f"{have:g} of {cgroup.here} processors may be used")
+        yield Finding("cgroup-cpus", "ok", "", f"{have:g} of {cgroup.online} processors may be used")
 
 
 def tasks(cgroup: Cgroup) -> Iterator[Finding]:
-    most = cgroup.grant.tasks
-    if most is not None:
-        yield Finding("cgroup-pids", "ok" if most >= _PROCESSES else "warning", "", f"{most} processes and threads may exist")
+    limit = cgroup.grant.tasks
+    if limit is not None:
+        yield Finding("cgroup-pids", "ok" if limit >= _PROCESSES else "warning", "", f"{limit} processes and threads may exist")
 
 
 CHECKS: tuple[Check[Limits] | Check[Cgroup], ...] = (

@@ -18,42 +18,42 @@ _MAPS = 65_530
 
 def installed(memory: HostMemory) -> Iterator[Finding]:
     if memory.kind is not None and memory.kind.memory_seen_gib is not None:
-        there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
-        yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
-                      f"{memory_size(there * 2**30)}; a {memory.kind.name} has {memory_size(wanted * 2**30)}")
+        size, expected = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
+        yield Finding("memory-size", "ok" if size >= _SIZE_TOLERANCE * expected else "error", "",
+                      f"{memory_size(size * 2**30)}; a {memory.kind.name} has {memory_size(expected * 2**30)}")
 
 
 def nodes(memory: HostMemory) -> Iterator[Finding]:
     if len(memory.nodes) > 1:
-        most = max(memory.nodes.values())
-        small = [node for node, there in memory.nodes.items() if there < _NODE_TOLERANCE * most]
+        largest = max(memory.nodes.values())
+        small = [node for node, size in memory.nodes.items() if size < _NODE_TOLERANCE * largest]
         for node in small:
             yield Finding("memory-nodes", "warning", f"memory node {node}",
-                          f"{memory_size(memory.nodes[node])}; the largest has {memory_size(most)}")
+                          f"{memory_size(memory.nodes[node])}; the largest has {memory_size(largest)}")
         if not small:
-            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {memory_size(most)}")
+            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {memory_size(largest)}")
 
 
 def free(memory: HostMemory) -> Iterator[Finding]:
-    there, left = memory.of["MemTotal"], memory.of["MemAvailable"]
-    yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "",
-                  f"{memory_size(left)} of {memory_size(there)} can be had")
+    total, available = memory.of["MemTotal"], memory.of["MemAvailable"]
+    yield Finding("memory-free", "ok" if available >= 0.05 * total else "warning", "",
+                  f"{memory_size(available)} of {memory_size(total)} can be had")
 
 
 def swap(memory: HostMemory) -> Iterator[Finding]:
-    there = memory.of["SwapTotal"]
-    used = there - memory.of["SwapFree"]
-    bad = used > 0.1 * there and used > 1 << 30
+    total = memory.of["SwapTotal"]
+    used = total - memory.of["SwapFree"]
+    bad = used > 0.1 * total and used > 1 << 30
     yield Finding("memory-swap", "warning" if bad else "ok", "",
-                  f"{memory_size(used)} of {memory_size(there)} are used" if there else "none")
+                  f"{memory_size(used)} of {memory_size(total)} are used" if total else "none")
 
 
 def huge(memory: HostMemory) -> Iterator[Finding]:
-    many, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
-    kept = idle * memory.of.get("Hugepagesize", 0)
-    bad = kept > 0.1 * memory.of["MemTotal"]
+    total, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
+    reserved = idle * memory.of.get("Hugepagesize", 0)
+    bad = reserved > 0.1 * memory.of["MemTotal"]
     yield Finding("memory-hugepages", "warning" if bad else "ok", "",
-                  f"{many} are set aside, {idle} of them unused ({memory_size(kept)})" if many else "none are set aside")
+                  f"{total} are set aside, {idle} of them unused ({memory_size(reserved)})" if total else "none are set aside")
 
 
 def reclaim(memory: HostMemory) -> Iterator[Finding]:
@@ -77,27 +77,27 @@ def overcommit(memory: HostMemory) -> Iterator[Finding]:
 
 
 def maps(memory: HostMemory) -> Iterator[Finding]:
-    most = memory.settings.get("max_map_count")
-    if most is not None:
-        yield Finding("memory-maps", "ok" if most >= _MAPS else "warning", "", f"vm.max_map_count = {most}")
+    limit = memory.settings.get("max_map_count")
+    if limit is not None:
+        yield Finding("memory-maps", "ok" if limit >= _MAPS else "warning", "", f"vm.max_map_count = {limit}")
 
 
-def shared(found: SharedMemory) -> Iterator[Finding]:
-    there, used = found.room.size, found.room.size - found.room.free
-    if there < _SHM:
-        yield Finding("shm-size", "error" if there <= _SHM_TINY else "warning", SHM,
-                      f"{memory_size(there)}; NCCL and data workers share memory through it")
-    elif used > _FULL * there:
-        yield Finding("shm-size", "warning", SHM, f"{memory_size(used)} of {memory_size(there)} are used",
+def shared(shm: SharedMemory) -> Iterator[Finding]:
+    size, used = shm.room.size, shm.room.size - shm.room.free
+    if size < _SHM:
+        yield Finding("shm-size", "error" if size <= _SHM_TINY else "warning", SHM,
+                      f"{memory_size(size)}; NCCL and data workers share memory through it")
+    elif used > _FULL * size:
+        yield Finding("shm-size", "warning", SHM, f"{memory_size(used)} of {memory_size(size)} are used",
                       "find out who left it (ls -l /dev/shm) and remove it")
     else:
-        yield Finding("shm-size", "ok", SHM, f"{memory_size(used)} of {memory_size(there)} are used")
+        yield Finding("shm-size", "ok", SHM, f"{memory_size(used)} of {memory_size(size)} are used")
 
 
-def left(found: SharedMemory) -> Iterator[Finding]:
-    used = found.room.size - found.room.free
-    names = [name.rpartition("/")[2] for name in found.left]
-    bad = len(names) > 0 and used > 0.05 * found.memory
+def left(shm: SharedMemory) -> Iterator[Finding]:
+    used = shm.room.size - shm.room.free
+    names = [name.rpartition("/")[2] for name in shm.left]
+    bad = len(names) > 0 and used > 0.05 * shm.memory
     yield Finding("shm-leftovers", "warning" if bad else "ok", SHM,
                   f"{len(names)} files as NCCL, torch and MPI make them, {memory_size(used)} in all"
                   + (f": {several(names)}" if names else ""))

@@ -18,8 +18,8 @@ _BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d")
 _DMABUF_KERNEL = (5, 12)  # the first kernel whose verbs support DMA-BUF
 
 
-def links(found: tuple[Link, ...]) -> Iterator[Finding]:
-    for link in found:
+def links(pci_links: tuple[Link, ...]) -> Iterator[Finding]:
+    for link in pci_links:
         if not link.answers:
             yield Finding("nic-pcie", "error", f"{link.device} ({link.address})",
                           "its registers read as all ones: it has fallen off the bus",
@@ -54,8 +54,8 @@ def translated(bridges: Bridges) -> Iterator[Finding]:
         yield Finding("pci-iommu", "warning", ", ".join(bad[:4]) + (" …" if len(bad) > 4 else ""),
                       f"the IOMMU translates the addresses of {len(bad)} GPUs and adapters (type {bridges.domains[bad[0]]})")
     else:
-        known = f"lets all {len(bridges.domains)} pass" if bridges.domains else "is off"
-        yield Finding("pci-iommu", "ok", "", f"the IOMMU {known}")
+        state = f"lets all {len(bridges.domains)} pass" if bridges.domains else "is off"
+        yield Finding("pci-iommu", "ok", "", f"the IOMMU {state}")
 
 
 def numa(rails: Rails) -> Iterator[Finding]:
@@ -63,9 +63,9 @@ def numa(rails: Rails) -> Iterator[Finding]:
         return
     for adapter in rails.fabric.adapters:
         if adapter.address and any(port in rails.fabric.ports for port in adapter.ports):
-            known = adapter.numa is not None
-            yield Finding("nic-numa", "ok" if known else "warning", adapter.name,
-                          f"memory node {adapter.numa}" if known else f"which of {rails.nodes} memory nodes is near is not known")
+            valid = adapter.numa is not None
+            yield Finding("nic-numa", "ok" if valid else "warning", adapter.name,
+                          f"memory node {adapter.numa}" if valid else f"which of {rails.nodes} memory nodes is near is not known")
 
 
 def nearest(rails: Rails) -> Iterator[Finding]:
@@ -81,33 +81,33 @@ def nearest(rails: Rails) -> Iterator[Finding]:
 
 def _is_near(rails: Rails, bus: str, numa: int | None, adapter: RdmaAdapter) -> bool:
     """Return True if both are below one PCI bridge or at one memory node."""
-    one, other = rails.above[bus].split("/"), rails.above[adapter.address].split("/")
-    shared = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+    gpu_path, adapter_path = rails.above[bus].split("/"), rails.above[adapter.address].split("/")
+    shared = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(gpu_path, adapter_path, strict=False))]
     return _BRIDGE.fullmatch(shared[-1]) is not None or numa == adapter.numa
 
 
-def direct(found: Direct) -> Iterator[Finding]:
-    if not found.gpus or not found.fabric.ports:
+def direct(facts: Direct) -> Iterator[Finding]:
+    if not facts.gpus or not facts.fabric.ports:
         return
-    if isinstance(found.modules, Unavailable):
-        raise found.modules
-    peer = [name for name in _PEER_MODULES if name in found.modules]
+    if isinstance(facts.modules, Unavailable):
+        raise facts.modules
+    peer = [name for name in _PEER_MODULES if name in facts.modules]
     if peer:
         yield Finding("gdr-module", "ok", "", f"{peer[0]} is loaded")
-    elif found.open_driver and found.kernel >= _DMABUF_KERNEL:
-        yield Finding("gdr-module", "ok", "", f"DMA-BUF: the open driver on kernel {found.kernel[0]}.{found.kernel[1]}")
+    elif facts.open_driver and facts.kernel >= _DMABUF_KERNEL:
+        yield Finding("gdr-module", "ok", "", f"DMA-BUF: the open driver on kernel {facts.kernel[0]}.{facts.kernel[1]}")
     else:
-        why = "the driver is not the open one" if found.open_driver is False else "no driver is loaded" \
-            if found.open_driver is None else f"kernel {found.kernel[0]}.{found.kernel[1]} is older than 5.12"
+        why = "the driver is not the open one" if facts.open_driver is False else "no driver is loaded" \
+            if facts.open_driver is None else f"kernel {facts.kernel[0]}.{facts.kernel[1]} is older than 5.12"
         yield Finding("gdr-module", "error", "", f"no nvidia_peermem, and no DMA-BUF ({why}): data between GPUs of two nodes "
                       "would go through main memory")
 
 
-def copies(found: Direct) -> Iterator[Finding]:
-    if found.gpus and found.copy_library:
-        if isinstance(found.modules, Unavailable):
-            raise found.modules
-        loaded = "gdrdrv" in found.modules
+def copies(facts: Direct) -> Iterator[Finding]:
+    if facts.gpus and facts.copy_library:
+        if isinstance(facts.modules, Unavailable):
+            raise facts.modules
+        loaded = "gdrdrv" in facts.modules
         yield Finding("gdrcopy", "ok" if loaded else "warning", "", "gdrdrv is loaded" if loaded else
                       "GDRCopy's library is installed, its module gdrdrv is not loaded")
 

@@ -14,7 +14,7 @@ from hpc_mp.doctor.checks.check import Check
 
 
 class GpuFault(NamedTuple):
-    """A fault of one GPU; without a remedy it gets the check's."""
+    """A fault of one GPU. If it has no remedy, it gets that of the check."""
 
     severity: Severity
     evidence: str
@@ -29,11 +29,11 @@ FindFault = Callable[[GpuReport], GpuFault | None]
 _LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers for older GPUs do not report
 
 
-def seen(asked: SmiAnswer) -> SmiReport:
+def seen(answer: SmiAnswer) -> SmiReport:
     """Return nvidia-smi's answer. Raises Unavailable if it gave none."""
-    if asked.smi is None:
-        raise Unavailable(asked.words)
-    return asked.smi
+    if answer.smi is None:
+        raise Unavailable(answer.words)
+    return answer.smi
 
 
 def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Finding]]:
@@ -44,9 +44,9 @@ def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterato
         well: text of the finding if all GPUs with that part are ok.
     """
 
-    def judge(asked: SmiAnswer) -> Iterator[Finding]:
+    def judge(answer: SmiAnswer) -> Iterator[Finding]:
         findings, well_ones, unseen = [], 0, []
-        for gpu in seen(asked).gpus:
+        for gpu in seen(answer).gpus:
             try:
                 ill = find(gpu)
             except NotApplicable:
@@ -60,7 +60,7 @@ def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterato
                 findings.append(Finding(code, ill.severity, str(gpu), ill.evidence, ill.remedy))
         yield from findings
         if unseen:
-            several = f"{len(unseen)} of {len(seen(asked).gpus)} GPUs: " if len(unseen) > 1 else ""
+            several = f"{len(unseen)} of {len(seen(answer).gpus)} GPUs: " if len(unseen) > 1 else ""
             yield Finding(code, "unknown", "" if several else str(unseen[0][0]), several + unseen[0][1])
         elif well_ones and not findings:
             yield Finding(code, "ok", "", f"{counted(well_ones, 'GPU')}: {well}")
@@ -95,19 +95,19 @@ def usual_of(values: Sequence[str]) -> str | None:
     return commonest if 2 * values.count(commonest) > len(values) else None
 
 
-def driver_error(words: str) -> str:
+def driver_error(message: str) -> str:
     """Return the evidence for a GPU for which the driver reports an error instead of a value."""
-    return f"the driver answers: {words}"
+    return f"the driver answers: {message}"
 
 
 def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
     if paths[0].partition("/")[0] in _LATER and not any(path.startswith(paths[0].partition("/")[0]) for path in gpu.values):
         return NotApplicable()
-    failed = [words for path, words in gpu.failed().items() if path in paths]
+    failed = [message for path, message in gpu.failed().items() if path in paths]
     if failed:
         return Unavailable(driver_error(failed[0]))
     if any(path in gpu.values for path in paths):
         return NotApplicable()
-    if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is a single "N/A"
+    if any(path.startswith(f"{group}/") for path in paths for group in gpu.values):  # the whole group is a single "N/A"
         return NotApplicable()
     return Unavailable(f"nvidia-smi does not tell {paths[0]}")

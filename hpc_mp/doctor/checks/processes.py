@@ -12,22 +12,22 @@ from hpc_mp.doctor.checks.check import Check
 _ZOMBIES = 20
 
 
-def stuck(found: Processes) -> Iterator[Finding]:
-    names = [f"{_named(each)} in {each.waits}" if each.waits else _named(each) for each in found.stuck]
+def stuck(processes: Processes) -> Iterator[Finding]:
+    names = [f"{_named(process)} in {process.waits}" if process.waits else _named(process) for process in processes.stuck]
     yield Finding("process-stuck", "warning" if names else "ok", "",
                   f"{len(names)} processes wait in the kernel and do not come on: {several(names)}" if names
-                  else f"none of {found.count} processes")
+                  else f"none of {processes.count} processes")
 
 
-def zombies(found: Processes) -> Iterator[Finding]:
-    many = len(found.zombies)
-    yield Finding("process-zombies", "warning" if many > _ZOMBIES else "ok", "",
-                  f"{many} dead processes that nobody waits for: {several([*map(_named, found.zombies)])}".rstrip(": "))
+def zombies(processes: Processes) -> Iterator[Finding]:
+    count = len(processes.zombies)
+    yield Finding("process-zombies", "warning" if count > _ZOMBIES else "ok", "",
+                  f"{count} dead processes that nobody waits for: {several([*map(_named, processes.zombies)])}".rstrip(": "))
 
 
-def orphans(found: Processes) -> Iterator[Finding]:
-    if found.slurm:
-        names = [f"{_named(each)} of user {each.user}, {duration(each.age)} old" for each in found.orphans]
+def orphans(processes: Processes) -> Iterator[Finding]:
+    if processes.slurm:
+        names = [f"{_named(process)} of user {process.user}, {duration(process.age)} old" for process in processes.orphans]
         yield Finding("process-leftovers", "warning" if names else "ok", "",
                       f"{len(names)} processes of users whose parent has gone: {several(names)}" if names else "none")
 

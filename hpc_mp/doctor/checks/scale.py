@@ -20,9 +20,9 @@ def _least(code: str, setting: str, name: str, least: int) -> Callable[[KernelLi
     """Return a judge of one setting that should be at least ``least`` in a cluster."""
     def judge(scale: KernelLimits) -> Iterator[Finding]:
         if name in scale.of:
-            there = scale.of[name][0]
-            bad = there < least and scale.cluster
-            yield Finding(code, "warning" if bad else "ok", "", f"{setting} = {there}; {least} serve thousands of ranks")
+            value = scale.of[name][0]
+            bad = value < least and scale.cluster
+            yield Finding(code, "warning" if bad else "ok", "", f"{setting} = {value}; {least} serve thousands of ranks")
     return judge
 
 
@@ -31,12 +31,12 @@ def ports(scale: KernelLimits) -> Iterator[Finding]:
         return
     low, high = scale.of["ports"]
     reserved = scale.of.get("reserved", ())
-    many, within = high - low + 1, len(range(max(low, _OURS.start), min(high + 1, _OURS.stop)))
-    kept = len(reserved) >= 2 and reserved[0] <= _OURS.start and reserved[1] >= _OURS.stop - 1
+    size, within = high - low + 1, len(range(max(low, _OURS.start), min(high + 1, _OURS.stop)))
+    covered = len(reserved) >= 2 and reserved[0] <= _OURS.start and reserved[1] >= _OURS.stop - 1
     evidence = f"net.ipv4.ip_local_port_range = {low} {high}"
-    if many < _PORTS and scale.cluster:
-        yield Finding("port-range", "warning", "", f"{evidence}: {many} ports for outgoing connections")
-    elif within > 0.1 * len(_OURS) and not kept:
+    if size < _PORTS and scale.cluster:
+        yield Finding("port-range", "warning", "", f"{evidence}: {size} ports for outgoing connections")
+    elif within > 0.1 * len(_OURS) and not covered:
         yield Finding("port-range", "warning", "", f"{evidence} takes in {within} of the ports 10000 to 29999: "
                       "one where ranks are to meet may be in use")
     else:
@@ -62,16 +62,16 @@ def tcp_memory(scale: KernelLimits) -> Iterator[Finding]:
 
 def tracking(scale: KernelLimits) -> Iterator[Finding]:
     if scale.of.get("trackable", (0,))[0]:
-        now, most = scale.of.get("tracked", (0,))[0], scale.of["trackable"][0]
-        yield Finding("connection-tracking", "error" if now > 0.9 * most else "ok", "",
-                      f"{now} of {most} connections are tracked")
+        tracked, limit = scale.of.get("tracked", (0,))[0], scale.of["trackable"][0]
+        yield Finding("connection-tracking", "error" if tracked > 0.9 * limit else "ok", "",
+                      f"{tracked} of {limit} connections are tracked")
 
 
 def files(scale: KernelLimits) -> Iterator[Finding]:
     if "files" in scale.of and "open" in scale.of:
-        now, most = scale.of["open"][0], scale.of["files"][0]
-        bad = now > 0.9 * most or (scale.cluster and most < 1_000_000)
-        yield Finding("kernel-files", "warning" if bad else "ok", "", f"{now} files are open, fs.file-max = {most}")
+        opened, limit = scale.of["open"][0], scale.of["files"][0]
+        bad = opened > 0.9 * limit or (scale.cluster and limit < 1_000_000)
+        yield Finding("kernel-files", "warning" if bad else "ok", "", f"{opened} files are open, fs.file-max = {limit}")
 
 
 CHECKS: tuple[Check[KernelLimits], ...] = (

@@ -61,24 +61,24 @@ def _alone(result: Result) -> Iterator[Finding]:
         yield Finding("compute-core", "warning", str(result), f"its slowest core has {slow_core:.0%} of the median core's speed",
                       "look for another program on that core, and at the governor and temperature of this processor")
     yield from _loaded(result)
-    known = catalogue().gpu(result.kind)
-    if known and known.host_copy_gbs is not None:
+    model = catalogue().gpu(result.kind)
+    if model and model.host_copy_gbs is not None:
         for way in ("host to device", "device to host"):
             rate = result.rates.get(way)
-            if rate is not None and rate < known.host_copy_gbs:
+            if rate is not None and rate < model.host_copy_gbs:
                 yield Finding("compute-host-copy", "error", str(result),
                               f"{way} {data_rate(rate)}; a {result.kind.partition(',')[0]} "
-                              f"reaches {data_rate(known.host_copy_gbs)}",
+                              f"reaches {data_rate(model.host_copy_gbs)}",
                               "see gpu-pcie-width and gpu-pcie-speed; pin the rank to the GPU's NUMA node")
 
 
 def _loaded(result: Result) -> Iterator[Finding]:
     """Yield findings from nvidia-smi's report under load, when GPU clocks and the PCIe link are at full speed."""
     load = result.loaded
-    for what, words in (("pcie", "PCIe generation"), ("lanes", "PCIe lanes")):
+    for what, label in (("pcie", "PCIe generation"), ("lanes", "PCIe lanes")):
         if what in load and load[what] < load.get(f"max {what}", load[what]):
             yield Finding("compute-pcie", "error", str(result),
-                          f"under load {words} {load[what]:.0f} of {load[f'max {what}']:.0f}",
+                          f"under load {label} {load[what]:.0f} of {load[f'max {what}']:.0f}",
                           "reseat the GPU or its riser; look at the slot's BIOS setting; have the board replaced")
     if mask := int(load.get("reasons", 0)) & SLOWED:
         names = [name.replace("_", " ") for name, bit in REASONS.items() if mask & bit]

@@ -48,14 +48,14 @@ def _device(name: str) -> ComputeDevice:
 
 
 def _rates(measured: Iterator[tuple[str, Pieces]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"rates": {}, "slowest": {}, "unsteady": []}
+    summary: dict[str, Any] = {"rates": {}, "slowest": {}, "unsteady": []}
     for name, pieces in measured:
-        found["rates"][name] = statistics.median(pieces.rates)
-        found["slowest"][name] = min(pieces.rates) / found["rates"][name]
-        found["unsteady"] += [] if pieces.steady else [name]
+        summary["rates"][name] = statistics.median(pieces.rates)
+        summary["slowest"][name] = min(pieces.rates) / summary["rates"][name]
+        summary["unsteady"] += [] if pieces.steady else [name]
         if pieces.share is not None:
-            found.setdefault("share", pieces.share)  # of the first kind of work, which keeps all processors busy
-    return found
+            summary.setdefault("share", pieces.share)  # of the first kind of work, which keeps all processors busy
+    return summary
 
 
 def _check(device: ComputeDevice) -> dict[str, Any]:
@@ -72,13 +72,13 @@ def _check(device: ComputeDevice) -> dict[str, Any]:
             device.one_thread()
             cores, times = _cores(answer)
             digests |= cores
-            unsteady += [core for core, seen in times.items() if seen[1] > 1]
-            speeds = [1 / seen[0] for seen in times.values()]
+            unsteady += [core for core, timing in times.items() if timing[1] > 1]
+            speeds = [1 / timing[0] for timing in times.values()]
             rates["slowest core against the median core"] = min(speeds) / statistics.median(speeds)
         else:
-            seen = {problem.digest(answer()) for _ in range(CORE_REPEATS)}
-            digests[name] = min(seen)
-            unsteady += [name] if len(seen) > 1 else []
+            variants = {problem.digest(answer()) for _ in range(CORE_REPEATS)}
+            digests[name] = min(variants)
+            unsteady += [name] if len(variants) > 1 else []
     return {"wrong": wrong, "unsteady": unsteady, "digests": digests, "rates": rates}
 
 
@@ -93,14 +93,14 @@ def _cores(answer: Callable[[], bytes]) -> tuple[dict[str, str], dict[str, tuple
         for core in sorted(allowed):
             os.sched_setaffinity(0, {core})
             answer()  # caches and clocks
-            seen: set[str] = set()
+            variants: set[str] = set()
             best = float("inf")
             for _ in range(CORE_REPEATS):
                 begin = time.thread_time()  # CPU time of this thread: other programs on the core do not count
-                seen.add(digest(answer()))
+                variants.add(digest(answer()))
                 best = min(best, time.thread_time() - begin)
-            digests[f"core {core}"] = min(seen)
-            times[f"core {core}"] = (best, len(seen))
+            digests[f"core {core}"] = min(variants)
+            times[f"core {core}"] = (best, len(variants))
     finally:
         os.sched_setaffinity(0, allowed)
     return digests, times

@@ -130,15 +130,15 @@ def _wait(crew: Iterable[_Worker], limit: float) -> None:
 
 
 def _lines(ready: selectors.BaseSelector, end: float) -> Iterator[tuple[_Worker, str]]:
-    while ready.get_map() and (left := end - time.monotonic()) > 0:
-        for key, _ in ready.select(left):
+    while ready.get_map() and (remaining := end - time.monotonic()) > 0:
+        for key, _ in ready.select(remaining):
             line = key.data.process.stdout.readline()  # workers write whole lines
             ready.unregister(key.fileobj)
             yield key.data, line
 
 
 def _loaded(load: GpuLoad) -> dict[str, float]:
-    generation, most, lanes, all_lanes = load.pcie
-    values = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": most, "lanes": lanes,
-            "max lanes": all_lanes, "temperature": load.temperature, "power": load.power, "reasons": load.reasons}
+    generation, max_generation, lanes, max_lanes = load.pcie
+    values = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": max_generation, "lanes": lanes,
+            "max lanes": max_lanes, "temperature": load.temperature, "power": load.power, "reasons": load.reasons}
     return {name: value for name, value in values.items() if value is not None}

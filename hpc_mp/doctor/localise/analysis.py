@@ -51,14 +51,14 @@ def behind(load: Load, rule: DecisionRule) -> Bools:
 
 
 def together(count: int) -> int:
-    """Return how many of ``count`` such nodes may talk at the same time and count as undisturbed: at most one or two per leaf."""
+    """Return how many of ``count`` nodes behind slow uplinks may talk undisturbed at the same time, one or two per leaf."""
     return max(1, count // 16, isqrt(count) // 2)
 
 
 def _sparse(table: PairTable, behind: Bools) -> PairTable:
-    """Return the table in which samples of these nodes count as undisturbed only in rounds with few of them."""
-    of = behind[table.one].astype(int) + behind[table.other]
-    crowded = (of > 0) & (np.bincount(table.round, of, minlength=1)[table.round] > together(int(behind.sum())))
+    """Return the table in which samples of the nodes ``behind`` count as undisturbed only in rounds with few of these nodes."""
+    ends = behind[table.one].astype(int) + behind[table.other]
+    crowded = (ends > 0) & (np.bincount(table.round, ends, minlength=1)[table.round] > together(int(behind.sum())))
     return replace(table, alone=table.alone & ~crowded)
 
 
@@ -75,14 +75,14 @@ def _nodes(
 ) -> tuple[Health, float]:
     raw = table.rate - base
     near = np.abs(raw) < 2 * NEAR
-    known = near
+    sound = near
     for _ in range(2):
-        shift, drift = shifts(table, raw, known)
+        shift, drift = shifts(table, raw, sound)
         # A crowded round may be slow as a whole because of its load: only a common positive shift is subtracted.
         residual = raw - np.where(table.alone, shift, np.maximum(shift, 0))[:, None]
-        alone = known & table.alone[:, None]
-        noise = max(scatter(residual[alone if np.count_nonzero(alone) >= ENOUGH else known]), rule.least_noise)
+        alone = sound & table.alone[:, None]
+        noise = max(scatter(residual[alone if np.count_nonzero(alone) >= ENOUGH else sound]), rule.least_noise)
         sigma = np.where(shift == 0, np.hypot(noise, drift), noise)[:, None]
         health = judge(table, residual, sigma, cluster.size, rule, trust)
-        known = near & health.healthy[table.one] & health.healthy[table.other]
+        sound = near & health.healthy[table.one] & health.healthy[table.other]
     return health, noise

@@ -54,12 +54,12 @@ def clusters(score: Floats) -> Ints:
 
 
 def seeking(nodes: Sequence[int], group: Ints, score: Floats, random: Random) -> list[Pair]:
-    """Return pairs of all nodes, preferably of two groups with the least evidence on whether they are one."""
+    """Return pairs of all nodes, preferably of two groups with the least evidence for or against a common leaf."""
     label = np.unique(np.where(group < 0, -1 - np.arange(len(group)), group), return_inverse=True)[1]
     member = np.eye(int(label.max()) + 1)[label]
-    known = (member.T @ np.abs(score) @ member)[label][:, label]
-    ties = np.random.default_rng(random.randrange(2**32)).random(known.shape)
-    cost = known + np.where(label[:, None] == label, WITHIN, 0) + ties
+    evidence = (member.T @ np.abs(score) @ member)[label][:, label]
+    ties = np.random.default_rng(random.randrange(2**32)).random(evidence.shape)
+    cost = evidence + np.where(label[:, None] == label, WITHIN, 0) + ties
     free = np.zeros(len(group), dtype=bool)
     free[list(nodes)] = True
     pairs = []

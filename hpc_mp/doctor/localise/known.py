@@ -76,5 +76,5 @@ class Known:
     def only(self, round_: Round) -> Round:
         """Return the round without pairs of nodes that do not answer."""
         active = {*self.active}
-        kept = [(pair, alone) for pair, alone in zip(round_.pairs, round_.alone, strict=True) if active.issuperset(pair)]
-        return Round(tuple(pair for pair, _ in kept), tuple(alone for _, alone in kept), round_.full)
+        remaining = [(pair, alone) for pair, alone in zip(round_.pairs, round_.alone, strict=True) if active.issuperset(pair)]
+        return Round(tuple(pair for pair, _ in remaining), tuple(alone for _, alone in remaining), round_.full)

@@ -18,7 +18,7 @@ class Silence:
     """Nodes and pairs that do not answer.
 
     Attributes:
-        down: nodes without an answer since they were first silent, with at least two partners, one of which answered a node.
+        down: nodes without an answer since they were first silent, with at least two partners, one of which has answered.
         aside: silent nodes that are not proven to be the cause; they are left out of the rounds until a retest.
         cut: pairs that were silent twice although both ends answer others.
         doubtful: pairs that were silent once and never talked, although both ends answer others.
@@ -31,12 +31,12 @@ class Silence:
 
 
 def silence(record: RoundLog) -> Silence:
-    left = list(record.silent)
+    unexplained = list(record.silent)
     down: set[int] = set()
     while True:
         partners: defaultdict[int, set[int]] = defaultdict(set)
         first: dict[int, int] = {}
-        for turn, (one, other) in left:
+        for turn, (one, other) in unexplained:
             for node, partner in ((one, other), (other, one)):
                 if record.answered.get(node, -1) < turn:
                     partners[node].add(partner)
@@ -47,13 +47,13 @@ def silence(record: RoundLog) -> Silence:
             break
         worst = max(proven, key=lambda node: (len(partners[node]), -node))
         down.add(worst)
-        left = [(turn, pair) for turn, pair in left if worst not in pair]
+        unexplained = [(turn, pair) for turn, pair in unexplained if worst not in pair]
     times: defaultdict[Pair, list[int]] = defaultdict(list)
-    for turn, pair in left:
+    for turn, pair in unexplained:
         times[pair].append(turn)
     excused = {pair: turns for pair, turns in times.items()
                if all(record.answered.get(node, -1) > turns[0] for node in pair)}
-    aside = {node for turn, pair in left if pair not in excused for node in pair if record.answered.get(node, -1) < turn}
+    aside = {node for turn, pair in unexplained if pair not in excused for node in pair if record.answered.get(node, -1) < turn}
     return Silence(frozenset(down), frozenset(aside),
                    frozenset(pair for pair, turns in excused.items() if len(turns) > 1),
                    frozenset(pair for pair, turns in excused.items() if len(turns) == 1 and pair not in record.talked))
@@ -92,17 +92,17 @@ def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Li
         limit = min(limit, -2 * 1.4826 * float(np.median(np.abs(mean[crowd] - middle))))
         mean = np.where(table.alone, mean, mean - middle)
     evidence: defaultdict[Pair, list[float]] = defaultdict(list)
-    seen: defaultdict[Pair, list[float]] = defaultdict(list)
+    samples: defaultdict[Pair, list[float]] = defaultdict(list)
     mild = log(rule.bad)
     for row in np.flatnonzero(ok):
         pair = (int(table.one[row]), int(table.other[row]))
         if table.alone[row]:
             ratio = mild * (mild - 2 * mean[row]) / (2 * state.noise**2)
-            evidence[pair].append(float(np.clip(ratio, -3.5, rule.most)))
+            evidence[pair].append(float(np.clip(ratio, -3.5, rule.largest)))
         if table.alone[row] or not state.load.tapered:
-            seen[pair].append(float(mean[row]))
+            samples[pair].append(float(mean[row]))
     slow = {(int(table.one[row]), int(table.other[row])): mean[row] for row in np.flatnonzero(ok & (mean < limit))}
     sums = {pair: sum(evidence[pair]) for pair in slow}
-    bad = {pair: exp(float(np.median(seen[pair]))) for pair, total in sums.items() if total <= -rule.convict}
+    bad = {pair: exp(float(np.median(samples[pair]))) for pair, total in sums.items() if total <= -rule.convict}
     waiting = [pair for pair, total in sums.items() if -rule.convict < total < rule.clear]
     return Links(bad, tuple(sorted(waiting, key=lambda pair: slow[pair])))

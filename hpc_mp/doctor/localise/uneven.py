@@ -103,7 +103,7 @@ def _possible(values: Sequence[float], independent: int) -> float:
 
 
 def by_nodes(pairs: Pairs) -> int:
-    """Return the number of independent rates if each pair has the rate of its slower end: the fastest node's is never seen."""
+    """Return the number of independent rates if each pair has the rate of its slower end: the fastest node's never shows."""
     return len(pairs.ends()) - 1
 
 
@@ -159,10 +159,10 @@ def _fair(state: NetworkState) -> PairTable:
 
 
 def _samples(table: PairTable, rates: Floats) -> dict[Pair, list[float]]:
-    found: dict[Pair, list[float]] = {}
+    samples: dict[Pair, list[float]] = {}
     for one, other, rate in zip(table.one.tolist(), table.other.tolist(), rates.tolist(), strict=True):
-        found.setdefault((one, other), []).append(rate)
-    return found
+        samples.setdefault((one, other), []).append(rate)
+    return samples
 
 
 @dataclass(frozen=True, slots=True)

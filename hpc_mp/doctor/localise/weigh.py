@@ -44,8 +44,8 @@ class SuspectPart:
 
     def rate(self, pairs: Pairs) -> float | None:
         """Return the fastest rate of a node, or the median of pairs; None if there are none."""
-        own = [rate for pair, rate in pairs.rate.items() if pair in self.pairs or not self.nodes.isdisjoint(pair)]
-        return None if not own else max(own) if self.nodes else float(np.median(own))
+        rates = [rate for pair, rate in pairs.rate.items() if pair in self.pairs or not self.nodes.isdisjoint(pair)]
+        return None if not rates else max(rates) if self.nodes else float(np.median(rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Weighed:
     def pairs(self) -> frozenset[Pair]:
         return frozenset().union(*(part.pairs for part in self.parts))
 
-    def explained(self, seen: Outstanding) -> bool:
+    def explained(self, faults: Outstanding) -> bool:
         """Return True if outstanding nodes or links explain the suspect."""
         ends = self.nodes | {node for pair in self.pairs for node in pair}
-        return self.suspect.kind != "uplink" and not (ends.isdisjoint(seen.nodes) and self.pairs.isdisjoint(seen.links))
+        return self.suspect.kind != "uplink" and not (ends.isdisjoint(faults.nodes) and self.pairs.isdisjoint(faults.links))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +98,26 @@ def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLa
     """Yield outstanding nodes and links, and the suspects that these do not explain. A suspect is unchanged if it stands even if
     pairs may be uneven, else it is kept as far as their spread permits. Suspects that did not answer at all are unchanged."""
     pairs = best(state, cluster)
-    seen = outstanding(pairs, _alone_in_leaf(cluster))
+    faults = outstanding(pairs, _alone_in_leaf(cluster))
     fit = [Weighed(suspect, tuple(_part(suspect, member, pairs, cluster) for member in suspect.members)) for suspect in suspects]
     basis = _basis(fit, pairs, state)
-    confirmed = {each.suspect: each.nodes for each in fit if each.suspect.certain and each.suspect.kind in OF_NODES
-                 and each.suspect.factor and each.nodes <= {*seen.nodes}}
-    yield from (_node(node, seen, pairs, cluster) for node in seen.nodes if not any(node in own for own in confirmed.values()))
-    yield from (_link(link, seen, pairs, cluster) for link in seen.links)
-    for each in fit:
-        if each.suspect in confirmed and each.suspect.kind == "node" and min(basis.nodes, basis.pairs) < RULE.clear:
+    confirmed = {entry.suspect: entry.nodes for entry in fit if entry.suspect.certain and entry.suspect.kind in OF_NODES
+                 and entry.suspect.factor and entry.nodes <= {*faults.nodes}}
+    yield from (_node(node, faults, pairs, cluster) for node in faults.nodes
+                if not any(node in nodes for nodes in confirmed.values()))
+    yield from (_link(link, faults, pairs, cluster) for link in faults.links)
+    for entry in fit:
+        if entry.suspect in confirmed and entry.suspect.kind == "node" and min(basis.nodes, basis.pairs) < RULE.clear:
             # If pairs differ, the fit's fraction of "the" healthy rate means little.
-            yield from (_node(node, seen, pairs, cluster) for node in each.nodes)
-        elif each.suspect in confirmed or each.suspect.factor == 0 or _of_load(each.suspect, cluster):
-            yield each.suspect
-        elif not each.explained(seen):
+            yield from (_node(node, faults, pairs, cluster) for node in entry.nodes)
+        elif entry.suspect in confirmed or entry.suspect.factor == 0 or _of_load(entry.suspect, cluster):
+            yield entry.suspect
+        elif not entry.explained(faults):
             # The uplink of an unknown leaf is a set of nodes.
-            of_nodes = each.suspect.kind in OF_NODES or (each.suspect.kind == "uplink" and cluster.leaf is None)
-            rates = [rate for part in each.parts if (rate := part.rate(_of_rail(pairs, part.rail, state, cluster))) is not None]
-            stands = basis.bears(each.suspect, of_nodes, max(rates, default=inf))
-            yield from [each.suspect] if stands else _beside(each, seen.left, state, cluster)
+            of_nodes = entry.suspect.kind in OF_NODES or (entry.suspect.kind == "uplink" and cluster.leaf is None)
+            rates = [rate for part in entry.parts if (rate := part.rate(_of_rail(pairs, part.rail, state, cluster))) is not None]
+            stands = basis.bears(entry.suspect, of_nodes, max(rates, default=inf))
+            yield from [entry.suspect] if stands else _beside(entry, faults.left, state, cluster)
 
 
 def _of_load(suspect: Suspect, cluster: ClusterLayout) -> bool:
@@ -125,10 +126,10 @@ def _of_load(suspect: Suspect, cluster: ClusterLayout) -> bool:
 
 
 def _basis(fit: Sequence[Weighed], pairs: Pairs, state: NetworkState) -> Basis:
-    nodes, links = (frozenset().union(*of) for of in ([each.nodes for each in fit], [each.pairs for each in fit]))
-    rest, single = pairs.without(nodes, links), sum(each.suspect.kind == "link" for each in fit)
+    nodes, links = (frozenset().union(*sets) for sets in ([entry.nodes for entry in fit], [entry.pairs for entry in fit]))
+    rest, single = pairs.without(nodes, links), sum(entry.suspect.kind == "link" for entry in fit)
     # There are at most as many leaves as nodes.
-    choices = comb(pairs.nodes, sum(len(each.parts) for each in fit) - single) * comb(len(pairs.rate), single)
+    choices = comb(pairs.nodes, sum(len(entry.parts) for entry in fit) - single) * comb(len(pairs.rate), single)
     if not rest.rate or not choices:
         return Basis(None, -inf, -inf)
     rates = measured(state, rest)
@@ -144,11 +145,11 @@ def _of_rail(pairs: Pairs, rail: int | None, state: NetworkState, cluster: Clust
     return replace(pairs, rate={pair: rates[pair] for pair in pairs.rate})
 
 
-def _beside(each: Weighed, left: Pairs, state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
+def _beside(entry: Weighed, left: Pairs, state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
     """Yield the suspect if a member is slower than likely for healthy ones; certain only if all are slower than possible."""
-    likely, certain = zip(*(_slow(part, left, state, cluster) for part in each.parts), strict=True)
+    likely, certain = zip(*(_slow(part, left, state, cluster) for part in entry.parts), strict=True)
     if any(likely):
-        yield replace(each.suspect, certain=each.suspect.certain and all(certain))
+        yield replace(entry.suspect, certain=entry.suspect.certain and all(certain))
 
 
 def _slow(part: SuspectPart, left: Pairs, state: NetworkState, cluster: ClusterLayout) -> tuple[bool, bool]:
@@ -175,21 +176,21 @@ def _part(suspect: Suspect, member: str, pairs: Pairs, cluster: ClusterLayout) -
 
 
 def _alone_in_leaf(cluster: ClusterLayout) -> frozenset[int]:
-    """Return nodes that cannot be told from the uplink of their leaf."""
+    """Return nodes that cannot be distinguished from the uplink of their leaf."""
     if cluster.leaf is None or not cluster.leaf.max():
         return frozenset()
     return frozenset(np.flatnonzero(np.bincount(cluster.leaf)[cluster.leaf] == 1).tolist())
 
 
-def _node(node: int, seen: Outstanding, pairs: Pairs, cluster: ClusterLayout) -> Suspect:
-    own = pairs.of(node)
-    return Suspect("node", (cluster.names[node],), exp(float(np.median(own)) - seen.level), True,
-                   f"{_rate(max(own))} at most, with anybody; {_others(seen.left)}")
+def _node(node: int, faults: Outstanding, pairs: Pairs, cluster: ClusterLayout) -> Suspect:
+    rates = pairs.of(node)
+    return Suspect("node", (cluster.names[node],), exp(float(np.median(rates)) - faults.level), True,
+                   f"{_rate(max(rates))} at most, with anybody; {_others(faults.left)}")
 
 
-def _link(link: Pair, seen: Outstanding, pairs: Pairs, cluster: ClusterLayout) -> Suspect:
-    return Suspect("link", ("–".join(cluster.names[node] for node in link),), exp(pairs.rate[link] - seen.level), True,
-                   f"{_rate(pairs.rate[link])}, though both nodes are faster with others; {_others(seen.left)}")
+def _link(link: Pair, faults: Outstanding, pairs: Pairs, cluster: ClusterLayout) -> Suspect:
+    return Suspect("link", ("–".join(cluster.names[node] for node in link),), exp(pairs.rate[link] - faults.level), True,
+                   f"{_rate(pairs.rate[link])}, though both nodes are faster with others; {_others(faults.left)}")
 
 
 def _rate(logarithm: float) -> str:

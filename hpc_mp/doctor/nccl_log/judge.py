@@ -102,7 +102,7 @@ def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         yield Finding("nccl-gdr", "ok", "", f"all {len(paths)} paths between nodes use GPUDirect")
         return
     devices = sorted({channel.device for channel in without if channel.device is not None})
-    disabled = sorted(name for name, able in truth.gdr.items() if not able)
+    disabled = sorted(name for name, possible in truth.gdr.items() if not possible)
     which = f"; NCCL found it impossible for {_few(disabled)}" if disabled else ""
     severity: Severity = "error" if machine.fabric in ("infiniband", "efa") else "warning"
     yield Finding("nccl-gdr", severity, f"network device {_few([str(device) for device in devices])}",
@@ -114,7 +114,7 @@ def _gdr_possible(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     """Yield findings from NCCL's scan of its adapters, for a job without paths between nodes, such as one rank."""
     if not truth.gdr or any(_is_socket(name) for name in truth.networks):
         return
-    disabled = sorted(name for name, able in truth.gdr.items() if not able)
+    disabled = sorted(name for name, possible in truth.gdr.items() if not possible)
     if not disabled:
         yield Finding("nccl-gdr", "ok", "", f"NCCL found GPUDirect possible for all {len(truth.gdr)} adapters")
         return
@@ -128,18 +128,18 @@ def _nics(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     if machine.nics is None or not truth.networks or all(_is_socket(name) for name in truth.networks):
         return
     kind = {"infiniband": "/IB", "roce": "/RoCE", "efa": ""}.get(machine.fabric, "")
-    found = {host: (sum(name.endswith(kind) for name in names), len(names)) for host, names in truth.adapters.items() if names}
+    counts = {host: (sum(name.endswith(kind) for name in names), len(names)) for host, names in truth.adapters.items() if names}
     if truth.provider and truth.provider[1] is not None:
-        found = {"every host": (truth.provider[1], truth.provider[1])}
-    few = {each: sorted(host for host in found if found[host] == each) for each in found.values() if each[0] < machine.nics}
+        counts = {"every host": (truth.provider[1], truth.provider[1])}
+    few = {pair: sorted(host for host in counts if counts[host] == pair) for pair in counts.values() if pair[0] < machine.nics}
     for (count, of_all), hosts in sorted(few.items()):
         others = f" of {_FABRICS[machine.fabric]}, and {of_all - count} others" if of_all > count and machine.fabric else ""
-        words = f"NCCL found {count} adapters{others}; the machine has {machine.nics} ports up{_set(truth)}"
-        yield Finding("nccl-nics", "warning", _few(hosts), words,
+        evidence = f"NCCL found {count} adapters{others}; the machine has {machine.nics} ports up{_set(truth)}"
+        yield Finding("nccl-nics", "warning", _few(hosts), evidence,
                       "look at NCCL_IB_HCA, at the ports' state, and at the devices of the container or job")
-    if found and not few:
+    if counts and not few:
         used = len({channel.device for channel in truth.channels if truth.between_nodes(channel)})
-        yield Finding("nccl-nics", "ok", "", f"NCCL found {min(found.values())[0]} adapters per node, and uses {used} devices")
+        yield Finding("nccl-nics", "ok", "", f"NCCL found {min(counts.values())[0]} adapters per node, and uses {used} devices")
 
 
 def _inside(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
@@ -184,9 +184,9 @@ def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
                 continue
             severity = severity if machine.fabric else "warning"
         meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else row["means"]
-        words = f"{meaning}: {first.words}" if meaning else first.words
+        message = f"{meaning}: {first.words}" if meaning else first.words
         times = f"; {len(group)} such lines" if len(group) > 1 else ""
-        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, row["cure"])
+        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), message + times, row["cure"])
 
 
 def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
@@ -198,16 +198,16 @@ def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
 
 def _set(truth: NcclTruth) -> str:
     """Return the variables that may explain a finding, as text."""
-    named = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
-    return f" ({', '.join(named)} is set)" if named else ""
+    settings = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
+    return f" ({', '.join(settings)} is set)" if settings else ""
 
 
 def _is_socket(name: str) -> bool:
     return "socket" in name.lower()
 
 
-def _few(names: list[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _few(names: list[str], limit: int = 6) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 _FABRICS = {"infiniband": "InfiniBand", "efa": "EFA", "roce": "RoCE"}

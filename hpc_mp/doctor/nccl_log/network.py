@@ -27,8 +27,8 @@ def taken(source: NodeSource, patience: float = PATIENCE_S) -> tuple[Finding, ..
         source: the machine, whose program ``nccl-probe`` writes the log.
         patience: timeout in seconds.
     """
-    found = in_time({PROBE: lambda: _taken(source)}, patience)[PROBE]
-    return () if isinstance(found, Unavailable) else found
+    findings = in_time({PROBE: lambda: _taken(source)}, patience)[PROBE]
+    return () if isinstance(findings, Unavailable) else findings
 
 
 def logged(logs: Iterable[Path], source: NodeSource) -> tuple[Finding, ...]:

@@ -69,25 +69,25 @@ class _Reading:
         self.warnings = 0
 
     def line(self, line: str) -> None:
-        if self.version is None and (found := _VERSION.search(line)):
-            self.version = found[1]
+        if self.version is None and (match := _VERSION.search(line)):
+            self.version = match[1]
         for who, place, level, text in _messages(line):
             self.count += 1
             meant = False
             for sign, pattern, take in _MEANINGS:
-                if sign in text and (found := pattern.search(text)):
-                    take(self, who, found)
+                if sign in text and (match := pattern.search(text)):
+                    take(self, who, match)
                     meant = True
             if not meant and text.strip() and (kind := trouble_of(place, level, text)):
                 self.trouble(kind, who, text)
 
-    def trouble(self, kind: str, who: Who, words: str) -> None:
+    def trouble(self, kind: str, who: Who, text: str) -> None:
         self.warnings += kind == UNKNOWN
         if kind == UNKNOWN and self.warnings > MOST_WARNINGS:
             return
         rank = self.place[who][1] if who in self.place else None
-        status, hca, peer = _STATUS.search(words), _HCA.search(words), _PEER.search(words)
-        self.troubles[Trouble(kind, who.host, rank, words.strip()[:300], next(filter(None, hca.groups())) if hca else "",
+        status, hca, peer = _STATUS.search(text), _HCA.search(text), _PEER.search(text)
+        self.troubles[Trouble(kind, who.host, rank, text.strip()[:300], next(filter(None, hca.groups())) if hca else "",
                               peer[1] if peer else "", int(status[1]) if status else None)] = None
 
     def nodes(self, ranks: int) -> int | None:
@@ -118,37 +118,37 @@ def _messages(line: str) -> Iterator[tuple[Who, str, str, str]]:
         yield Who(start[1], start[2], start[4]), start[5] or "", start[6], line[start.end():end].rstrip()
 
 
-def _network(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.network[who] = found[1].strip()
+def _network(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    reading.network[who] = match[1].strip()
 
 
-def _adapters(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    names = _ADAPTER.findall(found[2]) or _INTERFACE.findall(found[2])
+def _adapters(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    names = _ADAPTER.findall(match[2]) or _INTERFACE.findall(match[2])
     if names:
         reading.adapters[who.host] = tuple(names)
 
 
-def _no_adapter(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+def _no_adapter(reading: _Reading, who: Who, match: re.Match[str]) -> None:
     reading.adapters.setdefault(who.host, ())
 
 
-def _gdr(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.gdr[found[2]] = found[1] == "Enabled"
+def _gdr(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    reading.gdr[match[2]] = match[1] == "Enabled"
 
 
-def _provider(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.provider = (found[1], int(found[2]) if found[2] else None)
+def _provider(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    reading.provider = (match[1], int(match[2]) if match[2] else None)
 
 
-def _channel(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    via, how, device, gdr = _way(found[4])
+def _channel(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    via, how, device, gdr = _way(match[4])
     if via is not None:
-        reading.channels[NcclChannel(int(found[1]), int(found[2]), int(found[3]), via, how, device, gdr)] = None
+        reading.channels[NcclChannel(int(match[1]), int(match[2]), int(match[3]), via, how, device, gdr)] = None
 
 
-def _coll_net(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    _, how, device, gdr = _way(f"NET/{found[3]}")
-    reading.channels[NcclChannel(int(found[1]), int(found[2]), int(found[2]), "COLLNET", how, device, gdr)] = None
+def _coll_net(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    _, how, device, gdr = _way(f"NET/{match[3]}")
+    reading.channels[NcclChannel(int(match[1]), int(match[2]), int(match[2]), "COLLNET", how, device, gdr)] = None
 
 
 def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
@@ -163,39 +163,39 @@ def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
     return None, "", None, False
 
 
-def _rank(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    rank, ranks = int(found[1]), int(found[2])
+def _rank(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    rank, ranks = int(match[1]), int(match[2])
     if rank < ranks:
         reading.place[who] = (ranks, rank)
         reading.hosts[ranks, rank] = who.host
 
 
-def _start(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    _rank(reading, who, found)
+def _start(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    _rank(reading, who, match)
     if who in reading.place:
-        (reading.started if found[3] == "START" else reading.completed).add(reading.place[who])
+        (reading.started if match[3] == "START" else reading.completed).add(reading.place[who])
 
 
-def _nodes(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    _rank(reading, who, found)
-    reading.shape[int(found[2])] = int(found[3])
+def _nodes(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    _rank(reading, who, match)
+    reading.shape[int(match[2])] = int(match[3])
 
 
-def _tuning(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    algorithm, protocol = found[2], found[3]
-    reading.algorithms[found[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
+def _tuning(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    algorithm, protocol = match[2], match[3]
+    reading.algorithms[match[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
 
 
-def _nvls(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.nvls = found[1] is None and reading.nvls is not False
+def _nvls(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    reading.nvls = match[1] is None and reading.nvls is not False
 
 
-def _dmabuf(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+def _dmabuf(reading: _Reading, who: Who, match: re.Match[str]) -> None:
     reading.dmabuf = True
 
 
-def _set(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.environment[found[1]] = found[2].strip().rstrip(".")
+def _set(reading: _Reading, who: Who, match: re.Match[str]) -> None:
+    reading.environment[match[1]] = match[2].strip().rstrip(".")
 
 
 # (substring of every such message, pattern of the message, handler)

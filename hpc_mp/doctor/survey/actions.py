@@ -34,21 +34,21 @@ def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[B
     """
     if report.cluster is None:
         return ()
-    found = findings(report)
+    bad_nodes = findings(report)
     path = ledger(report.cluster, environ)
     for finding in disproved(report, held_against(path, report.time)):
         take_back(path, [finding.node], [finding.code], report.time)
-    if found:
-        record(path, found)
+    if bad_nodes:
+        record(path, bad_nodes)
     if report.complete:
         write_measured(where(report.cluster, environ), measured(report))
-    return found
+    return bad_nodes
 
 
 def findings(report: Report) -> tuple[BadNode, ...]:
     """Return a finding for every node that is certainly bad, and for one end of every bad link, which suffices to avoid it."""
-    bad = {node: (found.code, found.message) for node, found in faulty(report.noted, len(report.evidence.nodes))}
-    bad |= {node: (found.code, _evidence(found)) for node, found in to_avoid(report.diagnoses).items()}
+    bad = {node: (finding.code, finding.message) for node, finding in faulty(report.noted, len(report.evidence.nodes))}
+    bad |= {node: (diagnosis.code, _evidence(diagnosis)) for node, diagnosis in to_avoid(report.diagnoses).items()}
     until = report.time + AVOIDED_S
     return tuple(BadNode(node, code, evidence, "hpc-mp doctor", report.time, until, "certain")
                  for node, (code, evidence) in bad.items())
@@ -62,11 +62,11 @@ def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
     """
     if not report.complete:
         return ()
-    seen = report.evidence
-    answered = {node for node in seen.nodes if node not in seen.absent}
-    reported = {seen.nodes[node] for node in seen.reports}
-    paired = {seen.nodes[node] for leg in seen.legs if leg.rate is not None for node in leg.pair}
-    suspects = {name for found in report.diagnoses for member in found.members for name in _ends(member)}
+    evidence = report.evidence
+    answered = {node for node in evidence.nodes if node not in evidence.absent}
+    reported = {evidence.nodes[node] for node in evidence.reports}
+    paired = {evidence.nodes[node] for leg in evidence.legs if leg.rate is not None for node in leg.pair}
+    suspects = {name for diagnosis in report.diagnoses for member in diagnosis.members for name in _ends(member)}
     suspects |= {node for noted in report.noted if noted.finding.severity == "error" for node in noted.nodes}
 
     def measured_there(finding: BadNode) -> bool:
@@ -75,7 +75,7 @@ def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
         ends = {*_ends(finding.evidence.partition(":")[0])} if finding.code.startswith("link") else set()
         return (finding.code in {*REMEDIES, *GONE} - COMPUTED) and {finding.node, *ends} <= paired
 
-    return tuple(each for each in held if each.time <= report.time and each.node in answered - suspects and measured_there(each))
+    return tuple(item for item in held if item.time <= report.time and item.node in answered - suspects and measured_there(item))
 
 
 def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
@@ -85,10 +85,10 @@ def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
     certain = [diagnosis for diagnosis in diagnoses if diagnosis.certain]
     avoided = {_node(diagnosis): diagnosis for diagnosis in reversed(certain) if diagnosis.code.startswith(("node", "rail"))}
     links = [diagnosis for diagnosis in certain if diagnosis.code.startswith("link")]
-    while left := [link for link in links if not avoided.keys() & {*link.members[0].split(LINK)}]:
-        count = Counter(node for link in left for node in link.members[0].split(LINK))
+    while remaining := [link for link in links if not avoided.keys() & {*link.members[0].split(LINK)}]:
+        count = Counter(node for link in remaining for node in link.members[0].split(LINK))
         node = max(sorted(count, reverse=True), key=lambda node: count[node])
-        avoided[node] = next(link for link in left if node in link.members[0].split(LINK))
+        avoided[node] = next(link for link in remaining if node in link.members[0].split(LINK))
     return avoided
 
 
@@ -100,17 +100,17 @@ def drain_commands(diagnoses: Iterable[Diagnosis]) -> list[str]:
 
 def measured(report: Report) -> LinkRates:
     """Return the rates of pairs of which both directions succeeded, summed over all rails, and the platform of most nodes."""
-    rails, rates, seen = report.evidence.rails, report.rates, report.evidence
+    rails, rates, evidence = report.evidence.rails, report.rates, report.evidence
     pairs = []
-    for a, b in sorted({leg.pair for leg in seen.legs}):
+    for a, b in sorted({leg.pair for leg in evidence.legs}):
         directions = [[rates.get((*way, rail)) for rail in range(rails)] for way in ((a, b), (b, a))]
-        known = [[rate for rate in way if rate is not None] for way in directions]
-        if all(len(way) == rails for way in known):
-            pairs.append((a, b, min(map(sum, known))))
-    latencies = [leg.latency for leg in seen.legs if leg.latency is not None]
+        successes = [[rate for rate in way if rate is not None] for way in directions]
+        if all(len(way) == rails for way in successes):
+            pairs.append((a, b, min(map(sum, successes))))
+    latencies = [leg.latency for leg in evidence.legs if leg.latency is not None]
     latency = median(latencies) if latencies else None
-    platform, _ = Counter(facts.platform for facts in seen.facts).most_common(1)[0]
-    return LinkRates(report.cluster or "", report.time, seen.nodes, tuple(pairs), latency, platform)
+    platform, _ = Counter(facts.platform for facts in evidence.facts).most_common(1)[0]
+    return LinkRates(report.cluster or "", report.time, evidence.nodes, tuple(pairs), latency, platform)
 
 
 def _ends(member: str) -> list[str]:

@@ -141,7 +141,7 @@ class AgentPool:
     def gather(
         self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE_S,
     ) -> dict[int, Message]:
-        """Return the answers to order ``number``; 0 is the agents' first, unrequested message. ``awaited``: None = any one."""
+        """Return the answers to order ``number``; 0 is the agents' first, unrequested message. ``awaited``: None = any agent."""
         begin = time.monotonic()
         end, answers = begin + within, dict[int, Message]()
         half = math.inf if awaited is None else (len(awaited) + 1) // 2

@@ -39,22 +39,22 @@ def blames(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, s
         return ()
     if not good:
         return (Blame("node", tuple(sorted({node for pair in bad for node in pair})), tuple(sorted(bad))),)
-    found, left, fine = [], set(bad), _count(good)
+    culprits, unexplained, fine = [], set(bad), _count(good)
     if switches := _uplinks(bad, good, leaves):
-        crossing = tuple(sorted(pair for pair in left if _crossed(pair, leaves) & {*switches}))
+        crossing = tuple(sorted(pair for pair in unexplained if _crossed(pair, leaves) & {*switches}))
         together = len(switches) == len({*leaves.values()})
-        found += [Blame("uplink", members, tuple(pair for pair in crossing if _crossed(pair, leaves) & {*members}))
-                  for members in ([tuple(switches)] if together else [(switch,) for switch in switches])]
-        left -= {*crossing}
-    while blamed := [node for node, count in _count(left).items() if count >= 2 and count >= MOST * (count + fine[node])]:
-        count = _count(left)
+        culprits += [Blame("uplink", members, tuple(pair for pair in crossing if _crossed(pair, leaves) & {*members}))
+                     for members in ([tuple(switches)] if together else [(switch,) for switch in switches])]
+        unexplained -= {*crossing}
+    while blamed := [node for node, count in _count(unexplained).items() if count >= 2 and count >= MOST * (count + fine[node])]:
+        count = _count(unexplained)
         node = max(sorted(blamed), key=lambda node: (count[node] / (count[node] + fine[node]), count[node]))
-        found.append(Blame("node", (node,), tuple(sorted(pair for pair in left if node in pair))))
-        left -= {*found[-1].pairs}
-    for pair in sorted(left):
+        culprits.append(Blame("node", (node,), tuple(sorted(pair for pair in unexplained if node in pair))))
+        unexplained -= {*culprits[-1].pairs}
+    for pair in sorted(unexplained):
         unproven = tuple(node for node in pair if not fine[node])
-        found.append(Blame("node", unproven, (pair,)) if unproven else Blame("link", pair, (pair,)))
-    return tuple(found)
+        culprits.append(Blame("node", unproven, (pair,)) if unproven else Blame("link", pair, (pair,)))
+    return tuple(culprits)
 
 
 def _count(pairs: Iterable[Pair]) -> Counter[str]:
@@ -68,18 +68,18 @@ def _crossed(pair: Pair, leaves: Mapping[str, str]) -> set[str]:
 
 
 def _uplinks(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, str]) -> list[str]:
-    """Return leaves with several nodes of which no judged pair to several outside nodes is good. Nodes that are also bad
-    within their leaf are ignored.
+    """Return the leaves of which several nodes have pairs with several nodes outside, if none of these pairs is good. Nodes that
+    are also bad within their leaf are ignored.
     """
     sick = {node for pair in bad if leaves.get(pair[0]) == leaves.get(pair[1]) for node in pair}
     out: dict[str, list[Pair]] = {}
     for pair in (*bad, *good):
         for leaf in _crossed(pair, leaves) if sick.isdisjoint(pair) else ():
             out.setdefault(leaf, []).append(pair)
-    found = []
+    uplinks = []
     for leaf, pairs in sorted(out.items()):
         ends = {node for pair in pairs for node in pair}
         members = {node for node in ends if leaves[node] == leaf}
         if len(members) > 1 and len(ends - members) > 1 and not {*pairs} & {*good}:
-            found.append(leaf)
-    return found
+            uplinks.append(leaf)
+    return uplinks

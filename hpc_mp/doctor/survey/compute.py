@@ -37,12 +37,12 @@ def compute(seconds: float) -> Computed:
     begin, used, idle = time.monotonic(), time.thread_time(), _idle()
     digests: set[str] = set()
     best = 0.0
-    while (now := time.monotonic()) - begin < seconds:
+    while (start := time.monotonic()) - begin < seconds:
         count = 0
-        while time.monotonic() - now < WINDOW_S:
+        while time.monotonic() - start < WINDOW_S:
             digests.add(_piece())
             count += 1
-        best = max(best, count / (time.monotonic() - now))
+        best = max(best, count / (time.monotonic() - start))
     share = (time.thread_time() - used) / (time.monotonic() - begin)
     return Computed(best, share, digests.pop() if len(digests) == 1 else "", (_idle() - idle) / (time.monotonic() - begin))
 

@@ -50,7 +50,7 @@ class Echo:
     sender: int
     receiver: int
     rail: int
-    seen: Probed
+    counts: Probed
 
 
 class Absence(NamedTuple):

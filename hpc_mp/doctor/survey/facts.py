@@ -59,27 +59,27 @@ class NodeFacts:
         return cls(**{**document, "interfaces": interfaces})
 
 
-def node_facts(node: str, wanted: Sequence[str], port: int) -> NodeFacts:
-    """Return the facts of this node. ``wanted``: interfaces to measure, one per rail; empty: the interface of the node's name.
+def node_facts(node: str, requested: Sequence[str], port: int) -> NodeFacts:
+    """Return the facts of this node. ``requested``: interfaces to measure, one per rail; empty: the interface of the node's name.
 
     Raises:
-        LookupError: a wanted interface does not exist or has no IPv4 address.
+        LookupError: a requested interface does not exist or has no IPv4 address.
     """
-    return NodeFacts(node, _interfaces(node, wanted), _cpu_model(), len(os.sched_getaffinity(0)), port,
+    return NodeFacts(node, _interfaces(node, requested), _cpu_model(), len(os.sched_getaffinity(0)), port,
                      platform(read_machine(NodeSource())).name)
 
 
 def counters(names: Sequence[str]) -> dict[str, int]:
     """Return errors and drops of the interfaces since the node started, by names such as ``eth0.errin``."""
-    seen = psutil.net_io_counters(pernic=True)
-    return {f"{name}.{error}": getattr(seen[name], error) for name in names if name in seen for error in ERRORS}
+    totals = psutil.net_io_counters(pernic=True)
+    return {f"{name}.{error}": getattr(totals[name], error) for name in names if name in totals for error in ERRORS}
 
 
-def _interfaces(node: str, wanted: Sequence[str]) -> tuple[Interface, ...]:
-    addresses = {name: [one.address for one in kinds if one.family == socket.AF_INET]
+def _interfaces(node: str, requested: Sequence[str]) -> tuple[Interface, ...]:
+    addresses = {name: [entry.address for entry in kinds if entry.family == socket.AF_INET]
                  for name, kinds in psutil.net_if_addrs().items()}
-    usable = {name: found[0] for name, found in addresses.items() if found}
-    names = list(wanted) or [_own(node, usable)]
+    usable = {name: ipv4[0] for name, ipv4 in addresses.items() if ipv4}
+    names = list(requested) or [_own(node, usable)]
     for name in names:
         if name not in usable:
             raise LookupError(f"no interface {name} with an IPv4 address; there are {', '.join(sorted(usable)) or 'none'}")

@@ -81,23 +81,23 @@ class Switches:
 
 def matrix(report: Report) -> Matrix | None:
     """Return the matrix, None if nothing was measured or there are too many nodes."""
-    seen, expected = report.evidence, _expected(report)
-    if expected is None or len(seen.nodes) > MOST_CELLS:
+    evidence, expected = report.evidence, _expected(report)
+    if expected is None or len(evidence.nodes) > MOST_CELLS:
         return None
-    side = min(52.0, MATRIX / len(seen.nodes))
+    side = min(52.0, MATRIX / len(evidence.nodes))
     rates: dict[tuple[int, int], list[float | None]] = {}
     for (sender, receiver, _), rate in report.rates.items():
         rates.setdefault((sender, receiver), []).append(rate)
     cells = []
     for (sender, receiver), by_rail in sorted(rates.items()):
-        known = [rate for rate in by_rail if rate is not None]
-        worst = min(known) if len(known) == len(by_rail) else None
+        successes = [rate for rate in by_rail if rate is not None]
+        worst = min(successes) if len(successes) == len(by_rail) else None
         share = None if worst is None else worst / expected
-        words = "no transfer succeeded" if worst is None else f"{data_rate(worst)}, {share:.0%} of what is expected"
+        tip = "no transfer succeeded" if worst is None else f"{data_rate(worst)}, {share:.0%} of what is expected"
         text = "×" if share is None else f"{share * 100:.0f}"
         cells.append(MatrixCell(sender, receiver, text if side >= TEXT_FROM else "",
-                          f"{seen.nodes[sender]} → {seen.nodes[receiver]}: {words}", shade(share)))
-    return Matrix(seen.nodes, frozenset(faults_of(report.diagnoses)), side, tuple(cells))
+                          f"{evidence.nodes[sender]} → {evidence.nodes[receiver]}: {tip}", shade(share)))
+    return Matrix(evidence.nodes, frozenset(faults_of(report.diagnoses)), side, tuple(cells))
 
 
 def bars(report: Report) -> tuple[RateBar, ...]:
@@ -109,23 +109,23 @@ def bars(report: Report) -> tuple[RateBar, ...]:
     for (sender, receiver, _), rate in report.rates.items():
         for node in (sender, receiver):
             rates[node] += [] if rate is None else [rate]
-    usual = {node: median(own) if own else None for node, own in rates.items()}
+    usual = {node: median(node_rates) if node_rates else None for node, node_rates in rates.items()}
     slowest = sorted(usual, key=lambda node: usual[node] or 0.0)[:MOST_BARS]
     faults = faults_of(report.diagnoses)
-    found = []
+    rate_bars = []
     for node in sorted(slowest):
         rate, name = usual[node], report.evidence.nodes[node]
         share = None if rate is None else rate / expected
-        found.append(RateBar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
-    return tuple(found)
+        rate_bars.append(RateBar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
+    return tuple(rate_bars)
 
 
 def switches(report: Report) -> Switches:
     """Return the switch tree. Leaves with a fault are kept first; without a known topology one leaf has all nodes."""
-    seen, faults = report.evidence, faults_of(report.diagnoses)
+    evidence, faults = report.evidence, faults_of(report.diagnoses)
     members: dict[str, list[str]] = {}
-    for node in (*seen.nodes, *seen.absent):
-        members.setdefault(seen.leaves.get(node, ""), []).append(node)
+    for node in (*evidence.nodes, *evidence.absent):
+        members.setdefault(evidence.leaves.get(node, ""), []).append(node)
     leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=_natural)))
               for name, nodes in members.items()]
     leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), _natural(leaf.name)))
@@ -135,12 +135,12 @@ def switches(report: Report) -> Switches:
 
 def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
     """Return the code of the first fault by node or leaf; uncertain faults get a question mark."""
-    found: dict[str, str] = {}
+    faults: dict[str, str] = {}
     for diagnosis in diagnoses:
         if LINK not in diagnosis.subject:
             for member in diagnosis.members:
-                found.setdefault(member.partition(" rail ")[0], diagnosis.code + ("" if diagnosis.certain else "?"))
-    return found
+                faults.setdefault(member.partition(" rail ")[0], diagnosis.code + ("" if diagnosis.certain else "?"))
+    return faults
 
 
 def shade(share: float | None) -> MatrixShade:
@@ -157,7 +157,7 @@ def _mixed(share: float) -> tuple[int, ...]:
     shown = min(max(share, STOPS[0][0]), STOPS[-1][0])
     (low, before), (high, after) = next((a, b) for a, b in pairwise(STOPS) if shown <= b[0])
     part = (shown - low) / (high - low)
-    return tuple(round(one + part * (other - one)) for one, other in zip(before, after, strict=True))
+    return tuple(round(start + part * (end - start)) for start, end in zip(before, after, strict=True))
 
 
 def _luminance(rgb: Sequence[int]) -> float:

@@ -43,7 +43,7 @@ def sent(ends: Sequence[Message], side: int, order: Message) -> int:
 
 def _ends(process: subprocess.Popen[str], gpu: int, end: float) -> list[Message]:
     try:
-        said, error = process.communicate(timeout=max(0.1, end - time.monotonic()))
+        output, error = process.communicate(timeout=max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -51,5 +51,5 @@ def _ends(process: subprocess.Popen[str], gpu: int, end: float) -> list[Message]
     if process.returncode:
         why = (error.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return [{"rail": gpu, "direction": direction, "why": why} for direction in (0, 1)]
-    rates = json.loads(said.splitlines()[-1])
+    rates = json.loads(output.splitlines()[-1])
     return [{"rail": gpu, "direction": direction, "rate": rate} for direction, rate in enumerate(rates)]

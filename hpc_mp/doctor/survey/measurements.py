@@ -64,16 +64,16 @@ class Measurements:
     def paced(self, pairs: Sequence[Pair]) -> list[Leg]:
         """Measure one round of disjoint pairs at a low rate, at which only a fault loses segments."""
         slowest = min((leg.rate for leg in self.evidence.legs if leg.rate and not leg.paced), default=float("inf"))
-        least, most = PACKETS
-        return self._transfer(pairs, PACED_S, round(max(least, min(most, PACED_SHARE * slowest * 1e9 / PACKET))))
+        lower, upper = PACKETS
+        return self._transfer(pairs, PACED_S, round(max(lower, min(upper, PACED_SHARE * slowest * 1e9 / PACKET))))
 
     def probe(self, peers: Mapping[int, Sequence[int]]) -> list[Echo]:
         """Send full-size packets from nodes to some of their peers, all at the same time."""
-        wanted = {str(self.ranks[node]): [self.ranks[peer] for peer in others] for node, others in peers.items()}
-        answers = self.order({"do": "probe", "peers": wanted, "sizes": self.sizes}, peers, PROBE_S)
+        targets = {str(self.ranks[node]): [self.ranks[peer] for peer in others] for node, others in peers.items()}
+        answers = self.order({"do": "probe", "peers": targets, "sizes": self.sizes}, peers, PROBE_S)
         node_of = {str(rank): node for node, rank in enumerate(self.ranks)}
-        echoes = [Echo(node, node_of[peer], int(rail), Probed(**seen)) for node, answer in answers.items()
-                  for rail, by_peer in answer["rails"].items() for peer, seen in by_peer.items()]
+        echoes = [Echo(node, node_of[peer], int(rail), Probed(**counts)) for node, answer in answers.items()
+                  for rail, by_peer in answer["rails"].items() for peer, counts in by_peer.items()]
         self.evidence.echoes += echoes
         return echoes
 
@@ -81,7 +81,7 @@ class Measurements:
         """Let the nodes compute at the same time and return their results."""
         answers = self.order({"do": "compute", "ranks": [self.ranks[node] for node in nodes], "seconds": seconds}, nodes,
                               5 * seconds + 5.0)
-        names = [each.name for each in fields(Computed)]
+        names = [field.name for field in fields(Computed)]
         trial = {node: Computed(**{name: answer[name] for name in names}) for node, answer in answers.items()}
         self.evidence.trials.append(trial)
         return trial
@@ -106,7 +106,7 @@ class Measurements:
         """Return the answers by node. Nodes that missed the last orders may answer, but are not awaited."""
         node_of = {self.ranks[node]: node for node in nodes}
         awaited = [rank for rank, node in node_of.items() if self._missed[node] < GIVEN_UP]
-        answers = {node_of[rank]: said for rank, said in self._crew.order(order, awaited, within).items() if rank in node_of}
+        answers = {node_of[rank]: answer for rank, answer in self._crew.order(order, awaited, within).items() if rank in node_of}
         for node in node_of.values():
             self._missed[node] = 0 if node in answers else self._missed[node] + 1
         return answers
@@ -118,8 +118,8 @@ def legs_of(pair: Pair, rail: int, caller: Message | None, answerer: Message | N
     for direction, (sender, receiver) in enumerate((pair, pair[::-1])):
         sent, received = (caller, answerer) if direction == 0 else (answerer, caller)
         ends = _ends(sent, rail, direction)
-        said = (end["why"] for end in (*_ends(received, rail, direction), *ends) if "why" in end)
-        why = next(said, "" if ends else "not tried")
+        reasons = (end["why"] for end in (*_ends(received, rail, direction), *ends) if "why" in end)
+        why = next(reasons, "" if ends else "not tried")
         if caller is None or answerer is None:
             why = "no answer from the agent"
         legs.append(Leg(
@@ -180,8 +180,8 @@ class GpuMeasurements(Measurements):
                  "pairs": [[self.ranks[a], self.ranks[b], ports[a]["ports"]] for a, b in ready]}
         answers = self.order(order, nodes, 2 * GPU_PATIENCE_S)
         for node, answer in answers.items():
-            known = self.evidence.reports.get(node, NodeReport())
-            self.evidence.reports[node] = known.and_also(map(Finding.read, answer["found"]))
+            report = self.evidence.reports.get(node, NodeReport())
+            self.evidence.reports[node] = report.and_also(map(Finding.read, answer["found"]))
         legs: list[Leg] = [leg for pair in pairs for rail in range(self.rails)
                            for leg in legs_of(pair, rail, answers.get(pair[0]), answers.get(pair[1]), paced=False)]
         self.evidence.legs += legs

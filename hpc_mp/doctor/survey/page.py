@@ -34,12 +34,12 @@ def render(report: Report) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                               lstrip_blocks=True)
     environment.filters["rate"] = data_rate
-    seen, verdict = report.evidence, report.verdict
-    moved = {name: ", ".join(f"{counter} +{count}" for counter, count in seen.counters.get(node, {}).items())
-             for node, name in enumerate(seen.nodes)}
+    evidence, verdict = report.evidence, report.verdict
+    moved = {name: ", ".join(f"{counter} +{count}" for counter, count in evidence.counters.get(node, {}).items())
+             for node, name in enumerate(evidence.nodes)}
     return environment.get_template("page.html.j2").render(
         report=report, title=report.cluster or "cluster", when=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.time)),
-        state=_state(report), nodes=seen.facts, moved=moved, rounds=verdict.rounds if verdict else 0,
+        state=_state(report), nodes=evidence.facts, moved=moved, rounds=verdict.rounds if verdict else 0,
         expected=data_rate(verdict.expected) if verdict and verdict.expected else None, drains=drain_commands(report.diagnoses),
         heat=matrix(report), bars=bars(report), tree=switches(report), label=LABEL, version=__version__,
         style=(HERE / "page.css").read_text(encoding="utf-8"))

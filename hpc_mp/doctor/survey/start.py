@@ -63,13 +63,13 @@ class AgentStart:
     absent: Mapping[str, str]
 
     @property
-    def there(self) -> list[str]:
+    def available(self) -> list[str]:
         """The available nodes of the list."""
         return [node for node in self.request.nodelist if node not in self.absent]
 
     @property
     def count(self) -> int:
-        return len(self.there) if self.request.nodelist else self.request.nodes or 0
+        return len(self.available) if self.request.nodelist else self.request.nodes or 0
 
     @property
     def command(self) -> list[str]:
@@ -84,7 +84,7 @@ class AgentStart:
         options += [f"--gpus-per-node={request.gpus}"] if request.gpus else []
         options += [f"--nodes={self.count}", f"--ntasks={self.count}"]
         if request.nodelist:
-            options += [f"--nodelist={compress(self.there)}"]
+            options += [f"--nodelist={compress(self.available)}"]
         elif self.absent:
             options += [f"--exclude={compress(self.absent)}"]
         return srun(options, [sys.executable, "-m", AGENT, *request.interfaces])
@@ -114,8 +114,8 @@ def plan(request: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: R
         if (request.nodes or 0) > len(allocated):
             raise HpcMpError(f"doctor --nodes {request.nodes}", f"the allocation has {counted(len(allocated), 'node')}",
                              "ask for fewer, or survey from outside the allocation")
-        here = allocated[: request.nodes]
-        request = replace(request, nodes=None, nodelist=here)
+        nodes = allocated[: request.nodes]
+        request = replace(request, nodes=None, nodelist=nodes)
     _check_number(request, inside, ask)
     if not inside:
         _check_names(request, ask)
@@ -131,13 +131,13 @@ def _check_number(request: SurveyRequest, inside: bool, ask: Runner) -> None:
     if inside or request.nodelist or not request.nodes:
         return
     try:
-        there = len(node_states((), request.partition, ask))
+        total = len(node_states((), request.partition, ask))
     except CommandFailed:
         return
-    if there and request.nodes > there:
-        whose = f"partition {request.partition}" if request.partition else "this cluster"
-        raise HpcMpError(f"doctor --nodes {request.nodes}", f"{whose} has {counted(there, 'node')}",
-                         f"ask for {there} at most; `sinfo -N` lists them")
+    if total and request.nodes > total:
+        scope = f"partition {request.partition}" if request.partition else "this cluster"
+        raise HpcMpError(f"doctor --nodes {request.nodes}", f"{scope} has {counted(total, 'node')}",
+                         f"ask for {total} at most; `sinfo -N` lists them")
 
 
 def _check_names(request: SurveyRequest, ask: Runner) -> None:
@@ -146,21 +146,21 @@ def _check_names(request: SurveyRequest, ask: Runner) -> None:
         if request.partition and not node_states((), request.partition, ask):
             raise HpcMpError(f"doctor --partition {request.partition}", "is no partition with nodes that you may use",
                              "`sinfo -s` lists them")
-        known = node_states(request.nodelist, ask=ask) if request.nodelist else {}
-        if strangers := [node for node in request.nodelist if node not in known and not find_record("node", node, ask)]:
+        states = node_states(request.nodelist, ask=ask) if request.nodelist else {}
+        if strangers := [node for node in request.nodelist if node not in states and not find_record("node", node, ask)]:
             what = "are no nodes" if strangers[1:] else "is no node"
             raise HpcMpError(f"doctor --nodelist {compress(strangers)}", f"{what} of this cluster", "`sinfo -N` lists them")
     except CommandFailed:
         return
 
 
-def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
+def without(start: AgentStart, messages: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
     """Return the plan without the nodes that srun reports as unreachable or lost; None if it names none.
 
     Args:
         nodes: nodes of the step in srun's order: srun reports a lost node by its number.
     """
-    failed = failed_nodes(words, nodes)
+    failed = failed_nodes(messages, nodes)
     if not failed:
         return None
     fewer = replace(start.request, nodes=start.request.nodes - len(failed) if start.request.nodes else None)
@@ -173,8 +173,8 @@ def out_of_service(request: SurveyRequest, ask: Runner = ask) -> str:
         states = node_states(request.nodelist, request.partition, ask)
     except CommandFailed:
         return ""
-    return ", ".join(f"{node} is {found.state}" + (f" ({found.reason})" if found.reason else "")
-                     for node, found in states.items() if not found.in_service)
+    return ", ".join(f"{node} is {record.state}" + (f" ({record.reason})" if record.reason else "")
+                     for node, record in states.items() if not record.in_service)
 
 
 def _not_ready(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:
@@ -183,5 +183,5 @@ def _not_ready(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:
         states = node_states(nodes, ask=ask) if nodes else {}
     except CommandFailed:
         return {}
-    return {node: f"Slurm calls it {found.state}" + (f" ({found.reason})" if found.reason else "")
-            for node, found in states.items() if node in nodes and not found.ready}
+    return {node: f"Slurm calls it {record.state}" + (f" ({record.reason})" if record.reason else "")
+            for node, record in states.items() if node in nodes and not record.ready}

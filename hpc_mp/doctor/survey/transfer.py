@@ -102,7 +102,7 @@ class TransferEnd:
 
 def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[TransferEnd]:
     """Call the peer for both directions. ``addresses``: own address, the peer's address and its port, for every rail."""
-    def one(key: Key) -> TransferEnd:
+    def connect(key: Key) -> TransferEnd:
         mine, theirs, port = addresses[key.rail]
         with socket.create_connection((theirs, port), plan.patience, (mine, 0)) as connection:
             connection.settimeout(plan.pause)
@@ -117,7 +117,7 @@ def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[
     with ThreadPoolExecutor(len(addresses) * plan.streams) as pool:
         for direction in (0, 1):
             keys = [key for key in _keys(len(addresses), plan.streams) if key.direction == direction]
-            ends += _gathered([(key, pool.submit(one, key)) for key in keys])
+            ends += _gathered([(key, pool.submit(connect, key)) for key in keys])
             if all(end.why for end in ends):  # the other direction would only time out too
                 break
     return ends
@@ -125,7 +125,7 @@ def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[
 
 def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[TransferEnd]:
     """Serve the peer's calls until all have come, or no call has come within the timeout."""
-    def one(connection: socket.socket, key: Key) -> TransferEnd:
+    def serve(connection: socket.socket, key: Key) -> TransferEnd:
         with connection:
             if key.direction:
                 return TransferEnd(key, _push(connection, plan))
@@ -140,7 +140,7 @@ def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[Tran
             if key not in missing:
                 connection.close()
                 continue
-            served.append((key, pool.submit(one, connection, key)))
+            served.append((key, pool.submit(serve, connection, key)))
             missing.discard(key)
             if not missing:
                 break
@@ -151,8 +151,8 @@ def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[Tran
 def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket.socket, Key]]:
     """Yield the calls for this transfer until no more come within the timeout."""
     end = time.monotonic() + plan.patience + LATE_S
-    while (left := end - time.monotonic()) > 0:
-        listener.settimeout(left)
+    while (remaining := end - time.monotonic()) > 0:
+        listener.settimeout(remaining)
         try:
             connection, _ = listener.accept()
             connection.settimeout(plan.pause)

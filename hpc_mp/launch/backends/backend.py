@@ -48,9 +48,9 @@ def concluded(
 ) -> Outcome:
     """Return the outcome of a run that has ended: the supervisor's verdict; without one the result of ``guess``."""
     run = attempt.run
-    found, numbers = verdict(run), figures(run, attempt.number)
-    if found is not None:
-        return Outcome(run.path, found.state, job_id, cause=found.cause, report=found.report, **numbers)
+    conclusion, numbers = verdict(run), figures(run, attempt.number)
+    if conclusion is not None:
+        return Outcome(run.path, conclusion.state, job_id, cause=conclusion.cause, report=conclusion.report, **numbers)
     state, cause = guess()
     return conclude(Outcome(run.path, state, job_id, cause=cause, **numbers), run.attempt(), launch.listener.note)
 

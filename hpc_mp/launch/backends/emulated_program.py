@@ -71,27 +71,27 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         ended = replace(ended, exits=tuple(replace(end, ours=end.ours or end.time >= hang.time) for end in ended.exits))
     waited = collective_timeout({rank: attempt.last_lines(rank) for rank in range(tasks)}, tasks)
     hangs = [(hang.rank, str(hang))] if hang is not None else [(waited.apart, str(waited))] if waited is not None else []
-    alone = _alone(ended, attempt, plan, names, hangs)
-    state, cause = judge(ended, attempt, plan.placement, alone, spec.program)
+    joint_failures = _joint_failures(ended, attempt, plan, names, hangs)
+    state, cause = judge(ended, attempt, plan.placement, joint_failures, spec.program)
     if cause is not None and cause.kind == "hang" and hangs and hangs[0][0] is None:
         cause = Cause("hang", sentence("the job", "hang", hangs[0][1]), time=cause.time)
     elif cause is not None:
-        for failure in alone:
+        for failure in joint_failures:
             if failure.rank == cause.rank and failure.kind != cause.kind:
                 continue  # the rank's own record is more specific
             with suppress(OSError):  # a full disk must not hide how the run ended
                 write_failure(run, failure)
     if cause is not None:
         log = LineFile(run.main_log)
-        for words in (*([where(run)] if hang is not None else ()), f"attempt {number} failed: {cause.message}"):
-            log.write(f"{datetime.now():%H:%M:%S} {words}")
+        for message in (*([where(run)] if hang is not None else ()), f"attempt {number} failed: {cause.message}"):
+            log.write(f"{datetime.now():%H:%M:%S} {message}")
         log.close()
     say_ended(run, number, state)
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 
-def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
-           hangs: Sequence[tuple[int | None, str]]) -> list[RankFailure]:
+def _joint_failures(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
+                    hangs: Sequence[tuple[int | None, str]]) -> list[RankFailure]:
     """Return failures that no single process end shows: a hang of all ranks, and ranks that had ended successfully before the
     others failed.
 
@@ -99,7 +99,7 @@ def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Se
         hangs: the rank that the others waited for, None if it cannot be determined, and a description.
     """
     bad = [end for end in ended.exits if end.code not in (0, *plan.spec.program.stop_codes)]
-    if not bad or (ended.asked and not hangs):
+    if not bad or (ended.interrupted and not hangs):
         return []
 
     def failure(rank: int, kind: str, message: str, moment: float) -> RankFailure:
@@ -107,43 +107,43 @@ def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Se
         return RankFailure(rank, names[place.node], kind, message, moment, attempt.number,
                            of_node=plan.spec.program.start == "node")
 
-    found = [failure(rank or 0, "hang", text, time.time()) for rank, text in hangs]
+    failures = [failure(rank or 0, "hang", text, time.time()) for rank, text in hangs]
     first_bad = min(bad, key=lambda end: end.time)
-    before = [end for end in ended.exits if end.code == 0 and end.time < first_bad.time]
-    if before:
-        first = min(before, key=lambda end: end.time)
-        others = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hangs else f'rank {first_bad.rank} failed'}"
-        found.append(failure(first.rank, "early", f"with exit code 0, {others}", first.time))
-    return found
+    earlier = [end for end in ended.exits if end.code == 0 and end.time < first_bad.time]
+    if earlier:
+        first = min(earlier, key=lambda end: end.time)
+        detail = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hangs else f'rank {first_bad.rank} failed'}"
+        failures.append(failure(first.rank, "early", f"with exit code 0, {detail}", first.time))
+    return failures
 
 
 def _ranks(plan: ProgramPlan, run: RunDirectory, shared: Mapping[str, str]) -> list[EmulatedRank]:
     """Return all ranks in order. Rank 0 will listen on a port of this machine that is free now."""
-    where = str(_free_port(run))
-    found = []
+    master_port = str(_free_port(run))
+    ranks = []
     for place in plan.placement.ranks:
-        environ = rank_variables(plan.placement, place.rank, "127.0.0.1", where)
+        environ = rank_variables(plan.placement, place.rank, "127.0.0.1", master_port)
         # The forking process has the launcher's search path; the program gets the user's own.
         environ |= {"PYTHONPATH": shared.get("PYTHONPATH", ""), "SLURMD_NODENAME": emulated_node(place.node)}
         environ |= _gpus(plan, place.node, shared)
-        found.append(EmulatedRank(run.rank_log(place.rank), environ))
-    return found
+        ranks.append(EmulatedRank(run.rank_log(place.rank), environ))
+    return ranks
 
 
 def _gpus(plan: ProgramPlan, node: int, shared: Mapping[str, str]) -> dict[str, str]:
     """Return the GPUs of an emulated node. Every node has its own, so that no two ranks with the same local number share one."""
-    each = plan.spec.job.ranks_per_node
+    per_node = plan.spec.job.ranks_per_node
     if plan.device.kind != "cuda" or len(plan.device.pools) < plan.spec.ranks or plan.placement.nodes == 1:
         return {}
     visible = shared[GPUS].split(",") if shared.get(GPUS) else list(map(str, range(plan.spec.ranks)))
-    return {GPUS: ",".join(visible[node * each:(node + 1) * each])}
+    return {GPUS: ",".join(visible[node * per_node:(node + 1) * per_node])}
 
 
 def _free_port(run: RunDirectory) -> int:
     """Return a free port below the ephemeral range, so that no connection takes it before rank 0 does."""
     for count in range(100):
-        wanted = port(run.path, f"{os.getpid()}.{count}")
-        with suppress(OSError), socket.create_server(("127.0.0.1", wanted)):
-            return wanted
+        candidate = port(run.path, f"{os.getpid()}.{count}")
+        with suppress(OSError), socket.create_server(("127.0.0.1", candidate)):
+            return candidate
     raise HpcMpError("MASTER_PORT", "cannot be found: 100 ports of this machine are taken", "end what listens on them")
 

@@ -62,7 +62,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     plan, listener = launch.plan, launch.listener
     if isinstance(plan, ProgramPlan):
         by_mpirun = plan.spec.program.start == "mpi"
-        return mpi.start_program(launch, plan, here=True) if by_mpirun else start_program(launch, plan)
+        return mpi.start_program(launch, plan, emulated=True) if by_mpirun else start_program(launch, plan)
     assert isinstance(plan, TrainingPlan)
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
@@ -102,6 +102,6 @@ def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
     """Return all ranks in order; rank 0 listens on ``port`` of this machine."""
     step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             SECRET: secrets.token_hex(16), **plan.spec.environment.set}
-    places = [TaskPlace(each.node, each.local_rank) for each in plan.placement.ranks]
+    places = [TaskPlace(place.node, place.local_rank) for place in plan.placement.ranks]
     environs = srun_environments(places, str(os.getpid()), step)
     return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(environs)]

@@ -48,21 +48,21 @@ def start(launch: Launch) -> Outcome:
         return follow(SupervisorCommand(argv, environ, begun.run.supervisor_log), begun, launch)
 
 
-def start_program(launch: Launch, plan: ProgramPlan, here: bool = False) -> Outcome:
+def start_program(launch: Launch, plan: ProgramPlan, emulated: bool = False) -> Outcome:
     """Run the user's program under mpirun, to its end.
 
     Args:
-        here: True for emulated nodes of this machine, whatever hosts mpirun knows.
+        emulated: True for emulated nodes of this machine, whatever hosts mpirun knows.
 
     Raises:
         HpcMpError: as ``start``.
     """
     cores = len(os.sched_getaffinity(0))
-    environ = {"OMP_NUM_THREADS": str(max(1, cores // plan.spec.ranks)), **inherited(os.environ), **(EMULATED if here else {}),
-               **mpirun_environment(), **plan.spec.environment.set}
-    found, ranks = family(patient, OTHERWISE, 'program.start = "mpi"'), plan.spec.ranks
-    options = found.options(ranks, plan.spec.job.ranks_per_node, [TOKEN, "OMP_NUM_THREADS", *plan.spec.environment.set])
-    options += found.here(ranks) if here else []
+    environ = {"OMP_NUM_THREADS": str(max(1, cores // plan.spec.ranks)), **inherited(os.environ),
+               **(EMULATED if emulated else {}), **mpirun_environment(), **plan.spec.environment.set}
+    launcher, ranks = family(patient, OTHERWISE, 'program.start = "mpi"'), plan.spec.ranks
+    options = launcher.options(ranks, plan.spec.job.ranks_per_node, [TOKEN, "OMP_NUM_THREADS", *plan.spec.environment.set])
+    options += launcher.local(ranks) if emulated else []
     with begin(plan, launch.resumed) as begun:
         rank = [sys.executable, "-P", "-m", "hpc_mp.program", str(begun.run.path)]
         argv = [sys.executable, "-P", "-m", "hpc_mp.supervisor", str(begun.run.path), "--", "mpirun", *options, *rank]

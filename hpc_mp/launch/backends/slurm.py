@@ -57,8 +57,8 @@ def start(launch: Launch) -> Outcome:
         HpcMpError: Slurm refuses the job, or the run directory cannot be written. Nothing is left of a new run then.
     """
     launch.check(check_model)
-    plans, said = rehearse(launch.plans, next_runs(launch.plans, launch.resumed))
-    launch.listener.say(said)
+    plans, message = rehearse(launch.plans, next_runs(launch.plans, launch.resumed))
+    launch.listener.say(message)
     launch = replace(launch, plans=plans)
     return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
 
@@ -88,29 +88,29 @@ def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> tuple[tuple[Jo
         if not any(plan.avoided for plan in plans):
             raise
         freed = tuple(map(without_avoiding, plans))
-        said = _tested(freed[0], script(freed[0], *runs).text)
-        return freed, f"nodes     after all {freed[0].resolution.exclude.why}\n{said}"
+        message = _tested(freed[0], script(freed[0], *runs).text)
+        return freed, f"nodes     after all {freed[0].resolution.exclude.why}\n{message}"
 
 
 def _tested(plan: JobPlan, text: str) -> str:
-    found = test_only(text, plan.spec.slurm.partition) if plan.facts.silence is None else None
-    if found is None or found.state == "untested":
-        return f"slurm     has not tested the script: {plan.facts.silence if found is None else found.words}"
-    if found.state == "refused":
-        value, remedy = _meant(plan.spec, found.words)
-        raise HpcMpError(value, f"is refused by Slurm (sbatch --test-only): {found.words}", remedy)
-    later = "warning: it will wait until nodes are back: " if found.state == "waits" else ""
-    if found.state == "accepted" and "\n#SBATCH --dependency=" in text:
+    answer = test_only(text, plan.spec.slurm.partition) if plan.facts.silence is None else None
+    if answer is None or answer.state == "untested":
+        return f"slurm     has not tested the script: {plan.facts.silence if answer is None else answer.words}"
+    if answer.state == "refused":
+        value, remedy = _refused_key(plan.spec, answer.words)
+        raise HpcMpError(value, f"is refused by Slurm (sbatch --test-only): {answer.words}", remedy)
+    warning = "warning: it will wait until nodes are back: " if answer.state == "waits" else ""
+    if answer.state == "accepted" and "\n#SBATCH --dependency=" in text:
         return "slurm     sbatch takes the script; when it starts depends on slurm.depends"
-    return f"slurm     {later}{NO_JOB.sub('it would', found.words)}"
+    return f"slurm     {warning}{NO_JOB.sub('it would', answer.words)}"
 
 
-def _meant(spec: AnySpec, words: str) -> tuple[str, str]:
+def _refused_key(spec: AnySpec, message: str) -> tuple[str, str]:
     """Return the key of the job file that Slurm refuses, as the user wrote it, and the remedy."""
     for pattern, key, remedy in REFUSALS:
         section, name = key.split(".")
         value = getattr(getattr(spec, section), name)
-        if value is not None and re.search(pattern, words):
+        if value is not None and re.search(pattern, message):
             return f"{key} = {shown(value)}", remedy
     return f"the job script of {spec.job.name!r}", "mend what these words name"
 
@@ -175,7 +175,7 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
 
 def _refused(refused: SubmissionRefused) -> HpcMpError:
     """Return sbatch's refusal, word for word. The script's path is left out: the script was removed with its run."""
-    silent = any(words in refused.words for words in NO_CONTROLLER)
+    silent = any(phrase in refused.words for phrase in NO_CONTROLLER)
     unset = "SLURM_CONF is not set: export it where slurm.conf lies elsewhere, " if "SLURM_CONF" not in os.environ else ""
     return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
                       f"{unset}launch on a machine of the cluster where sinfo answers, or try it here with --on local" if silent
@@ -189,7 +189,7 @@ def _element(run: RunDirectory, plan: JobPlan) -> str:
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
-    """Return the outcome of a run. ``end``: the final state of its job in Slurm, None if nothing has waited for it."""
+    """Return the outcome of a run. ``end``: the final state of its job in Slurm; None if the launch did not wait for it."""
     if end is None:
         return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt.run, attempt.number))
     return concluded(launch, attempt, job_id, lambda: _guess(end, attempt, launch.plan.steps))
@@ -226,29 +226,29 @@ class _QueueWatcher:
 
     def __init__(self, attempts: Sequence[AttemptReader], spec: AnySpec, listener: Listener) -> None:
         self._attempts, self._spec, self._listener = attempts, spec, listener
-        self._said = ("", "")
+        self._noted = ("", "")
         self._releases: Counter[str] = Counter()  # by job
 
     def __call__(self, jobs: Mapping[str, SlurmJob], seconds: float) -> None:
         job = next((job for job in jobs.values() if not job.ended), next(iter(jobs.values())))
         looked_at = job.reason not in ("", "None")
-        plain = never_starts(job, self._spec) if job.waits and looked_at and (job.id, job.reason) != self._said else None
+        plain = never_starts(job, self._spec) if job.waits and looked_at and (job.id, job.reason) != self._noted else None
         if plain is not None:
-            self._said = (job.id, job.reason)
+            self._noted = (job.id, job.reason)
             self._listener.note(". ".join(filter(None, (f"job {job.id} waits: {job.reason}", plain.meaning, plain.remedy))))
         for unstarted in jobs.values():
             if unstarted.waits and unstarted.reason.replace(" ", "_") == UNSTARTED and self._releases[unstarted.id] < RELEASES:
                 self._release(unstarted.id)
         waiting = RankStatus(0, job.state.lower(), job.reason if looked_at else "not looked at yet" if job.waits else "")
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        while (remaining := end - time.monotonic()) > 0:
             for attempt in self._attempts:
                 self._listener.update(waiting if job.waits else attempt.status() or waiting, attempt.steps())
                 self._listener.evaluated(attempt.evaluations())
             if all(verdict(attempt.run) for attempt in self._attempts):  # the job is about to end
-                time.sleep(min(left, LAST_S))
+                time.sleep(min(remaining, LAST_S))
                 break
-            time.sleep(min(left, self._listener.interval or POLL_S))
+            time.sleep(min(remaining, self._listener.interval or POLL_S))
 
     def _release(self, job_id: str) -> None:
         self._releases[job_id] += 1
@@ -267,5 +267,5 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
     if job.state in STOPPING:
         return "stopped", None
     log = attempt.run.slurm_log(job.id)
-    said = Cause("launcher", words_of_job(attempt.run, job), log=str(log) if log.exists() else None)
-    return "failed", cause(attempt.run) or said
+    fallback = Cause("launcher", words_of_job(attempt.run, job), log=str(log) if log.exists() else None)
+    return "failed", cause(attempt.run) or fallback

@@ -33,12 +33,12 @@ class RanksEnd:
     """The ends of all ranks.
 
     Attributes:
-        asked: True if the user asked for the end.
+        interrupted: True if the user asked for the end.
         broken: reason why the emulator itself failed; None if it did not.
     """
 
     exits: tuple[Exit, ...]
-    asked: bool = False
+    interrupted: bool = False
     broken: str | None = None
 
 
@@ -73,32 +73,32 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
 
 
 def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
-          more: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
+          joint_failures: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
     """Return the state of an emulated attempt, and the cause of its failure. Ranks that ended without a record get one.
 
     Args:
-        more: failures that no end of a single rank shows.
+        joint_failures: failures that the end of a single rank does not show.
         program: the program that the ranks run, without coordinates unless it has axes; None for our own engine.
     """
     orderly = (0, STOPPED) if program is None else (0, *program.stop_codes)
-    bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.asked)]
+    bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.interrupted)]
     if ended.broken is not None:
         return "failed", Cause("launcher", ended.broken)
-    others = {failure.rank for failure in more}
-    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in others}
+    covered = {failure.rank for failure in joint_failures}
+    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in covered}
     for end in bad:
         if end.rank not in failures:
             failures[end.rank] = _silent(end, attempt, placement, program)
-            if end.rank not in others or failures[end.rank].kind != "straggled":
+            if end.rank not in covered or failures[end.rank].kind != "straggled":
                 with suppress(OSError):  # a full disk must not hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
-    ends = (*(failures[end.rank] for end in bad), *more)
+    ends = (*(failures[end.rank] for end in bad), *joint_failures)
     if program is not None:  # a rank that we had to end is the cause only if all others have waited for it
         ends = tuple(failure for failure in ends if failure.kind != "straggled") or ends
-    found = _root_cause(attempt, ends, placement, program) if ends else None
-    if found is not None and not (ended.asked and found.cause.kind == "peer"):
-        return "failed", found.cause
-    by_user = program is not None and ended.asked  # many programs exit with 0 after SIGTERM
+    root_cause = _root_cause(attempt, ends, placement, program) if ends else None
+    if root_cause is not None and not (ended.interrupted and root_cause.cause.kind == "peer"):
+        return "failed", root_cause.cause
+    by_user = program is not None and ended.interrupted  # many programs exit with 0 after SIGTERM
     return ("stopped" if by_user or any(end.code for end in ended.exits) else "completed"), None
 
 

@@ -28,9 +28,9 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
             command but does not run, or an environment to stage is unknown.
     """
     command, directory = spec.program.command, Path(spec.program.directory)
-    for copied in spec.program.stage:
-        if not os.path.exists(copied):
-            raise HpcMpError(f"program.stage: {copied}", "is not there", "name files or directories that all nodes see")
+    for source in spec.program.stage:
+        if not os.path.exists(source):
+            raise HpcMpError(f"program.stage: {source}", "is not there", "name files or directories that all nodes see")
     if in_script and spec.environment.stage:
         program_python(spec)
     if not in_script and any(MADE_BY_SETUP.search(word) for word in command) and spec.slurm.setup:
@@ -87,11 +87,11 @@ def program_python(spec: ProgramSpec) -> str:
     if environment is not None:
         return f"{environment}/bin/python"
     name = spec.program.command[0]
-    found = shutil.which(name) if PYTHON.fullmatch(Path(name).name) else None
-    if found is None:
+    path = shutil.which(name) if PYTHON.fullmatch(Path(name).name) else None
+    if path is None:
         raise HpcMpError("environment.stage = true", f"packs the environment of the program's Python, and {name!r} does not say "
                          "which that is", "name it in slurm.venv or slurm.conda")
-    return found
+    return path
 
 
 def _script(command: Sequence[str]) -> str | None:

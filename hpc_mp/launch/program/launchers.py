@@ -49,7 +49,7 @@ def check_command(spec: ProgramSpec) -> None:
     command = spec.program.command
     if spec.by_script:
         return
-    found = launcher(command)
+    name = launcher(command)
     mpirun = _on_all_nodes(spec) if spec.program.start == "node" and spec.job.nodes > 1 else None
     if mpirun is not None:
         raise HpcMpError(
@@ -57,31 +57,31 @@ def check_command(spec: ProgramSpec) -> None:
             f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
             f'leave {mpirun} out, with program.start = "mpi" and slurm.mpi = "mpirun" (or "pmix", "pmi2"); or have the first '
             'node alone run it: if [ "$NODE_RANK" = 0 ]')
-    if found is None:
+    if name is None:
         return
     value = f"program.command = {shlex.join(command)}"
     if spec.program.start == "node":
-        if found in STARTERS:
-            raise HpcMpError(value, f"starts tasks on all nodes itself ({found}), and is started on each of them",
-                             f"leave {found} out: hpc-mp starts the command once on every node")
-        if spec.job.nodes > 1 and "torch" in found and not any("{master_addr}" in word for word in command):
+        if name in STARTERS:
+            raise HpcMpError(value, f"starts tasks on all nodes itself ({name}), and is started on each of them",
+                             f"leave {name} out: hpc-mp starts the command once on every node")
+        if spec.job.nodes > 1 and "torch" in name and not any("{master_addr}" in word for word in command):
             raise HpcMpError(value, f"does not say where the {spec.job.nodes} nodes meet, so that each would train alone",
-                             f"write {found} {MEET} and then the program")
+                             f"write {name} {MEET} and then the program")
         return
-    at = next((number for number, word in enumerate(command) if SCRIPT.fullmatch(word)), None)
-    inner = shlex.join(["python", *command[at:]]) if at is not None else "and then the program that it starts"
-    nodes, each = (_said(command, names) or given for names, given in (
+    script_index = next((number for number, word in enumerate(command) if SCRIPT.fullmatch(word)), None)
+    inner = shlex.join(["python", *command[script_index:]]) if script_index is not None else "and then the program that it starts"
+    nodes, per_node = (_option_number(command, names) or default for names, default in (
         (NODES, spec.job.nodes), (RANKS_PER_NODE, spec.job.ranks_per_node)))
-    raise HpcMpError(value, f"starts ranks by itself ({found}), and every rank would start all of them again",
-                     f"leave {found} out, for hpc-mp starts the ranks: hpc-mp run --nodes {nodes} --ranks-per-node "
-                     f'{each} -- {inner}; or set program.start = "node"')
+    raise HpcMpError(value, f"starts ranks by itself ({name}), and every rank would start all of them again",
+                     f"leave {name} out, for hpc-mp starts the ranks: hpc-mp run --nodes {nodes} --ranks-per-node "
+                     f'{per_node} -- {inner}; or set program.start = "node"')
 
 
 def _on_all_nodes(spec: ProgramSpec) -> str | None:
     """Return the mpirun that the command or its shell script would start on every node; None if none is found."""
-    command, found = spec.program.command, launcher(spec.program.command)
+    command, name = spec.program.command, launcher(spec.program.command)
     text = COMMENT.sub("", "\n".join(_shell_lines(command, Path(spec.program.directory))))
-    started = found if found in MPIRUNS else next((found[1] for found in STARTED.finditer(text)), None)
+    started = name if name in MPIRUNS else next((match[1] for match in STARTED.finditer(text)), None)
     return None if APART.search(text) or APART.search(shlex.join(command)) else started
 
 
@@ -95,11 +95,11 @@ def _shell_lines(command: Sequence[str], directory: Path) -> Iterator[str]:
         yield text if shell or SHEBANG.match(text) else ""
 
 
-def _said(command: Sequence[str], names: frozenset[str]) -> int | None:
+def _option_number(command: Sequence[str], names: frozenset[str]) -> int | None:
     """Return the number given by an option of a launcher, in its own spelling."""
-    for word, after in zip(command, (*command[1:], ""), strict=True):
+    for word, next_word in zip(command, (*command[1:], ""), strict=True):
         name, equals, value = word.lstrip("-").replace("_", "-").partition("=")
-        text = value if equals else after
+        text = value if equals else next_word
         if word.startswith("-") and name in names and text.isdecimal() and int(text):
             return int(text)
     return None
@@ -128,8 +128,8 @@ def _module(arguments: Sequence[str]) -> str | None:
             next(words, None)
         elif word == "-m" or word.startswith("-m"):
             module = word[2:] or next(words, "")
-            found = any(module == each or module.startswith(f"{each}.") for each in MODULES)
-            return f"python -m {module}" if found or module in LAUNCHERS else None
+            is_launcher = any(module == package or module.startswith(f"{package}.") for package in MODULES)
+            return f"python -m {module}" if is_launcher or module in LAUNCHERS else None
         elif not word.startswith("-"):
             name = PurePath(word).name
             return name if name in LAUNCHERS else None

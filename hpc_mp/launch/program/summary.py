@@ -35,7 +35,7 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
     for name, choice in (("nodes", plan.resolution.exclude), ("profile", plan.resolution.profile), ("mpi", plan.resolution.mpi)):
         if choice.why:
             rows[name] = choice.why
-    if (note := without_effect(plan.given, plan.where.place)) is not None:
+    if (note := without_effect(plan.user_spec, plan.where.place)) is not None:
         rows["note"] = note
     return table(rows | unseen(plan))
 
@@ -51,7 +51,7 @@ def _axes(plan: ProgramPlan) -> dict[str, str]:
     spans = ", ".join(f"{sizes[name][0]} groups span {counted(reach[name].nodes, 'node')}" for name in sizes
                       if sizes[name][1] > 1)
     layout = " × ".join(f"{name}({size})" for name, size in sizes.values() if size > 1) or "data(1)"
-    laid = ("on the nodes of parallel.rank_map" + ("" if p.order == "auto" else ", which goes before parallel.order")
-            if isinstance(p.rank_map, tuple) else "as it numbers its ranks" if p.order == "auto"
-            else f"laid out in the order {normalize_order(p.order, d.context)}")
-    return {"layout": layout, "order": f"{placement.order} ({axes}), {laid}" + (f"; {spans}" if spans else "")}
+    location = ("on the nodes of parallel.rank_map" + ("" if p.order == "auto" else ", which goes before parallel.order")
+                if isinstance(p.rank_map, tuple) else "as it numbers its ranks" if p.order == "auto"
+                else f"laid out in the order {normalize_order(p.order, d.context)}")
+    return {"layout": layout, "order": f"{placement.order} ({axes}), {location}" + (f"; {spans}" if spans else "")}

@@ -117,5 +117,5 @@ def _marked(template: str) -> str:
 
 
 def _reason(line: str) -> str:
-    found = _REASON.search(line)
-    return found[1] if found else ""
+    match = _REASON.search(line)
+    return match[1] if match else ""

@@ -37,8 +37,8 @@ def find_template(project: Path, environ: Mapping[str, str] = os.environ) -> Scr
     Raises:
         HpcMpError: it exists but cannot be read.
     """
-    own = _find(TEMPLATE, project, environ)
-    return _read(own) if own else shipped()
+    template = _find(TEMPLATE, project, environ)
+    return _read(template) if template else shipped()
 
 
 def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dic
 
 
 def _find(name: str, project: Path, environ: Mapping[str, str]) -> Path | None:
-    found = (folder / name for folder in (project / FOLDER, *config_folders(environ)))
-    return next((path for path in found if path.is_file()), None)
+    paths = (folder / name for folder in (project / FOLDER, *config_folders(environ)))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _read(path: Path) -> ScriptTemplate:

@@ -48,21 +48,21 @@ class SlurmTasks(SubmittedTasks):
         self.id = executor.submit(request.call).job_id
         self.words = executor.words
         self._log = folder / f"{self.id}_0_log.out"  # srun's messages are there too
-        self._seen, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
+        self._job, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
 
     def state(self) -> str:
         """Return Slurm's state, at most half a minute old: Slurm is asked at growing intervals, however often this is called."""
-        if not self._seen.ended and time.monotonic() >= self._due:
+        if not self._job.ended and time.monotonic() >= self._due:
             self._due = time.monotonic() + next(self._delays, queue.DELAYS_S[-1])
-            self._seen = queue.job_states([self.id])[self.id]
-        return self._seen.state
+            self._job = queue.job_states([self.id])[self.id]
+        return self._job.state
 
     def why(self) -> str:
-        code = f", {ending(self._seen.exit_code)}" if self._seen.exit_code else ""
-        reason = f" ({self._seen.meaning or self._seen.reason})" if self._seen.reason else ""
-        said = self._log.read_text(errors="replace").splitlines() if self._log.exists() else ()
-        first = next((f"; {end.line}" for end in task_ends(said)), "")  # Slurm's code is the greatest of all tasks'
-        return f"Slurm job {self.id} is {self._seen.state}{code}{reason}{first}"
+        code = f", {ending(self._job.exit_code)}" if self._job.exit_code else ""
+        reason = f" ({self._job.meaning or self._job.reason})" if self._job.reason else ""
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else ()
+        first = next((f"; {end.line}" for end in task_ends(lines)), "")  # Slurm's code is the greatest of all tasks'
+        return f"Slurm job {self.id} is {self._job.state}{code}{reason}{first}"
 
     def cancel(self) -> None:
         slurm.cancel(self.id)
@@ -90,11 +90,11 @@ def _executor(request: CallRequest) -> _Executor:
     limit = options.get("time", LIMIT_MIN)
     warning = min(WARNING_S, limit * 60 // 4) if isinstance(limit, int) else WARNING_S  # else at a short job's start
     # sites refuse wckeys that they do not know
-    ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True, "signal_delay_s": warning}
+    defaults = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True, "signal_delay_s": warning}
     cpus = [f"--cpus-per-task={options['cpus_per_task']}"] if "cpus_per_task" in options else []  # not inherited on 22.05
     try:
         executor.update_parameters(**{
-            **ours, **options, "nodes": request.nodes, "ntasks_per_node": request.tasks_per_node,
+            **defaults, **options, "nodes": request.nodes, "ntasks_per_node": request.tasks_per_node,
             "setup": [path, *options.get("setup", ())], "srun_args": [*SRUN, *cpus, *options.get("srun_args", ())]})
     except (ValueError, TypeError, NameError) as error:
         raise HpcMpError(f"slurm = {dict(options)}", str(error).replace("\n", " "),
@@ -120,7 +120,8 @@ class EmulatedTasks(SubmittedTasks):
         self._stack = ExitStack()
         self._emulator = self._stack.enter_context(Emulator([ENTRY.partition(":")[0], "submitit.core.submission"], shared))
         environs = srun_environments(in_blocks(nodes, tasks_per_node), self.id, {})
-        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, each) for task, each in enumerate(environs)]
+        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, environ)
+                 for task, environ in enumerate(environs)]
         with socket.create_server(("127.0.0.1", 0)) as listener, open(folder / ".lock", "w") as lock:
             self._emulator.start(tasks, folder, listener, lock.fileno(), ENTRY)
 

@@ -56,9 +56,9 @@ def torch_names(folder: Path, rank: int) -> dict[str, str]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"task 0 has not written {meeting} in {MEET_S:g} s")
         time.sleep(0.1)
-    where = read_json(meeting)
+    endpoint = read_json(meeting)
     return {"RANK": str(rank), "WORLD_SIZE": os.environ["SLURM_NTASKS"], "LOCAL_RANK": os.environ["SLURM_LOCALID"],
-            "MASTER_ADDR": where["address"], "MASTER_PORT": str(where["port"])}
+            "MASTER_ADDR": endpoint["address"], "MASTER_PORT": str(endpoint["port"])}
 
 
 def emulated(folder: Path) -> int:

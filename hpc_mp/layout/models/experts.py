@@ -65,7 +65,7 @@ def check_experts(shape: ModelShape, spec: JobSpec) -> None:
                          "leave parallel.expert = 1")
     sizes = chunk_sizes(shape.experts, ranks)
     if empty := sizes.count(0):
-        most = max(each for each in range(1, ranks) if 0 not in chunk_sizes(shape.experts, each))
+        largest = max(degree for degree in range(1, ranks) if 0 not in chunk_sizes(shape.experts, degree))
         raise HpcMpError(f"parallel.expert = {ranks}", f"cuts the {shape.experts} experts of a block into pieces of "
                          f"{sizes[0]}, so that {empty} ranks of a group get none",
-                         f"use {most}, or another number of ranks that all get one")
+                         f"use {largest}, or another number of ranks that all get one")

@@ -36,7 +36,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
         raise HpcMpError(f"the model's n_embd({hidden}) / n_head({heads})", "must be a whole number",
                          "choose n_embd as a multiple of n_head")
     return ModelShape(
-        model_type="gpt2", layers=c.count("n_layer", "num_hidden_layers", default=12, most=MOST_LAYERS),
+        model_type="gpt2", layers=c.count("n_layer", "num_hidden_layers", default=12, limit=MOST_LAYERS),
         hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
         intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=50257),
         positions=c.count("n_positions", "max_position_embeddings", default=1024),

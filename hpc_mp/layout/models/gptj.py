@@ -46,7 +46,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
                          f"must be an even number of a head's dimensions, n_embd / n_head = {hidden // heads}",
                          f"write rotary_dim = {hidden // heads} for positions on all of them")
     return ModelShape(
-        model_type="gptj", layers=c.count("n_layer", "num_hidden_layers", default=28, most=MOST_LAYERS),
+        model_type="gptj", layers=c.count("n_layer", "num_hidden_layers", default=28, limit=MOST_LAYERS),
         hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
         intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=50400),
         positions=c.count("n_positions", "max_position_embeddings", default=2048),

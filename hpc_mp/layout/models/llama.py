@@ -42,7 +42,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     check_rotary(config, head_dim)
     c.row("pad_token_id", vocabulary)
     return ModelShape(
-        model_type="llama", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
+        model_type="llama", layers=c.count("num_hidden_layers", default=32, limit=MOST_LAYERS), hidden=hidden,
         heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         intermediate=c.count("intermediate_size", default=11008), vocabulary=vocabulary,
         positions=c.count("max_position_embeddings", default=2048), tied=c.flag("tie_word_embeddings", False),
@@ -54,10 +54,10 @@ def read(config: Mapping[str, Any]) -> ModelShape:
 def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     h, f, q, kv = s.hidden, s.intermediate, s.heads * s.head_dim, s.kv_heads * s.head_dim
     weights = [Weight("input_layernorm.weight", (h,), init="ones")]
-    for name, out, most in (("q_proj", q, None), ("k_proj", kv, s.kv_heads), ("v_proj", kv, s.kv_heads)):
-        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0, most_parts=most))
+    for name, out, parts in (("q_proj", q, None), ("k_proj", kv, s.kv_heads), ("v_proj", kv, s.kv_heads)):
+        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0, most_parts=parts))
         if s.attention_bias:
-            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros", most_parts=most))
+            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros", most_parts=parts))
     weights.append(Weight("self_attn.o_proj.weight", (h, q), cut=1))
     if s.attention_bias:
         weights.append(Weight("self_attn.o_proj.bias", (h,), init="zeros"))

@@ -49,7 +49,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
         raise HpcMpError(f"the model's num_experts_per_tok({chosen})", f"is more than its num_local_experts({experts})",
                          "send each token to fewer experts")
     return ModelShape(
-        model_type="mixtral", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
+        model_type="mixtral", layers=c.count("num_hidden_layers", default=32, limit=MOST_LAYERS), hidden=hidden,
         heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         intermediate=c.count("intermediate_size", default=14336), vocabulary=vocabulary,
         positions=c.count("max_position_embeddings", default=4096 * 32), tied=c.flag("tie_word_embeddings", False),

@@ -92,15 +92,15 @@ def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
     try:
         embedding, block, head = (_unit(tree[name]) for name in ("embedding", "block", "head"))
         memory = None if tree.get("memory") is None else int(tree["memory"])
-        found = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head,
+        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head,
                              memory)
     except (KeyError, TypeError, ValueError) as error:
         raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
-    now = conditions(spec, shape)
-    for name in sorted(now.keys() | found.measured.keys()):
-        if (there := found.measured.get(name)) != (here := now.get(name)):
-            raise HpcMpError(value, f"was measured with {name} = {there}, and the job has {here}", REMEDY)
-    return found
+    current = conditions(spec, shape)
+    for name in sorted(current.keys() | profile.measured.keys()):
+        if (measured := profile.measured.get(name)) != (required := current.get(name)):
+            raise HpcMpError(value, f"was measured with {name} = {measured}, and the job has {required}", REMEDY)
+    return profile
 
 
 def _unit(tree: dict[str, Any]) -> UnitProfile:

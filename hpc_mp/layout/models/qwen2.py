@@ -40,7 +40,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     check_rotary(config, head_dim)
     c.row("pad_token_id", vocabulary)
     return ModelShape(
-        model_type="qwen2", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
+        model_type="qwen2", layers=c.count("num_hidden_layers", default=32, limit=MOST_LAYERS), hidden=hidden,
         heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         intermediate=c.count("intermediate_size", default=22016), vocabulary=vocabulary,
         positions=c.count("max_position_embeddings", default=32768), tied=c.flag("tie_word_embeddings", False),

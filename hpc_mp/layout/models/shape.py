@@ -86,10 +86,10 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
-    def count(self, *names: str, default: int, most: int = 2**31 - 1) -> int:
-        """Return a whole number from 1 to ``most``."""
-        return self._read(names, default, f"must be a whole number from 1 to {most}",
-                          lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most)
+    def count(self, *names: str, default: int, limit: int = 2**31 - 1) -> int:
+        """Return a whole number from 1 to ``limit``."""
+        return self._read(names, default, f"must be a whole number from 1 to {limit}",
+                          lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit)
 
     def flag(self, name: str, default: bool) -> bool:
         return self._read((name,), default, "must be true or false", lambda value: isinstance(value, bool))
@@ -106,15 +106,15 @@ class ConfigReader:
         return None if value is None else value % rows
 
     def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
-        given = {name: self.config[name] for name in names if self.config.get(name) is not None}
-        for name, value in given.items():
+        values = {name: self.config[name] for name in names if self.config.get(name) is not None}
+        for name, value in values.items():
             if not holds(value):
                 raise HpcMpError(f"the model's {name} = {shown(value)}", rule, "write for example "
                                  f"{name} = {shown(default)}, in model.config or in the checkpoint's config.json")
-        if len(set(given.values())) > 1:
-            both = " and ".join(f"{name} = {value}" for name, value in given.items())
+        if len(set(values.values())) > 1:
+            both = " and ".join(f"{name} = {value}" for name, value in values.items())
             raise HpcMpError(f"the model's {both}", "are two names of one size and differ", "leave one of them out")
-        return next(iter(given.values()), default)
+        return next(iter(values.values()), default)
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:

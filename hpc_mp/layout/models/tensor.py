@@ -149,16 +149,16 @@ def _check_heads(shape: ModelShape, tensor: int) -> None:
 
 def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
     """Return a short description of what several tensor ranks share, grouped by the reason; empty if there is nothing."""
-    found: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
+    groups: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
     for weight in family.all_weights(shape) if tensor.size > 1 else ():
         reason = _reason(family, weight, part_of(family, weight, tensor), tensor)
         if reason is not None:
             module = family.module_of(weight.name) if reason == NOT_CHOSEN else None
             name, layer = family.without_layer(module or (weight.name if reason == ROW_BIAS else weight.name.rpartition(".")[0]))
-            layers = found.setdefault(reason, {}).setdefault(name, [])
+            layers = groups.setdefault(reason, {}).setdefault(name, [])
             layers += [layer] if layer not in layers else []
     return "; ".join(f"{reason}: {', '.join(name.format(_ranges(layers, shape.layers)) for name, layers in names.items())}"
-                     for reason, names in found.items())
+                     for reason, names in groups.items())
 
 
 def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut) -> str | None:

@@ -80,7 +80,7 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
     """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else.
 
     Raises:
-        HpcMpError: it has not.
+        HpcMpError: a weight is missing, superfluous, of another shape, or not stored as plain numbers.
     """
     value = f"model.pretrained = {directory}"
     if config.get("quantization_config"):
@@ -88,33 +88,33 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
         raise HpcMpError(value, f"is quantized ({method}): its numbers mean nothing without their scales",
                          "give the checkpoint that it was made from, or save it again dequantized")
     held = stored_weights(directory)
-    wanted = family.all_weights(shape)
-    parts = {weight.name: stored_parts(weight, held, family) for weight in wanted}
-    for weight, at, name in ((each, *part) for each in wanted for part in parts[each.name]):
+    weights = family.all_weights(shape)
+    parts = {weight.name: stored_parts(weight, held, family) for weight in weights}
+    for weight, at, name in ((expected, *part) for expected in weights for part in parts[expected.name]):
         if name not in held:
             raise HpcMpError(value, f"holds no weight named {name}",
                              "give the checkpoint of a causal language model of this family")
-        asked = weight.shape[len(at):]
-        if held[name].shape != asked and (at or held[name].shape != weight.fused_shape):
+        dimensions = weight.shape[len(at):]
+        if held[name].shape != dimensions and (at or held[name].shape != weight.fused_shape):
             raise HpcMpError(f"{held[name].file}: {name}",
-                             f"has the shape {held[name].shape}, the model's configuration asks for {asked}",
+                             f"has the shape {held[name].shape}, the model's configuration asks for {dimensions}",
                              "give a config.json that belongs to these weights")
         if held[name].dtype not in FLOATING:
             raise HpcMpError(f"{held[name].file}: {name}",
                              f"is stored as {held[name].dtype}, which is no plain floating-point format",
                              "give the checkpoint before it was quantized")
     head = f"{family.head}.weight"
-    used = {name for those in parts.values() for _, name in those}
-    left = sorted(name for name in held.keys() - used if not BUFFERS.search(name))
-    if shape.tied and head in left:
+    used = {name for places in parts.values() for _, name in places}
+    extra = sorted(name for name in held.keys() - used if not BUFFERS.search(name))
+    if shape.tied and head in extra:
         (_, embedding), = parts[f"{family.embedding}.weight"]
         if not _same(held[head], held[embedding]):
             raise HpcMpError(f"{held[head].file}: {head}",
                              "is stored and differs from the embedding, and tie_word_embeddings is true",
                              "set tie_word_embeddings to false in its config.json, as its weights are")
-        left.remove(head)
-    if left:
-        raise HpcMpError(value, f"holds {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else "") +
+        extra.remove(head)
+    if extra:
+        raise HpcMpError(value, f"holds {extra[0]}" + (f" and {len(extra) - 1} more" if len(extra) > 1 else "") +
                          f", which no part of a {family.model_type} model uses", "give the checkpoint of the plain model")
 
 

@@ -162,10 +162,10 @@ def place(degrees: Degrees, order: str, ranks_per_node: int = 8, rank_map: RankM
     sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
 
     def coordinates(rank: int) -> dict[str, int]:
-        found = dict.fromkeys(AXES.values(), 0)
+        indices = dict.fromkeys(AXES.values(), 0)
         for letter in reversed(letters):
-            rank, found[AXES[letter]] = divmod(rank, sizes[letter])
-        return found
+            rank, indices[AXES[letter]] = divmod(rank, sizes[letter])
+        return indices
 
     taken: Counter[int] = Counter()  # ranks on each node so far
     ranks = []

@@ -45,13 +45,13 @@ def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> l
         if message and message.travels(placement):
             yield message.receive
 
-    found = [*receive(actions[0] if actions else None)]
+    sequence = [*receive(actions[0] if actions else None)]
     for action, following in zip_longest(actions, actions[1:]):
-        found += [*receive(following), action]
+        sequence += [*receive(following), action]
         message = produced(action, len(placement))
         if message and message.travels(placement):
-            found.append(message.send)
-    return found
+            sequence.append(message.send)
+    return sequence
 
 
 def _with_reductions(actions: list[Action], reduce: Reduce) -> Iterator[Action]:

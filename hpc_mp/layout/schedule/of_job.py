@@ -45,12 +45,12 @@ def check_schedule(spec: JobSpec) -> None:
     if not is_table(spec.parallel.schedule) and horizon is None:
         return
     schedule = schedule_of(spec)
-    most = max(max(distances(actions).values()) for actions in schedule.ranks)
-    if horizon is not None and most <= horizon:
-        lie = f"{counted(most, 'other computation')} of a rank {'lies' if most == 1 else 'lie'}"
+    largest = max(max(distances(actions).values()) for actions in schedule.ranks)
+    if horizon is not None and largest <= horizon:
+        lie = f"{counted(largest, 'other computation')} of a rank {'lies' if largest == 1 else 'lie'}"
         raise HpcMpError(f"parallel.offload_horizon = {horizon}",
                          f"leaves all activations on the device: at most {lie} between a forward and its backward",
-                         f"set it to {most - 1} or less, or leave activations out of parallel.offload" if most else
+                         f"set it to {largest - 1} or less, or leave activations out of parallel.offload" if largest else
                          "leave activations out of parallel.offload, or use more microbatches or another schedule")
 
 

@@ -60,13 +60,13 @@ def _best(
     ends = {0, stages - 1} if stages > 1 else set()
     tails: dict[int, tuple[int, tuple[int, ...]]] = {layers: (0, ())}
     for stage in reversed(range(stages)):
-        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        cuts: dict[int, tuple[int, tuple[int, ...]]] = {}
         fewest = 0 if stage in ends else 1
         for begin in range(layers + 1) if stage else (0,):
             joined = ((join(cost(stage, begin, end), value), end) for end, (value, _) in tails.items() if end >= begin + fewest)
             options = [(value, end) for value, end in joined if value is not None]
             if options:
                 value, end = min(options)
-                found[begin] = value, (end - begin, *tails[end][1])
-        tails = found
+                cuts[begin] = value, (end - begin, *tails[end][1])
+        tails = cuts
     return tails[0]

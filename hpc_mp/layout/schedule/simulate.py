@@ -56,20 +56,20 @@ def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Ti
     placement, stages = schedule.placement, schedule.stages
     todo = [list(reversed(actions)) for actions in compute(schedule)]
     done: dict[Action, float] = {}  # an F or I → its end, for the B, I or W of that stage and microbatch
-    made: dict[Message, float] = {}  # a message for another stage, on another or the same rank → its arrival
+    arrivals: dict[Message, float] = {}  # a message for another stage, on another or the same rank → its arrival
     slots: list[list[Slot]] = [[] for _ in todo]
 
     def duration(action: Action) -> float:
-        given = times[action.kind]
-        return given[action.stage] if isinstance(given, Mapping) else given
+        length = times[action.kind]
+        return length[action.stage] if isinstance(length, Mapping) else length
 
     def start(action: Action) -> float | None:
         """Return the earliest start given the inputs; None if one has no end yet."""
         before, message = PRECEDING.get(action.kind), consumed(action, stages)
         inputs = [done.get(replace(action, kind=before))] if before else []
-        inputs += [made.get(message)] if message else []
-        known = [time for time in inputs if time is not None]
-        return max(known, default=0) if len(known) == len(inputs) else None
+        inputs += [arrivals.get(message)] if message else []
+        ends = [time for time in inputs if time is not None]
+        return max(ends, default=0) if len(ends) == len(inputs) else None
 
     moved = True
     while moved:
@@ -81,7 +81,7 @@ def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Ti
                 end = begin + duration(action)
                 done[action] = end
                 if message := produced(action, stages):
-                    made[message] = end + latency * message.travels(placement)
+                    arrivals[message] = end + latency * message.travels(placement)
                 slots[rank].append(Slot(action, begin, end))
                 moved = True
     for actions in todo:

@@ -59,17 +59,17 @@ def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
             never possible.
     """
     lines = [line for line in csv.reader(io.StringIO(text)) if line]
-    ranks = tuple(tuple(_action(one, rank) for one in line if one.strip()) for rank, line in enumerate(lines))
-    given = {action: rank for rank, actions in enumerate(ranks) for action in actions}
-    if not given:
+    ranks = tuple(tuple(_action(field, rank) for field in line if field.strip()) for rank, line in enumerate(lines))
+    rank_of = {action: rank for rank, actions in enumerate(ranks) for action in actions}
+    if not rank_of:
         raise ValueError("it has no cell")
-    holders = {action.stage: rank for action, rank in given.items()}
+    holders = {action.stage: rank for action, rank in rank_of.items()}
     for stage in range(max(holders)):
         if stage not in holders:
             raise ValueError(f"stage {stage} is missing, there is a stage {max(holders)}")
-    microbatches = 1 + max(action.microbatch for action in given)
+    microbatches = 1 + max(action.microbatch for action in rank_of)
     for microbatch in range(microbatches):  # before anything is counted for a microbatch of nine digits
-        if Action("F", 0, microbatch) not in given:
+        if Action("F", 0, microbatch) not in rank_of:
             raise ValueError(f"{Action('F', 0, microbatch)} stands 0 times, expected once")
     placement = tuple(holders[stage] for stage in range(len(holders)))
     schedule = complete(Schedule(ranks, placement, microbatches), reduce)

@@ -83,18 +83,18 @@ _LAUNCHERS = {  # options for nodes, node rank and processes; options that give 
 
 def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
     """Return the launcher of a node's ranks among the words; None if there is none."""
-    if found := torchrun(words):
+    if call := torchrun(words):
         name = next(word.base for word in words if word.base in TORCHRUN)
-        return NodeLauncher(name, found.value("nnodes") or "", found.value("node-rank") or "",
-                            found.value("nproc-per-node") or "", "*" in found.options, found.options, found.line)
+        return NodeLauncher(name, call.value("nnodes") or "", call.value("node-rank") or "",
+                            call.value("nproc-per-node") or "", "*" in call.options, call.options, call.line)
     for at, word in enumerate(words):
         launch = [following.text for following in words[at + 1:at + 2]] == ["launch"]
         if (word.base == "deepspeed" or (word.base == "accelerate" and launch)) and " " not in word.text:
             nodes, rank, processes, others, flags = _LAUNCHERS[word.base]
             options = _options(words[at + 1 + (word.base == "accelerate"):], flags)
-            given = {name: options.get(name, ("", 0))[0] for name in (nodes, rank, processes)}
+            values = {name: options.get(name, ("", 0))[0] for name in (nodes, rank, processes)}
             name = "accelerate launch" if word.base == "accelerate" else word.base
-            return NodeLauncher(name, given[nodes], given[rank], given[processes],
+            return NodeLauncher(name, values[nodes], values[rank], values[processes],
                                 any(other in options for other in others), options, word.line)
     return None
 
@@ -105,9 +105,9 @@ def is_training(words: Sequence[Word]) -> bool:
         if word.base in (*TORCHRUN, "accelerate", "deepspeed") or (at == 0 and word.text.startswith("$")):
             return True
         if _PYTHON.fullmatch(word.base):
-            return not any(each.text in HELPERS for each in words[at + 1:at + 3])
+            return not any(argument.text in HELPERS for argument in words[at + 1:at + 3])
         if word.base in SHELLS:
-            return any("python" in each.text or "torchrun" in each.text or each.text.endswith(".sh") or
-                       each.text.lstrip().startswith("$")
-                       for each in words[at + 1:])
+            return any("python" in argument.text or "torchrun" in argument.text or argument.text.endswith(".sh") or
+                       argument.text.lstrip().startswith("$")
+                       for argument in words[at + 1:])
     return False

@@ -57,13 +57,13 @@ class Script:
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:
-        found = self.option(name)
-        return found.value if found else None
+        option = self.option(name)
+        return option.value if option else None
 
     def number(self, name: str) -> int | None:
         """Return the value of a directive if it is a number; of a range, the minimum."""
-        found = re.match(r"\d+", self.value(name) or "")
-        return int(found[0]) if found else None
+        match = re.match(r"\d+", self.value(name) or "")
+        return int(match[0]) if match else None
 
     @property
     def nodes(self) -> int:
@@ -104,13 +104,13 @@ class Script:
         return (command for command in self.shell.commands if command.name in names)
 
     def sets(self, name: str) -> bool:
-        return any(each.name == name for each in self.shell.assignments)
+        return any(assignment.name == name for assignment in self.shell.assignments)
 
     def shell_option(self, letter: str, name: str) -> Command | None:
         """Return the ``set`` in the job's own shell that turns an option on: ("u", "nounset"), ("", "pipefail")."""
         for command in self.commands("set"):
-            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", each)
-                                       for each in command.arguments)
+            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument)
+                                       for argument in command.arguments)
             by_name = any(re.fullmatch(r"-[a-zA-Z]*o", option) and value == name
                           for option, value in itertools.pairwise(command.arguments))
             if not command.task and (by_letter or by_name):
@@ -145,7 +145,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
     exported = set(outer.exported)
     faults = list(outer.faults)
     steps: list[Step] = []
-    known: dict[str, tuple[Word, ...]] = {}
+    variables: dict[str, tuple[Word, ...]] = {}
 
     def visit(command: Command, depth: int) -> None:
         if not command.words:  # it was an empty variable
@@ -158,24 +158,25 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
             steps.append(step)
             assignments.extend(_exports(step.options, task=True))
             if step.program:
-                prefixes, given, words = split_prefixes(step.program)
+                prefixes, env_words, words = split_prefixes(step.program)
                 inner = Command(words or step.program, step.program[0].line, prefixes,
-                                tuple(named_assignment(word, task=True) for word in given), task=True)
+                                tuple(named_assignment(word, task=True) for word in env_words), task=True)
                 assignments.extend(inner.assignments)
                 visit(inner, depth - 1)
-        elif found := inner_script(command.words):
-            inside = read_shell(_with_results(found), found.line, task=command.task or command.name in ELSEWHERE)
+        elif script := inner_script(command.words):
+            inside = read_shell(_with_results(script), script.line, task=command.task or command.name in ELSEWHERE)
             assignments.extend(inside.assignments)
             exported.update(inside.exported)
-            faults.extend(inside.faults if not found.expands else ())  # an expanded variable may stand for a list
-            for each in inside.commands:
-                visit(replace(each, words=expanded(each.words, known)), depth - 1)
+            faults.extend(inside.faults if not script.expands else ())  # an expanded variable may stand for a list
+            for nested in inside.commands:
+                visit(replace(nested, words=expanded(nested.words, variables)), depth - 1)
 
-    ahead = deque(sorted((each for each in outer.assignments if not each.captured), key=lambda each: each.line))
+    ahead = deque(sorted((assignment for assignment in outer.assignments if not assignment.captured),
+                         key=lambda assignment: assignment.line))
     for command in outer.commands:
         while ahead and ahead[0].line < command.line:
-            assign(known, ahead.popleft())
-        visit(replace(command, words=expanded(command.words, known)), DEPTH)
+            assign(variables, ahead.popleft())
+        visit(replace(command, words=expanded(command.words, variables)), DEPTH)
     return Shell(tuple(commands), tuple(assignments), outer.comments, frozenset(exported), tuple(faults)), steps
 
 
@@ -200,28 +201,29 @@ _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})")
 Variables = Mapping[str, tuple[Word, ...]]
 
 
-def assign(known: MutableMapping[str, tuple[Word, ...]], each: ShellAssignment) -> None:
+def assign(variables: MutableMapping[str, tuple[Word, ...]], assignment: ShellAssignment) -> None:
     """Record the value of a variable from here on, as far as the script's text shows."""
-    words = expanded(each.words if each.array else [part for word in each.words for part in _split(word)], known)
-    known[each.name] = _bounded(known.get(each.name, ()) + words if each.appended else words)
+    words = expanded(assignment.words if assignment.array else [part for word in assignment.words for part in _split(word)],
+                     variables)
+    variables[assignment.name] = _bounded(variables.get(assignment.name, ()) + words if assignment.appended else words)
 
 
-def expanded(words: Iterable[Word], known: Variables) -> tuple[Word, ...]:
+def expanded(words: Iterable[Word], variables: Variables) -> tuple[Word, ...]:
     """Expand known variables in words. A word that is only a variable is replaced by the variable's words."""
-    found: list[Word] = []
+    output: list[Word] = []
     for word in words:
         use = _WHOLE.fullmatch(word.text) if word.expands else None
-        if use and (value := known.get(use[1] or use[2])) is not None:
-            found += value
+        if use and (value := variables.get(use[1] or use[2])) is not None:
+            output += value
         elif word.expands:
-            own = [substituted(each, known) for each in word.evaluated]
-            put_in = [each.replace("\n", " ") for name, _ in word.expands for value in known.get(name, ())
-                      for each in value.evaluated]
-            text = substituted(word.text, known)[:MOST_LETTERS]
-            found.append(replace(word, text=text, evaluated=(*own, *dict.fromkeys(put_in))))
+            evaluated = [substituted(part, variables) for part in word.evaluated]
+            inserted = [part.replace("\n", " ") for name, _ in word.expands for value in variables.get(name, ())
+                        for part in value.evaluated]
+            text = substituted(word.text, variables)[:MOST_LETTERS]
+            output.append(replace(word, text=text, evaluated=(*evaluated, *dict.fromkeys(inserted))))
         else:
-            found.append(word)
-    return _bounded(found)
+            output.append(word)
+    return _bounded(output)
 
 
 def _bounded(words: Sequence[Word]) -> tuple[Word, ...]:
@@ -229,10 +231,10 @@ def _bounded(words: Sequence[Word]) -> tuple[Word, ...]:
     return tuple(word for word, length in zip(words, lengths, strict=True) if length <= MOST_LETTERS)
 
 
-def substituted(text: str, known: Variables) -> str:
+def substituted(text: str, variables: Variables) -> str:
     """Expand known variables in a text, each value on one line, so that line numbers do not change."""
     def value(use: re.Match[str]) -> str:
-        words = known.get(use[1] or use[2])
+        words = variables.get(use[1] or use[2])
         return use[0] if words is None else " ".join(word.text.replace("\n", " ") for word in words)
 
     return _USE.sub(value, text)

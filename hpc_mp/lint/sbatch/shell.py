@@ -52,7 +52,7 @@ class ShellAssignment:
 
     @property
     def expands(self) -> tuple[tuple[str, int], ...]:
-        return tuple(found for word in self.words for found in word.expands)
+        return tuple(variable for word in self.words for variable in word.expands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,14 @@ def _parser() -> Parser:
 
 def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[Node, NodeReader]:
     """Return the tree of a script and the reader of its nodes. The arguments are those of ``read_shell``."""
-    line_ends = tuple(found.start() for found in re.finditer("\n", source))
+    line_ends = tuple(match.start() for match in re.finditer("\n", source))
     plain = _UNSAFE.sub("x", source)
     root = _parser().parse(_words_kept_together(plain).encode("ascii")).root_node
     if root.has_error:
         root = min(root, _parser().parse(plain.encode("ascii")).root_node, key=_faults)
     if root.has_error and "<<" in plain:
-        again = _parser().parse(_without_here_documents(plain).encode("ascii")).root_node
-        root = min(root, again, key=_faults)
+        alternative = _parser().parse(_without_here_documents(plain).encode("ascii")).root_node
+        root = min(root, alternative, key=_faults)
     return root, NodeReader(source, line_ends, first_line, task)
 
 
@@ -136,8 +136,8 @@ def _words_kept_together(plain: str) -> str:
     joins a line that begins with ``\\rm`` to the line before. In ``python - <<EOF`` it loses the last word, which begins with
     ``-``.
     """
-    kept = _TOGETHER.sub(lambda found: found[1] or f"{found[2]}:", plain)
-    return _LAST_WORD.sub("x", _NO_ALIAS.sub(r"\1x", kept))
+    joined = _TOGETHER.sub(lambda match: match[1] or f"{match[2]}:", plain)
+    return _LAST_WORD.sub("x", _NO_ALIAS.sub(r"\1x", joined))
 
 
 def _without_here_documents(plain: str) -> str:
@@ -157,8 +157,8 @@ def _without_here_documents(plain: str) -> str:
                 done.append(fill * len(line))
             continue
         bare = re.match(r"\s*<<", line) is not None
-        for found in _HERE_DOCUMENT.finditer(line):
-            ends.append((found[2] or found[3], found[1] == "-", "#" if bare else "x"))
+        for match in _HERE_DOCUMENT.finditer(line):
+            ends.append((match[2] or match[3], match[1] == "-", "#" if bare else "x"))
         done.append("#" * len(line) if bare and ends else line)
     return "\n".join(done)
 
@@ -191,8 +191,8 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
                 commands.append(command)
                 assignments += command.assignments
             case "declaration_command":
-                found, names = reader.declaration(node, captured=around.captured)
-                assignments += found
+                declared, names = reader.declaration(node, captured=around.captured)
+                assignments += declared
                 exported |= names
             case "variable_assignment" if parent not in _WITH_ASSIGNMENTS:
                 assignments.append(reader.assignment(node, captured=around.captured))
@@ -208,19 +208,19 @@ def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word
     A program called with ``-- srun …`` counts as a wrapper that starts the step: ``python -m watchdog -- srun …``.
     """
     prefixes: list[str] = []
-    given: list[Word] = []
+    env_words: list[Word] = []
     while words and words[0].base in PREFIXES:
         name, words = words[0].base, words[1:]
         prefixes.append(name)
         while (words and words[0].text.startswith("-")) or (name == "env" and words and _NAMED.match(words[0].text)):
-            given += words[:1] if not words[0].text.startswith("-") else ()
+            env_words += words[:1] if not words[0].text.startswith("-") else ()
             words = words[2 if words[0].text in PREFIXES[name] else 1:]
         if name == "timeout":
             words = words[1:]
     for at, (before, word) in enumerate(itertools.pairwise(words), start=1):
         if before.text == "--" and word.base == "srun":
-            return (*prefixes, words[0].base), tuple(given), words[at:]
-    return tuple(prefixes), tuple(given), words
+            return (*prefixes, words[0].base), tuple(env_words), words[at:]
+    return tuple(prefixes), tuple(env_words), words
 
 
 def inner_script(words: tuple[Word, ...]) -> Word | None:
@@ -242,7 +242,7 @@ def _unescaped(text: str) -> str:
 
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
 _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
-# Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter after it.
+# Arithmetic and ``${…}``, in which the letter is an operator; or a variable in a word, and the letter after it.
 _TOGETHER = re.compile(r"(\$?\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\[[^\]]*\])|(\$\w+)[/,.+^-]")
 _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
@@ -301,10 +301,10 @@ class NodeReader:
         return self.plain(name) if name else ""
 
     def word(self, node: Node) -> Word:
-        expands = tuple(dict.fromkeys((self.raw(each), self.line(each))
-                                      for each in _descendants(node) if each.type == "variable_name"))
-        evaluated = tuple(_unescaped(self.raw(each)) if node.type == "string" else self.raw(each)
-                          for each in _descendants(node) if each.type == "command_substitution")
+        expands = tuple(dict.fromkeys((self.raw(part), self.line(part))
+                                      for part in _descendants(node) if part.type == "variable_name"))
+        evaluated = tuple(_unescaped(self.raw(part)) if node.type == "string" else self.raw(part)
+                          for part in _descendants(node) if part.type == "command_substitution")
         return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"), evaluated)
 
     def plain(self, node: Node) -> str:
@@ -327,25 +327,25 @@ class NodeReader:
 
     def command(self, node: Node, around: Around) -> Command | None:
         name = node.children[0] if node.type == "unset_command" else node.child_by_field_name("name")
-        given = tuple(self.assignment(child, exported=True, captured=around.captured)
-                      for child in node.children if child.type == "variable_assignment")
+        assignments = tuple(self.assignment(child, exported=True, captured=around.captured)
+                            for child in node.children if child.type == "variable_assignment")
         words = tuple(self.word(child) for child in (*node.children, *behind_redirections(node))
                       if child.is_named and child.type not in _SKIPPED)
         if name is None or not (heading := self.word(name)).text:
             return None
         prefixes, named, rest = split_prefixes((heading, *words))
-        given += tuple(named_assignment(word, task=self.task) for word in named)
-        return Command(rest or (heading,), heading.line, prefixes, given, around.background, around.piped,
+        assignments += tuple(named_assignment(word, task=self.task) for word in named)
+        return Command(rest or (heading,), heading.line, prefixes, assignments, around.background, around.piped,
                        around.tested, around.captured, self.task)
 
     def declaration(self, node: Node, *, captured: bool) -> tuple[list[ShellAssignment], set[str]]:
         kind = self.raw(node.children[0])
         flags = "".join(self.raw(child) for child in node.children if child.type == "word")
         exports = kind == "export" or "x" in flags
-        found = [self.assignment(child, exported=exports, captured=captured)
-                 for child in node.children if child.type == "variable_assignment"]
+        assignments = [self.assignment(child, exported=exports, captured=captured)
+                       for child in node.children if child.type == "variable_assignment"]
         names = {self.raw(child) for child in node.children if child.type == "variable_name"} if exports else set()
-        return found, names | {each.name for each in found if each.exported}
+        return assignments, names | {assignment.name for assignment in assignments if assignment.exported}
 
     def assignment(self, node: Node, *, exported: bool = False, captured: bool) -> ShellAssignment:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -366,7 +366,7 @@ def behind_redirections(command: Node) -> Iterator[Node]:
         if redirection.type == "file_redirect":
             yield from redirection.children_by_field_name("destination")[1:]
         elif redirection.type == "heredoc_redirect":
-            yield from (word for each in redirection.children if each.type == "ERROR" for word in each.children)
+            yield from (word for child in redirection.children if child.type == "ERROR" for word in child.children)
 
 
 def _descendants(node: Node) -> Iterator[Node]:

@@ -110,10 +110,10 @@ def _statement(node: Node, reader: NodeReader, *, background: bool) -> Statement
     first = reader.line(node)
     assignments: list[tuple[ShellAssignment, str]] = []
     exported: frozenset[str] = frozenset()
-    own = node.children if node.type in ("declaration_command", "variable_assignments") else [node]
+    children = node.children if node.type in ("declaration_command", "variable_assignments") else [node]
     if node.type == "declaration_command":
         exported = frozenset(reader.declaration(node, captured=False)[1])
-    for child in own:
+    for child in children:
         if child.type == "variable_assignment":
             value = child.child_by_field_name("value")
             assignments.append((reader.assignment(child, exported=bool(exported), captured=False),
@@ -130,7 +130,7 @@ def _calls(top: Node, reader: NodeReader) -> Iterator[CallSite]:
             words = [child for child in (*node.children, *behind_redirections(node))
                      if child.is_named and child.type not in _WORDLESS]
             words = [node.children[0], *words] if node.type == "unset_command" else words
-            yield CallSite(command, tuple(Argument(reader.word(each), reader.raw(each)) for each in words),
+            yield CallSite(command, tuple(Argument(reader.word(word), reader.raw(word)) for word in words),
                            node.start_byte, node.end_byte, max(end, node.end_byte), inside, around.checked)
         deeper = []
         for child, held in reader.children(node, around):

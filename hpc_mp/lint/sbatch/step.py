@@ -32,8 +32,8 @@ class Step:
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:
-        found = self.option(name)
-        return found.value if found else None
+        option = self.option(name)
+        return option.value if option else None
 
 
 def read_step(command: Command) -> Step:

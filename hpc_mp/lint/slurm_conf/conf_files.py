@@ -56,15 +56,15 @@ class ConfFiles:
         """The lines of partitions, likewise. ``Nodes`` names each node, also if the file has ALL or a node set."""
         everyone = {node: fields for _, nodes, fields in self.node_lines for node in nodes}
         sets = {fields["NodeSet"]: [*expanded(fields.get("Nodes", "")), *(
-            node for node, of in everyone.items() if fields.get("Features") in of.get("Features", "").split(","))]
+            node for node, values in everyone.items() if fields.get("Features") in values.get("Features", "").split(","))]
             for _, fields in self._records("NodeSet")}
-        found = []
+        rows = []
         for line, fields in self._records("PartitionName"):
             named = everyone if fields.get("Nodes", "").upper() == "ALL" else expanded(fields.get("Nodes", ""))
             nodes = dict.fromkeys(node for name in named for node in ([name] if name in everyone else sets.get(name, [name])))
             shown = {key: _SHOWN.get(value.upper(), value.upper()) if key in _WORDS else value for key, value in fields.items()}
-            found.append((line, {**shown, "Nodes": compress(nodes), "TotalNodes": str(len(nodes))}))
-        return tuple(found)
+            rows.append((line, {**shown, "Nodes": compress(nodes), "TotalNodes": str(len(nodes))}))
+        return tuple(rows)
 
     @cached_property
     def gres_lines(self) -> tuple[tuple[ConfigLine, Words, frozenset[str] | None], ...]:
@@ -84,8 +84,8 @@ class ConfFiles:
         keys, default = conf_keys(kind), dict[str, str]()
         for line in self.lines:
             if line.pairs and line.pairs[0][0].casefold() == kind.casefold():
-                known = [(keys.get(key.casefold(), (key, ""))[0], value) for key, value in line.pairs[1:]]
-                fields = {_ALSO.get(key, key): value for key, value in known}
+                pairs = [(keys.get(key.casefold(), (key, ""))[0], value) for key, value in line.pairs[1:]]
+                fields = {_ALSO.get(key, key): value for key, value in pairs}
                 if line.pairs[0][1].upper() == "DEFAULT" and kind != "NodeSet":
                     default |= fields
                 else:
@@ -98,12 +98,12 @@ def processors(fields: Words) -> tuple[frozenset[int], int]:
     Source: _parse_nodename in src/common/read_config.c, releases 22.05 to 26.05.
     """
     cores, threads, boards = (number(fields, key) or 1 for key in ("CoresPerSocket", "ThreadsPerCore", "Boards"))
-    said, per_board, sockets = (number(fields, key) for key in ("CPUs", "SocketsPerBoard", "Sockets"))
+    cpus, per_board, sockets = (number(fields, key) for key in ("CPUs", "SocketsPerBoard", "Sockets"))
     if per_board is not None or sockets is None:
-        inferred = said // (cores * threads) if said and said % (cores * threads) == 0 else boards
+        inferred = cpus // (cores * threads) if cpus and cpus % (cores * threads) == 0 else boards
         sockets = inferred if per_board is None else boards * per_board
     fitting = frozenset({sockets, sockets * cores, sockets * cores * threads})
-    return fitting, said if said in fitting else max(fitting)
+    return fitting, cpus if cpus in fitting else max(fitting)
 
 
 def expanded(nodelist: str) -> tuple[str, ...]:

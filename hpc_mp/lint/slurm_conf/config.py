@@ -45,8 +45,8 @@ class SlurmFacts:
 
     def seconds(self, key: str) -> int | None:
         """Return the number of seconds in ``30 sec``; None if Slurm does not report it."""
-        found = re.match(r"\d+", self.says(key))
-        return int(found[0]) if found else None
+        match = re.match(r"\d+", self.says(key))
+        return int(match[0]) if match else None
 
     def listed(self, key: str) -> tuple[str, ...]:
         """Return the words of ``a,b``, in lower case."""
@@ -54,8 +54,8 @@ class SlurmFacts:
 
     @property
     def release(self) -> tuple[int, int] | None:
-        found = re.match(r"(\d+)\.(\d+)", self.says("SLURM_VERSION"))
-        return (int(found[1]), int(found[2])) if found else None
+        match = re.match(r"(\d+)\.(\d+)", self.says("SLURM_VERSION"))
+        return (int(match[1]), int(match[2])) if match else None
 
     @property
     def gpu_nodes(self) -> tuple[Words, ...]:

@@ -33,15 +33,15 @@ def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> li
 def lint_topology(text: str, path: Path) -> list[Finding]:
     """Return findings on keys that Slurm refuses or interprets differently, on disconnected fabrics, and on the line at which
     Slurm's reader stops."""
-    refused = [Finding("topology-amiss", severity, "", f"{words}.", _SWITCHES, str(line.file), line.number)
-               for severity, words, line in rules_files.topology_hits(read_conf(text, path))]
+    refused = [Finding("topology-amiss", severity, "", f"{fault}.", _SWITCHES, str(line.file), line.number)
+               for severity, fault, line in rules_files.topology_hits(read_conf(text, path))]
     try:
         topologies = read_topologies(text, path)
         notes = [note for topology in topologies if topology.tree for note in amiss(topology)]
     except HpcMpError as error:
         return [Finding("topology-unreadable", "error", error.value, f"{error.rule}.", error.remedy, str(path))]
     facts = SlurmFacts({}, topologies=topologies)
-    apart = [found for rule in RULES if rule.code == "topology-apart" for found in rule.apply(facts, str(path))]
+    apart = [finding for rule in RULES if rule.code == "topology-apart" for finding in rule.apply(facts, str(path))]
     wrong = [Finding("topology-amiss", "error" if "Slurm refuses" in note else "warning", "", f"{note}.", _SWITCHES, str(path))
              for note in notes if "both switches and nodes" not in note]
     return [*refused, *apart, *wrong]

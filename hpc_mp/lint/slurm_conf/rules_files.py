@@ -19,8 +19,8 @@ _SEVERAL = ("frontendname", "poweraction", "slurmctldhost")  # other lines with 
 _SHARED = ("mps", "shard")  # several share one device
 
 
-def _hit(line: ConfigLine, subject: str, it: str = "", advice: str = "") -> Hit:
-    return Hit(line.number, it, advice, str(line.file) if line.file else None, subject)
+def _hit(line: ConfigLine, subject: str, item: str = "", advice: str = "") -> Hit:
+    return Hit(line.number, item, advice, str(line.file) if line.file else None, subject)
 
 
 def _tables(files: ConfFiles) -> Iterator[tuple[ConfigLine, str, list[str]]]:
@@ -47,26 +47,26 @@ def _not_included(files: ConfFiles) -> Iterator[Hit]:
 
 def _unknown_keys(files: ConfFiles) -> Iterator[Hit]:
     for line, table, keys in _tables(files):
-        known = conf_keys(table)
+        names = conf_keys(table)
         for key in keys:
-            if key.casefold() not in known:
-                yield _hit(line, key, "", did_you_mean(key, (name for name, _ in known.values())) or "leave it out")
-            elif files.release and not exists(known[key.casefold()][1], files.release):
+            if key.casefold() not in names:
+                yield _hit(line, key, "", did_you_mean(key, (name for name, _ in names.values())) or "leave it out")
+            elif files.release and not exists(names[key.casefold()][1], files.release):
                 yield _hit(line, key, "", "leave it out")
 
 
 def _of_some_releases(files: ConfFiles) -> Iterator[Hit]:
     for line, table, keys in _tables(files) if files.release is None else ():
-        known = conf_keys(table)
-        yield from (_hit(line, key, _refusing(releases)) for key in keys if (releases := known.get(key.casefold(), ("", ""))[1]))
+        names = conf_keys(table)
+        yield from (_hit(line, key, _refusing(releases)) for key in keys if (releases := names.get(key.casefold(), ("", ""))[1]))
     for values, releases in conf_table("values").items():
         pairs = [pair.split("=") for pair in values.split()]
-        given = [line for line in files.lines for key, value in pairs if line.fields.get(key.casefold(), "").casefold() == value]
+        lines = [line for line in files.lines for key, value in pairs if line.fields.get(key.casefold(), "").casefold() == value]
         if all(files.settings.get(key, "").casefold() == value for key, value in pairs) and not (
                 files.release and exists(releases, files.release)):
-            yield _hit(given[-1], values, _refusing(releases))
+            yield _hit(lines[-1], values, _refusing(releases))
     if files.whole and files.node_lines and not files.partition_lines and (files.release or (22, 5)) <= (22, 5):
-        yield Hit(it="Slurm before 23.02", subject="no PartitionName")
+        yield Hit(item="Slurm before 23.02", subject="no PartitionName")
 
 
 def _refusing(releases: str) -> str:
@@ -75,19 +75,19 @@ def _refusing(releases: str) -> str:
 
 
 def _twice(files: ConfFiles) -> Iterator[Hit]:
-    seen: set[tuple[str, str]] = set()
+    definitions: set[tuple[str, str]] = set()
     for line, kind, names in (*((line, "node", nodes) for line, nodes, _ in files.node_lines),
                               *((line, "partition", (fields["PartitionName"],)) for line, fields in files.partition_lines)):
-        again = [name for name, count in Counter(names).items() if count > 1 or (kind, name) in seen]
-        seen |= {(kind, name) for name in names}
+        again = [name for name, count in Counter(names).items() if count > 1 or (kind, name) in definitions]
+        definitions |= {(kind, name) for name in names}
         if again:
             yield _hit(line, f"{kind} {listed(again)}")
 
 
 def _nodes_from_nowhere(files: ConfFiles) -> Iterator[Hit]:
-    known = {node for _, nodes, _ in files.node_lines for node in nodes}
+    names = {node for _, nodes, _ in files.node_lines for node in nodes}
     for line, fields in files.partition_lines if files.whole else ():
-        lost = [node for node in expanded(fields["Nodes"]) if node not in known]
+        lost = [node for node in expanded(fields["Nodes"]) if node not in names]
         if lost and not line.rest:
             yield _hit(line, f"{fields['PartitionName']}: {listed(lost)}")
 
@@ -126,8 +126,8 @@ def _count(record: Words) -> int | None:
     return int(count) if count.isdecimal() else None
 
 
-def _wrong(records: Sequence[Words], asked: int) -> str:
-    """Return the fault in the lines of gres.conf for a node that has ``asked`` such devices in slurm.conf; empty if none.
+def _wrong(records: Sequence[Words], requested: int) -> str:
+    """Return the fault in the lines of gres.conf for a node that has ``requested`` such devices in slurm.conf; empty if none.
 
     Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and the output of slurmd 22.05.8 -G.
     """
@@ -140,34 +140,34 @@ def _wrong(records: Sequence[Words], asked: int) -> str:
     if records[0]["name"].casefold() in _SHARED:
         return ""
     filed, typed = ([bool(_devices(record)) for record in records], ["type" in record for record in records])
-    for key, given in (("File", filed), ("Type", typed)):
-        if any(given) and not all(given):
+    for key, flags in (("File", filed), ("Type", typed)):
+        if any(flags) and not all(flags):
             return f"some lines have {key}, others have not"
     if len(records) > 1 and not any(filed + typed):
         return f"{len(records)} lines for the same, without File and Type"
     devices = Counter(device for record in records if "multiplefiles" not in record for device in _devices(record))
     twice = [device for device, count in devices.items() if count > 1]
-    too_many = sum(filter(None, map(_count, records))) > asked > 0  # slurmd drops excess devices, duplicates included
+    too_many = sum(filter(None, map(_count, records))) > requested > 0  # slurmd drops excess devices, duplicates included
     return f"{several(twice)} twice" if twice and not too_many else ""
 
 
 def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfigLine, Words]]]:
     """Return the lines of gres.conf that apply to a node, by the name of the resource."""
-    found: dict[str, list[tuple[ConfigLine, Words]]] = {}
+    records: dict[str, list[tuple[ConfigLine, Words]]] = {}
     for line, record, nodes in files.gres_lines:
         if "name" in record and (nodes is None or node in nodes):
-            found.setdefault(record["name"].casefold(), []).append((line, record))
-    return found
+            records.setdefault(record["name"].casefold(), []).append((line, record))
+    return records
 
 
 def _gres_records(files: ConfFiles) -> Iterator[Hit]:
     hits: dict[tuple[int, str], Hit] = {}
     for _, nodes, fields in files.node_lines:
-        asked = Counter[str]()
+        requested = Counter[str]()
         for name, _, many in parse_gres(fields.get("Gres", "")):
-            asked[name.casefold()] += many
+            requested[name.casefold()] += many
         for name, rows in ((name, rows) for node in nodes for name, rows in _records(files, node).items()):
-            if wrong := _wrong([record for _, record in rows], asked[name]):
+            if wrong := _wrong([record for _, record in rows], requested[name]):
                 hits.setdefault((rows[-1][0].number, wrong), _hit(rows[-1][0], name, wrong))
     yield from hits.values()
 
@@ -181,9 +181,9 @@ def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
             for name, kind, many in parse_gres(fields.get("Gres", "")):
                 counts = [_count(row) for _, row in records.get(name.casefold(), ())
                           if kind is None or row.get("type", kind).casefold() == kind.casefold()]
-                if None not in counts and (there := sum(filter(None, counts))) < many:
-                    few.setdefault(f"{name}{f':{kind}' if kind else ''} {many}, and {there} in gres.conf", []).append(node)
-        yield from (_hit(line, f"{listed(lacking)}: {words}") for words, lacking in few.items())
+                if None not in counts and (count := sum(filter(None, counts))) < many:
+                    few.setdefault(f"{name}{f':{kind}' if kind else ''} {many}, and {count} in gres.conf", []).append(node)
+        yield from (_hit(line, f"{listed(lacking)}: {shortage}") for shortage, lacking in few.items())
 
 
 # --- topology.conf ---------------------------------------------------------------------------------------------------

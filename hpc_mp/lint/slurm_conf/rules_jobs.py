@@ -34,8 +34,8 @@ def _is(key: str, *wrong: str) -> Judge:
 
 
 def _task_plugin(facts: SlurmFacts) -> Iterator[Hit]:
-    found = facts.listed("TaskPlugin")
-    if "TaskPlugin" in facts.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(found):
+    plugins = facts.listed("TaskPlugin")
+    if "TaskPlugin" in facts.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(plugins):
         yield Hit(subject=f"TaskPlugin={facts.says('TaskPlugin') or '(none)'}")
 
 
@@ -50,10 +50,10 @@ def _fence(key: str, gpus_only: bool = False) -> Judge:
 
 def _memlock(facts: SlurmFacts) -> Iterator[Hit]:
     """Yield the setting that propagates memlock. Slurm uses only one of the two settings."""
-    kept = facts.listed("PropagateResourceLimitsExcept")
-    if {"all", "memlock"} & set(facts.listed("PropagateResourceLimits")) and not kept:
+    exceptions = facts.listed("PropagateResourceLimitsExcept")
+    if {"all", "memlock"} & set(facts.listed("PropagateResourceLimits")) and not exceptions:
         yield Hit(subject=f"PropagateResourceLimits={facts.says('PropagateResourceLimits')}")
-    elif kept and not {"all", "memlock"} & set(kept):
+    elif exceptions and not {"all", "memlock"} & set(exceptions):
         yield Hit(subject=f"PropagateResourceLimitsExcept={facts.says('PropagateResourceLimitsExcept')}")
 
 
@@ -95,8 +95,8 @@ def _no_warning(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _switch_wait(facts: SlurmFacts) -> Iterator[Hit]:
-    words = dict(word.partition("=")[::2] for word in facts.listed("SchedulerParameters"))
-    wait = words.get("max_switch_wait", str(SWITCH_WAIT_S))
+    parameters = dict(word.partition("=")[::2] for word in facts.listed("SchedulerParameters"))
+    wait = parameters.get("max_switch_wait", str(SWITCH_WAIT_S))
     if facts.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S:
         yield Hit(subject=f"max_switch_wait={wait} s")
 

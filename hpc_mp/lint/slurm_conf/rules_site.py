@@ -24,8 +24,8 @@ NODES_SHOWN = 3  # number of reasons for broken nodes that are shown
 
 
 def _select(facts: SlurmFacts) -> Iterator[Hit]:
-    if facts.gpu_nodes and (found := facts.says("SelectType")) and found != "select/cons_tres":
-        yield Hit(subject=f"SelectType={found}")
+    if facts.gpu_nodes and (plugin := facts.says("SelectType")) and plugin != "select/cons_tres":
+        yield Hit(subject=f"SelectType={plugin}")
 
 
 def _memory(facts: SlurmFacts) -> Iterator[Hit]:
@@ -36,9 +36,9 @@ def _memory(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _alone(partition: Words) -> bool:
     """Return True if jobs of this partition share no node, or its own SelectTypeParameters allocate memory."""
-    words = {key.lower(): value.lower() for key, value in partition.items()}
-    exclusive = words.get("oversubscribe", words.get("shared", "")) == "exclusive"
-    return exclusive or "memory" in words.get("selecttypeparameters", "")
+    fields = {key.lower(): value.lower() for key, value in partition.items()}
+    exclusive = fields.get("oversubscribe", fields.get("shared", "")) == "exclusive"
+    return exclusive or "memory" in fields.get("selecttypeparameters", "")
 
 
 def _gres_file(facts: SlurmFacts) -> Iterator[Hit]:
@@ -61,8 +61,8 @@ def _gres_type(facts: SlurmFacts) -> Iterator[Hit]:
     bare = [node for node in facts.gpu_nodes if re.match(r"gpu:\d", node["Gres"])]
     typed = [node for node in facts.gpu_nodes if re.match(r"gpu:[^\d]", node["Gres"])]
     if bare and typed:
-        one, other = (listed(node["NodeName"] for node in nodes) for nodes in (bare, typed))
-        yield Hit(subject=f"{one} without a type, {other} with one")
+        bare_names, typed_names = (listed(node["NodeName"] for node in nodes) for nodes in (bare, typed))
+        yield Hit(subject=f"{bare_names} without a type, {typed_names} with one")
 
 
 def _mixed(facts: SlurmFacts) -> Iterator[Hit]:
@@ -71,8 +71,8 @@ def _mixed(facts: SlurmFacts) -> Iterator[Hit]:
         kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in facts.nodes
                         if node.get("NodeName") in inside)
         if len(kinds) > 1 and any("gpu" in kind for kind in kinds):
-            words = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
-            yield Hit(subject=f"{partition['PartitionName']}: {words}")
+            summary = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+            yield Hit(subject=f"{partition['PartitionName']}: {summary}")
 
 
 def _tiny(facts: SlurmFacts) -> Iterator[Hit]:
@@ -87,8 +87,8 @@ def _few_cpus(facts: SlurmFacts) -> Iterator[Hit]:
         cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
         if cpus is not None and cpus < max(gpus, 2):
             few.setdefault(f"CPUTot={cpus}" + (f" for {gpus} GPUs" if gpus else ""), []).append(node["NodeName"])
-    for words, nodes in few.items():
-        yield Hit(subject=f"{listed(nodes)}: {words}")
+    for shortage, nodes in few.items():
+        yield Hit(subject=f"{listed(nodes)}: {shortage}")
 
 
 def _broken(facts: SlurmFacts) -> Iterator[Hit]:
@@ -97,8 +97,8 @@ def _broken(facts: SlurmFacts) -> Iterator[Hit]:
     for node in facts.nodes:
         states = {*re.findall(r"[A-Z_]+", node.get("State", ""))}
         if states & OUT or ("NOT_RESPONDING" in states and not any(state.startswith("POWER") for state in states)):
-            words = re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason is given"
-            reasons.setdefault(f"{node['State']}: {words}", []).append(node["NodeName"])
+            text = re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason is given"
+            reasons.setdefault(f"{node['State']}: {text}", []).append(node["NodeName"])
     for reason, nodes in list(reasons.items())[:NODES_SHOWN]:
         yield Hit(subject=f"{listed(nodes)} {reason}")
     if len(reasons) > NODES_SHOWN:
@@ -106,9 +106,9 @@ def _broken(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _releases(facts: SlurmFacts) -> Iterator[Hit]:
-    found = Counter(node["Version"] for node in facts.nodes if node.get("Version"))
-    if len(found) > 1:
-        yield Hit(subject=", ".join(f"{count} nodes with {release}" for release, count in found.most_common()))
+    counts = Counter(node["Version"] for node in facts.nodes if node.get("Version"))
+    if len(counts) > 1:
+        yield Hit(subject=", ".join(f"{count} nodes with {release}" for release, count in counts.most_common()))
 
 
 def _default(facts: SlurmFacts) -> Iterator[Hit]:
@@ -124,9 +124,9 @@ def _closed(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _max_nodes(facts: SlurmFacts) -> Iterator[Hit]:
     for partition in facts.partitions:
-        most, there = number(partition, "MaxNodes"), number(partition, "TotalNodes")
-        if most is not None and there is not None and most < there:
-            yield Hit(subject=f"{partition['PartitionName']}: MaxNodes={most} of {there}")
+        limit, total = number(partition, "MaxNodes"), number(partition, "TotalNodes")
+        if limit is not None and total is not None and limit < total:
+            yield Hit(subject=f"{partition['PartitionName']}: MaxNodes={limit} of {total}")
 
 
 def _shared(facts: SlurmFacts) -> Iterator[Hit]:
@@ -134,8 +134,8 @@ def _shared(facts: SlurmFacts) -> Iterator[Hit]:
         yield Hit(subject=f"SelectTypeParameters={facts.says('SelectTypeParameters')}")
     for partition in facts.partitions:
         if partition.get("OverSubscribe", "NO").startswith("FORCE") or partition.get("LLN") == "YES":
-            words = f"OverSubscribe={partition.get('OverSubscribe')} LLN={partition.get('LLN')}"
-            yield Hit(subject=f"{partition['PartitionName']}: {words}")
+            settings = f"OverSubscribe={partition.get('OverSubscribe')} LLN={partition.get('LLN')}"
+            yield Hit(subject=f"{partition['PartitionName']}: {settings}")
 
 
 def _preemptable(facts: SlurmFacts) -> Iterator[tuple[Words, set[str]]]:
@@ -148,8 +148,8 @@ def _preemptable(facts: SlurmFacts) -> Iterator[tuple[Words, set[str]]]:
 def _grace(facts: SlurmFacts) -> Iterator[Hit]:
     for partition, modes in _preemptable(facts):
         if modes - {"SUSPEND", "GANG"} and (number(partition, "GraceTime") or 0) < GRACE_S:
-            words = f"PreemptMode={partition['PreemptMode']} GraceTime={partition.get('GraceTime', '0')}"
-            yield Hit(subject=f"{partition['PartitionName']}: {words}")
+            settings = f"PreemptMode={partition['PreemptMode']} GraceTime={partition.get('GraceTime', '0')}"
+            yield Hit(subject=f"{partition['PartitionName']}: {settings}")
 
 
 def _suspends(facts: SlurmFacts) -> Iterator[Hit]:
@@ -172,9 +172,9 @@ def _knows_none(facts: SlurmFacts) -> bool:
 
 def _flat(facts: SlurmFacts) -> Iterator[Hit]:
     if facts.measured is not None and _knows_none(facts):
-        found = agreement(facts.tree, facts.measured)
-        if found.verdict == "disagrees":
-            yield Hit(subject=f"TopologyPlugin={facts.says('TopologyPlugin') or '(none)'}; {found.why}")
+        comparison = agreement(facts.tree, facts.measured)
+        if comparison.verdict == "disagrees":
+            yield Hit(subject=f"TopologyPlugin={facts.says('TopologyPlugin') or '(none)'}; {comparison.why}")
 
 
 def _unmeasured(facts: SlurmFacts) -> Iterator[Hit]:

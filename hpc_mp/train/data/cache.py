@@ -41,17 +41,17 @@ def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path
     """
     if _intact(directory, hashed):
         return directory
-    made = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
+    temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
     try:
-        made.mkdir(parents=True)
-        build(made)
-        _seal(made)
-        _publish(made, directory)
+        temporary.mkdir(parents=True)
+        build(temporary)
+        _seal(temporary)
+        _publish(temporary, directory)
     except OSError as error:
         raise HpcMpError(f"cache {directory.parent}", f"cannot be written ({error.strerror})",
                          "free space there, or set job.directory to a place that can be written") from None
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return directory
 
 
@@ -73,16 +73,16 @@ def _seal(directory: Path) -> None:
         sync(path)
 
 
-def _publish(made: Path, directory: Path) -> None:
+def _publish(temporary: Path, directory: Path) -> None:
     while True:
         try:
-            made.rename(directory)
+            temporary.rename(directory)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             if _intact(directory):
                 return  # another process was first
-            damaged = made.with_name(f"{made.name}.damaged")
+            damaged = temporary.with_name(f"{temporary.name}.damaged")
             with suppress(FileNotFoundError):  # another process moved it away
                 directory.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)

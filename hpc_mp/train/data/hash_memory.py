@@ -26,14 +26,14 @@ class HashMemory:
         self._file = cache / FILE
         self._known: dict[str, list[int | str]] = {}
         with suppress(OSError, ValueError):
-            found = read_json(self._file)
-            self._known = found if isinstance(found, dict) else {}
+            tree = read_json(self._file)
+            self._known = tree if isinstance(tree, dict) else {}
         self._new = False
 
     def __call__(self, path: Path) -> str:
         """Return the SHA-256 of a file in hexadecimal. Raises OSError."""
-        if known := self.remembered(path):
-            return known
+        if stored := self.remembered(path):
+            return stored
         status = os.stat(path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -43,8 +43,8 @@ class HashMemory:
 
     def remembered(self, path: Path) -> str | None:
         """Return the hash without reading the file; None if the file would have to be read. Raises OSError."""
-        known = self._known.get(os.path.abspath(path))
-        return str(known[-1]) if isinstance(known, list) and known[:-1] == _mark(os.stat(path)) else None
+        entry = self._known.get(os.path.abspath(path))
+        return str(entry[-1]) if isinstance(entry, list) and entry[:-1] == _mark(os.stat(path)) else None
 
     def keep(self) -> None:
         """Write new hashes to the cache."""

@@ -138,8 +138,8 @@ def _stepped_without_disk(spec: JobSpec, shape: ModelShape, groups: Groups, sche
         return stepped(spec, shape, groups, schedule)
     parallel = spec.parallel.model_copy(update={"offload_directory": None})
     engine, step = stepped(spec.model_copy(update={"parallel": parallel}), shape, groups, schedule)
-    there = engine.optimizer.home.nbytes.host
-    return engine, replace(step, state=replace(step.state, host=step.state.host - there, disk=there))
+    disk_bytes = engine.optimizer.home.nbytes.host
+    return engine, replace(step, state=replace(step.state, host=step.state.host - disk_bytes, disk=disk_bytes))
 
 
 def _share(spec: JobSpec) -> Microbatches:
@@ -180,7 +180,7 @@ def _on_host(engine: Engine) -> Iterator[Tensor]:
 
 def _slab_bytes(data: DataAxis) -> int:
     taken = [unit.gradient.whole for unit in data.units.values() if not unit.gradient.kept]
-    slabs = [*data.slabs.free, *(slab for _, slab in data.slabs.running), *(each for each in taken if each is not None)]
+    slabs = [*data.slabs.free, *(slab for _, slab in data.slabs.running), *(buffer for buffer in taken if buffer is not None)]
     return sum(slab.nbytes for slab in slabs)
 
 

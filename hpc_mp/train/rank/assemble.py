@@ -44,14 +44,14 @@ PROGRESS_S = 0.5  # between two progress reports of tokenization
 
 
 def tokens_of(
-    spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys, asked: Callable[[], str | None],
+    spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys, stop_reason: Callable[[], str | None],
 ) -> tuple[TokenSet, TokenSet | None]:
     """Return the training tokens, and the held-out tokens if the job evaluates.
 
     Rank 0 tokenizes the text or finds it in the cache; the other ranks wait. All ranks read the same files.
 
     Args:
-        asked: called repeatedly by rank 0; returns the reason to stop, or None to continue.
+        stop_reason: called repeatedly by rank 0; returns the reason to stop, or None to continue.
 
     Raises:
         Stopped: on all ranks, if rank 0 had to stop.
@@ -59,16 +59,16 @@ def tokens_of(
     key = "token set"
     if context.who.rank == 0:
         try:
-            tokens = _tokenize(spec, shape, context, asked)
+            tokens = _tokenize(spec, shape, context, stop_reason)
         except Stopped as stopped:
             store.set(key, json.dumps({"stopped": str(stopped)}))
             raise
-        store.set(key, json.dumps({"directories": [str(each.directory) for each in tokens]}))
+        store.set(key, json.dumps({"directories": [str(token_set.directory) for token_set in tokens]}))
     context.waits.behind(key, 0, lambda: store.wait([key], FILES_TIMEOUT))
     answer = json.loads(store.get(key))
     if "stopped" in answer:
         raise Stopped(answer["stopped"])
-    training, *held_out = map(load_tokens, _near([Path(each) for each in answer["directories"]], spec, context, store))
+    training, *held_out = map(load_tokens, _near([Path(name) for name in answer["directories"]], spec, context, store))
     return training, held_out[0] if held_out else None
 
 
@@ -88,7 +88,7 @@ def _near(directories: Sequence[Path], spec: JobSpec, context: RankContext, stor
     return [staged(directory, root) for directory in directories]
 
 
-def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Callable[[], str | None]) -> list[TokenSet]:
+def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, stop_reason: Callable[[], str | None]) -> list[TokenSet]:
     last = [0.0]
 
     def progress(done: int, total: int) -> None:
@@ -96,7 +96,7 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
             return
         last[0] = time.monotonic()
         status(context, "preparing data", done=done, total=total)
-        reason = asked()
+        reason = stop_reason()
         if reason is not None:
             raise Stopped(reason)
 
@@ -106,9 +106,9 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
     tokens = prepare_job(spec, shape.vocabulary, context.run.cache, progress, begun)
     named.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
     held_out = prepare_held_out(spec, shape.vocabulary, context.run.cache, progress, tokens)
-    found = [tokens] if held_out is None else [tokens, held_out]
-    context.run.tokens.write_text("".join(f"{each.directory.name}\n" for each in found), encoding="utf-8")
-    return found
+    token_sets = [tokens] if held_out is None else [tokens, held_out]
+    context.run.tokens.write_text("".join(f"{token_set.directory.name}\n" for token_set in token_sets), encoding="utf-8")
+    return token_sets
 
 
 def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
@@ -174,8 +174,8 @@ def restore(
     now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
                  tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     damaged: set[Path] = set()
-    while (found := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
-        path = Path(found)
+    while (newest := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
+        path = Path(newest)
         context.log.say(f"going on from {path}")
         counters = _counters(path, now, spec, context)
         try:

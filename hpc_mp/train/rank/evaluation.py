@@ -77,8 +77,8 @@ class Evaluator:
                            data_rank=data):
             if reason is not None:
                 return reason
-            found = self.engine.evaluate(self._share(step, mine), self._notes)
-            loss, labels, reason = loss + found.loss, labels + found.labels, REASONS.get(int(found.notes[0]))
+            result = self.engine.evaluate(self._share(step, mine), self._notes)
+            loss, labels, reason = loss + result.loss, labels + result.labels, REASONS.get(int(result.notes[0]))
         self.watchdog.now("step")
         self._say(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
         return None
@@ -95,19 +95,19 @@ class Evaluator:
             duty()
         return float(self.stop.reason),
 
-    def _say(self, found: Evaluation) -> None:
+    def _say(self, evaluation: Evaluation) -> None:
         status(self.context, "training")
         if self.context.who.rank == 0:
-            self.lines.write(line_of(found))
-        self.context.log.say(f"held out after step {found.step}: {loss_words(found.loss)} over "
-                             f"{found.label_tokens:,} tokens in {duration(found.seconds)}")
+            self.lines.write(line_of(evaluation))
+        self.context.log.say(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)} over "
+                             f"{evaluation.label_tokens:,} tokens in {duration(evaluation.seconds)}")
 
 
 def last_evaluated(context: RankContext) -> int:
     """Return the step of the newest evaluation in the run directory; 0 for none. All ranks call this."""
     mine = read_records(context.run.evaluations, Evaluation) if context.who.rank == 0 else []
-    found: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
-    return found
+    step: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
+    return step
 
 
 def not_asked(step: int, stop: str | None) -> str | None:

@@ -107,9 +107,9 @@ def failure_kind(error: BaseException) -> str:
     if isinstance(error, HpcMpError):
         return "user"
     chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
-    for types, known in ERRORS:
+    for types, category in ERRORS:
         if any(isinstance(e, types) for e in chain):
-            return known
+            return category
     named = next((kind for e in chain if (kind := kind_of(str(e))) is not None), None)
     if named is None and any(hasattr(e, "waited") for e in chain) and not any(MISUSE in str(e) for e in chain):
         return "peer"  # any error that breaks off a wait
@@ -122,8 +122,8 @@ def record_failure(context: RankContext, error: BaseException) -> str:
     who, run, log = context.who, context.run, context.log
     trace = "".join(traceback.format_exception(error))
     if any(os.strerror(errno.EMFILE) in str(e) for e in (error, error.__cause__, error.__context__) if e is not None):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        error = HpcMpError(f"the limit of open files on {who.node} (ulimit -Hn = {most})", f"is too small: {error}",
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        error = HpcMpError(f"the limit of open files on {who.node} (ulimit -Hn = {limit})", f"is too small: {error}",
                            "raise it (limits.conf, LimitNOFILE of slurmd), or use fewer ranks")
     kind = failure_kind(error)
     message = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
@@ -153,16 +153,16 @@ def cause_known(run: RunDirectory, attempt: int) -> bool:
 
 
 def die(context: RankContext, error: Exception) -> NoReturn:
-    """End this process from any thread, whatever other threads wait for. It has ``LAST_WORDS_S`` to record the error."""
+    """End this process from any thread, even if other threads wait. It has ``LAST_WORDS_S`` to record the error."""
     def speak() -> None:
         limit_files(0)
         with suppress(OSError):  # the cause is recorded anyway
             context.log.own.dump()
         record_failure(context, error)
 
-    words = threading.Thread(target=speak, daemon=True)
-    words.start()
-    words.join(LAST_WORDS_S)
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    speaker.join(LAST_WORDS_S)
     os._exit(1)
 
 
@@ -176,7 +176,7 @@ def _first(run: RunDirectory, attempt: int) -> bool:
     return True
 
 
-def limit_files(kept: int) -> None:
-    """Raise this process's limit of open files to its hard limit minus ``kept``."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most - kept if most > kept else most, most))
+def limit_files(reserve: int) -> None:
+    """Raise this process's limit of open files to its hard limit minus ``reserve``."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit - reserve if limit > reserve else limit, limit))

@@ -63,14 +63,14 @@ class Client:
                         return None
                     if connection in ready:
                         last_echo = clock.now()
-                        if FAREWELL in (said := connection.recv(4096)):
+                        if FAREWELL in (reply := connection.recv(4096)):
                             return None
-                        if not said:
+                        if not reply:
                             raise ConnectionResetError
                     else:
                         connection.send(BEAT)
                 except BlockingIOError:
-                    continue  # nobody receives the beats: that is silence
+                    continue  # no process receives the beats: that counts as silence
                 except OSError:
                     return NodeLost(f"the connection to {self.name} broke", (self.name,), silent=False)
         return self._silence()
@@ -100,9 +100,9 @@ def greeting(secret: str, node: str, challenge: str) -> bytes:
 
 def _challenge(connection: socket.socket) -> str:
     """Read the server's challenge. Raises OSError if the server closes before it is complete."""
-    said = b""
-    while len(said) < NONCE:
-        if not (more := connection.recv(NONCE - len(said))):
+    challenge = b""
+    while len(challenge) < NONCE:
+        if not (more := connection.recv(NONCE - len(challenge))):
             raise ConnectionResetError
-        said += more
-    return said.decode(errors="replace")
+        challenge += more
+    return challenge.decode(errors="replace")

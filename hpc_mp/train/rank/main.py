@@ -159,13 +159,13 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
     Raises:
         HpcMpError: the ranks' devices do not match.
     """
-    starts = [RankStart(**each) for each in facts.on_first(asdict(rank_start(context, device)), context.everyone)]
-    found: set[tuple[int, str, str]] = set()
+    starts = [RankStart(**fields) for fields in facts.on_first(asdict(rank_start(context, device)), context.everyone)]
+    places: set[tuple[int, str, str]] = set()
     if starts:
         announce(context.run, starts)
-        found = {(place.node, each.node, each.device) for place, each in zip(context.placement.ranks, starts, strict=True)}
+        places = {(place.node, entry.node, entry.device) for place, entry in zip(context.placement.ranks, starts, strict=True)}
     # All ranks read it, so it has a line per node, not per rank.
-    seats: list[tuple[int, str, str]] = facts.broadcast(sorted(found), context.everyone)
+    seats: list[tuple[int, str, str]] = facts.broadcast(sorted(places), context.everyone)
     check_devices([(name, device) for _, name, device in seats])
     return {node: name for node, name, _ in seats}
 
@@ -174,28 +174,29 @@ def _train(
     spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
     store: SignedKeys, stop: StopFlag, watchdog: Watchdog,
 ) -> TrainingEnd:
-    """Run everything between meeting and leaving the other ranks. ``nodes``: the name of every node of the placement."""
-    pace, given = Pace(), context.record
-    conditions = StopConditions(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
+    """Run all of the training, from the meeting with the other ranks to the end. ``nodes``: the name of every node of the
+    placement."""
+    pace, record = Pace(), context.record
+    conditions = StopConditions(stop, pace, context.run.stop, record.end if record else None, record.grace if record else 0.0)
     checks: list[Callable[[], None]] = [
         partial(check_kept, context.run), context.fence.check, conditions.check] if context.who.rank == 0 else []
     duties = list(checks)
-    if context.who.local_rank == 0 and given is not None:  # srun writes a log per node
+    if context.who.local_rank == 0 and record is not None:  # srun writes a log per node
         duties.append(partial(cap, context.run.node_log(context.who.node)))
 
-    def asked() -> str | None:
+    def stop_reason() -> str | None:
         for check in checks:
             check()
         return REASONS.get(stop.reason)
 
     def stop_if_asked() -> None:
-        asked()
+        stop_reason()
         reason = agree(stop, context.everyone)
         if reason is not None:
             raise Stopped(reason)
 
     try:
-        tokens, held_out = tokens_of(spec, shape, context, store, asked)
+        tokens, held_out = tokens_of(spec, shape, context, store, stop_reason)
         status(context, "building model")
         schedule = schedule_of(spec)
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None

@@ -247,21 +247,22 @@ class Trainer:
             lambda microbatch: Moment(step, tuple(mine[microbatch])), sum(map(self.samples.label_count, mine)),
             lambda microbatch: self.waits.at(step + 1, microbatch))
 
-    def _give_up(self, failed: checkpoint.SaveFailed, said: str) -> NoReturn:
-        """End the run because it cannot save checkpoints. A node to blame cannot record that; a rank of another node does."""
+    def _give_up(self, failed: checkpoint.SaveFailed, message: str) -> NoReturn:
+        """End the run because it cannot save checkpoints. A node to blame cannot record that, so a rank of another node does."""
         rank, ranks = dist.get_rank(), range(dist.get_world_size())
-        space = kind_of(str(failed)) == "space"  # the file system is full, whichever rank has noticed it
-        blamed = {self.node_of(each) for each in failed.ranks}
-        well = [each for each in ranks if self.node_of(each) not in blamed] if failed.refused else []
+        space = kind_of(str(failed)) == "space"  # the file system is full; it does not matter which rank noticed it
+        blamed = {self.node_of(failed_rank) for failed_rank in failed.ranks}
+        well = [peer for peer in ranks if self.node_of(peer) not in blamed] if failed.refused else []
         if space or (not well and rank in failed.ranks):
-            raise checkpoint.SaveFailed(said, failed.ranks)
+            raise checkpoint.SaveFailed(message, failed.ranks)
         if not well:
-            raise PeerGone(said)
+            raise PeerGone(message)
         if rank == well[0]:
-            for each in failed.ranks:
-                write_failure(self.run, RankFailure(each, self.node_of(each), "unwritable", said, time.time(), self.attempt))
+            for failed_rank in failed.ranks:
+                write_failure(self.run, RankFailure(
+                    failed_rank, self.node_of(failed_rank), "unwritable", message, time.time(), self.attempt))
         facts.barrier(self.groups.host)
-        raise Unwritable(said) if rank in failed.ranks else PeerGone(said)
+        raise Unwritable(message) if rank in failed.ranks else PeerGone(message)
 
     def _save(self, counters: Counters) -> checkpoint.SaveFailed | None:
         """Save a checkpoint and log the result. A failure is returned, because training continues."""
@@ -296,7 +297,7 @@ def batches(
         documents = None if begins is None else to_device(torch.from_numpy(begins), device)
         if 0 < stage < stages - 1:
             return Batch(begins=documents)
-        ids, labels = (to_device(torch.from_numpy(each), device) for each in source.batch(mine[microbatch]))
+        ids, labels = (to_device(torch.from_numpy(array), device) for array in source.batch(mine[microbatch]))
         return Batch(ids if stage == 0 else None, labels if stage == stages - 1 else None, documents)
 
     return batch

@@ -43,15 +43,15 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     with _alone(backend):
         alone = groups.build(place(Degrees(1, 1, 1), "DPT", 1), 1, device, backend, schedule, None, groups.everyone())
         engine = _engine(spec, shape, schedule, alone, device)
-        kept = [0] * len(STAGES)
-        engine.pipeline.perform["F"] = partial(_noted, engine, kept, engine.pipeline.perform["F"])
+        activation_bytes = [0] * len(STAGES)
+        engine.pipeline.perform["F"] = partial(_noted, engine, activation_bytes, engine.pipeline.perform["F"])
         work = _microbatch(spec, shape, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
         seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
         sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.sections[stage].units.values())
                  for stage in range(len(STAGES))]
     embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
-                              for took, activations, parameters in zip(seconds, kept, sizes, strict=True))
+                              for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
     return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head,
                         device_memory(device, spec.job.ranks_per_node))
 
@@ -84,11 +84,11 @@ def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Micro
     return Microbatches(batch, moment, tokens.numel())
 
 
-def _noted(engine: Engine, kept: list[int], perform: Any, step: Any, action: Action) -> None:
+def _noted(engine: Engine, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:
     """Perform a forward and note the bytes that it keeps."""
     before = engine.pipeline.activations.here
     perform(step, action)
-    kept[action.stage] = engine.pipeline.activations.here - before
+    activation_bytes[action.stage] = engine.pipeline.activations.here - before
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -76,17 +76,17 @@ class Waits:
         self.moves += 1
 
     def together(self, what: str, ranks: Sequence[int], action: Callable[[], Result]) -> Result:
-        """Run an action in which all ``ranks`` must take part, other than a message of a process group."""
+        """Run an action in which all ``ranks`` must take part, and which is not a message of a process group."""
         self.passed[what] += 1
         wait = Wait(what, tuple(rank for rank in ranks if rank != self.rank), what, self.passed[what])
-        found: Result = self._in(wait, action)
-        return found
+        result: Result = self._in(wait, action)
+        return result
 
     def behind(self, what: str, rank: int, action: Callable[[], Result]) -> Result:
-        """Wait for an action that ``rank`` does once and the others wait for; ``rank`` calls this after it has done it."""
-        found: Result = self._in(None if rank == self.rank else Wait(what, (rank,), what, 1), action)
+        """Wait for an action of ``rank``. The other ranks call this to wait for it, ``rank`` calls it after the action."""
+        result: Result = self._in(None if rank == self.rank else Wait(what, (rank,), what, 1), action)
         self.passed[what] += 1
-        return found
+        return result
 
     def standing(self, period: float = 0.0, error: BaseException | None = None) -> Standing:
         """Return the rank's standing now, or when ``error`` was raised. ``period``: as in ``Standing``."""
@@ -161,12 +161,12 @@ class Waits:
 
     def _group(self, group: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         """Return a group's channel, and its ranks with and without this one."""
-        found = self._groups.get(group)
-        if found is None:
+        entry = self._groups.get(group)
+        if entry is None:
             ranks = tuple(dist.get_process_group_ranks(group))
-            found = f"group {group.group_name}", ranks, tuple(rank for rank in ranks if rank != self.rank)
-            self._groups[group] = found
-        return found
+            entry = f"group {group.group_name}", ranks, tuple(rank for rank in ranks if rank != self.rank)
+            self._groups[group] = entry
+        return entry
 
 
 def _method(noted: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -112,7 +112,7 @@ def find_size(sku: str, offer: Offer) -> MachineType:
             raise HpcMpError(f"--sku {sku}", "is a machine of another cloud", "name a size of Azure")
         names = [size.name for size in sizes_on_offer(offer)]
         fast = ", ".join(size.name for size in sizes_on_offer(offer) if size.gpus and size.rdma)
-        hint = did_you_mean(sku, names, f"for training there are {fast}.", likeness=0.5, most=3)
+        hint = did_you_mean(sku, names, f"for training there are {fast}.", likeness=0.5, limit=3)
         raise HpcMpError(f"--sku {sku}", "is no size in the catalogue", f"{hint} All of them are in env/machines")
     if found.is_gone:
         raise HpcMpError(f"--sku {found.name}", f"was retired on {found.retired}: no such machine can be started",

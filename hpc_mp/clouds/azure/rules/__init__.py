@@ -33,7 +33,7 @@ def lint(text: str, *, file: str = "template", given: Given | None = None, proje
 
 def _printable(hit: Hit) -> Hit:
     """Shorten quoted values to a readable length; a template's first line is 1."""
-    return hit._replace(it=_short(hit.it), advice=_short(hit.advice), line=max(hit.line, 1))
+    return hit._replace(item=_short(hit.item), advice=_short(hit.advice), line=max(hit.line, 1))
 
 
 def _short(text: str) -> str:

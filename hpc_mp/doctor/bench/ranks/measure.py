@@ -18,14 +18,14 @@ class Buffers:
     send: Any
     receive: Any
 
-    def views(self, this: Collective, counts: Counts, placed: Placed, member: int) -> tuple[Any, Any]:
+    def views(self, collective: Collective, counts: Counts, placed: Placed, member: int) -> tuple[Any, Any]:
         """Return (send, receive) for one operation; in place they overlap as the library requires."""
         send, receive = self.send[: counts.send], self.receive[: counts.receive]
         if placed == "out_of_place":
             return send, receive
         part = slice(member * counts.param, (member + 1) * counts.param)
-        whole = self.receive[: counts.total]
-        return whole[part] if this.send_part else whole, whole[part] if this.receive_part else whole
+        buffer = self.receive[: counts.total]
+        return buffer[part] if collective.send_part else buffer, buffer[part] if collective.receive_part else buffer
 
 
 def allocate(network: Network, counts: Counts) -> Buffers:
@@ -43,13 +43,13 @@ class Sample:
 
 
 def measure(
-    network: Network, this: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
+    network: Network, collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
     check: bool,
 ) -> Sample:
     """Measure one placement. All ranks must call this at the same time."""
-    send, receive = buffers.views(this, counts, placed, network.member)
-    run = network.operation(this, send, receive)
-    _fill(network, this, send, receive, 0)
+    send, receive = buffers.views(collective, counts, placed, network.member)
+    run = network.operation(collective, send, receive)
+    _fill(network, collective, send, receive, 0)
     for _ in range(warmup):
         run()
     network.finish()
@@ -63,24 +63,24 @@ def measure(
     mean = (time.perf_counter() - began) / iterations
     network.barrier()
     wrong = 0
-    if check and placed in this.checked:
-        _fill(network, this, send, receive, 1)
+    if check and placed in collective.checked:
+        _fill(network, collective, send, receive, 1)
         network.barrier()
         run()
         network.finish()
-        wrong = _wrong(network, this, counts, receive, 1)
+        wrong = _wrong(network, collective, counts, receive, 1)
     return Sample(mean, network.between(stamps), wrong)
 
 
-def _fill(network: Network, this: Collective, send: Any, receive: Any, repetition: int) -> None:
+def _fill(network: Network, collective: Collective, send: Any, receive: Any, repetition: int) -> None:
     receive[...] = 0
-    table = pattern.sent(this, network.member, network.members, repetition)
-    if not this.rooted or network.member == 0:
+    table = pattern.sent(collective, network.member, network.members, repetition)
+    if not collective.rooted or network.member == 0:
         pattern.write(send, network.table(table))
     network.finish()
 
 
-def _wrong(network: Network, this: Collective, counts: Counts, receive: Any, repetition: int) -> int:
-    expected = pattern.received(this, network.member, network.members, repetition, counts.param)
+def _wrong(network: Network, collective: Collective, counts: Counts, receive: Any, repetition: int) -> int:
+    expected = pattern.received(collective, network.member, network.members, repetition, counts.param)
     share = len(receive) // len(expected)
     return sum(pattern.wrong(receive[i * share:(i + 1) * share], network.table(table)) for i, table in enumerate(expected))

@@ -31,7 +31,7 @@ class Network(Protocol):
     def table(self, values: Any) -> Any:
         """Convert an array of float64 for comparison with a buffer."""
 
-    def operation(self, this: Collective, send: Any, receive: Any) -> Callable[[], object]:
+    def operation(self, collective: Collective, send: Any, receive: Any) -> Callable[[], object]:
         """Return a function that starts the operation in the group. In place both buffers overlap as in nccl-tests."""
 
     def finish(self) -> None:

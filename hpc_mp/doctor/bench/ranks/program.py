@@ -58,24 +58,24 @@ def _connect(spec: BenchSpec, voice: Voice) -> Network:
 
 def introduce(network: Network, spec: BenchSpec, voice: Voice) -> None:
     """Print the event ``ranks`` on rank 0."""
-    found = network.gather({
+    records = network.gather({
         "rank": network.rank, "group": spec.group_of(network.rank), "pid": os.getpid(),
         "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "device": network.rank % spec.ranks_per_node, "name": network.device if network.device != "cpu" else platform.machine(),
     })
-    if found is not None:
-        voice.say("ranks", ranks=found, versions=network.versions)
+    if records is not None:
+        voice.say("ranks", ranks=records, versions=network.versions)
 
 
 def measure_size(network: Network, spec: BenchSpec, size: int, voice: Voice) -> None:
     """Measure both placements; rank 0 prints the measurements of all ranks."""
-    this: Collective = COLLECTIVES[spec.collective]
+    collective: Collective = COLLECTIVES[spec.collective]
     if network.rank == 0:
         voice.say("size", size=size)
-    counts = this.counts(size, network.members, ELEMENT[spec.dtype])
+    counts = collective.counts(size, network.members, ELEMENT[spec.dtype])
     buffers = allocate(network, counts)
-    samples = {placed: measure(network, this, counts, buffers, placed, spec.warmup, spec.iterations, spec.check)
+    samples = {placed: measure(network, collective, counts, buffers, placed, spec.warmup, spec.iterations, spec.check)
                for placed in PLACED}
-    found = network.gather({placed: [sample.mean, sample.wrong, sample.iterations] for placed, sample in samples.items()})
-    if found is not None:
-        voice.say("row", size=size, ranks=found)
+    results = network.gather({placed: [sample.mean, sample.wrong, sample.iterations] for placed, sample in samples.items()})
+    if results is not None:
+        voice.say("row", size=size, ranks=results)

@@ -29,5 +29,5 @@ def lint(text: str, *, directory: Path, file: str | None = None, version: tuple[
         version: the release of Slurm, (23, 11) for 23.11. None if unknown: then refusals of any release become warnings.
     """
     script = read_script(text, directory=directory, version=version)
-    found = {finding for rule in RULES for finding in rule.apply(script, file)}
-    return tuple(sorted(found, key=lambda finding: (finding.line or 0, finding.code, finding.message)))
+    findings = {finding for rule in RULES for finding in rule.apply(script, file)}
+    return tuple(sorted(findings, key=lambda finding: (finding.line or 0, finding.code, finding.message)))

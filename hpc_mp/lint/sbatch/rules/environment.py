@@ -17,9 +17,9 @@ _ONE_GPU = re.compile(r"\d+|\$\{?(SLURM_LOCALID|LOCAL_RANK|OMPI_COMM_WORLD_LOCAL
 
 def _exported(script: Script) -> Iterator[ShellAssignment]:
     """Return the assignments that programs see."""
-    names = script.shell.exported | {each.name for each in script.shell.assignments if each.exported}
+    names = script.shell.exported | {variable.name for variable in script.shell.assignments if variable.exported}
     everything = script.shell_option("a", "allexport") is not None
-    return (each for each in script.shell.assignments if everything or each.name in names)
+    return (variable for variable in script.shell.assignments if everything or variable.name in names)
 
 
 def _in_script(rule: Rule[Settings]) -> Rule[Script]:
@@ -28,15 +28,15 @@ def _in_script(rule: Rule[Settings]) -> Rule[Script]:
 
 
 def _one_gpu_in_task(script: Script) -> Iterable[Hit]:
-    for each in _exported(script):
-        if each.name == "CUDA_VISIBLE_DEVICES" and each.task and _ONE_GPU.fullmatch(each.value):
-            yield Hit(each.line, each.value)
+    for variable in _exported(script):
+        if variable.name == "CUDA_VISIBLE_DEVICES" and variable.task and _ONE_GPU.fullmatch(variable.value):
+            yield Hit(variable.line, variable.value)
 
 
 def _gpus_of_the_batch_shell(script: Script) -> Iterable[Hit]:
-    for each in _exported(script):
-        if each.name == "CUDA_VISIBLE_DEVICES" and not each.task and script.steps:
-            yield Hit(each.line)
+    for variable in _exported(script):
+        if variable.name == "CUDA_VISIBLE_DEVICES" and not variable.task and script.steps:
+            yield Hit(variable.line)
 
 
 def _loopback(script: Script) -> Iterable[Hit]:
@@ -44,16 +44,16 @@ def _loopback(script: Script) -> Iterable[Hit]:
 
 
 def _not_exported(script: Script) -> Iterable[Hit]:
-    exported = {each.name for each in _exported(script)}
-    for each in script.shell.assignments:
-        if FOR_PROGRAMS.fullmatch(each.name) and each.name not in exported and not each.captured \
-                and not re.search(rf"\$\{{?{each.name}\b", script.text):
-            yield Hit(each.line, each.name)
+    exported = {variable.name for variable in _exported(script)}
+    for variable in script.shell.assignments:
+        if FOR_PROGRAMS.fullmatch(variable.name) and variable.name not in exported and not variable.captured \
+                and not re.search(rf"\$\{{?{variable.name}\b", script.text):
+            yield Hit(variable.line, variable.name)
 
 
 def _for_sbatch(script: Script) -> Iterable[Hit]:
     if not any(script.commands("sbatch")):
-        yield from (Hit(each.line, each.name) for each in _exported(script) if each.name.startswith("SBATCH_"))
+        yield from (Hit(variable.line, variable.name) for variable in _exported(script) if variable.name.startswith("SBATCH_"))
 
 
 RULES: tuple[Rule[Script], ...] = (

@@ -29,14 +29,14 @@ def _no_interpreter(script: Script) -> Iterable[Hit]:
 
 
 def _dos_lines(script: Script) -> Iterable[Hit]:
-    before, found, _ = script.text.partition("\r\n")
-    if found:
+    before, separator, _ = script.text.partition("\r\n")
+    if separator:
         yield Hit(before.count("\n") + 1)
 
 
 def _nul(script: Script) -> Iterable[Hit]:
-    before, found, _ = script.text.partition("\0")
-    if found:
+    before, separator, _ = script.text.partition("\0")
+    if separator:
         yield Hit(before.count("\n") + 1)
 
 
@@ -58,8 +58,8 @@ def _indented(script: Script) -> Iterable[Hit]:
 
 def _slips(script: Script) -> Iterable[Hit]:
     for number, line in enumerate(script.lines[:script.header.end - 1], start=1):
-        if found := _SLIP.match(line):
-            yield Hit(number, found[0].rstrip(" -"))
+        if match := _SLIP.match(line):
+            yield Hit(number, match[0].rstrip(" -"))
 
 
 def _all(script: Script) -> list[Option]:
@@ -71,7 +71,7 @@ def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
     of_srun = set(option_table()["names"]["srun"])
     dashed = {word.line for word in script.header.words if _long_with_one_dash(word.text)}
     for option in _all(script):
-        if not option.known and option.line not in dashed:
+        if not option.is_known and option.line not in dashed:
             near = _meant(option.name.replace("_", "-"))
             if option.name in of_srun:
                 yield option, f"Give --{option.name} to srun."
@@ -130,7 +130,7 @@ def _twice(script: Script) -> Iterable[Hit]:
     for options in script.header.components:
         first: dict[str, Option] = {}
         for option in options:
-            if option.name in first and option.known:
+            if option.name in first and option.is_known:
                 yield Hit(option.line, f"--{option.name}", str(first[option.name].line))
             first.setdefault(option.name, option)
 
@@ -138,34 +138,34 @@ def _twice(script: Script) -> Iterable[Hit]:
 def _expansions(script: Script) -> Iterable[Hit]:
     comments = {option.line for option in _all(script) if option.name in _TEXTS}
     for word in script.header.words:
-        if word.line not in comments and (found := _EXPANSION.search(word.text)):
-            yield Hit(word.line, found[0].lstrip("="))
+        if word.line not in comments and (match := _EXPANSION.search(word.text)):
+            yield Hit(word.line, match[0].lstrip("="))
 
 
 def _malformed(script: Script) -> Iterable[Hit]:
     for option in _all(script):
-        if option.value is not None and not _EXPANSION.search(option.value) and (words := malformed(option)):
-            yield Hit(option.line, f"--{option.name} {option.value}", words)
+        if option.value is not None and not _EXPANSION.search(option.value) and (form := malformed(option)):
+            yield Hit(option.line, f"--{option.name} {option.value}", form)
 
 
 def malformed(option: Option) -> str | None:
     """Return a description of the expected form of an option's value, if sbatch does not understand the given value."""
     forms = option_table()["forms"]
-    if not option.known or option.name not in forms or option.value is None:
+    if not option.is_known or option.name not in forms or option.value is None:
         return None
-    pattern, words = forms[option.name]
-    return None if re.fullmatch(pattern, option.value) else words
+    pattern, description = forms[option.name]
+    return None if re.fullmatch(pattern, option.value) else description
 
 
 def unexpanded(option: Option) -> str | None:
     """Return the part of a value that only a shell would expand. sbatch does not use a shell."""
-    found = _EXPANSION.search(option.value or "") if option.name not in _TEXTS else None
-    return found[0] if found else None
+    match = _EXPANSION.search(option.value or "") if option.name not in _TEXTS else None
+    return match[0] if match else None
 
 
 def _long_with_one_dash(text: str) -> str | None:
-    found = _SINGLE_DASH.fullmatch(text)
-    return found[1] if found and found[1] in syntax("sbatch").names else None
+    match = _SINGLE_DASH.fullmatch(text)
+    return match[1] if match and match[1] in syntax("sbatch").names else None
 
 
 def _one_dash(script: Script) -> Iterable[Hit]:
@@ -185,9 +185,9 @@ def _unmatched(script: Script) -> Iterable[Hit]:
 
 def _without_value(script: Script) -> Iterable[Hit]:
     """Yield options without their value. sbatch joins the words of all directives before it parses them."""
-    known = syntax("sbatch")
+    grammar = syntax("sbatch")
     for option in _all(script):
-        if option.known and option.name not in known.without_value | known.optional_value:
+        if option.is_known and option.name not in grammar.without_value | grammar.optional_value:
             if option.value is None:
                 yield Hit(option.line, f"--{option.name}", "sbatch refuses the script")
             elif option.value_line not in (None, option.line):
@@ -198,10 +198,10 @@ def _without_value(script: Script) -> Iterable[Hit]:
 def bash_refusal(text: str) -> tuple[int, str] | None:
     """Return the (line, message) with which bash refuses to parse a script. ``-n`` keeps bash from running it."""
     try:
-        ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, given=text)
+        ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, stdin=text)
     except CommandFailed as refused:
-        found = re.search(r"line (\d+): (.*(?:syntax error|unexpected).*)", str(refused))
-        return (int(found[1]), found[2].removeprefix("syntax error: ")) if found else None
+        match = re.search(r"line (\d+): (.*(?:syntax error|unexpected).*)", str(refused))
+        return (int(match[1]), match[2].removeprefix("syntax error: ")) if match else None
     return None
 
 

@@ -24,71 +24,72 @@ def _once(script: Script) -> Iterator[NodeLauncher]:
     """Yield launchers that run in the job's own shell, hence on its first node."""
     if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
         for command in script.shell.commands:
-            if not command.captured and (found := node_launcher(command.words)):
-                yield found
+            if not command.captured and (launcher := node_launcher(command.words)):
+                yield launcher
 
 
 def _in_steps(script: Script) -> Iterator[tuple[Step, NodeLauncher]]:
     for step in script.steps:
-        if found := node_launcher(step.program):
-            yield step, found
+        if launcher := node_launcher(step.program):
+            yield step, launcher
 
 
 def _waits_for_nodes(script: Script) -> Iterable[Hit]:
-    for found in _once(script):
-        if found.name == "accelerate launch" and found.machines not in ("", "1"):
-            yield Hit(found.line, str(script.nodes))
+    for launcher in _once(script):
+        if launcher.name == "accelerate launch" and launcher.machines not in ("", "1"):
+            yield Hit(launcher.line, str(script.nodes))
 
 
 def _idle_nodes(script: Script) -> Iterable[Hit]:
-    for found in _once(script):
-        hosts_by_a_file = found.name == "deepspeed" and script.sets("DLTS_HOSTFILE")
-        alone = found.machines in ("", "1", "1:1") or found.name == "deepspeed"
-        if alone and not found.elsewhere and not hosts_by_a_file and not (found.name == "torchrun" and script.sets("PET_NNODES")):
-            yield Hit(found.line, found.name, str(script.nodes))
+    for launcher in _once(script):
+        hosts_by_a_file = launcher.name == "deepspeed" and script.sets("DLTS_HOSTFILE")
+        alone = launcher.machines in ("", "1", "1:1") or launcher.name == "deepspeed"
+        if alone and not launcher.elsewhere and not hosts_by_a_file \
+                and not (launcher.name == "torchrun" and script.sets("PET_NNODES")):
+            yield Hit(launcher.line, launcher.name, str(script.nodes))
 
 
 def _each_by_itself(script: Script) -> Iterable[Hit]:
-    for step, found in _in_steps(script):
-        alone = found.machines in ("", "1", "1:1") and not found.elsewhere and found.name != "deepspeed"
+    for step, launcher in _in_steps(script):
+        alone = launcher.machines in ("", "1", "1:1") and not launcher.elsewhere and launcher.name != "deepspeed"
         many = step.value("nodes") or str(script.of(step).nodes)
         if alone and many.isdecimal() and int(many) > 1 and script.several_tasks(step) and not step.opaque \
-                and not script.sets("PET_NNODES") and not {"standalone"} & found.options.keys():
-            yield Hit(found.line, found.name, many)
+                and not script.sets("PET_NNODES") and not {"standalone"} & launcher.options.keys():
+            yield Hit(launcher.line, launcher.name, many)
 
 
 def _nodes_that_the_job_lacks(script: Script) -> Iterable[Hit]:
-    most = re.fullmatch(r"(?:\d+-)?(\d+)", script.value("nodes") or "")
-    for found in itertools.chain(_once(script), (found for _, found in _in_steps(script))):
-        least = re.match(r"\d+", found.machines)
-        if most and least and int(least[0]) > int(most[1]) and len(script.header.components) == 1:
-            yield Hit(found.line, f"{found.name} waits for {least[0]} nodes", most[1])
+    limit = re.fullmatch(r"(?:\d+-)?(\d+)", script.value("nodes") or "")
+    for launcher in itertools.chain(_once(script), (launcher for _, launcher in _in_steps(script))):
+        minimum = re.match(r"\d+", launcher.machines)
+        if limit and minimum and int(minimum[0]) > int(limit[1]) and len(script.header.components) == 1:
+            yield Hit(launcher.line, f"{launcher.name} waits for {minimum[0]} nodes", limit[1])
 
 
 def _all_first(script: Script) -> Iterable[Hit]:
-    for step, found in _in_steps(script):
-        c10d = found.options.get("rdzv-backend", ("", 0))[0] in ("c10d", "etcd", "etcd-v2")
-        silent = found.name == "accelerate launch" and not found.rank and not found.elsewhere
-        if found.machines not in ("", "1", "1:1") and script.several_tasks(step) and not c10d \
-                and (silent or found.rank.isdecimal()):
-            yield Hit(found.line, found.name, "machine_rank" if found.name == "accelerate launch" else "node_rank")
+    for step, launcher in _in_steps(script):
+        c10d = launcher.options.get("rdzv-backend", ("", 0))[0] in ("c10d", "etcd", "etcd-v2")
+        silent = launcher.name == "accelerate launch" and not launcher.rank and not launcher.elsewhere
+        if launcher.machines not in ("", "1", "1:1") and script.several_tasks(step) and not c10d \
+                and (silent or launcher.rank.isdecimal()):
+            yield Hit(launcher.line, launcher.name, "machine_rank" if launcher.name == "accelerate launch" else "node_rank")
 
 
 def _ranks_without_gpus(script: Script) -> Iterable[Hit]:
-    for found in filter(None, (node_launcher(command.words) for command in script.shell.commands if command.name != "srun")):
-        there = gpus(script.options)
-        if found.per_node.isdecimal() and int(found.per_node) > there > 0 and not script.option("exclusive"):
-            yield Hit(found.line, f"{found.name} starts {found.per_node} processes on a node", str(there))
+    for launcher in filter(None, (node_launcher(command.words) for command in script.shell.commands if command.name != "srun")):
+        gpu_count = gpus(script.options)
+        if launcher.per_node.isdecimal() and int(launcher.per_node) > gpu_count > 0 and not script.option("exclusive"):
+            yield Hit(launcher.line, f"{launcher.name} starts {launcher.per_node} processes on a node", str(gpu_count))
 
 
 def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         job = script.of(step)
         many = step.value("ntasks-per-node") or (None if step.option("ntasks") else job.value("ntasks-per-node")) or ""
-        there = 0 if gpus(step.options) else gpus(job.options)
-        if many.isdecimal() and int(many) > there > 0 and is_training(step.program) and not job.option("exclusive") \
+        gpu_count = 0 if gpus(step.options) else gpus(job.options)
+        if many.isdecimal() and int(many) > gpu_count > 0 and is_training(step.program) and not job.option("exclusive") \
                 and not node_launcher(step.program) and "mps" not in script.text.lower():
-            yield Hit(step.line, f"{many} tasks on a node", str(there))
+            yield Hit(step.line, f"{many} tasks on a node", str(gpu_count))
 
 
 def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
@@ -96,31 +97,31 @@ def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         if is_training(step.program) and not inner_script(step.program):
             for word in step.program:
-                if not word.expands and "$(" not in word.text and (found := _OF_SLURM.search(word.text)):
-                    yield Hit(word.line, found[1])
+                if not word.expands and "$(" not in word.text and (match := _OF_SLURM.search(word.text)):
+                    yield Hit(word.line, match[1])
 
 
 def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
-    asked = script.option("ntasks") or script.option("ntasks-per-node")
+    request = script.option("ntasks") or script.option("ntasks-per-node")
     for command in script.commands(*MPI):
-        free = any(any(more in each for more in _MORE) for each in command.arguments) or command.task
+        free = any(any(more in argument for more in _MORE) for argument in command.arguments) or command.task
         for word, following in itertools.pairwise((*command.words[1:], Word("", 0))):
-            found = _MPI_TASKS.fullmatch(word.text)
-            number = (found[1] or following.text) if found else ""
-            if found and asked and number.isdecimal() and int(number) > script.tasks and not free \
+            match = _MPI_TASKS.fullmatch(word.text)
+            number = (match[1] or following.text) if match else ""
+            if match and request and number.isdecimal() and int(number) > script.tasks and not free \
                     and (script.value("nodes") or "1").isdecimal():
                 yield Hit(word.line, f"{command.name} starts {number} ranks", str(script.tasks))
 
 
 def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
     for step in script.steps:
-        job, asked = script.of(step), step.value("ntasks") or ""
+        job, ntasks = script.of(step), step.value("ntasks") or ""
         cpus, of_task = job.number("cpus-per-task") or 1, step.value("cpus-per-task") or "1"
         whole_nodes = job.option("exclusive") or step.option("overcommit") or not (job.option("ntasks") or
                                                                                   job.option("ntasks-per-node"))
-        if asked.isdecimal() and of_task.isdecimal() and not whole_nodes and not step.opaque \
-                and int(asked) * int(of_task) > job.tasks * cpus and (job.value("nodes") or "1").isdecimal():
-            yield Hit(step.line, f"{asked} tasks", str(job.tasks))
+        if ntasks.isdecimal() and of_task.isdecimal() and not whole_nodes and not step.opaque \
+                and int(ntasks) * int(of_task) > job.tasks * cpus and (job.value("nodes") or "1").isdecimal():
+            yield Hit(step.line, f"{ntasks} tasks", str(job.tasks))
 
 
 RULES: tuple[Rule[Script], ...] = (

@@ -31,31 +31,31 @@ _OWN_NAME = re.compile(r"\$\(hostname\b|`hostname\b|\$\{?(HOSTNAME|SLURMD_NODENA
 
 
 def _addresses(script: Script) -> Iterator[ShellAssignment]:
-    return (each for each in script.shell.assignments if each.name in ADDRESSES and not each.captured)
+    return (variable for variable in script.shell.assignments if variable.name in ADDRESSES and not variable.captured)
 
 
 def _launchers(script: Script) -> Iterator[Torchrun]:
-    return (found for command in script.shell.commands
-            if command.name != "srun" and (found := torchrun(command.words)))
+    return (launcher for command in script.shell.commands
+            if command.name != "srun" and (launcher := torchrun(command.words)))
 
 
-def _several_nodes(found: Torchrun, script: Script) -> bool:
-    return script.nodes > 1 and (found.value("nnodes") or "1") not in ("1", "1:1")
+def _several_nodes(launcher: Torchrun, script: Script) -> bool:
+    return script.nodes > 1 and (launcher.value("nnodes") or "1") not in ("1", "1:1")
 
 
 def _fixed_port(script: Script) -> Iterable[Hit]:
     """Yield fixed ports. Port 0 means any free port. On exclusive nodes only an earlier attempt of the job could hold one."""
     alone = script.option("exclusive") and not script.option("requeue")
-    yield from (hit for hit in _ports(script) if int(hit.it) and not alone)
+    yield from (hit for hit in _ports(script) if int(hit.item) and not alone)
 
 
 def _ports(script: Script) -> Iterable[Hit]:
-    for each in script.shell.assignments:
-        if each.name in PORTS and re.fullmatch(r"\d+", each.value):
-            yield Hit(each.line, each.value)
-    for found in _launchers(script):
+    for variable in script.shell.assignments:
+        if variable.name in PORTS and re.fullmatch(r"\d+", variable.value):
+            yield Hit(variable.line, variable.value)
+    for launcher in _launchers(script):
         for name in ("master-port", "rdzv-endpoint"):
-            value, line = found.options.get(name, ("", 0))
+            value, line = launcher.options.get(name, ("", 0))
             if port := re.fullmatch(r"(?:.*:)?(\d+)", value):
                 yield Hit(line, port[1])
     for command in script.commands("accelerate", "deepspeed"):
@@ -66,64 +66,65 @@ def _ports(script: Script) -> Iterable[Hit]:
 
 
 def _port_per_rank(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line) for each in script.shell.assignments
-                if each.task and each.name in PORTS and re.search(r"\bRANDOM\b|\bshuf\b", each.raw))
+    yield from (Hit(variable.line) for variable in script.shell.assignments
+                if variable.task and variable.name in PORTS and re.search(r"\bRANDOM\b|\bshuf\b", variable.raw))
 
 
 def _no_endpoint(script: Script) -> Iterable[Hit]:
-    for found in _launchers(script):
-        named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & found.options.keys()
+    for launcher in _launchers(script):
+        named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & launcher.options.keys()
         set_as_well = script.sets("PET_RDZV_ENDPOINT") or script.sets("PET_MASTER_ADDR")
-        if _several_nodes(found, script) and not named and not set_as_well:
-            yield Hit(found.line)
+        if _several_nodes(launcher, script) and not named and not set_as_well:
+            yield Hit(launcher.line)
 
 
 def _hostname_i(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name) for each in _addresses(script) if _HOSTNAME_I.search(each.raw))
-    for found in _launchers(script):
+    yield from (Hit(variable.line, variable.name) for variable in _addresses(script) if _HOSTNAME_I.search(variable.raw))
+    for launcher in _launchers(script):
         for name in ("master-addr", "rdzv-endpoint"):
-            value, line = found.options.get(name, ("", 0))
+            value, line = launcher.options.get(name, ("", 0))
             if value.startswith(("$(", "`")) and _HOSTNAME_I.search(value):
                 yield Hit(line, f"--{name}")
 
 
 def _own_address(script: Script) -> Iterable[Hit]:
-    for each in _addresses(script):
-        if each.task and script.nodes > 1 and _OWN_NAME.search(each.raw) and "srun" not in each.raw:
-            yield Hit(each.line, each.name)
+    for variable in _addresses(script):
+        if variable.task and script.nodes > 1 and _OWN_NAME.search(variable.raw) and "srun" not in variable.raw:
+            yield Hit(variable.line, variable.name)
 
 
 def _localhost(script: Script) -> Iterable[Hit]:
     if script.nodes > 1:
-        for each in _addresses(script):
-            if _LOCAL.fullmatch(each.value):
-                yield Hit(each.line, each.name, each.value)
-        for found in _launchers(script):
+        for variable in _addresses(script):
+            if _LOCAL.fullmatch(variable.value):
+                yield Hit(variable.line, variable.name, variable.value)
+        for launcher in _launchers(script):
             for name in ("master-addr", "rdzv-endpoint"):
-                value, line = found.options.get(name, ("", 0))
-                if _several_nodes(found, script) and (local := _LOCAL.match(value)):
+                value, line = launcher.options.get(name, ("", 0))
+                if _several_nodes(launcher, script) and (local := _LOCAL.match(value)):
                     yield Hit(line, f"--{name}", local[0])
 
 
 def _fallback_to_localhost(script: Script) -> Iterable[Hit]:
-    for each in _addresses(script):
-        if not _LOCAL.fullmatch(each.value) and (local := _LOCAL.search(each.raw)):
-            yield Hit(each.line, each.name, local[0])
+    for variable in _addresses(script):
+        if not _LOCAL.fullmatch(variable.value) and (local := _LOCAL.search(variable.raw)):
+            yield Hit(variable.line, variable.name, local[0])
 
 
 def _launch_node(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name) for each in _addresses(script) if "SLURM_LAUNCH_NODE_IPADDR" in each.raw)
+    yield from (Hit(variable.line, variable.name) for variable in _addresses(script)
+                if "SLURM_LAUNCH_NODE_IPADDR" in variable.raw)
 
 
 def _unexpanded_nodelist(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name) for each in _addresses(script)
-                if script.nodes > 1 and _NODELIST.fullmatch(each.raw.strip('"')))
+    yield from (Hit(variable.line, variable.name) for variable in _addresses(script)
+                if script.nodes > 1 and _NODELIST.fullmatch(variable.raw.strip('"')))
 
 
 def _inert_node_rank(script: Script) -> Iterable[Hit]:
-    for found in _launchers(script):
-        if "node-rank" in found.options and (found.value("rdzv-backend") or "static") in ("c10d", "etcd", "etcd-v2"):
-            yield Hit(found.options["node-rank"][1], found.value("rdzv-backend") or "")
+    for launcher in _launchers(script):
+        if "node-rank" in launcher.options and (launcher.value("rdzv-backend") or "static") in ("c10d", "etcd", "etcd-v2"):
+            yield Hit(launcher.options["node-rank"][1], launcher.value("rdzv-backend") or "")
 
 
 def _expanded_too_early(script: Script) -> Iterable[Hit]:
@@ -139,27 +140,27 @@ def _expanded_too_early(script: Script) -> Iterable[Hit]:
 def _rank_of_the_batch_shell(script: Script) -> Iterable[Hit]:
     if not any(script.several_tasks(step) for step in script.steps):
         return
-    in_tasks = {each.name for each in script.shell.assignments if each.task}
-    for each in script.shell.assignments:
-        found = TASK_VARIABLES & {name for name, _ in each.expands}
-        if found and not each.task and not each.captured and each.name in RANKS and each.name not in in_tasks \
-                and (each.exported or each.name in script.shell.exported):
-            yield Hit(each.line, each.name, sorted(found)[0])
+    in_tasks = {variable.name for variable in script.shell.assignments if variable.task}
+    for variable in script.shell.assignments:
+        variables = TASK_VARIABLES & {name for name, _ in variable.expands}
+        if variables and not variable.task and not variable.captured and variable.name in RANKS \
+                and variable.name not in in_tasks and (variable.exported or variable.name in script.shell.exported):
+            yield Hit(variable.line, variable.name, sorted(variables)[0])
 
 
 def _ephemeral_port(script: Script) -> Iterable[Hit]:
-    for each in script.shell.assignments:
-        if each.name in PORTS and (found := _RANGE.search(each.raw)):
-            highest = int(found[1]) + int(found[2]) - 1 if found[1] else int(found[4])
+    for variable in script.shell.assignments:
+        if variable.name in PORTS and (match := _RANGE.search(variable.raw)):
+            highest = int(match[1]) + int(match[2]) - 1 if match[1] else int(match[4])
             if highest >= EPHEMERAL:
-                yield Hit(each.line, str(highest))
+                yield Hit(variable.line, str(highest))
 
 
 def _port_of_the_last_attempt(script: Script) -> Iterable[Hit]:
-    for each in script.shell.assignments:
-        if each.name in PORTS and script.option("requeue") and "SLURM_JOB" in each.raw \
-                and "SLURM_RESTART_COUNT" not in each.raw:
-            yield Hit(each.line)
+    for variable in script.shell.assignments:
+        if variable.name in PORTS and script.option("requeue") and "SLURM_JOB" in variable.raw \
+                and "SLURM_RESTART_COUNT" not in variable.raw:
+            yield Hit(variable.line)
 
 
 def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
@@ -173,7 +174,7 @@ def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
 
 def _long_name(script: Script) -> Iterable[Hit]:
     if any(_launchers(script)):
-        yield from (Hit(each.line, each.name) for each in _addresses(script) if _HOSTNAME_F.search(each.raw))
+        yield from (Hit(variable.line, variable.name) for variable in _addresses(script) if _HOSTNAME_F.search(variable.raw))
 
 
 RULES: tuple[Rule[Script], ...] = (

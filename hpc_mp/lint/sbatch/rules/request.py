@@ -34,15 +34,15 @@ def _no_time(script: Script) -> Iterable[Hit]:
 
 def _short_time(script: Script) -> Iterable[Hit]:
     time = script.option("time")
-    if time and (found := re.fullmatch(r"(\d+):(\d\d)", time.value or "")):
-        yield Hit(time.line, f"{counted(int(found[1]), 'minute')} and {counted(int(found[2]), 'second')}", f"{found[0]}:00")
+    if time and (match := re.fullmatch(r"(\d+):(\d\d)", time.value or "")):
+        yield Hit(time.line, f"{counted(int(match[1]), 'minute')} and {counted(int(match[2]), 'second')}", f"{match[0]}:00")
 
 
 def _cpus_unset(script: Script) -> Iterable[Hit]:
     """Yield uses of SLURM_CPUS_PER_TASK that is not set: Slurm sets it only if CPUs per task are requested."""
     places = (*script.header.components, *(step.options for step in script.steps))
-    asked = {option.name for options in places for option in options}
-    if script.options and not {"cpus-per-task", "tres-per-task"} & asked and not script.sets("SLURM_CPUS_PER_TASK"):
+    names = {option.name for options in places for option in options}
+    if script.options and not {"cpus-per-task", "tres-per-task"} & names and not script.sets("SLURM_CPUS_PER_TASK"):
         uses = (number for number, line in enumerate(script.lines, start=1)
                 if not line.lstrip().startswith("#") and _CPUS.search(line))
         yield from map(Hit, itertools.islice(uses, 1))
@@ -59,18 +59,18 @@ def _count_behind_equals(script: Script) -> Iterable[Hit]:
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
     """Yield (the later option, both in words, the release since which sbatch refuses them together, advice)."""
     for options in script.header.components:
-        given = {option.name: option for option in options} | {_with_kind(option): option for option in options}
+        by_name = {option.name: option for option in options} | {_with_kind(option): option for option in options}
         for row in option_table()["conflicts"]:
-            for one, other in itertools.combinations(row["options"], 2):
-                if one in given and other in given:
-                    later = max(given[one], given[other], key=lambda option: option.line)
-                    yield later, f"--{one} and --{other}", row["since"], row["advice"]
+            for first, second in itertools.combinations(row["options"], 2):
+                if first in by_name and second in by_name:
+                    later = max(by_name[first], by_name[second], key=lambda option: option.line)
+                    yield later, f"--{first} and --{second}", row["since"], row["advice"]
 
 
 def _with_kind(option: Option) -> str:
     """Return the option with its kind: ``gres=gpu`` for ``--gres=gres/gpu:4``, ``distribution=arbitrary``."""
-    found = re.match(r"(?:gres/)?(\w+)", option.value or "")
-    return f"{option.name}={found[1]}" if found else option.name
+    match = re.match(r"(?:gres/)?(\w+)", option.value or "")
+    return f"{option.name}={match[1]}" if match else option.name
 
 
 def _refused_together(script: Script) -> Iterable[Hit]:
@@ -87,10 +87,10 @@ def _refused_later(script: Script) -> Iterable[Hit]:
 
 def _hint_dropped(script: Script) -> Iterable[Hit]:
     for options in (script.options, *((*script.options, *step.options) for step in script.steps)):
-        given = {option.name: option for option in options}
-        others = [name for name in WITHOUT_HINT if name in given]
-        if "hint" in given and others:
-            yield Hit(given["hint"].line, f"--{others[0]}")
+        by_name = {option.name: option for option in options}
+        others = [name for name in WITHOUT_HINT if name in by_name]
+        if "hint" in by_name and others:
+            yield Hit(by_name["hint"].line, f"--{others[0]}")
 
 
 def _no_memory(script: Script) -> Iterable[Hit]:
@@ -101,8 +101,8 @@ def _no_memory(script: Script) -> Iterable[Hit]:
 def _megabytes(script: Script) -> Iterable[Hit]:
     for options in (script.options, *(step.options for step in script.steps)):
         for option in options:
-            given = option.value or ""
-            if option.name in MEMORY and given.isdecimal() and 0 < int(given) < A_GIGABYTE:
+            value = option.value or ""
+            if option.name in MEMORY and value.isdecimal() and 0 < int(value) < A_GIGABYTE:
                 yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
 
 
@@ -132,8 +132,8 @@ def _fewer_nodes_than_named(script: Script) -> Iterable[Hit]:
     Source: the message of sbatch 22.05.8, and sbatch/opt.c until 26.05: "invalid number of nodes (-N 10-2)".
     """
     nodes, named = script.option("nodes"), _named_nodes(script, "nodelist")
-    most = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
-    if nodes and most and len(named) > int(most[1]):
+    limit = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
+    if nodes and limit and len(named) > int(limit[1]):
         yield Hit(nodes.line, f"--nodes={nodes.value}, and --nodelist names {len(named)}", str(len(named)))
 
 
@@ -145,10 +145,10 @@ def _named_and_excluded(script: Script) -> Iterable[Hit]:
 
 def _more_threads_than_cpus(script: Script) -> Iterable[Hit]:
     cpus = script.option("cpus-per-task")
-    for each in script.shell.assignments:
-        if each.name in THREADS and each.value.isdecimal() and cpus and (cpus.value or "").isdecimal() \
-                and int(each.value) > int(cpus.value or 0) and not script.option("exclusive"):
-            yield Hit(each.line, f"{each.name}={each.value}", f"--cpus-per-task={cpus.value}")
+    for assignment in script.shell.assignments:
+        if assignment.name in THREADS and assignment.value.isdecimal() and cpus and (cpus.value or "").isdecimal() \
+                and int(assignment.value) > int(cpus.value or 0) and not script.option("exclusive"):
+            yield Hit(assignment.line, f"{assignment.name}={assignment.value}", f"--cpus-per-task={cpus.value}")
 
 
 def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
@@ -244,17 +244,17 @@ def _export_commas(script: Script) -> Iterable[Hit]:
 
 def _how_many_tasks(script: Script) -> Iterable[Hit]:
     if option := script.option("gpus-per-task"):
-        counted = ("ntasks", "gpus", "ntasks-per-node", "ntasks-per-gpu")
-        if not any(script.option(name) for name in counted):
+        counts = ("ntasks", "gpus", "ntasks-per-node", "ntasks-per-gpu")
+        if not any(script.option(name) for name in counts):
             yield Hit(option.line)
 
 
 def _nodes_without_gpus(script: Script) -> Iterable[Hit]:
     exclusive = script.option("exclusive")
     everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
-    asked = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in everywhere)
+    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in everywhere)
     used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
-    if exclusive and not asked and used:
+    if exclusive and not requested and used:
         yield Hit(exclusive.line)
 
 

@@ -28,16 +28,16 @@ def _held_for_ever(script: Script) -> Iterable[Hit]:
 
 
 def _refused(script: Script) -> Iterable[Hit]:
-    asked = [option.name for option in script.options if option.name in ("requeue", "no-requeue")]
-    if asked[-1:] == ["no-requeue"]:
+    names = [option.name for option in script.options if option.name in ("requeue", "no-requeue")]
+    if names[-1:] == ["no-requeue"]:
         yield from (Hit(command.line) for command in _called(script, *REQUEUES))
 
 
 def _excluded_too_early(script: Script) -> Iterable[Hit]:
     held = [command.line for command in _called(script, "requeuehold")]
     for command in _called(script, "update"):
-        of_itself = any("SLURM_JOB" in each for each in command.arguments)
-        excludes = any(each.lower().startswith("excnodelist") for each in command.arguments)
+        of_itself = any("SLURM_JOB" in argument for argument in command.arguments)
+        excludes = any(argument.lower().startswith("excnodelist") for argument in command.arguments)
         if of_itself and excludes and not any(line <= command.line for line in held):
             yield Hit(command.line)
 

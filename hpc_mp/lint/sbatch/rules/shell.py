@@ -50,32 +50,32 @@ def _conda_without_hook(script: Script) -> Iterable[Hit]:
     login = re.match(r"#!.*\s-\w*l", script.lines[0])
     hooked = any(command.name in ("source", ".", "module", "ml", "eval") for command in script.shell.commands)
     if not login and not hooked:
-        yield from (Hit(each.line, each.name) for each in _activations(script) if each.name in ("conda", "mamba"))
+        yield from (Hit(call.line, call.name) for call in _activations(script) if call.name in ("conda", "mamba"))
 
 
 def _unlimited_stack(script: Script) -> Iterable[Hit]:
     for command in script.commands("ulimit"):
-        if "unlimited" in command.arguments and any(re.fullmatch(r"-[SH]*s", each) for each in command.arguments):
+        if "unlimited" in command.arguments and any(re.fullmatch(r"-[SH]*s", argument) for argument in command.arguments):
             yield Hit(command.line)
 
 
 def _secret(script: Script) -> Iterable[Hit]:
     table = _secrets()
-    tokens, seen = re.compile("|".join(table["tokens"])), set()
-    for each in script.shell.assignments:
-        literal = not each.expands and "$" not in each.raw and "`" not in each.raw
-        if literal and re.search(table["names"], each.name) and re.fullmatch(table["value"], each.value):
-            seen.add(each.line)
-            yield Hit(each.line, each.name)
+    tokens, hit_lines = re.compile("|".join(table["tokens"])), set()
+    for assignment in script.shell.assignments:
+        literal = not assignment.expands and "$" not in assignment.raw and "`" not in assignment.raw
+        if literal and re.search(table["names"], assignment.name) and re.fullmatch(table["value"], assignment.value):
+            hit_lines.add(assignment.line)
+            yield Hit(assignment.line, assignment.name)
     for command in script.shell.commands:
         for word, following in zip(command.words, (*command.words[1:], None), strict=True):
             name, equals, value = word.text.partition("=")
             value = value if equals else following.text if following else ""
             if name.startswith("-") and re.search(table["names"], name) and re.fullmatch(table["value"], value):
-                seen.add(word.line)
+                hit_lines.add(word.line)
                 yield Hit(word.line, name)
     for number, line in enumerate(script.lines, start=1):
-        if number not in seen and tokens.search(line):
+        if number not in hit_lines and tokens.search(line):
             yield Hit(number, "This line")
 
 

@@ -17,11 +17,11 @@ NUMBERS = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP"}
 NOTE = re.compile(r"(?:export )?\w+=\w*")  # a trap that only sets a variable may be lost
 
 
-def _asked(script: Script) -> tuple[Option, str, bool] | None:
+def _signal_request(script: Script) -> tuple[Option, str, bool] | None:
     """Return (the directive, the name of the signal, True if it goes to the job's shell)."""
     option = script.option("signal")
-    found = _SIGNAL.fullmatch(option.value or "") if option else None
-    return (option, _name(found[2]), "B" in (found[1] or "").upper()) if option and found else None
+    match = _SIGNAL.fullmatch(option.value or "") if option else None
+    return (option, _name(match[2]), "B" in (match[1] or "").upper()) if option and match else None
 
 
 def _name(signal: str) -> str:
@@ -34,34 +34,34 @@ def _traps(script: Script, signal: str, *, task: bool) -> list[Command]:
 
 
 def _reaches_nobody(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and not asked[2] and not script.steps and not any(script.commands(*ELSEWHERE)) \
+    if (request := _signal_request(script)) and not request[2] and not script.steps and not any(script.commands(*ELSEWHERE)) \
             and any(is_training(command.words) for command in script.shell.commands):
-        yield Hit(asked[0].line, asked[1])
+        yield Hit(request[0].line, request[1])
 
 
 def _kills_the_shell(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and asked[2] and not _traps(script, asked[1], task=False) \
+    if (request := _signal_request(script)) and request[2] and not _traps(script, request[1], task=False) \
             and not any("exec" in command.prefixes for command in script.shell.commands if not command.task):
-        yield Hit(asked[0].line, asked[1])
+        yield Hit(request[0].line, request[1])
 
 
 def _trap_too_late(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and asked[2] and (traps := _traps(script, asked[1], task=False)) \
+    if (request := _signal_request(script)) and request[2] and (traps := _traps(script, request[1], task=False)) \
             and not any(trap.arguments[0] == "" for trap in traps):
         for command in script.shell.commands:
             if (command.name == "srun" or is_training(command.words)) and not command.task and not command.background \
                     and not command.captured and command.line > traps[0].line:
-                yield Hit(command.line, asked[1])
+                yield Hit(command.line, request[1])
 
 
 def _trap_in_vain(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and not asked[2] and script.steps:
-        yield from (Hit(trap.line, asked[1]) for trap in _traps(script, asked[1], task=False)
+    if (request := _signal_request(script)) and not request[2] and script.steps:
+        yield from (Hit(trap.line, request[1]) for trap in _traps(script, request[1], task=False)
                     if trap.arguments[0] and not NOTE.fullmatch(trap.arguments[0]))
 
 
 def _shell_in_between(script: Script) -> Iterable[Hit]:
-    if not (asked := _asked(script)) or asked[2] or _traps(script, asked[1], task=True):
+    if not (request := _signal_request(script)) or request[2] or _traps(script, request[1], task=True):
         return
     for step in script.steps:
         inner = inner_script(step.program)
@@ -72,7 +72,7 @@ def _shell_in_between(script: Script) -> Iterable[Hit]:
                   if command.task and command.line in lines and command.name not in SHELLS]
         work = [command for command in inside if is_training(command.words)]
         if work and len(inside) > 1 and "exec" not in work[-1].prefixes:
-            yield Hit(work[-1].line, asked[1])
+            yield Hit(work[-1].line, request[1])
 
 
 RULES: tuple[Rule[Script], ...] = (

@@ -73,10 +73,10 @@ def _mpi_in_step(script: Script) -> Iterable[Hit]:
     """Yield MPI launchers in a step, also inside a container: after the image, or after an mpirun that starts the container."""
     for command in script.shell.commands:
         inside = command.task or command.name in MPI
-        found = command.words[:1] if command.name in MPI and command.task else [
+        launchers = command.words[:1] if command.name in MPI and command.task else [
             word for before, word in itertools.pairwise(command.words) if word.base in MPI and not before.text.startswith("-")
             and before.base not in NAMING] if inside and any(word.base in CONTAINERS for word in command.words) else []
-        yield from (Hit(word.line, word.base) for word in found[:1])
+        yield from (Hit(word.line, word.base) for word in launchers[:1])
 
 
 def _one_after_another(script: Script) -> Iterable[Hit]:
@@ -86,11 +86,11 @@ def _one_after_another(script: Script) -> Iterable[Hit]:
         if inner is None or re.search(r"\$\?|^\s*trap\b", inner.text, re.MULTILINE) or any(
                 re.fullmatch(r"-[a-z]*e[a-z]*", word.text) for word in step.program if word is not inner):
             continue
-        commands = [each for each in read_shell(inner.text, inner.line).commands if not each.captured]
-        programs = [each for each in commands if is_training(each.words) and not each.background]
-        options = [word for each in commands if each.name == "set" for word in each.arguments]
+        commands = [command for command in read_shell(inner.text, inner.line).commands if not command.captured]
+        programs = [command for command in commands if is_training(command.words) and not command.background]
+        options = [word for command in commands if command.name == "set" for word in command.arguments]
         if len(programs) > 1 and not any(re.fullmatch(r"-[a-z]*e[a-z]*", word) for word in options):
-            yield from (Hit(each.line, each.name) for each in programs[:-1] if not each.tested)
+            yield from (Hit(command.line, command.name) for command in programs[:-1] if not command.tested)
 
 
 def _step_in_step(script: Script) -> Iterable[Hit]:
@@ -103,17 +103,17 @@ def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
         job = None if step.option("ntasks") else script.value("ntasks-per-node")
         per_node = step.value("ntasks-per-node") or job or "1"
         inner = inner_script(step.program)
-        commands = [each.words for each in read_shell(inner.text, inner.line).commands] if inner else [step.program]
-        for found in filter(None, map(torchrun, commands)):
-            if per_node.isdecimal() and int(per_node) > 1 and (found.value("nproc-per-node") or "1") != "1":
-                yield Hit(found.line, per_node)
+        commands = [command.words for command in read_shell(inner.text, inner.line).commands] if inner else [step.program]
+        for launcher in filter(None, map(torchrun, commands)):
+            if per_node.isdecimal() and int(per_node) > 1 and (launcher.value("nproc-per-node") or "1") != "1":
+                yield Hit(launcher.line, per_node)
 
 
 def _first_node_only(script: Script) -> Iterable[Hit]:
     if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
         for command in script.shell.commands:
-            found = torchrun(command.words)
-            if found and not command.captured and (found.value("nnodes") or "1") not in ("1", "1:1"):
+            launcher = torchrun(command.words)
+            if launcher and not command.captured and (launcher.value("nnodes") or "1") not in ("1", "1:1"):
                 yield Hit(command.line, str(script.nodes))
 
 
@@ -151,11 +151,11 @@ def _swallowed_exit_code(script: Script) -> Iterable[Hit]:
 
 
 def _two_cpu_counts(script: Script) -> Iterable[Hit]:
-    asked = script.value("cpus-per-task")
-    if asked and (script.version is None or script.version >= INHERITS_CPUS[1]):
-        for each in script.shell.assignments:
-            if each.name in CPU_VARIABLES and each.value.isdecimal() and each.value != asked and not each.task:
-                yield Hit(each.line, f"{each.name}={each.value}", f"--cpus-per-task={asked}")
+    cpus = script.value("cpus-per-task")
+    if cpus and (script.version is None or script.version >= INHERITS_CPUS[1]):
+        for variable in script.shell.assignments:
+            if variable.name in CPU_VARIABLES and variable.value.isdecimal() and variable.value != cpus and not variable.task:
+                yield Hit(variable.line, f"{variable.name}={variable.value}", f"--cpus-per-task={cpus}")
 
 
 def _order_from_nowhere(script: Script) -> Iterable[Hit]:
@@ -175,10 +175,10 @@ def _unused_component(script: Script) -> Iterable[Hit]:
 
 
 def _container_without_gpus(script: Script) -> Iterable[Hit]:
-    asked = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.options)
+    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.options)
     for command in script.commands("apptainer", "singularity"):
-        if asked and command.arguments[:1] in (("exec",), ("run",)) and is_training(command.words) \
-                and not GPU_FLAGS & set(command.arguments) and not any("$" in each for each in command.arguments):
+        if requested and command.arguments[:1] in (("exec",), ("run",)) and is_training(command.words) \
+                and not GPU_FLAGS & set(command.arguments) and not any("$" in argument for argument in command.arguments):
             yield Hit(command.line, command.name)
 
 
@@ -188,14 +188,14 @@ def _more_than_the_job(script: Script) -> Iterable[Hit]:
         if step.opaque:
             continue
         job = script.of(step)
-        asked, most = _nodes(step.option("nodes"), 1), _nodes(job.option("nodes"), 2)
+        requested, available = _nodes(step.option("nodes"), 1), _nodes(job.option("nodes"), 2)
         many = step.value("ntasks") or (str(job.tasks) if job.option("ntasks") or job.option("ntasks-per-node") else None)
-        started = int(many) if many and many.isdecimal() else asked  # with fewer tasks than nodes, srun takes fewer nodes
-        if asked > most > 0 and started >= asked:
-            yield Hit(_line(step, "nodes"), f"{asked} nodes", str(most))
-        asked, most = gpus(step.options), gpus(job.options)
-        if asked > most > 0 and not job.option("exclusive"):  # an exclusive job has all GPUs of its nodes
-            yield Hit(_line(step, "gpus-per-node", "gres"), f"{asked} GPUs per node", str(most))
+        started = int(many) if many and many.isdecimal() else requested  # with fewer tasks than nodes, srun takes fewer nodes
+        if requested > available > 0 and started >= requested:
+            yield Hit(_line(step, "nodes"), f"{requested} nodes", str(available))
+        requested, available = gpus(step.options), gpus(job.options)
+        if requested > available > 0 and not job.option("exclusive"):  # an exclusive job has all GPUs of its nodes
+            yield Hit(_line(step, "gpus-per-node", "gres"), f"{requested} GPUs per node", str(available))
 
 
 def _line(step: Step, *names: str) -> int:
@@ -204,17 +204,17 @@ def _line(step: Step, *names: str) -> int:
 
 def _nodes(option: Option | None, end: int) -> int:
     """Return the minimum (``end`` 1) or maximum (2) of ``--nodes=2-4``; 0 if it is not numeric."""
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", (option.value or "") if option else "")
-    return int(found[end] or found[1]) if found else 0
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", (option.value or "") if option else "")
+    return int(match[end] or match[1]) if match else 0
 
 
 def gpus(options: Iterable[Option]) -> int:
     """Return the GPUs per node, by the last option that gives a number; 0 if none does."""
-    found = 0
+    count = 0
     for option in options:
         if option.name in _GPUS and (number := re.fullmatch(_GPUS[option.name], option.value or "")):
-            found = int(number[1])
-    return found
+            count = int(number[1])
+    return count
 
 
 RULES: tuple[Rule[Script], ...] = (
