@@ -28,6 +28,7 @@ from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import SilenceWatch, grown
 from hpc_mp.supervisor.srun import LAG_S, end_steps
 
+OF_OUR_DIRECTIVES = ("SLURM_OPEN_MODE",)  # of --open-mode, for our log: with it `srun --output` would append too
 BY_PROCESS_GROUP = "proctrack/pgid"  # the only one with which Slurm's signals to the job do not reach children in other sessions
 
 
@@ -43,7 +44,8 @@ def _batch_environ(run: RunDirectory) -> Mapping[str, str]:
     """Read the variables that Slurm gave the job script, and remove the file, which may hold secrets."""
     entries = run.batch_environ.read_bytes().split(b"\0")
     run.batch_environ.unlink()
-    return dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
+    variables = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
+    return {name: value for name, value in variables.items() if name not in OF_OUR_DIRECTIVES}
 
 
 class ScriptWatch:

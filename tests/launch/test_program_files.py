@@ -53,11 +53,16 @@ def test_a_file_of_the_directory_is_not_looked_up_on_path(here: Path) -> None:
     check_files(spec(here, "nowhere.py"), in_script=True)
 
 
-def test_a_command_that_the_job_script_makes(here: Path) -> None:
-    made = spec(here, "bash", "-c", 'eval "exec ${ADOPTED_COMMAND:?}"', setup=["export ADOPTED_COMMAND=x"])
-    check_files(made, in_script=True)
-    with pytest.raises(HpcMpError, match="Slurm alone"):
-        check_files(made, in_script=False)
+@pytest.mark.parametrize(("text", "rule"), [(None, "cannot be read"), ("srun ./a\n", "does not begin with #!")])
+def test_a_job_script_that_sbatch_would_refuse(here: Path, text: str | None, rule: str) -> None:
+    if text is not None:
+        (here / "job.sbatch").write_text(text)
+    job = resolve_any({"job": {}, "program": {"command": ["job.sbatch"], "start": "script"}}, here)
+    assert isinstance(job, ProgramSpec)
+    with pytest.raises(HpcMpError, match=rule):
+        check_files(job, in_script=True)
+    (here / "job.sbatch").write_text("#!/bin/bash\nsrun ./a\n")
+    check_files(job, in_script=True)
 
 
 @pytest.mark.parametrize(("words", "said"), [

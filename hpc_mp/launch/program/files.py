@@ -12,8 +12,6 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.job import ProgramSpec
 
-MADE_BY_SETUP = re.compile(r"\bADOPTED_(COMMAND|DIRECTORY)\b")  # variables of a job file written by `hpc-mp adopt`
-
 
 def check_files(spec: ProgramSpec, in_script: bool) -> None:
     """Refuse a command whose own files, named relative to its directory, are missing. All nodes see that directory as we do.
@@ -24,8 +22,7 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
         in_script: True if a job script with ``slurm.setup`` runs before the ranks.
 
     Raises:
-        HpcMpError: a program is missing or not executable, a Python script is missing, only ``slurm.setup`` can make the
-            command but does not run, or an environment to stage is unknown.
+        HpcMpError: a program is missing or not executable, a script is missing, or an environment to stage is unknown.
     """
     command, directory = spec.program.command, Path(spec.program.directory)
     for source in spec.program.stage:
@@ -33,9 +30,6 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
             raise HpcMpError(f"program.stage: {source}", "is not there", "name files or directories that all nodes see")
     if in_script and spec.environment.stage:
         program_python(spec)
-    if not in_script and any(MADE_BY_SETUP.search(word) for word in command) and spec.slurm.setup:
-        raise HpcMpError("program.command", "is made by lines of slurm.setup, which run in a job script of Slurm alone",
-                         "launch it with --on slurm, or write the words themselves into program.command")
     program = command[0]
     if spec.by_script:
         _check_script(directory / program)
