@@ -58,7 +58,7 @@ def main(launch: int, command: list[str]) -> int:
     _, status = os.waitpid(child, 0)
     ended, code = time.time(), os.waitstatus_to_exitcode(status)
     copying.join(LAST_S)
-    if code not in (0, *read_program(run.program).stop_codes) and not heard:
+    if code and not heard and code not in read_program(run.program).stop_codes:
         who = identity()
         end = words_of_end(lines_of(b"".join(tail)), code, program=True)
         with suppress(OSError):  # a full disk must not change how it ends

@@ -9,21 +9,36 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from annotated_types import Ge, Lt
 
 from hpc_mp.base.files import read_json, read_lines, write_json
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 Record = TypeVar("Record")
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(ge=0, lt=32_503_680_000)]
+Count = Annotated[int, Ge(0), Lt(2**63)]
+Seconds = Annotated[float, Ge(0), Lt(32_503_680_000)]
 """A duration or unix time, before the year 3000: what calendars and axes can show."""
-Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+class _NullIsNan:
+    """The reading of ``null`` as NaN. pydantic is imported by readers alone: ranks and their witnesses start without it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(
+            lambda value: math.nan if value is None else value, handler(source))
+
+
+Measured = Annotated[float, _NullIsNan()]
 """A number that may be none: not finite, and ``null`` in a file, for JSON knows no NaN."""
 
 LONGEST_LINE = 1024  # bytes; twice the length of a line of metrics.jsonl
@@ -239,6 +254,8 @@ def record_of_line(line: str, kind: type[Record]) -> Record | None:
 
 def _understood(document: Any, kind: type[Record]) -> Record:
     """Return the validated record. Raises ValueError with the number of wrong keys."""
+    from pydantic import ValidationError
+
     try:
         record: Record = _adapter(cast(Any, kind)).validate_python(document)
     except ValidationError as error:
@@ -248,4 +265,6 @@ def _understood(document: Any, kind: type[Record]) -> Record:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)
