@@ -22,7 +22,8 @@ from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.train.checkpoint.shard_file import LocalPart, ShardReader
-from hpc_mp.train.data import IGNORE, Samples, load_tokens
+from hpc_mp.train.data import IGNORE, Samples
+from hpc_mp.train.data.tokens import find_prepared
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.precision import StaysDouble
 
@@ -286,9 +287,9 @@ def _plain(spec: JobSpec, skipped: Collection[int], documents: Sequence[int]) ->
         for name, parameter in model.named_parameters():
             whole = source(weights[name], tuple(slice(0, size) for size in weights[name].shape))
             parameter.copy_(whole.reshape(parameter.shape))
-    cache = Path(spec.job.directory) / ".cache"
-    tokens = next(path.parent for path in cache.glob("tokens-*/meta.json") if "/text.jsonl" in path.read_text())
-    samples = Samples(load_tokens(tokens), spec.data.sequence_length, spec.train.seed)
+    tokens = find_prepared(spec, shape.vocabulary, Path(spec.job.directory) / ".cache")
+    assert tokens is not None, "the ranks have prepared them"
+    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
     assert samples.masked, "some labels must not count"
     settings = spec.train
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]  # biases and norms do not decay
