@@ -1,0 +1,110 @@
+"""Job scripts as programs on a real Slurm: what the verdict names when one of them ends, and what is queued again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+from slurm_jobs import until
+from slurm_lab.lab import Lab
+
+from hpc_mp.rundir import RunDirectory, history
+from hpc_mp.rundir.outcome import Outcome, verdict
+
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(400)]
+# A task: notes that it has come, then ends as its words tell, in the first attempt alone with `once`.
+TASK = """import os, signal, sys, time
+task, attempt, words = os.environ["SLURM_PROCID"], os.environ["HPC_MP_ATTEMPT"], sys.argv[1:]
+signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), sys.exit(75)))
+open(f"here-{task}.{attempt}", "w").write(f"{os.getpid()} {os.environ['SLURMD_NODENAME']}")
+if words[:1] == ["raise"] and task == words[1]:
+    raise ValueError("no such layer: 'head'")
+if words[:1] == ["exit"] and task == words[1]:
+    sys.exit(int(words[2]))
+if words[:1] == ["kill"] and task == words[1] and attempt == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+if words[:1] == ["wait"] and ("once" not in words or attempt == "1"):
+    time.sleep(200)
+"""
+
+
+@pytest.fixture
+def here(lab: Lab) -> Iterator[Path]:
+    directory = lab.share / f"a script {os.urandom(2).hex()}"
+    for path in (directory, directory / "state"):
+        path.mkdir()
+        path.chmod(0o777)
+    (directory / "task.py").write_text(TASK)
+    yield directory
+    lab.mend()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def launched(lab: Lab, here: Path, body: str, *options: str, wait: bool = True, **keys: object) -> RunDirectory:
+    """The run of a script, to its end with ``wait``."""
+    (here / "job.sbatch").write_text("#!/bin/bash\n" + body.replace("TASK", f"{sys.executable} task.py"))
+    tree = {"job": {"name": "scripted", "nodes": 2, "time_limit": "00:10:00"}, "environment": {"health": False},
+            "program": {"command": ["job.sbatch"], "start": "script", **keys}, "slurm": {"extra": {"ntasks": 4}}}
+    (here / "job.toml").write_text(tomli_w.dumps(tree))
+    words = [sys.executable, "-m", "hpc_mp", "launch", "job.toml", "--on", "slurm", *(["--wait"] if wait else []), *options]
+    done = lab.run(words, timeout=300, cwd=here, environ={"XDG_STATE_HOME": str(here / "state")})
+    runs = list(here.glob("runs/*/0*"))
+    assert runs, done.stdout + done.stderr
+    return RunDirectory(max(runs))
+
+
+def ended(run: RunDirectory) -> Outcome:
+    outcome = verdict(run)
+    assert outcome is not None, run.srun_log.read_text()
+    return outcome
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    ("set -e\nsrun TASK raise 2\nsrun TASK never\n", ["rank 2", "ValueError", "no such layer"]),
+    ("srun TASK exit 1 9 || exit 9\n", ["rank 1", "exit code 9"]),
+    ("srun bash -c 'exec TASK raise 3'\n", ["rank 3", "no such layer"]),
+    ("for i in 1 2; do srun TASK raise $i; done; exit 4\n", ["rank 2", "no such layer"]),
+    ("srun TASK\necho 'the table is empty' >&2\nexit 6\n", ["exit code 6", "the table is empty"]),
+    ("srun --no-such-option TASK\n", ["no-such-option"])], ids=["raise", "exit", "shell", "last of several", "script", "option"])
+def test_the_cause_is_named(lab: Lab, here: Path, body: str, words: list[str]) -> None:
+    outcome = ended(launched(lab, here, body))
+    assert outcome.state == "failed" and outcome.cause is not None
+    assert all(word in outcome.cause.message for word in words), outcome.cause.message
+
+
+@pytest.mark.parametrize("body", ["srun TASK exit 1 3 || srun TASK\n", "if srun TASK exit 0 1; then exit 1; fi\n",
+                                  "srun -n1 --exact TASK & srun -n1 --exact TASK & wait\n"], ids=["or", "if", "parallel"])
+def test_a_failure_that_the_script_expects_is_none(lab: Lab, here: Path, body: str) -> None:
+    assert ended(launched(lab, here, body)).state == "completed"
+
+
+def test_a_rank_that_is_killed_is_named_and_the_job_is_queued_again(lab: Lab, here: Path) -> None:
+    run = launched(lab, here, "srun TASK kill 2\n")
+    first, last = history.history(run)[0], ended(run)
+    assert (first.action, first.rank, first.node) == ("requeue", 2, (here / "here-2.1").read_text().split()[1])
+    assert "SIGKILL" in first.message and last.state == "completed"
+
+
+def test_cancel_reaches_the_script_and_its_ranks(lab: Lab, here: Path) -> None:
+    run = launched(lab, here, "trap 'echo was asked' TERM\nsrun TASK wait\nexit 0\n", wait=False)
+    until(lambda: len(list(here.glob("here-*.1"))) == 4, "the tasks come")
+    lab.run([sys.executable, "-m", "hpc_mp", "cancel", str(run.path)], cwd=here, timeout=60)
+    until(lambda: verdict(run) is not None, "a verdict")
+    assert ended(run).state == "stopped"
+
+
+def test_a_dead_node_is_left_out(lab: Lab, here: Path) -> None:
+    run = launched(lab, here, "srun TASK wait once\n", wait=False)
+    until(lambda: len(list(here.glob("here-*.1"))) == 4 and all(path.read_text() for path in here.glob("here-*.1")),
+          "the tasks come")
+    nodes = {path.read_text().split()[1] for path in here.glob("here-*.1")}
+    first = (here / "here-0.1").read_text().split()[1]
+    (second,) = nodes - {first}
+    lab.kill(second)
+    until(lambda: verdict(run) is not None, "a verdict", 300)
+    assert ended(run).state == "completed" and second in history.history(run)[0].message
