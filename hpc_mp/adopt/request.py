@@ -145,11 +145,10 @@ def script_keys(script: Script, request: Request, file: Path, arguments: Sequenc
         file: the script, absolute.
         submitted: the directory in which sbatch would be called.
     """
-    gpus = request.gpus.count if request.gpus else None
     keys: dict[str, Any] = {
-        "job.nodes": request.nodes or 1, "job.ranks_per_node": gpus or request.tasks_per_node, "program.start": "script",
-        "program.command": (str(file), *arguments), "program.silent_limit": 0, "slurm.gpu_request": "none",
-        "program.environment.SLURM_SUBMIT_DIR": str(submitted)}
+        "job.nodes": request.nodes or 1, "job.ranks_per_node": request.tasks_per_node, "program.start": "script",
+        "program.command": (str(file), *arguments), "program.silent_limit": 0, "program.stop_codes": (),
+        "slurm.gpu_request": "none", "program.environment.SLURM_SUBMIT_DIR": str(submitted)}
     name = script.value("job-name") or file.name
     if name != request.keys.get("job.name", job_name(file.name)):
         keys["program.environment.SLURM_JOB_NAME"] = name

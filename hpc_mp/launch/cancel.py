@@ -107,9 +107,9 @@ def _by_signal(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJo
     for run in runs:
         if (job := jobs[run]) is not None:
             spec = load_any(run.job)
-            by_script = isinstance(spec, ProgramSpec) and spec.by_mpirun
-            number = spec.program.signal if isinstance(spec, ProgramSpec) and not by_script else "USR2"
-            groups.setdefault((number, by_script), []).append(job.id)
+            through = isinstance(spec, ProgramSpec) and (spec.by_mpirun or spec.by_script)  # the supervisor passes it on
+            number = spec.program.signal if isinstance(spec, ProgramSpec) and not through else "USR2"
+            groups.setdefault((number, through), []).append(job.id)
     return groups
 
 

@@ -1,7 +1,7 @@
-"""``python -I -m hpc_mp.program.shim NAME ARG…``: the launcher that a script calls, with a witness before each of its programs.
+"""The launchers that a script finds first on its PATH: they start the site's own, with a witness before each program.
 
-A script of ``program.start = "script"`` finds programs of these names first on its PATH. The launcher itself is the
-site's. It gets the arguments, directory, variables and input that the script gave it, and so do the programs that it starts.
+A shim is a small Python program, so that no shell between bash and the launcher drops a variable. The launcher gets the
+arguments, directory, variables and input that the script gave it, and so do the programs that it starts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,50 +18,101 @@ from pathlib import Path
 
 from hpc_mp.base.launchers import LAUNCHERS, program_of_mpirun
 from hpc_mp.cluster.slurm.srun_words import programs_of_srun
-from hpc_mp.program.witness import LAUNCH, RUN
+from hpc_mp.program.witness import ATTEMPT, LAUNCH, RESTORED, RUN, Witness
 from hpc_mp.rundir import TOKEN, RunDirectory
 
-SHIMS, BASH_ENV = "HPC_MP_SHIMS", "HPC_MP_BASH_ENV"
-# Every bash reads this first. Modules and environments put their own directories before the shims: the trap puts these back.
-# What it does is in braces, without a word to the script's errors, also under `set -x`.
+SUBMITTERS = ("sbatch", "salloc")  # a job that the script hands in is none of ours
+STARTING = "HPC_MP_STARTING"  # set for an mpirun, which may start its daemons by srun
+FORWARDS = "HPC_MP_FORWARDS"  # "1": Slurm signals the direct children of slurmstepd alone (proctrack/cgroup)
+MARK = ".shims"  # a file in each directory of shims
+LONGEST_LINE = 120  # of the kernel, for `#!`
+# A shim. A Python that does not have hpc-mp (`python $(which torchrun)`, a container) becomes the next program of that name.
+_SHIM = """\
+#!{interpreter}
+import os, sys
+try:
+    from hpc_mp.program.shim import main
+except ImportError:
+    name, entries = os.path.basename(__file__), os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = [os.path.join(entry, name) for entry in entries if not os.path.exists(os.path.join(entry, "{mark}"))]
+    found = [path for path in found if os.access(path, os.X_OK)] or sys.exit(name + ": command not found")
+    os.execv(sys.executable, [sys.executable, found[0], *sys.argv[1:]])
+sys.exit(main(os.path.basename(__file__), sys.argv[1:]))
+"""
+# Every bash reads this first. Modules and environments put their own directories before the shims: the trap puts these back. It
+# is in braces, so that `set -x` does not show it, and reads no variable but PATH. An image without our Python is left alone.
 _BASH = """\
-[[ -z "${HPC_MP_BASH_ENV-}" || ! -r "${HPC_MP_BASH_ENV-}" ]] || . "$HPC_MP_BASH_ENV"
-set -o functrace
-trap '{ [[ "$PATH" == "$HPC_MP_SHIMS:"* ]] || PATH="$HPC_MP_SHIMS:$PATH"; } 2>/dev/null' DEBUG
+[[ ! -r {earlier} ]] || . {earlier}
+[[ ! -x {python} ]] || trap '{{ [[ "${{PATH-}}" == {shims}:* ]] || PATH={shims}:"${{PATH-}}"; }} 2>/dev/null' DEBUG
 """
 
 
-def write_shims(run: RunDirectory) -> None:
-    """Write the programs, and the file that every bash reads first. Raises OSError."""
+def write_shims(run: RunDirectory, environ: Mapping[str, str]) -> None:
+    """Write the programs, and the file that every bash reads first. Raises OSError.
+
+    Args:
+        environ: the script's variables, in which BASH_ENV may name another such file.
+    """
     run.shims.mkdir(mode=0o700, exist_ok=True)
-    for name in LAUNCHERS:
-        python = shlex.quote(sys.executable)
-        (run.shims / name).write_text(f'#!/bin/sh\nexec {python} -I -m hpc_mp.program.shim {name} "$@"\n', encoding="utf-8")
+    (run.shims / MARK).touch()
+    text = _SHIM.format(interpreter=_interpreter(sys.executable), mark=MARK)
+    for name in (*LAUNCHERS, *SUBMITTERS):
+        (run.shims / name).write_text(text, encoding="utf-8")
         (run.shims / name).chmod(0o700)
-    run.bash_env.write_text(_BASH, encoding="utf-8")
+    earlier = environ.get("BASH_ENV", "")
+    words = {"earlier": earlier if earlier != str(run.bash_env) else "", "python": sys.executable, "shims": str(run.shims)}
+    inner = shlex.quote(words["shims"]).replace("'", "'\\''")  # within the quotes of the trap
+    run.bash_env.write_text(_BASH.format(earlier=shlex.quote(words["earlier"]), python=shlex.quote(words["python"]), shims=inner),
+                            encoding="utf-8")
+
+
+def _interpreter(python: str) -> str:
+    """Return the first line of a shim: Python itself, or, if its path has a blank or is too long for the kernel, sh."""
+    if " " not in python and len(python) < LONGEST_LINE:
+        return f"{python} -PE"
+    return f"/bin/sh\n'''exec' {shlex.quote(python)} -PE \"$0\" \"$@\"\n' '''"
 
 
 def with_shims(run: RunDirectory, environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which a script finds the shims first."""
-    earlier = {BASH_ENV: environ["BASH_ENV"]} if environ.get("BASH_ENV") else {}
-    return {**environ, **earlier, SHIMS: str(run.shims), "BASH_ENV": str(run.bash_env),
-            "PATH": f"{run.shims}:{environ.get('PATH', os.defpath)}"}
+    return {**environ, "BASH_ENV": str(run.bash_env), "PATH": f"{run.shims}:{environ.get('PATH', os.defpath)}"}
 
 
 def main(name: str, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Become the launcher. Return 127 if there is none."""
-    others = os.pathsep.join(entry for entry in environ.get("PATH", os.defpath).split(os.pathsep) if entry != environ.get(SHIMS))
+    entries = environ.get("PATH", os.defpath).split(os.pathsep)
+    others = os.pathsep.join(entry for entry in entries if not os.path.exists(os.path.join(entry or ".", MARK)))
     program = shutil.which(name, path=others)
     if program is None:
         print(f"{name}: command not found", file=sys.stderr)
         return 127
-    command = [name, *arguments]
-    if TOKEN in environ and RUN in environ:
-        command = witnessed(command, program, RunDirectory(Path(environ[RUN])), environ)
-    os.execve(program if command[0] == name else command[0], command, environ)
+    command, variables = [name, *arguments], dict(environ)
+    if name in SUBMITTERS:
+        variables = without_us(environ) | {"PATH": others}
+    elif STARTING not in environ and (witness := _witness(environ)) is not None:
+        command = witnessed(command, program, witness)
+        if LAUNCHERS[name].family == "mpi":
+            variables |= {STARTING: "1", "PATH": others}
+    for number in RESTORED:
+        signal.signal(number, signal.SIG_DFL)
+    os.execve(program if command[0] == name else command[0], command, variables)
 
 
-def witnessed(command: Sequence[str], program: str, run: RunDirectory, environ: Mapping[str, str]) -> list[str]:
+def without_us(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those that make a process one of the run."""
+    return {name: value for name, value in environ.items() if not name.startswith("HPC_MP_") and not (
+        name == "BASH_ENV" and value == str(RunDirectory(Path(environ.get(RUN, "/"))).bash_env))}
+
+
+def _witness(environ: Mapping[str, str]) -> Witness | None:
+    """Return the witness of a launch's tasks; None outside of the run's job, in which nothing is watched."""
+    if not {RUN, TOKEN, ATTEMPT} <= environ.keys() or environ.get("SLURM_JOB_ID", "") not in ("", environ[TOKEN].split(".")[0]):
+        return None
+    forwards = environ.get(FORWARDS) == "1"
+    return Witness(environ[RUN], environ[TOKEN], int(environ[ATTEMPT]), int(environ.get(LAUNCH, 0)), "srun", forwards)
+
+
+def witnessed(command: Sequence[str], program: str, witness: Witness) -> list[str]:
     """Return the command with a witness before each program; unchanged if it starts none, or none can stand there.
 
     Args:
@@ -70,23 +122,24 @@ def witnessed(command: Sequence[str], program: str, run: RunDirectory, environ: 
     if launcher.verb and arguments[:1] != [launcher.verb]:
         return list(command)
     if launcher.family == "other":
-        return [*_witness(number_of(command, run, environ)), program, *arguments] if arguments else list(command)
+        return [*witness.of(number_of(command, witness), "other"), program, *arguments] if arguments else list(command)
     places = programs_of_srun(arguments) if launcher.family == "srun" else program_of_mpirun(arguments)
     if places is None:
         return list(command)
-    words, number = list(arguments), number_of(command, run, environ)
+    words, number = list(arguments), number_of(command, witness)
     for place in reversed(places):
-        words[place:place] = _witness(number)
+        words[place:place] = witness.of(number, launcher.family)
     return [command[0], *words]
 
 
-def number_of(command: Sequence[str], run: RunDirectory, environ: Mapping[str, str]) -> int:
+def number_of(command: Sequence[str], witness: Witness) -> int:
     """Record a launch, and return its number in the attempt, from 1: that of the launch around it if there is one.
 
     Raises OSError.
     """
-    if LAUNCH in environ:
-        return int(environ[LAUNCH])
+    if witness.launch:
+        return witness.launch
+    run = RunDirectory(Path(witness.run))
     record = json.dumps({"command": list(command), "directory": os.getcwd(), "host": os.uname().nodename, "time": time.time()})
     number = len(run.launch.found()) + 1
     while True:
@@ -96,11 +149,3 @@ def number_of(command: Sequence[str], run: RunDirectory, environ: Mapping[str, s
             return number
         except FileExistsError:
             number += 1
-
-
-def _witness(number: int) -> list[str]:
-    return [sys.executable, "-I", "-m", "hpc_mp.program.witness", str(number)]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))

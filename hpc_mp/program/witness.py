@@ -1,11 +1,12 @@
-"""``python -I -m hpc_mp.program.witness LAUNCH COMMAND…``: the parent of one process that a script's launch has started.
+"""``python -PE -m hpc_mp.program.witness RUN TOKEN ATTEMPT LAUNCH FAMILY FORWARDS COMMAND…``: the parent of a script's process.
 
-The process has the launch's arguments, directory, variables and input, and the witness's process group, so that signals to the
-task reach it as they would without. The witness ends as it does. If it fails, the witness records how, and what it wrote last.
+The process has the arguments, directory, variables and input of its launch, and the witness's process group. The witness passes
+signals on, ends as the process does, and if it fails, records how, and what it wrote last. The script itself has one too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -13,74 +14,145 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from hpc_mp.base.child import die_with
 from hpc_mp.diagnosis.ends import words_of_end
-from hpc_mp.rundir import TOKEN, RunDirectory
-from hpc_mp.rundir.attempt import lines_of, read_attempt
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.attempt import TOKEN, lines_of, read_attempt
 from hpc_mp.rundir.failures import RankFailure, write_end
 from hpc_mp.rundir.program import read_program
-from hpc_mp.rundir.rank_env import identity
+from hpc_mp.rundir.rank_env import node_name
 
-HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+RUN, ATTEMPT, LAUNCH, TASK_PID = "HPC_MP_RUN", "HPC_MP_ATTEMPT", "HPC_MP_LAUNCH", "SLURM_TASK_PID"
+PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
 TAIL = 1 << 18  # bytes of its errors that are kept
 BLOCK = 1 << 16
 LAST_S = 1.0  # in which what it wrote last is copied, if a process that it leaves behind holds its errors open
-RUN, LAUNCH, TASK_PID = "HPC_MP_RUN", "HPC_MP_LAUNCH", "SLURM_TASK_PID"
+ASKED_S = 120.0  # after a signal to end, an end counts as requested for so long
+# Variables with a task's number, by the launcher that sets them. A task of mpirun below srun has those of srun too.
+NUMBERS = {"srun": ("SLURM_PROCID",), "other": ("SLURM_PROCID",),
+           "mpi": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")}
+THE_SCRIPT = "script"  # the family of the script itself
 
 
-def main(launch: int, command: list[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """The identity of a process that a witness watches. Its arguments carry it: `srun --export=NONE` clears the variables.
+
+    Attributes:
+        launch: number of the launch; 0 for the script itself.
+        family: that of the launcher.
+        forwards: True if signals to the task reach the witness alone.
+    """
+
+    run: str
+    token: str
+    attempt: int
+    launch: int
+    family: str
+    forwards: bool
+
+    def of(self, launch: int, family: str) -> list[str]:
+        """Return the command of a witness for a task of a launch; the command of the task follows it."""
+        forwards = self.forwards and family != "mpi"  # mpirun's daemons signal the process group
+        words = (self.run, self.token, str(self.attempt), str(launch), family, str(int(forwards)))
+        return [sys.executable, "-PE", "-m", "hpc_mp.program.witness", *words]
+
+
+def main(witness: Witness, command: list[str]) -> int:
     """Run the command to its end, and end alike. Return 1 if the launch belongs to an earlier attempt of the run."""
-    run = RunDirectory(Path(os.environ[RUN]))
-    record = read_attempt(run.attempt_record)
-    if record.token != os.environ.get(TOKEN):
-        print(f"hpc-mp: attempt {os.environ.get(TOKEN)} is not the run's current one any more; it ends", file=sys.stderr)
+    run = RunDirectory(Path(witness.run))
+    if read_attempt(run.attempt_record).token != witness.token:
+        print(f"hpc-mp: attempt {witness.token} is not the run's current one any more; it ends", file=sys.stderr)
         return 1
-    heard: list[int] = []
-    for number in HEARD:
-        signal.signal(number, lambda number, frame: heard.append(number))
-    read, write = os.pipe()
+    ignored: set[int] = {number for number in PASSED if signal.getsignal(number) == signal.SIG_IGN}
+    tee = witness.family != THE_SCRIPT
+    read, write = os.pipe() if tee else (-1, 2)
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)
     parent, child = os.getpid(), os.fork()
     if child == 0:
+        code = 2
         try:
             die_with(parent)
             os.dup2(write, 2)
-            _become(command, launch)
+            code = _become(command, witness, ignored)
         finally:
-            os._exit(2)
-    os.close(write)
+            os._exit(code)
+    received = _passed_on(child, witness.forwards)
     tail: deque[bytes] = deque()
-    copying = threading.Thread(target=_copy, args=(read, tail), daemon=True)
-    copying.start()
+    if tee:
+        os.close(write)
+        copying = threading.Thread(target=_copy, args=(read, tail), daemon=True)
+        copying.start()
     _, status = os.waitpid(child, 0)
     ended, code = time.time(), os.waitstatus_to_exitcode(status)
-    copying.join(LAST_S)
-    if code and not heard and code not in read_program(run.program).stop_codes:
-        who = identity()
-        end = words_of_end(lines_of(b"".join(tail)), code, program=True)
-        with suppress(OSError):  # a full disk must not change how it ends
-            write_end(run, launch, RankFailure(who.rank, who.node, end.kind, end.text, ended, record.attempt,
-                                               traceback=end.traceback, inner=end.inner), code)
+    with suppress(Exception):  # nothing here may change how it ends
+        if not tee:
+            run.script_end.write_text(json.dumps({"code": code, "time": ended}), encoding="utf-8")
+        elif code and not any(ended - moment < ASKED_S for moment in received) \
+                and code not in read_program(run.program).stop_codes:
+            copying.join(LAST_S)
+            _record(run, witness, code, ended, b"".join(tail))
+        else:
+            copying.join(LAST_S)
     if code < 0:
         _die_alike(-code)
     return code
 
 
-def _become(command: list[str], launch: int) -> None:
-    """Replace this process by the command; a program in the directory goes first, as with srun. Return if there is none."""
-    for number in (*HEARD, *RESTORED):
-        signal.signal(number, signal.SIG_DFL)
-    environ = {**os.environ, LAUNCH: str(launch), **({TASK_PID: str(os.getpid())} if TASK_PID in os.environ else {})}
-    name, own = command[0], Path.cwd() / command[0]
+def _record(run: RunDirectory, witness: Witness, code: int, ended: float, errors: bytes) -> None:
+    rank = next((int(os.environ[name]) for name in NUMBERS[witness.family] if os.environ.get(name, "").isdecimal()), 0)
+    end = words_of_end(lines_of(errors), code, program=True)
+    write_end(run, witness.launch, RankFailure(rank, node_name(), end.kind, end.text, ended, witness.attempt,
+                                               traceback=end.traceback, inner=end.inner), code)
+
+
+def _passed_on(child: int, forwards: bool) -> list[float]:
+    """Return the times at which signals come from now on, each of which is passed on if ``forwards``."""
+    received: list[float] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(time.time())
+        if forwards:
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    for number in PASSED:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
+    return received
+
+
+def _variables(witness: Witness, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the process's variables: those of its launch, with its own id where Slurm names the task's."""
+    variables = {name: value for name, value in environ.items() if name != "HPC_MP_STARTING"}
+    if witness.launch and TOKEN in environ:
+        variables[LAUNCH] = str(witness.launch)
+    if TASK_PID in environ and witness.family != THE_SCRIPT:
+        variables[TASK_PID] = str(os.getpid())
+    return variables
+
+
+def _become(command: list[str], witness: Witness, ignored: set[int]) -> int:
+    """Replace this process by the command; a program in the directory goes first, as with srun. Return srun's code if it
+    cannot."""
+    for number in (*PASSED, *RESTORED):
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
+    variables, name, own = _variables(witness, os.environ), command[0], Path.cwd() / command[0]
     try:
-        if "/" not in name and "SLURM_STEP_ID" in environ and own.is_file() and os.access(own, os.X_OK):
-            os.execve(own, command, environ)
-        os.execvpe(name, command, environ)
+        if "/" not in name and witness.family == "srun" and own.is_file() and os.access(own, os.X_OK):
+            os.execve(own, command, variables)
+        os.execvpe(name, command, variables)
     except OSError as error:
         print(f"error: execve(): {name}: {error.strerror}", file=sys.stderr, flush=True)
+        return 13 if isinstance(error, PermissionError) else 2
 
 
 def _copy(source: int, tail: deque[bytes]) -> None:
@@ -106,4 +178,5 @@ def _die_alike(number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    _run, _token, _attempt, _launch, _family, _forwards, *_command = sys.argv[1:]
+    sys.exit(main(Witness(_run, _token, int(_attempt), int(_launch), _family, _forwards == "1"), _command))

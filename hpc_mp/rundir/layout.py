@@ -189,6 +189,10 @@ class RunDirectory:
         "after a failure: NCCL's logs and flight recorder, at most 16 MiB per node")
     launch = RunFiles("log/launch-{launch:04d}.json", "a launcher in the user's script", "supervisor, you",
         "one launch of the user's script: its command, directory and time")
+    script_end = RunFile("log/script-end.json", "the witness of the user's script", "supervisor",
+        "the exit code of the user's script, and when it ended")
+    script_process = RunFile("log/script-process.json", "supervisor", "supervisor",
+        "the process of the user's script, for a supervisor that goes on after another one was killed")
     task_end = RunFiles("log/end-{launch:04d}-{rank:05d}.json", "the witness of a task", "supervisor",
         "why one task of such a launch failed, and its exit code")
     memory = RunFiles("log/memory-{rank:05d}", "one rank", "supervisor",

@@ -27,6 +27,7 @@ from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.ending import Ending, conclude_run, finish
 from hpc_mp.supervisor.gather import script_log
 from hpc_mp.supervisor.prepare import begin
+from hpc_mp.supervisor.script import ScriptWatch, script_code
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow_step, orphans
 from hpc_mp.supervisor.unended import LAUNCHING
@@ -64,6 +65,12 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
     if resumes:
         signals.stop_requested, signals.number = True, signal.SIGUSR2
     watch = watch_of(attempt, signals)
+    if isinstance(watch, ScriptWatch):
+        if (script_step := watch.take_over()) is not None:
+            follow_step(script_step, signals, watch.poll)
+        ended_with = script_code(run)
+        return finish(attempt, 1 if ended_with is None else ended_with, script, signals, watch,
+                      died=died if ended_with != 0 else None)
     ran = False
     for step in orphans(TOKEN, attempt.record.token):
         follow_step(step, signals, has_failed(attempt, watch))

@@ -112,6 +112,7 @@ def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
 def _nothing_to_do(waiting: SupervisedRun) -> int:
     """Conclude a job of a chain that has no work left, or one that was stopped while it waited."""
     stopped = waiting.run.stop.exists()
+    waiting.run.batch_environ.unlink(missing_ok=True)
     waiting.say(f"nothing to do: the run {'was stopped' if stopped else 'is complete'}")
     conclude_run(waiting, waiting.run.attempt(), "stopped" if stopped else "completed")
     return STOPPED if stopped else 0

@@ -66,6 +66,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     if watch is not None:
         watch.say_begun()
     code = code if isinstance(watch, ScriptWatch) else _first_code(run, code)
+    run.batch_environ.unlink(missing_ok=True)  # if no script has read it
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
     attempt = _with_end(attempt, job)
@@ -75,7 +76,8 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         host = node_name(os.environ)
         message = f"the job's script on {host} lost the slurmstepd that had started it, and Slurm queued the job again"
         departed, lost = "", RootCause(Cause("orphaned", message, node=host), (host,), retry=True)
-    ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.stop_requested, cancelled, watch)
+    ending = "stopped" if departed else lost or _ending(
+        attempt, code, script, signals.stop_requested, cancelled, watch, died)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
             isinstance(ending, RootCause) and KINDS[ending.cause.kind].level >= KINDS["supervisor"].level)):
         ending = died
@@ -119,7 +121,7 @@ def _first_code(run: RunDirectory, code: int) -> int:
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_requested: bool, cancelled: bool,
-            watch: ProgramWatch | ScriptWatch | None) -> Ending:
+            watch: ProgramWatch | ScriptWatch | None, died: RootCause | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     failed_node = code != 0 and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
@@ -130,6 +132,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_r
         overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
         ending = None if failed else ending_of(attempt, attempt.spec, code, stop_requested, cancelled, overdue, ranks_asked)
         if ending is None and not failed and attempt.spec.by_script:
+            if died is not None:
+                return died
             record_failure(attempt, code)
         return ending or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:  # srun also ends so if it is ended while it starts its tasks

@@ -47,7 +47,8 @@ def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
 def _start_arguments(run: RunDirectory, spec: AnySpec) -> list[str]:
     """Return the arguments of ``node-start.sh``: checks, and files to stage."""
     arguments = ["--health", sys.executable] if spec.environment.health else []
-    arguments += ["--gpus"] if spec.job.device == "cuda" else []
+    by_script = isinstance(spec, ProgramSpec) and spec.by_script  # it may ask for a part of a GPU, or for none
+    arguments += ["--gpus"] if spec.job.device == "cuda" and not by_script else []
     if spec.environment.stage:
         packed = read_record(run.environment, StagedEnvironment)
         arguments += ["--environment", packed.archive, packed.prefix]

@@ -227,7 +227,7 @@ def ending_of(
         return None
     if spec.program.resumes and signalled(attempt, code):
         return "stopped"
-    late = record.end is not None and time.time() >= _warned_from(record, record.end)
+    late = record.end is not None and time.time() >= (record.end if spec.by_script else _warned_from(record, record.end))
     if code == 0 and (alone := _met_nobody(attempt)) is not None:
         return RootCause(Cause("user", alone), (), retry=False)
     sigkill = code in (-signal.SIGKILL, 128 + signal.SIGKILL)

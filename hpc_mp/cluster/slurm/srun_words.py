@@ -13,13 +13,14 @@ ALONE = frozenset({"multi-prog", "bcast", "pty", "test-only", "help", "usage", "
 def programs_of_srun(words: Sequence[str]) -> tuple[int, ...] | None:
     """Return where the programs begin among srun's arguments: one index per component (``srun -n1 ./a : -n3 ./b``).
 
-    None if it starts no program, or one before which no other may stand.
+    None if it starts no program, or one before which no other may stand, or if an option is unknown and may have a value.
     """
     places, begin = [], 0
     while begin < len(words):
         end = next((at for at in range(begin, len(words)) if words[at] == ":"), len(words))
         options, program = parse([PlainWord(word) for word in words[begin:end]], syntax("srun"), permute=False)
-        if not program or any(option.name in ALONE or option.name.startswith("container") for option in options):
+        if not program or any(
+                not option.is_known or option.name in ALONE or option.name.startswith("container") for option in options):
             return None
         places.append(end - len(program))
         begin = end + 1

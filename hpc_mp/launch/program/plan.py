@@ -50,8 +50,8 @@ def compose_program(user_spec: ProgramSpec, where: Where, target: Target, slurm_
     if where.place == "mpi" and user_spec.program.start != "mpi":
         raise HpcMpError("--on mpi", "is for programs whose ranks meet through MPI",
                          'set program.start = "mpi", or use --on slurm or --on local')
-    if user_spec.by_script and not target.in_script:
-        raise HpcMpError('program.start = "script"', "is for Slurm jobs: the script starts its ranks by Slurm's allocation",
+    if user_spec.by_script and where.place != "slurm":
+        raise HpcMpError('program.start = "script"', "is for jobs of its own: sbatch would give its script other variables",
                          "launch it with --on slurm on a machine of the cluster")
     if not Path(user_spec.program.directory).is_dir():
         raise HpcMpError(f"program.directory = {toml_value(user_spec.program.directory)}", "is no directory here",
