@@ -70,7 +70,7 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
             follow_step(script_step, signals, watch.poll)
         ended_with = script_code(run)
         return finish(attempt, 1 if ended_with is None else ended_with, script, signals, watch,
-                      died=died if ended_with != 0 else None)
+                      died=died if ended_with is None else None)
     ran = False
     for step in orphans(TOKEN, attempt.record.token):
         follow_step(step, signals, has_failed(attempt, watch))

@@ -6,8 +6,10 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import tomli_w
 from slurm_jobs import until
@@ -64,6 +66,14 @@ def ended(run: RunDirectory) -> Outcome:
     return outcome
 
 
+def kill_supervisor(lab: Lab, run: RunDirectory) -> None:
+    """SIGKILL to the supervisor of a run, on the node of its script."""
+    for pid in (pid for node in lab.nodes for pid in lab.processes(node)):
+        with suppress(psutil.Error):
+            if {"hpc_mp.supervisor", str(run.path)} <= set(psutil.Process(pid).cmdline()):
+                psutil.Process(pid).kill()
+
+
 @pytest.mark.parametrize(("body", "words"), [
     ("set -e\nsrun TASK raise 2\nsrun TASK never\n", ["rank 2", "ValueError", "no such layer"]),
     ("srun TASK exit 1 9 || exit 9\n", ["rank 1", "exit code 9"]),
@@ -108,3 +118,34 @@ def test_a_dead_node_is_left_out(lab: Lab, here: Path) -> None:
     lab.kill(second)
     until(lambda: verdict(run) is not None, "a verdict", 300)
     assert ended(run).state == "completed" and second in history.history(run)[0].message
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "completed"), (5, "failed")])
+def test_a_script_outlives_its_supervisor(lab: Lab, here: Path, code: int, state: str) -> None:
+    """It goes on to its end; its exit code is known by its witness."""
+    body = f"srun TASK\ntouch begun\nwhile [ ! -e go ]; do sleep 0.1; done\nsrun TASK\nexit {code}\n"
+    run = launched(lab, here, body, wait=False)
+    until(lambda: (here / "begun").exists(), "it begins")
+    kill_supervisor(lab, run)
+    until(lambda: "the supervisor on" in run.main_log.read_text(), "it is noticed")
+    (here / "go").touch()
+    until(lambda: verdict(run) is not None, "a verdict", 200)
+    assert ended(run).state == state and run.attempt() == 1
+
+
+def test_signals_of_slurm_reach_the_script_and_not_its_ranks(lab: Lab, here: Path) -> None:
+    body = "trap 'echo script was asked >>asked' USR1\nsrun TASK wait & wait; wait\nexit 0\n"
+    run = launched(lab, here, body, wait=False)
+    until(lambda: len(list(here.glob("here-*.1"))) == 4, "the tasks come")
+    lab.run(["scancel", "--batch", "--signal=USR1", run.job_id.read_text().strip()], timeout=60)
+    until(lambda: (here / "asked").exists(), "the script is asked")
+    assert verdict(run) is None and run.srun_log.read_text().count("asked") == 0
+    lab.run([sys.executable, "-m", "hpc_mp", "cancel", str(run.path)], cwd=here, timeout=60)
+    until(lambda: verdict(run) is not None, "a verdict")
+    assert ended(run).state == "stopped"
+
+
+def test_the_time_limit_has_a_verdict(lab: Lab, here: Path) -> None:
+    run = launched(lab, here, "srun TASK wait\n", "--set", "job.time_limit=00:01:00")
+    outcome = ended(run)
+    assert outcome.state in ("failed", "stopped") and "time limit" in str(outcome.cause and outcome.cause.message)
