@@ -16,13 +16,10 @@ class Launch:
     """A command that starts ranks.
 
     Attributes:
-        name: the launcher, as written.
         statement: the number of its statement.
         account: what becomes of it, for the account.
     """
 
-    name: str
-    line: int
     statement: int
     account: str
 
@@ -30,14 +27,14 @@ class Launch:
 def launches(source: Source) -> Iterator[Launch]:
     """Yield the launches that the text shows, in order. bash may run others, by names that it makes at run time."""
     for number, statement in enumerate(source.statements):
-        for call in statement.calls:
-            words = [word.text for word in call.command.words]
+        for command in statement.commands:
+            words = [word.text for word in command.words]
             name = words[0] if words else ""
             base = name.rpartition("/")[2]
             if PYTHON.fullmatch(base) and words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
-                yield Launch(words[2], call.line, number, f"python -m {words[2]}: its ranks run, and are not watched one by one")
+                yield Launch(number, f"python -m {words[2]}: its ranks run, and are not watched one by one")
             elif base in LAUNCHERS and (not LAUNCHERS[base].verb or words[1:2] == [LAUNCHERS[base].verb]):
-                yield Launch(name, call.line, number, _account(name, base, words[1:]))
+                yield Launch(number, _account(name, base, words[1:]))
 
 
 def _account(name: str, base: str, arguments: list[str]) -> str:

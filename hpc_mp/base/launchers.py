@@ -10,38 +10,34 @@ from typing import Literal
 
 from hpc_mp.base.assets import asset
 
-Reach = Literal["job", "node"]  # where it starts ranks: on all nodes of the job, or on the node where it is called
-
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """A program that starts ranks.
 
     Attributes:
-        reach: where it starts them.
         family: the syntax of its options.
         verb: the first argument with which it starts ranks; empty if it always does.
         modules: Python modules that do the same.
     """
 
-    reach: Reach
     family: Literal["srun", "mpi", "other"] = "other"
     verb: str = ""
     modules: tuple[str, ...] = ()
 
 
-_MPI = Launcher("job", "mpi")
+_MPI = Launcher("mpi")
 LAUNCHERS: dict[str, Launcher] = {
-    "srun": Launcher("job", "srun"),
+    "srun": Launcher("srun"),
     "mpirun": _MPI, "mpiexec": _MPI, "mpiexec.hydra": _MPI, "orterun": _MPI, "prterun": _MPI, "prun": _MPI,
-    "ibrun": Launcher("job"), "jsrun": Launcher("job"), "aprun": Launcher("job"),
-    "torchrun": Launcher("node", modules=("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")),
-    "accelerate": Launcher("node", verb="launch", modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli")),
-    "deepspeed": Launcher("job", modules=("deepspeed.launcher.runner", "deepspeed.launcher.launch")),
-    "horovodrun": Launcher("job", modules=("horovod.runner.launch",)),
-    "composer": Launcher("node", modules=("composer.cli.launcher",)),
-    "colossalai": Launcher("job", verb="run"),
-    "torchx": Launcher("job", verb="run"),
+    "ibrun": Launcher(), "jsrun": Launcher(), "aprun": Launcher(),
+    "torchrun": Launcher(modules=("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")),
+    "accelerate": Launcher(verb="launch", modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli")),
+    "deepspeed": Launcher(modules=("deepspeed.launcher.runner", "deepspeed.launcher.launch")),
+    "horovodrun": Launcher(modules=("horovod.runner.launch",)),
+    "composer": Launcher(modules=("composer.cli.launcher",)),
+    "colossalai": Launcher(verb="run"),
+    "torchx": Launcher(verb="run"),
 }
 MPIRUNS = frozenset({*(name for name, launcher in LAUNCHERS.items() if launcher.family == "mpi"), "ibrun"})
 MODULES = frozenset(module for launcher in LAUNCHERS.values() for module in launcher.modules)

@@ -29,7 +29,6 @@ PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
 _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
-_PASSING = frozenset({"list", "pipeline", "redirected_statement"})  # they fail if a command in them fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,6 @@ class Around:
     tested: bool = False
     captured: bool = False
     piped: tuple[str, ...] = ()
-    checked: bool = False
 
 
 @functools.cache
@@ -278,9 +276,7 @@ class NodeReader:
         if node.type in ("command_substitution", "process_substitution"):
             around = Around(captured=True)
         elif node.type == "negated_command":
-            around = replace(around, tested=True, checked=True)
-        elif node.type not in _PASSING:
-            around = replace(around, checked=False)
+            around = replace(around, tested=True)
         stages = [child for child in children if child.is_named] if node.type == "pipeline" else []
         for at, child in enumerate(children):
             held = around
@@ -288,7 +284,7 @@ class NodeReader:
             if mark == "background":
                 held = replace(held, background=True)
             elif mark == "tested" or (node.type in _CONDITIONS and node.field_name_for_child(at) == "condition"):
-                held = replace(held, tested=True, checked=held.checked or children[at + 1].type != "&&")
+                held = replace(held, tested=True)
             if child in stages:
                 later = stages[stages.index(child) + 1:]
                 held = replace(held, piped=tuple(map(self.first_name, later)) + around.piped)
@@ -305,7 +301,7 @@ class NodeReader:
                                       for part in _descendants(node) if part.type == "variable_name"))
         evaluated = tuple(_unescaped(self.raw(part)) if node.type == "string" else self.raw(part)
                           for part in _descendants(node) if part.type == "command_substitution")
-        return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"), evaluated)
+        return Word(self.plain(node), self.line(node), expands, evaluated)
 
     def plain(self, node: Node) -> str:
         """Return the text without its quotes. Expansions, and a backslash before a line end, stay as written."""
