@@ -1,1 +1,1 @@
-"""Helpers that every subpackage may use and that depend on no other subpackage: errors, files, commands, assets, exit codes."""
+"""Helpers that every room may use and that depend on no other room: errors, files, commands, assets, exit codes."""

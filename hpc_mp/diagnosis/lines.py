@@ -55,6 +55,7 @@ _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # never caused by another task's end
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
+_LAUNCHED = re.compile(r"launching (?:StepId=)?(\S+) on host \S+, \d+ tasks: \[?([\d,-]+)")  # of srun --verbose
 OURS = "hpc-mp: "  # prefix of our own lines in the job script's log: they may quote an earlier attempt
 HANG_ENDED = f"{OURS}the ranks hang and are ended"  # in srun's log, before their ends
 OTHERS_ENDED = f"{OURS}a rank has failed, and the others are ended"
@@ -117,6 +118,21 @@ def completed_first(lines: Iterable[str]) -> TaskEnd | None:
         if (done := _COMPLETED.search(line)) is not None:
             return TaskEnd(done[1], _numbers(done[2]), 0, line)
     return None
+
+
+def gave_up(lines: Iterable[str]) -> bool:
+    """Return True if srun ended its last step and left before it knew the end of every task. Its code 0 is then no task's: it
+    waits KillWait and two seconds for tasks that it has ended."""
+    step, running, ended = "", set[int](), False
+    for line in lines:
+        if (launched := _LAUNCHED.search(line)) is not None:
+            if launched[1] != step:
+                step, running, ended = launched[1], set(), False
+            running.update(_numbers(launched[2]))
+        elif (end := ended_there(line)) is not None:
+            running.difference_update(end[1])
+        ended = ended or ends_step(line)
+    return ended and bool(running)
 
 
 def ends_step(line: str) -> bool:

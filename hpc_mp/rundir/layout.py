@@ -19,7 +19,7 @@ class RunFile:
 
     Attributes:
         name: path relative to the run directory. A folder's name ends with "/".
-        writer, readers: the subpackages, programs or people that write and read it.
+        writer, readers: the rooms, programs or people that write and read it.
         holds: its content, in one sentence without a full stop.
     """
 

@@ -20,7 +20,7 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.requeue import await_notice, known_job, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.diagnosis.classify import RootCause, classify
-from hpc_mp.diagnosis.lines import first_code
+from hpc_mp.diagnosis.lines import first_code, gave_up
 from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.program.stepd import stepd_above
 from hpc_mp.report.conclude import conclude
@@ -65,7 +65,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         return 1
     if watch is not None:
         watch.say_begun()
-    code = code if isinstance(watch, ScriptWatch) else _first_code(run, code)
+    code = code if isinstance(watch, ScriptWatch) else _first_code(run, code, signals.stop_requested or run.stop.exists())
     run.batch_environ.unlink(missing_ok=True)  # if no script has read it
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
@@ -113,17 +113,24 @@ def lacking(attempt: AttemptContext) -> str:
     return " without a later step" if history.furthest_step(attempt.run, attempt.spec) else ""
 
 
-def _first_code(run: RunDirectory, code: int) -> int:
-    """Return the code of the task that ended first, which tells more than srun's, the greatest of all tasks."""
+def _first_code(run: RunDirectory, code: int, stop_requested: bool) -> int:
+    """Return the code of the task that ended first, which tells more than srun's, the greatest of those that it knows.
+
+    Args:
+        stop_requested: True if somebody asked the ranks to stop; srun may end with 0 then before it has started them.
+    """
     log = run.srun_log
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    if code == 0 and not stop_requested and gave_up(lines):
+        return -signal.SIGKILL
     return code and (first_code(lines) or code)
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_requested: bool, cancelled: bool,
             watch: ProgramWatch | ScriptWatch | None, died: RootCause | None) -> Ending:
     again = code == 0 and interrupted(attempt)
-    failed_node = code != 0 and not cancelled and node_lost(attempt.run, script)
+    finished = code == 0 and not again and (isinstance(attempt.spec, ProgramSpec) or history.complete(attempt.run, attempt.spec))
+    failed_node = not finished and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
         well = code == 0 and not attempt.by_mpirun  # a rank left the silent process behind
         hang = watch.hang() if watch is not None and not well else None
@@ -136,7 +143,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_r
                 return died
             record_failure(attempt, code)
         return ending or classify(gather(attempt, code, script, hang=hang, unended=unended))
-    if code == 0 and not again:  # srun also ends so if it is ended while it starts its tasks
+    if code == 0 and not again and not failed_node:  # srun also ends so if it is ended while it starts its tasks
         return "stopped" if (cancelled or stop_requested) and not history.complete(attempt.run, attempt.spec) else "completed"
     if (code in (STOPPED, *EARLY) or stop_requested or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"

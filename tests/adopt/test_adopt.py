@@ -110,7 +110,8 @@ def test_one_literal_launch_becomes_ranks_of_ours(line: str, command: tuple[str,
 
 @pytest.mark.parametrize("line", [
     "srun ./a $X", "srun -n 5 ./a", "srun --chdir=/x ./a", "srun --mpi=pmix ./a", "srun bash -c ./a", "srun torchrun t.py",
-    "srun ./a &", "srun ./a; srun ./b", "srun ./a > log", "srun --multi-prog conf", "srun ./a *", "srun ./a ~/x", "mpirun ./a", "python t.py",
+    "srun ./a &", "srun ./a; srun ./b", "srun ./a > log", "srun --multi-prog conf", "srun ./a *", "srun ./a ~/x",
+    "mpirun ./a", "python t.py",
     "A=1 srun ./a", "srun ./a\necho done", "export A=1\nsrun ./a", "srun -n1 ./server : -n3 ./client", "timeout 60 srun ./a",
     "srun ./a && ./post", "srun ./a <<EOF\nx\nEOF"])
 def test_all_else_is_run_by_bash(line: str, tmp_path: Path) -> None:

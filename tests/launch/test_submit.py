@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -198,7 +199,7 @@ def test_a_job_that_is_killed_does_not_hang(lab: Lab, there: dict[str, Any]) -> 
 @pytest.mark.parametrize("trap", [True, False])
 def test_an_early_signal_does_not_kill(lab: Lab, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, trap: bool) -> None:
     if not trap:  # submitit's own way
-        monkeypatch.setattr(tasks, "PYTHON", sys.executable)
+        monkeypatch.setattr(tasks, "PYTHON", shlex.quote(sys.executable))
 
     def signalled(turn: int) -> SubmittedJob:
         begun = lab.share / f"begun-{trap}-{turn}"

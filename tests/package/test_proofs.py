@@ -11,6 +11,7 @@ from pathlib import Path
 import dependencies
 import pytest
 from dependencies import ROOT, files_of, imported, without_prose
+from long_tests import long_cases
 
 TWO = "tests/layout/test_stages.py"  # proofs that take a moment
 
@@ -28,6 +29,7 @@ def reached(test: str) -> set[str]:
      {"hpc_mp/lint/__init__.py", "hpc_mp/supervisor/__main__.py"}),
     ("tests/end_to_end/test_deaths_slurm.py", {"hpc_mp/supervisor/__main__.py", "slurm/job.sbatch.j2", "hpc_mp/cli/launch.py",
                                                "hpc_mp/train/rank/main.py"}, {"hpc_mp/cli/adopt.py"}),
+    ("tests/end_to_end/test_every_example.py", {"examples/fsdp2/train.py"}, {"hpc_mp/clouds/__init__.py"}),
 ])
 def test_what_a_proof_depends_on(test: str, depends: set[str], independent: set[str]) -> None:
     files = reached(test)
@@ -62,6 +64,30 @@ def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.Mon
     ('def f(x):\n    pass\n    "no docstring"\n    return [1, x]\n', False), ("def f(y):\n    return [1, y]\n", False)])
 def test_prose_is_no_change(text: str, same: bool) -> None:
     assert (without_prose(text) == without_prose("def f(x):\n    return [1, x]\n")) == same
+
+
+def test_each_long_case_is_there() -> None:
+    """Cases of a function that was renamed would come back into `make test` without a word."""
+    cases = long_cases()
+    assert len(cases) > 100 and min(cases.values()) > 0
+    lost = [name for name in cases if not defined(name)]
+    assert lost == []
+    assert not defined("tests/package/test_proofs.py::test_no_such[1]") and not defined("tests/no_such.py::test_no_such")
+
+
+def defined(name: str) -> bool:
+    file, _, case = name.partition("::")
+    return (ROOT / file).is_file() and f"def {case.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_a_long_case_is_left_to_make_prove() -> None:
+    name = next(iter(long_cases()))
+
+    def chosen(marks: str) -> bool:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", marks, name.partition("::")[0]]
+        return name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+
+    assert chosen("prove") and not chosen("not prove and not gpu")
 
 
 def test_imports_are_found_wherever_they_stand() -> None:

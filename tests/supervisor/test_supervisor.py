@@ -28,7 +28,7 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
-from hpc_mp.supervisor.context import SupervisedRun
+from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.ending import _ending, interrupted
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS
@@ -342,11 +342,31 @@ def test_a_node_step_shares_the_shape_of_the_ranks_step() -> None:
 def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, cut_short: bool,
 ) -> None:
-    run = create_run(tmp_path, "a")
-    attempt = begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
-    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts={restarts} Command={run.script}\n")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    assert interrupted(attempt) is cut_short
+    assert interrupted(ended_well(tmp_path, monkeypatch, restarts)) is cut_short
+
+
+def ended_well(directory: Path, monkeypatch: pytest.MonkeyPatch, restarts: int = 0, whole: bool = False) -> AttemptContext:
+    """An attempt whose step has ended with 0, of a job that Slurm has queued again so often."""
+    run = create_run(directory, "a")
+    executable(directory / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts={restarts} Command={run.script}\n")
+    monkeypatch.setenv("PATH", str(directory / "bin"), prepend=":")
+    monkeypatch.setattr("hpc_mp.rundir.history.complete", lambda *_: whole)
+    return begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
+
+
+@pytest.mark.parametrize(("restarts", "whole", "cancelled", "named"), [
+    (1, False, False, True), (0, False, False, True), (0, True, False, False), (0, False, True, False)])
+def test_a_node_that_fails_while_ranks_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, whole: bool, cancelled: bool, named: bool,
+) -> None:
+    """Slurm sends the job's script SIGTERM, and srun ends with 0: it was said to have stopped as somebody had asked."""
+    attempt = ended_well(tmp_path, monkeypatch, restarts, whole)
+    attempt.run.srun_log.parent.mkdir(exist_ok=True)
+    attempt.run.srun_log.write_text("srun: error: Node failure on n2\nsrun: forcing job termination\n")
+    end = _ending(attempt, 0, None, True, cancelled, None, None)
+    assert isinstance(end, RootCause) == named
+    if isinstance(end, RootCause):
+        assert (end.cause.kind, end.cause.node, end.nodes_to_blame) == ("node", "n2", ("n2",))
 
 
 @pytest.mark.parametrize(("whole", "asked", "cancelled", "end"), [
@@ -356,12 +376,7 @@ def test_a_step_that_is_ended_while_it_starts_has_not_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, asked: bool, cancelled: bool, end: str,
 ) -> None:
     """srun ends with 0 then: a run that its user had cancelled was said to have completed."""
-    run = create_run(tmp_path, "a")
-    attempt = begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
-    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts=0 Command={run.script}\n")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    monkeypatch.setattr("hpc_mp.rundir.history.complete", lambda *_: whole)
-    assert _ending(attempt, 0, None, asked, cancelled, None) == end
+    assert _ending(ended_well(tmp_path, monkeypatch, whole=whole), 0, None, asked, cancelled, None, None) == end
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------

@@ -105,18 +105,18 @@ def without_prose(text: str) -> str:
 @cache
 def digest_of(file: Path) -> str:
     """Return a digest that changes if the file's behaviour can change. Docstrings of verbs count: click shows them."""
-    text = file.read_bytes()
+    content = file.read_bytes()
     if file.suffix == ".py" and not file.is_relative_to(ROOT / "hpc_mp/cli"):
-        text = without_prose(text.decode()).encode()
-    return hashlib.sha256(text).hexdigest()
+        content = without_prose(content.decode()).encode()
+    return hashlib.sha256(content).hexdigest()
 
 
 @cache
 def data_of(room: str) -> tuple[Path, ...]:
     """Return the files of a room that are not modules, and the files beside the package that it reads."""
-    folders = [ROOT / "hpc_mp" / room, *(ROOT / folder for folder, rooms in DATA.items() if room in rooms)]
-    files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
-    return tuple(sorted(file for file in files if file.suffix not in (".py", ".pyc")))
+    own = (file for file in (ROOT / "hpc_mp" / room).rglob("*") if file.suffix != ".py")
+    beside = (file for folder, rooms in DATA.items() if room in rooms for file in (ROOT / folder).rglob("*"))
+    return tuple(sorted(file for file in (*own, *beside) if file.is_file() and file.suffix != ".pyc"))
 
 
 def files_of(test: Path) -> list[Path]:

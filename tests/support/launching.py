@@ -105,10 +105,11 @@ def record(step: int, attempt: int = 1, seconds: float = 1.0, loss: float = 1.0)
 
 
 def python_program(path: Path, text: str) -> Path:
-    """Write an executable that runs ``text`` with this Python, whose path may have blanks, which ``#!`` does not support."""
-    source = path.with_name(f"{path.name}.py")
-    source.write_text(text)
-    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(source))} "$@"\n')
+    """Write an executable that runs ``text`` with this Python, whose path may have blanks, which ``#!`` does not support.
+
+    Its first lines mean "run me with Python" to sh, and a string to Python, as in the programs that pip installs.
+    """
+    path.write_text(f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n' '''\n{text}")
     path.chmod(0o755)
     return path
 
