@@ -10,12 +10,13 @@ import click
 
 from hpc_mp.base.text import several
 from hpc_mp.cli.status import lost_words
-from hpc_mp.launch.cancel import end
-from hpc_mp.launch.find import find_all, job_of, sweep_of
-from hpc_mp.launch.status import RunStatus, overviews
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.sweep import end_sweep
+from hpc_mp.runs.cancel import end
+from hpc_mp.runs.find import find_all, sweep_of
+from hpc_mp.runs.keepers import job_of
+from hpc_mp.runs.status import RunStatus, overviews
 
 
 @click.command(help="End a run: its ranks save at the next step and stop, and nothing queues them again. RUN is a run directory, "

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size
-from hpc_mp.launch.find import find
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.retention import best_checkpoint
+from hpc_mp.runs.find import find
 
 
 @click.command(help="Write a run's newest complete checkpoint as a Hugging Face model directory, which "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from hpc_mp.launch.status import RunStatus
+from hpc_mp.runs.status import RunStatus
 
 SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last for ever: each asks Slurm once, and schedulers serve many people
 SILENCE_S = 30.0  # after so many seconds a log gets a line, whether or not anything has changed

@@ -17,13 +17,13 @@ from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, again_alone, launch, preview
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.logs import Logs
 from hpc_mp.launch.summary import defaults
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
 from hpc_mp.rundir.sweep import best_of, read_member
+from hpc_mp.runs.logs import Logs
 
 LAST_WORDS = 3  # lines of a program that has ended well
 # What would end the same way again, unless something is done before.

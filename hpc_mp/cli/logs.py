@@ -12,11 +12,11 @@ from hpc_mp.base.text import escaped
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.diagnosis.cause import cause
-from hpc_mp.launch.find import find
-from hpc_mp.launch.logs import Follower, Logs
-from hpc_mp.launch.status import job_ids, seen
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import read_failures
+from hpc_mp.runs.find import find
+from hpc_mp.runs.logs import Follower, Logs
+from hpc_mp.runs.status import described, seen
 
 POLL_S = 0.5  # between two polls of the files
 
@@ -31,7 +31,7 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
     if rank is not None and node is not None:
         raise HpcMpError("--rank and --node", "exclude each other", "give one of them")
     directory = find(run)
-    follower, jobs, delays = Follower(), _jobs(directory), iter(queue.DELAYS_S)
+    follower, jobs, delays = Follower(), described([directory])[0], iter(queue.DELAYS_S)
     due = time.monotonic() + next(delays)
     last_reason = ""
     while True:
@@ -47,17 +47,12 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
             break
         time.sleep(POLL_S)
         if jobs and time.monotonic() > due:
-            jobs, due = _jobs(directory), time.monotonic() + next(delays, queue.DELAYS_S[-1])
+            jobs, due = described([directory])[0], time.monotonic() + next(delays, queue.DELAYS_S[-1])
     if not sources and (rank is not None or node is not None):
         option, key = (f"--rank {rank}", "rank") if rank is not None else (f"--node {node}", "node")
         raise HpcMpError(option, f"has no log; attempt {logs.attempt} has started {key}s {logs.named(key)}",
                          "name one of those, or another --attempt")
     _cause(directory, logs.attempt, jobs)
-
-
-def _jobs(run: RunDirectory) -> list[SlurmJob]:
-    ids = job_ids(run)
-    return list(queue.job_states(ids).values()) if ids else []
 
 
 def _waits(jobs: list[SlurmJob]) -> str:

@@ -9,9 +9,9 @@ import click
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, data_size
-from hpc_mp.launch.find import find_all, here, listing, runs_below
-from hpc_mp.launch.prune import Pruning, prunable, remove
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.runs.find import find_all, here, listing, runs_below
+from hpc_mp.runs.prune import Pruning, prunable, remove
 
 
 @click.command(help="List what can be removed, with its size: checkpoints beyond the newest and the best, what crashed saves "

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.launch.find import find_all, sweep_of
 from hpc_mp.report.comparison import write_comparison
 from hpc_mp.report.page import write_report
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.runs.find import find_all, sweep_of
 
 
 @click.command(help="Draw a run: curves, ranks, pipeline, memory. Writes RUN/report.html and prints its path. Several runs are "

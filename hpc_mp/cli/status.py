@@ -17,12 +17,14 @@ from hpc_mp.cli.follow import follow
 from hpc_mp.cluster.slurm.job import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
-from hpc_mp.launch.find import find_all, job_of, listing, runs_below
-from hpc_mp.launch.status import RunStatus, go_on, listed, overview
+from hpc_mp.launch.fit import never_starts
 from hpc_mp.launch.sweep import best_runs
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.usage import launched, size
+from hpc_mp.runs.find import find_all, listing, runs_below
+from hpc_mp.runs.keepers import job_of
+from hpc_mp.runs.status import RunStatus, go_on, listed, overview
 
 COLUMNS = ("run", "state", "job", "step", "loss", "launched", "node h", "size")
 RIGHT = frozenset({"step", "loss", "node h", "size"})  # columns of numbers
@@ -40,7 +42,7 @@ def command(run: Path | None, following: bool, as_json: bool) -> int:
     runs, single = _meant(run)
 
     def poll() -> list[RunStatus]:
-        return [overview(runs[0])] if single else listed(runs)
+        return [overview(runs[0], explain=never_starts)] if single else listed(runs)
 
     statuses = follow(poll, single_text if single else table, one_line, quiet=as_json) if following else poll()
     if as_json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin
@@ -53,6 +53,24 @@ def load_any(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
         HpcMpError: the file is invalid; the error has the value, the rule and the remedy.
     """
     return resolve_any(reduce(_override, overrides, under(defaults, _parse(path))), path.resolve().parent)
+
+
+def load_resolved(path: Path) -> AnySpec:
+    """Read the job file of a run, which holds every choice made. A process parses it once while it does not change.
+
+    Raises:
+        HpcMpError: as ``load_any``.
+    """
+    try:
+        file = path.stat()
+    except OSError:
+        return load_any(path)  # with its words
+    return _unchanged(path, (file.st_ino, file.st_mtime_ns, file.st_size))
+
+
+@lru_cache(maxsize=256)
+def _unchanged(path: Path, identity: tuple[int, int, int]) -> AnySpec:
+    return load_any(path)
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:

@@ -18,8 +18,8 @@ from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, SlurmJob
 from hpc_mp.job import AnySpec
 from hpc_mp.job.values import DEPENDENCY, JOB_ID
-from hpc_mp.launch.status import RunStatus, overview
 from hpc_mp.rundir import find_run
+from hpc_mp.runs.status import RunStatus, overview
 
 # For each kind: the states of an ended run that satisfy it.
 HOLDS = {"afterok": ("completed",), "afterany": ("completed", "failed", "stopped"), "afternotok": ("failed", "stopped")}

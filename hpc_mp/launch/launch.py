@@ -167,13 +167,15 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         if note := _unfinished(plans[0], request):
             listener.note(note)
         runs = next_runs(plans if plans[0].spec.sweep.given else plans[:1], resumed)
+        rendered = None
         if backend.rehearse is not None:
-            plans, message = backend.rehearse(plans, runs)
-            listener.say(message)
+            rehearsal = backend.rehearse(plans, runs)
+            plans, rendered = rehearsal.plans, rehearsal.script
+            listener.say(rehearsal.message)
         used = backend.target.in_script or request.slurm_version is not None
         if not used:
             listener.say("script    none here; --on slurm prints that of the same job")
-        return Preview(plans, runs[0], script(plans[0], *runs), text, used)
+        return Preview(plans, runs[0], script(plans[0], *runs, earlier=rendered), text, used)
 
 
 def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shlex
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN, SlurmJob
-from hpc_mp.cluster.slurm.jobs import job_states
-from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any, load_job
+from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_job, load_resolved
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.layout.learning_rate import leap, learning_rate
@@ -25,7 +21,8 @@ from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.records import StepMetrics, read_records
-from hpc_mp.rundir.runs import successors
+from hpc_mp.runs.lock import hold
+from hpc_mp.runs.status import described
 
 # Keys that determine the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
@@ -87,44 +84,15 @@ def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
                                f"{last_step + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
 
 
-@contextmanager
-def hold(run: RunDirectory) -> Iterator[int]:
-    """Hold the run exclusively. Yield the open lock file, which all emulated ranks inherit: it is held while any of them lives.
-
-    Raises:
-        HpcMpError: another launch holds it, or ranks of one still live.
-    """
-    lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HpcMpError(f"run {run.path}", "is still going on, or another launch resumes it",
-                             f"wait for its end, or end it with `hpc-mp cancel {run.path}`") from None
-        except OSError as error:  # Lustre, for example, may be mounted without locks
-            warnings.warn(f"no lock on {run.path} ({error.strerror}): do not resume it twice at once", stacklevel=3)
-        yield lock
-    finally:
-        os.close(lock)
-
-
 def _check_not_queued(run: RunDirectory, ask: Runner, patience: float = ENDING_S) -> None:
     """Check that no job of the run is active. Wait for an ending job, which takes Slurm some seconds after the ranks."""
-    try:
-        job_id = (run.job_id).read_text().strip()
-    except FileNotFoundError:
-        return
     deadline = time.monotonic() + patience
-    while live := _live([job_id, *successors(run, job_id)], ask):
+    while live := [job for job in described([run], ask)[0] if job.state not in FINAL | {UNKNOWN}]:
         ending = all(job.state == COMPLETING for job in live) or (verdict(run) is not None and not any(job.waits for job in live))
         if not ending or time.monotonic() >= deadline:
             raise HpcMpError(f"run {run.path}", f"is Slurm job {live[0].id}, which is {live[0].state}",
                              f"wait for its end, or end it with `hpc-mp cancel {run.path}`")
         time.sleep(POLL_S)
-
-
-def _live(job_ids: Sequence[str], ask: Runner) -> list[SlurmJob]:
-    return [job for job in job_states(job_ids, ask).values() if job.state not in FINAL | {UNKNOWN}]
 
 
 def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
@@ -139,7 +107,7 @@ def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
 
 def _as_launched(run: RunDirectory, spec: AnySpec) -> AnySpec:
     """Return the run's own job. Raises HpcMpError if only one of the two jobs is a program's."""
-    launched = load_any(run.job)
+    launched = load_resolved(run.job)
     if type(launched) is not type(spec):
         raise HpcMpError(f"--resume of {run.path}", f"was launched {'with' if isinstance(launched, ProgramSpec) else 'without'} "
                          "[program]", "launch a new run without --resume, or give it another job.name")
@@ -153,7 +121,7 @@ def _shown(value: object) -> str:
 def _steps_left(run: RunDirectory, spec: AnySpec) -> bool:
     if isinstance(spec, ProgramSpec):  # another command may have more to do
         ended = verdict(run)
-        return ended is None or ended.state != "completed" or load_any(run.job) != spec
+        return ended is None or ended.state != "completed" or load_resolved(run.job) != spec
     saved = complete_steps(run.checkpoints)
     last_step = step_of(saved[-1]) if saved else 0
     if spec.train.steps < last_step:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import load_any
+from hpc_mp.job import load_resolved
 from hpc_mp.report.notify import notify
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
@@ -46,7 +46,7 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
 def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) -> None:
     """Start the user's command. Its failure must not hide how the run ended; it is reported in the main log too."""
     try:
-        command = load_any(run.job).notify.command
+        command = load_resolved(run.job).notify.command
     except HpcMpError:
         return
     reason = notify(outcome, command) if command else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.diagnosis.cause import cause
-from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_resolved
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
@@ -127,7 +127,7 @@ class _RunReader:
 
     def job(self) -> AnySpec | None:
         try:
-            return load_any(self.run.job)
+            return load_resolved(self.run.job)
         except HpcMpError as error:
             self.problems.append(f"job.toml is not understood: {error}")
             return None

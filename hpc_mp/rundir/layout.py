@@ -139,7 +139,7 @@ class RunDirectory:
         "which run of a sweep it is, and the values that it has in place of the job file's")
     sweep_stop = RunFile("sweep.stop", "cancel --all", "launch",
         "nothing: in the first run of a sweep, no further one is started on emulated nodes")
-    lock = RunFile(".lock", "launch", "launch, status, cancel", "nothing: whoever holds its lock has the run")
+    lock = RunFile(".lock", "launch", "launch, status, cancel", "host, process and start of the launcher that has the run, and holds the lock of this file")
     stop = RunFile("stop", "cancel, or you", "rank 0, supervisor",
         "nothing: once it is there, ranks save at the next step and stop, and nothing queues them again")
     attempt_record = RunFile("attempt.json", "supervisor", "every rank",

@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.requeue import queued_again
 from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.diagnosis.lines import ended_there, first_code
-from hpc_mp.job import ProgramSpec, load_any
+from hpc_mp.job import ProgramSpec, load_resolved
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, history, read_attempt, read_json
 from hpc_mp.rundir.outcome import STOPPED, Cause
@@ -45,7 +45,7 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
     killed = code > 128
     if job is None or (ended is None and not killed and (record is None or code in (2, STOPPED))):
         return code  # it has reported the reason itself
-    supervised = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), job, command)
+    supervised = SupervisedRun(run, load_resolved(run.job), from_dict(read_json(run.placement)), job, command)
     if ended is not None:
         if ended.action in ("done", "fail") and not run.outcome.exists():
             conclude_run(supervised, ended.attempt, _ending(ended))

@@ -12,7 +12,7 @@ from hpc_mp.base.exit_codes import ending as how_it_ended
 from hpc_mp.cluster.slurm.allocation import allocation
 from hpc_mp.cluster.slurm.requeue import is_own, known_job
 from hpc_mp.diagnosis.classify import RootCause
-from hpc_mp.job import ProgramSpec, load_any
+from hpc_mp.job import ProgramSpec, load_resolved
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import first_code as first_code_of_ranks
 from hpc_mp.rundir import RunDirectory, history, read_json
@@ -38,7 +38,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     Returns the exit code of the job. Raises HpcMpError and OSError for an unusable run directory or allocation.
     """
     run = RunDirectory(path)
-    waiting = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
+    waiting = SupervisedRun(run, load_resolved(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
     script = script_log()
     if run.stop.exists() or history.complete(run, waiting.spec):
         return _nothing_to_do(waiting)

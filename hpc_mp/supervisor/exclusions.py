@@ -30,7 +30,7 @@ from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.requeue import exclude, held_back, start_soon
 from hpc_mp.cluster.slurm.submit import sbatch, withdraw
-from hpc_mp.job import AnySpec, load_any
+from hpc_mp.job import AnySpec, load_resolved
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.runs import successors
 
@@ -61,7 +61,7 @@ def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), s
     if not ours:
         return Keeping((), ())
     write_exclusions(run.excluded, tuple(ours.values()))  # first, because the rest of Slurm's list is the user's
-    keeping = exclude(job_id, tuple(ours.values()), recorded, load_any(run.job).job.nodes + spare)
+    keeping = exclude(job_id, tuple(ours.values()), recorded, load_resolved(run.job).job.nodes + spare)
     write_exclusions(run.excluded, keeping.excluded)
     return keeping
 
@@ -126,7 +126,7 @@ def poll(run: RunDirectory, watch_job: str, ask: Runner = queue.patient) -> str:
     hastened = job.waits and _hastened(job, ask)
     remaining = read_exclusions(run.excluded)
     if remaining:
-        _queue(run, load_any(run.job), [finding.node for finding in remaining], [f"--begin=now+{AGAIN_S}"])
+        _queue(run, load_resolved(run.job), [finding.node for finding in remaining], [f"--begin=now+{AGAIN_S}"])
     else:
         run.watch_id.unlink(missing_ok=True)
     back = ", ".join(finding.node for finding in taken)

@@ -15,7 +15,7 @@ from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import main
-from hpc_mp.job import load_job, resolve
+from hpc_mp.job import load_job, load_resolved, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -411,6 +411,18 @@ def test_the_process_ends_with_2_and_a_traceback_only_for_developers(here: Path)
 def test_an_environment_whose_place_is_known_may_be_staged(here: Path, slurm: str) -> None:
     (here / "job.toml").write_text(JOB.replace('setup = ["true"]\n[environment]\n', f"{slurm}\n[environment]\nstage = true\n"))
     assert load_job(here / "job.toml").environment.stage
+
+
+def test_the_job_of_a_run_is_parsed_once_while_it_does_not_change(here: Path) -> None:
+    path = here / "job.toml"
+    path.write_text(JOB)
+    first = load_resolved(path)
+    assert load_resolved(path) is first
+    path.write_text(path.read_text() + "\n# changed\n")
+    assert load_resolved(path) is not first and load_resolved(path) == first
+    path.unlink()
+    with pytest.raises(HpcMpError, match="cannot be read"):
+        load_resolved(path)
 
 
 def test_a_byte_order_mark_is_no_mistake(here: Path) -> None:

@@ -111,13 +111,13 @@ def test_a_job_that_could_not_start_on_the_others_gets_them(
 ) -> None:
     play(Cluster(tmp_path), nodes, sbatch)
     plans = plan_job(LaunchRequest(job, "slurm", (f'slurm.extra.mem="{mem}"', *overrides)))
-    plans, said = rehearse(plans, [tmp_path / str(number) for number, _ in enumerate(plans)])
-    for plan in plans:
+    rehearsal = rehearse(plans, [tmp_path / str(number) for number, _ in enumerate(plans)])
+    for plan in rehearsal.plans:
         (why,) = (key.why for key in plan.record.choices if key.key == "slurm.extra.exclude")
         assert why == (AFTER_ALL if not kept_off else "avoided: n1 (lost: n1 vanished)")
         assert tuple(each.node for each in plan.avoided) == kept_off
         assert ("--exclude=n1" in script(plan, tmp_path).text) == bool(kept_off) == ("exclude" in plan.spec.slurm.extra)
-    assert (f"nodes     after all {AFTER_ALL}\n" in said) == (sbatch == REFUSES)
+    assert (f"nodes     after all {AFTER_ALL}\n" in rehearsal.message) == (sbatch == REFUSES)
 
 
 @pytest.mark.parametrize("program", [False, True], ids=["training", "program"])

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +25,15 @@ from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, dump_job, load_job
 from hpc_mp.job.program import Program
 from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.launch import run_files
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.watch import RanksEnd, judge
 from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
 from hpc_mp.launch.model_check import acceptance, check_model
 from hpc_mp.launch.plan import compose, newest_run
-from hpc_mp.launch.run_files import begin
+from hpc_mp.launch.render import JobScript
+from hpc_mp.launch.run_files import begin, next_runs, script
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.models import ModelProfile, UnitProfile, conditions, read_shape, stage_layers, write_profile
 from hpc_mp.layout.placement import Degrees, place
@@ -259,6 +262,28 @@ def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch
     assert given.parallel.partition == "auto"
     assert len(found.state) == 4 and found.traffic.pp > 0 and found.link_time_s is None
     assert {choice.key for choice in found.choices} >= {"job.device", "parallel.partition", "parallel.order"}
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_script_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overtaken: bool) -> None:
+    """And again only if another launch has taken the directory for which it was rendered."""
+    monkeypatch.setenv("PATH", "")
+    spec = spec_of(tmp_path, 2, 2)
+    plan = compose(spec, Where("local", "so"), BACKENDS["local"].target)
+    rendered: list[Path] = []
+
+    def render(spec: JobSpec, runs: Sequence[Path], *arguments: Any, **options: Any) -> JobScript:
+        rendered.extend(runs)
+        return run_files_render(spec, runs, *arguments, **options)
+
+    run_files_render = run_files.render
+    monkeypatch.setattr(run_files, "render", render)
+    first = script(plan, *next_runs([plan], None))
+    if overtaken:
+        create_run(Path(spec.job.directory), spec.job.name)
+    with begin(plan, None, first) as begun:
+        assert str(begun.run.path) in begun.run.script.read_text()
+    assert [path.name for path in rendered] == ["0001", *["0002"] * overtaken]
 
 
 @pytest.mark.parametrize(("partition", "layers", "why"), [

@@ -14,8 +14,8 @@ from launching import executable, mark, record, said, the_run, until, write_job
 from played_slurm import Cluster
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
-from hpc_mp.launch.status import overview
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.runs.status import overview
 
 __all__ = ["mark"]  # a fixture
 

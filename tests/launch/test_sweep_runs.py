@@ -182,7 +182,7 @@ def test_the_best_run(losses: list[tuple[float | None, float | None]], best: tup
 
 
 def test_each_sweep_has_a_best_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_mp.launch.status import seen
+    from hpc_mp.runs.status import seen
 
     found = []
     for number in range(5):

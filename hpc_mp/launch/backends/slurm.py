@@ -22,22 +22,23 @@ from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import AnySpec
 from hpc_mp.job.errors import shown
 from hpc_mp.job.sweep import words_of
-from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
+from hpc_mp.launch.backends.backend import CallRequest, Launch, Rehearsal, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.fit import check_fit, never_starts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target, without_avoiding
+from hpc_mp.launch.render import JobScript
 from hpc_mp.launch.run_files import begin, begin_sweep, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
-from hpc_mp.launch.status import words_of_job
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, together, verdict
 from hpc_mp.rundir.records import RankStatus
 from hpc_mp.rundir.runs import record_successors
+from hpc_mp.runs.status import words_of_job
 from hpc_mp.supervisor.exclusions import end_watch, watch_waiting
 
 POLL_S = 1.0  # between two polls of a run directory
@@ -57,10 +58,10 @@ def start(launch: Launch) -> Outcome:
         HpcMpError: Slurm refuses the job, or the run directory cannot be written. Nothing is left of a new run then.
     """
     launch.check(check_model)
-    plans, message = rehearse(launch.plans, next_runs(launch.plans, launch.resumed))
-    launch.listener.say(message)
-    launch = replace(launch, plans=plans)
-    return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
+    rehearsal = rehearse(launch.plans, next_runs(launch.plans, launch.resumed))
+    launch.listener.say(rehearsal.message)
+    launch = replace(launch, plans=rehearsal.plans)
+    return _job(launch, rehearsal.script) if len(launch.plans) == 1 else together(_array(launch, rehearsal.script))
 
 
 NO_JOB = re.compile(r"\bJob \d+ to(?= start)")  # the number of a job that was not created
@@ -75,21 +76,22 @@ REFUSALS = (
 )
 
 
-def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> tuple[tuple[JobPlan, ...], str]:
-    """Have Slurm test the script of these plans. Return the plans that it accepts, and its message as a row of the summary. If
-    it accepts them only with the nodes that we avoid, the returned plans do not avoid them.
+def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> Rehearsal:
+    """Have Slurm test the script of these plans. If it accepts them only with the nodes that we avoid, the returned plans do not
+    avoid them.
 
     Raises:
         HpcMpError: it would refuse the script, or never start its job.
     """
+    text = script(plans[0], *runs)
     try:
-        return plans, _tested(plans[0], script(plans[0], *runs).text)
+        return Rehearsal(plans, text, _tested(plans[0], text.text))
     except HpcMpError:
         if not any(plan.avoided for plan in plans):
             raise
         freed = tuple(map(without_avoiding, plans))
-        message = _tested(freed[0], script(freed[0], *runs).text)
-        return freed, f"nodes     after all {freed[0].resolution.exclude.why}\n{message}"
+        text = script(freed[0], *runs)
+        return Rehearsal(freed, text, f"nodes     after all {freed[0].resolution.exclude.why}\n{_tested(freed[0], text.text)}")
 
 
 def _tested(plan: JobPlan, text: str) -> str:
@@ -115,9 +117,9 @@ def _refused_key(spec: AnySpec, message: str) -> tuple[str, str]:
     return f"the job script of {spec.job.name!r}", "mend what these words name"
 
 
-def _job(launch: Launch) -> Outcome:
+def _job(launch: Launch, rendered: JobScript) -> Outcome:
     plan, listener = launch.plan, launch.listener
-    with begin(plan, launch.resumed) as (run, number, _):
+    with begin(plan, launch.resumed, rendered) as (run, number, _):
         attempt = AttemptReader(run, number)
         with withdrawn(() if launch.resumed else (run,)):
             stage_environment(plan.spec, listener, run)
@@ -147,10 +149,10 @@ def submit(request: CallRequest) -> SubmittedTasks:
     return SlurmTasks(request)
 
 
-def _array(launch: Launch) -> tuple[Outcome, ...]:
+def _array(launch: Launch, rendered: JobScript) -> tuple[Outcome, ...]:
     """Return the outcome of each run of a sweep."""
     plans, listener = launch.plans, launch.listener
-    runs = begin_sweep(plans)
+    runs = begin_sweep(plans, rendered)
     attempts = [AttemptReader(run, 1) for run in runs]
     with withdrawn(runs):
         stage_environment(plans[0].spec, listener, *runs)

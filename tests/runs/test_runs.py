@@ -22,10 +22,10 @@ from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.job import SlurmJob, explained
 from hpc_mp.job import ProgramSpec, dump_job, load_job
 from hpc_mp.job.program import Program
-from hpc_mp.launch import cancel, resume
+from hpc_mp.launch import resume
+from hpc_mp.runs import cancel
 from hpc_mp.launch.backends.slurm import _QueueWatcher
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.status import seen
 from hpc_mp.rundir import RunDirectory, create_run, write_json
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.history import AttemptEnd
@@ -33,6 +33,7 @@ from hpc_mp.rundir.history import record as write_end
 from hpc_mp.rundir.records import AWAITING, RankStart, RankStatus, StepMetrics, line_of, write_record
 from hpc_mp.rundir.sweep import SweepMember, write_member
 from hpc_mp.rundir.usage import cut_steps, usage
+from hpc_mp.runs.status import seen
 from hpc_mp.train.rank.logs import StepWords
 
 SWEEP = ({"train.seed": 1}, {"train.seed": 2, "train.learning_rate": 0.01}, {"train.seed": 3})
@@ -185,8 +186,8 @@ def test_a_job_whose_nodes_are_cleared_up_need_not_be_waited_for(here: Path, mon
     """One of them may be dead, and Slurm takes minutes to notice."""
     run = made(here, "7", steps=5)
     write_record(run.status, RankStatus(1, phase, time=time.time()))
-    monkeypatch.setattr(cancel.queue, "job_states", lambda ids: {"7": SlurmJob("7", "COMPLETING")})
-    assert (run in cancel._within([run], {run: SlurmJob("7", "RUNNING")}, 3.0)) is ended
+    monkeypatch.setattr(cancel.queue, "job_states", lambda *_: {"7": SlurmJob("7", "COMPLETING")})
+    assert (run in cancel._within({run: SlurmJob("7", "RUNNING")}, 3.0)) is ended
 
 
 # --- what is lost, and what it costs ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hpc_mp.job.values import JOB_ID
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.runs import is_run, numbered, successors
 from hpc_mp.rundir.sweep import members
+from hpc_mp.runs.keepers import job_of
 
 DEFAULT = str(Job.model_fields["directory"].default)  # job.directory
 
@@ -46,14 +47,6 @@ def find_all(word: Path, ask: Runner = queue.patient) -> list[RunDirectory]:
         raise HpcMpError(f"job {job_id}", f"is no job of a run below {directories}, and Slurm knows no script of a run for it",
                          "name the run's directory, or call this in the directory of its job file; `hpc-mp status` lists runs")
     return sorted(matching, key=lambda run: _in_order(job_of(run) or ""))
-
-
-def job_of(run: RunDirectory) -> str | None:
-    """Return the id of the Slurm job that runs it; None if it has no separate job."""
-    try:
-        return run.job_id.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
 
 
 def sweep_of(run: RunDirectory) -> list[RunDirectory]:

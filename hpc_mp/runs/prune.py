@@ -20,15 +20,15 @@ from hpc_mp.base.text import ago
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN, SlurmJob
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.launch.find import runs_below
-from hpc_mp.launch.resume import hold
-from hpc_mp.launch.status import held, job_ids
 from hpc_mp.rundir import RunDirectory, problem
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import counters_of
 from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.retention import best_checkpoint, leftovers
 from hpc_mp.rundir.usage import size
+from hpc_mp.runs.find import runs_below
+from hpc_mp.runs.lock import held, hold
+from hpc_mp.runs.status import described
 
 QUIET_S = 3600.0  # a run without a verdict and without a recent write counts as ended after this time
 MAKING_S = 86400.0  # temporary entries of the cache that are under construction are younger than this
@@ -93,10 +93,8 @@ def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: R
     """
     siblings = {run.path: run for run in runs_below(dict.fromkeys(run.path.parent.parent for run in runs))}
     all_runs = list({**siblings, **{run.path: run for run in runs}}.values())
-    ids = {run.path: job_ids(run) for run in all_runs}
-    jobs = queue.job_states([job_id for group in ids.values() for job_id in group], ask) if any(ids.values()) else {}
-    alive = {run.path: reason for run in all_runs
-             if (reason := going_on(run, [jobs[job_id] for job_id in ids[run.path]])) is not None}
+    alive = {run.path: reason for run, jobs in zip(all_runs, described(all_runs, ask), strict=True)
+             if (reason := going_on(run, jobs)) is not None}
     specs = {run.path: spec for run in all_runs if (spec := _spec(run)) is not None}
     ended = [run for run in runs if run.path not in alive]
     removed = _dispensable({run.path for run in ended}, specs) if whole else set()

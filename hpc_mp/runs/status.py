@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import shlex
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +20,7 @@ from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.diagnosis.cause import cause
-from hpc_mp.job import JobSpec, ProgramSpec, load_any
-from hpc_mp.launch.find import job_of
-from hpc_mp.launch.fit import never_starts
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_resolved
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
@@ -35,6 +32,8 @@ from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.runs import successors
 from hpc_mp.rundir.sweep import SweepMember, read_member
 from hpc_mp.rundir.usage import Usage, usage
+from hpc_mp.runs.keepers import keeper
+from hpc_mp.runs.lock import held
 
 RECENT = 20  # steps whose median time predicts the rest
 STIRS_S = 120.0  # live ranks have written something within this time
@@ -106,11 +105,23 @@ class RunStatus:
         return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON has no NaN
 
 
-def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
-    """Return the state of a run, from its directory and one query to Slurm about its job and the jobs behind it."""
-    ids = job_ids(run)
+def described(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[list[SlurmJob]]:
+    """Return the jobs of each run in their order, with one query to Slurm. A run without a job of its own has none."""
+    groups = [keeper(run).job_ids(run) for run in runs]
+    ids = list(dict.fromkeys(job_id for group in groups for job_id in group))
     jobs = queue.job_states(ids, ask) if ids else {}
-    return seen(run, [never_starts(jobs[job_id], load_any(run.job), ask) for job_id in ids])
+    return [[jobs[job_id] for job_id in group] for group in groups]
+
+
+def overview(run: RunDirectory, ask: Runner = queue.patient,
+             explain: Callable[[SlurmJob, AnySpec, Runner], SlurmJob] = lambda job, _spec, _ask: job) -> RunStatus:
+    """Return the state of a run, from its directory and one query to Slurm about its job and the jobs behind it.
+
+    Args:
+        explain: returns a waiting job with the reason why it can never start, if it cannot.
+    """
+    (jobs,) = described([run], ask)
+    return seen(run, [explain(job, load_resolved(run.job), ask) for job in jobs])
 
 
 def overviews(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[RunStatus]:
@@ -125,10 +136,9 @@ def listed(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[Ru
 
 def _jobs(runs: Sequence[RunDirectory], ask: Runner) -> list[list[SlurmJob]]:
     """Return the jobs of each run. Slurm is not asked about runs that have a verdict and no jobs behind them."""
-    groups = [job_ids(run) if verdict(run) is None or successors(run) else [] for run in runs]
-    ids = list(dict.fromkeys(job_id for group in groups for job_id in group))
-    jobs = queue.job_states(ids, ask) if ids else {}
-    return [[jobs[job_id] for job_id in group] for group in groups]
+    open_runs = [run for run in runs if verdict(run) is None or successors(run)]
+    jobs = dict(zip(open_runs, described(open_runs, ask), strict=True))
+    return [jobs.get(run, []) for run in runs]
 
 
 def _listed(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
@@ -142,7 +152,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     """Return the state of a run for given states of its jobs, in their order; without a query."""
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     successor_jobs = tuple(successor for successor in jobs[jobs.index(job) + 1:] if not successor.ended) if job else ()
-    attempt, spec = run.attempt(), load_any(run.job)
+    attempt, spec = run.attempt(), load_resolved(run.job)
     steps = spec.train.steps if isinstance(spec, JobSpec) else 0
     status = AttemptReader(run, attempt).status()
     phase = status.phase if status else None
@@ -181,31 +191,11 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         best=best_checkpoint(run))
 
 
-def job_ids(run: RunDirectory) -> list[str]:
-    """Return the Slurm job of a run, then its successors; empty if the run has no separate job."""
-    first = job_of(run)
-    if first is None:
-        return []
-    return [first, *(job_id for job_id in successors(run, first) if job_id != first)]
-
-
 def go_on(run: RunDirectory) -> str:
     """Return the command that resumes an ended run on the same back end."""
     plan = read_plan(run)
     on = ["--on", plan.place] if plan is not None and plan.place in NAMED else []
     return shlex.join(["hpc-mp", "launch", str(run.job), *on, "--resume"])
-
-
-def held(run: RunDirectory) -> bool:
-    """Return True if a launcher or a rank on emulated nodes holds the run (see ``resume.hold``)."""
-    try:
-        with open(run.lock, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _state(job: SlurmJob | None, recorded: str | None, held: bool, stop_requested: bool) -> str:

@@ -20,13 +20,13 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.prune import command
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
 from hpc_mp.job import dump_job, load_job
-from hpc_mp.launch.prune import Pruning, going_on, prunable, remove
 from hpc_mp.rundir import Manifest, RunDirectory, create_run, find_run, write_json, write_manifest
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, Origin, counters_document
 from hpc_mp.rundir.outcome import Outcome, write_outcome
 from hpc_mp.rundir.records import Evaluation, line_of
+from hpc_mp.runs.prune import Pruning, going_on, prunable, remove
 
 Maker = Callable[..., RunDirectory]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.line_file import NewLines
-from hpc_mp.launch.find import job_of
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart, read_records
+from hpc_mp.runs.keepers import keeper
 
 LABEL = re.compile(r" *(\d+): ")  # from srun --label: the task number
 SUPERVISOR = re.compile(r"hpc-mp: (\d\d:\d\d:\d\d .*)")  # in the job script's log; the main log has the same line
@@ -63,16 +63,9 @@ class Logs:
 
     def main(self) -> list[LogSource]:
         """Return the logs of rank 0, the launcher, Slurm and srun. Lines that the supervisor writes to two logs appear once."""
-        slurm = [LogSource(path, echo=self.files.main_log) for path in self._slurm_logs()]
+        slurm = [LogSource(path, echo=self.files.main_log) for path in keeper(self.run).logs(self.run, self.files)]
         first = self.rank(0) if self.run.program.exists() else []  # our engine writes it to the main log
         return [*slurm, *self._existing([self.files.srun_log]), *first, *self._existing([self.files.main_log])]
-
-    def _slurm_logs(self) -> list[Path]:
-        """Return the logs of the run's own jobs. All elements of an array write theirs to the directory of the first one."""
-        job = job_of(self.run)
-        if job is not None and "_" in job:
-            return sorted(self.run.path.parent.glob(f"*/{RunDirectory.slurm_log.name.format(job=job)}"))
-        return sorted(self.files.slurm_log.found(), key=lambda path: path.stat().st_mtime)
 
     def rank(self, rank: int) -> list[LogSource]:
         """Return the rank's own file, else its lines in that of its node."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -19,19 +20,22 @@ import pytest
 from click.testing import CliRunner, Result
 from launching import environment, executable, mark, record, the_run, until, write_job
 
-from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cli.main import cli
 from hpc_mp.cli.status import lines
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import write_exclusions
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
-from hpc_mp.launch.status import _state, seen
+from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.rundir import RunDirectory, write_json
 from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.rundir.records import RankStart, line_of
+from hpc_mp.runs.keepers import KEEPERS
+from hpc_mp.runs.lock import Holder, hold, holder
+from hpc_mp.runs.status import _state, seen
 
-HERE = Path(__file__).parent
+FAKE_CLI = Path(__file__).parents[1] / "launch/fake_cli.py"
 
 __all__ = ["mark"]  # a fixture
 
@@ -361,7 +365,7 @@ def test_cancel_lets_ranks_save(run: RunDirectory) -> None:
 @pytest.mark.parametrize("options", [["--now"], ["--grace", "1"]])
 def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, options: list[str]) -> None:
     job = write_job(tmp_path)
-    launch = subprocess.Popen([sys.executable, str(HERE / "fake_cli.py"), "launch", str(job), "--on", "local"],
+    launch = subprocess.Popen([sys.executable, str(FAKE_CLI), "launch", str(job), "--on", "local"],
                               env=environment(mark, DEED="hang_deaf", SLURM_PROCID=""), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
     run = the_run(job)
@@ -377,15 +381,40 @@ def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, 
 def test_a_run_that_ends_meanwhile_is_sent_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launcher may be at the next run of a sweep, which a signal would end."""
     with open(run.path / ".lock", "w") as lock, subprocess.Popen(["sleep", "60"]) as launcher:
-        def holders(_: Path) -> list[psutil.Process]:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # while the machine's processes are looked through
-            return [psutil.Process(launcher.pid)]
+        def holder(_: RunDirectory) -> Holder:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # while the launcher is looked up
+            return Holder(platform.node(), launcher.pid, psutil.Process(launcher.pid).create_time())
 
-        monkeypatch.setattr("hpc_mp.launch.cancel._holders", holders)
+        monkeypatch.setattr("hpc_mp.runs.keepers.holder", holder)
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = call("cancel", run.path, "--now")
         assert result.exit_code == 0 and launcher.poll() is None, result.output
         launcher.kill()
+
+
+@pytest.mark.parametrize(("host", "age", "words"), [
+    ("elsewhere", 0.0, "process {pid} on elsewhere"), (platform.node(), 60.0, f"process {{pid}} on {platform.node()}"),
+    ("", 0.0, "an unknown process")])
+def test_a_launcher_that_is_not_here_is_sent_nothing(run: RunDirectory, host: str, age: float, words: str) -> None:
+    """It runs on another host, or its number is another process's by now."""
+    with open(run.lock, "w") as lock, subprocess.Popen(["sleep", "60"]) as other:
+        if host:
+            print(host, other.pid, psutil.Process(other.pid).create_time() - age, file=lock, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunFailed, match=f"is held by {words.format(pid=other.pid)}, which cannot be reached"):
+            call("cancel", run.path, "--now")
+        assert other.poll() is None
+        other.kill()
+
+
+def test_the_launcher_that_holds_a_run_is_known(run: RunDirectory) -> None:
+    with hold(run):
+        launcher = holder(run)
+        assert launcher is not None and launcher.process() == psutil.Process()
+
+
+def test_every_back_end_looks_after_its_runs() -> None:
+    assert KEEPERS.keys() == BACKENDS.keys()
 
 
 def test_a_waiting_run_that_was_cancelled_was_stopped() -> None:
