@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.keys import job_tree
-from hpc_mp.adopt.launches import Launch, launches
+from hpc_mp.adopt.launches import LaunchLine, launches
 from hpc_mp.adopt.literal import literal_keys
 from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request, script_keys, size_fates
 from hpc_mp.base.errors import HpcMpError
@@ -124,7 +124,7 @@ def _body(script: Script, source: Source) -> Iterator[LineFate]:
     unreadable = bash_refusal(script.text)
     faulty = next((statement for statement in source.statements if unreadable and (
         statement.kind == "ERROR" or statement.first <= unreadable[0] <= statement.last)), source.statements[-1])
-    by_statement: dict[int, list[Launch]] = {}
+    by_statement: dict[int, list[LaunchLine]] = {}
     for launch in launches(source):
         by_statement.setdefault(launch.statement, []).append(launch)
     for number, statement in enumerate(source.statements):

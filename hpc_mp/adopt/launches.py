@@ -12,7 +12,7 @@ from hpc_mp.lint.sbatch.statements import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchLine:
     """A command that starts ranks.
 
     Attributes:
@@ -24,7 +24,7 @@ class Launch:
     account: str
 
 
-def launches(source: Source) -> Iterator[Launch]:
+def launches(source: Source) -> Iterator[LaunchLine]:
     """Yield the launches that the text shows, in order. bash may run others, by names that it makes at run time."""
     for number, statement in enumerate(source.statements):
         for command in statement.commands:
@@ -32,9 +32,9 @@ def launches(source: Source) -> Iterator[Launch]:
             name = words[0] if words else ""
             base = name.rpartition("/")[2]
             if PYTHON.fullmatch(base) and words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
-                yield Launch(number, f"python -m {words[2]}: its ranks run, and are not watched one by one")
+                yield LaunchLine(number, f"python -m {words[2]}: its ranks run, and are not watched one by one")
             elif base in LAUNCHERS and (not LAUNCHERS[base].verb or words[1:2] == [LAUNCHERS[base].verb]):
-                yield Launch(number, _account(name, base, words[1:]))
+                yield LaunchLine(number, _account(name, base, words[1:]))
 
 
 def _account(name: str, base: str, arguments: list[str]) -> str:

@@ -20,7 +20,7 @@ from hpc_mp.job.inputs import find_files, find_program
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch import sweep
-from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
+from hpc_mp.launch.backends import BACKENDS, BackEnd, Launch
 from hpc_mp.launch.depends import NONE, row
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
@@ -265,7 +265,7 @@ def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
         yield resumed
 
 
-def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | None = None) -> str:
+def _summary(plans: Sequence[JobPlan], backend: BackEnd, text: TrainingText | None = None) -> str:
     """Return the plan in words; for a sweep the first run's, and the values of all."""
     first, title = plans[0], backend.target.title
     if isinstance(first, ProgramPlan):

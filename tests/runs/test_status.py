@@ -32,7 +32,7 @@ from hpc_mp.rundir import RunDirectory, write_json
 from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.rundir.records import RankStart, line_of
 from hpc_mp.runs.keepers import KEEPERS
-from hpc_mp.runs.lock import Holder, hold, holder
+from hpc_mp.runs.lock import RunHolder, hold, holder
 from hpc_mp.runs.status import _state, seen
 
 FAKE_CLI = Path(__file__).parents[1] / "launch/fake_cli.py"
@@ -381,9 +381,9 @@ def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, 
 def test_a_run_that_ends_meanwhile_is_sent_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launcher may be at the next run of a sweep, which a signal would end."""
     with open(run.path / ".lock", "w") as lock, subprocess.Popen(["sleep", "60"]) as launcher:
-        def holder(_: RunDirectory) -> Holder:
+        def holder(_: RunDirectory) -> RunHolder:
             fcntl.flock(lock, fcntl.LOCK_UN)  # while the launcher is looked up
-            return Holder(platform.node(), launcher.pid, psutil.Process(launcher.pid).create_time())
+            return RunHolder(platform.node(), launcher.pid, psutil.Process(launcher.pid).create_time())
 
         monkeypatch.setattr("hpc_mp.runs.keepers.holder", holder)
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -57,7 +57,7 @@ def concluded(
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
+class RehearsedPlans:
     """A scheduler's test of a script: the plans that it accepts, their script, and its message as rows of the summary."""
 
     plans: tuple[JobPlan, ...]
@@ -97,7 +97,7 @@ class SubmittedTasks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
+class BackEnd:
     """A back end: it starts and follows the ranks of a plan.
 
     Attributes:
@@ -117,5 +117,5 @@ class Launcher:
     arrays: bool = False
     depends: Callable[[AnySpec], Dependencies] | None = None
     named: bool = True
-    rehearse: Callable[[tuple[JobPlan, ...], Sequence[Path]], Rehearsal] | None = None
+    rehearse: Callable[[tuple[JobPlan, ...], Sequence[Path]], RehearsedPlans] | None = None
     submit: Callable[[CallRequest], SubmittedTasks] | None = None

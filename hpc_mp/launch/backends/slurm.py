@@ -22,7 +22,7 @@ from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import AnySpec
 from hpc_mp.job.errors import shown
 from hpc_mp.job.sweep import words_of
-from hpc_mp.launch.backends.backend import CallRequest, Launch, Rehearsal, SubmittedTasks, concluded
+from hpc_mp.launch.backends.backend import CallRequest, Launch, RehearsedPlans, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.fit import check_fit, never_starts
@@ -76,7 +76,7 @@ REFUSALS = (
 )
 
 
-def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> Rehearsal:
+def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> RehearsedPlans:
     """Have Slurm test the script of these plans. If it accepts them only with the nodes that we avoid, the returned plans do not
     avoid them.
 
@@ -85,13 +85,13 @@ def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> Rehearsal:
     """
     text = script(plans[0], *runs)
     try:
-        return Rehearsal(plans, text, _tested(plans[0], text.text))
+        return RehearsedPlans(plans, text, _tested(plans[0], text.text))
     except HpcMpError:
         if not any(plan.avoided for plan in plans):
             raise
         freed = tuple(map(without_avoiding, plans))
         text = script(freed[0], *runs)
-        return Rehearsal(freed, text, f"nodes     after all {freed[0].resolution.exclude.why}\n{_tested(freed[0], text.text)}")
+        return RehearsedPlans(freed, text, f"nodes     after all {freed[0].resolution.exclude.why}\n{_tested(freed[0], text.text)}")
 
 
 def _tested(plan: JobPlan, text: str) -> str:
