@@ -9,7 +9,7 @@ import click
 from hpc_mp.base.files import text_of
 from hpc_mp.cli.cloud_azure import render_azure
 from hpc_mp.cli.output import finish
-from hpc_mp.clouds.azure import lint, read_given, read_project
+from hpc_mp.clouds.azure import lint, read_parameters, read_project
 
 
 @click.group(help="Write a Slurm cluster for Azure CycleCloud, and check a template. Nothing is created but files.")
@@ -29,6 +29,6 @@ command.add_command(render_azure, "render")
               help="The project whose specs the template uses (the directory with project.ini): its scripts are looked at too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def lint_template(template: Path, params: Path | None, project: Path | None, as_json: bool) -> None:
-    findings = lint(text_of(template, "cluster template"), file=str(template), given=read_given(params) if params else None,
-                    project=read_project(project) if project else None)
+    findings = lint(text_of(template, "cluster template"), file=str(template),
+                    parameters=read_parameters(params) if params else None, project=read_project(project) if project else None)
     finish(findings, as_json)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -14,19 +13,10 @@ from click.core import ParameterSource
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.clouds.azure.offer import Offer, load_offer
-from hpc_mp.clouds.azure.render import (
-    SERVER,
-    Choices,
-    Storage,
-    azure_summary,
-    choices_within,
-    find_size,
-    refuse_full,
-    settle,
-    sizes_on_offer,
-    words,
-    write,
-)
+from hpc_mp.clouds.azure.render.options import Choices, Storage, find_size, settle, sizes_on_offer
+from hpc_mp.clouds.azure.render.summary import azure_summary
+from hpc_mp.clouds.azure.render.workspace import SERVER, choices_within
+from hpc_mp.clouds.azure.render.write import refuse_full, write
 
 Answer = TypeVar("Answer")
 
@@ -78,13 +68,12 @@ def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_wor
     elif resource_group or project_url:
         option = "--resource-group" if resource_group else "--project-url"
         raise HpcMpError(option, "counts with --workspace only", "give --workspace, or leave it out")
-    plan = settle(choices, offer)
-    summary = azure_summary(plan, offer, SERVER if workspace else None)
-    written = write(directory, plan, summary, workspace, wheel)
+    summary = azure_summary(settle(choices, offer), offer, SERVER if workspace else None)
+    written = write(directory, summary, workspace, wheel)
     if json_:
-        click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(summary)}))
+        click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **summary.document()}))
         return
-    click.echo("\n".join(words(summary)))
+    click.echo("\n".join(summary.words()))
     click.echo(f"\nwrote {directory}; {directory / 'README.txt'} says how to go on")
 
 
