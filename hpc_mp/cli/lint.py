@@ -123,8 +123,8 @@ def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding
 
     project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))
     if not templates:
-        return [Finding("CC700", "info", "", "the project has no template below templates, by which its specs could be judged.",
-                        "Name the template with hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
+        return [Finding("CC700", "info", "", "The project has no template in templates/: its specs are not checked.",
+                        "Name the template: hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
     by_template = [lint(text_of(template, "cluster template"), file=str(template), project=project) for template in templates]
     return list(dict.fromkeys(finding for findings in by_template for finding in findings))
 

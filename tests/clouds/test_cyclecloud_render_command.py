@@ -84,7 +84,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
     (("--nodes", "2", "--json"), "--sku: missing"),
-    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "counts with --workspace only"),
+    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "has no effect without --workspace"),
 ])
 def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = call(*arguments, "--output", tmp_path / "out")
@@ -109,7 +109,7 @@ def answer(directory: Path, answers: str, *arguments: str) -> tuple[int, str]:
 def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "Standard_D8adz_v5\nStandard_D8ads_v5\n3\ny\nnortheurope\nn\n")
     assert code == 0, said
-    assert "How many of them" in said and "did you mean" in said.lower()
+    assert "Maximum number of them" in said and "did you mean" in said.lower()
     values = json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))
     assert (values["MaxHPCExecuteNodeCount"], values["Region"]) == (3, "northeurope")
     assert values["configuration_slurm_accounting_enabled"] is False
@@ -118,7 +118,7 @@ def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_meant_is_asked_again_at_once(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "two\n0\n101\n100\nn\n\nWest Europe\nwesteurope\ny\n", "--sku", "ND96isr_H200_v5")
     assert code == 0, said
-    for words in ("two: is no number", "must be from 1 to 1000", "one placement group holds 100",
+    for words in ("two: is not a number", "must be from 1 to 1000", "one placement group holds 100",
                   "is not the name of a region"):
         assert words in said
     document = json.loads((tmp_path / "out" / "workspace.json").read_text(encoding="utf-8"))
@@ -128,7 +128,7 @@ def test_an_answer_that_cannot_be_meant_is_asked_again_at_once(tmp_path: Path) -
 def test_nothing_is_asked_that_an_option_says_and_nothing_in_vain(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "\n", "--sku", "Standard_HC44rs", "--region", "eastus", "--no-accounting",
                         "--subnet", "g/n/s")
-    assert code == 0 and "Region, such" not in said and "MySQL server to" not in said and "CycleCloud server" not in said, said
+    assert code == 0 and "Region, such" not in said and "MySQL server for" not in said and "CycleCloud server" not in said, said
     code, said = answer(tmp_path / "out", "")
     assert code == 2 and "not an empty directory" in said and "Size of the nodes" not in said
     code, said = answer(tmp_path / "gone", "")
