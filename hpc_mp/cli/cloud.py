@@ -9,7 +9,8 @@ import click
 from hpc_mp.base.files import text_of
 from hpc_mp.cli.cloud_azure import render_azure
 from hpc_mp.cli.output import finish
-from hpc_mp.clouds.azure import lint, read_parameters, read_project
+from hpc_mp.clouds.azure.files import read_parameters, read_project
+from hpc_mp.clouds.azure.rules import lint
 
 
 @click.group(help="Write a Slurm cluster for Azure CycleCloud, and check a template. Only files are created.")

@@ -112,14 +112,15 @@ def _topology(file: Path, text: str, release: Release | None) -> Sequence[Findin
 
 
 def _template(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    from hpc_mp.clouds.azure import lint
+    from hpc_mp.clouds.azure.rules import lint
 
     return lint(text, file=str(file))
 
 
 def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
     """Return the findings of every template of the project, checked together with the project."""
-    from hpc_mp.clouds.azure import lint, read_project
+    from hpc_mp.clouds.azure.files import read_project
+    from hpc_mp.clouds.azure.rules import lint
 
     project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))
     if not templates:

@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.clouds.azure import Finding, lint, read_parameters, read_project
+from hpc_mp.base.findings import Finding
+from hpc_mp.clouds.azure.files import read_parameters, read_project
+from hpc_mp.clouds.azure.rules import lint
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cyclecloud"
 CLEAN = (GOLDEN / "clean.txt").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from cyclecloud_cases import CASES, CLEAN, GOLDEN, PROJECT, expected, findings_o
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cloud import command
-from hpc_mp.clouds.azure import lint, read_parameters, read_project
-from hpc_mp.clouds.azure.rules import RULES
+from hpc_mp.clouds.azure.files import read_parameters, read_project
+from hpc_mp.clouds.azure.rules import RULES, lint
 
 SCRIPT = "specs/execute/cluster-init/scripts/10-limits.sh"
 

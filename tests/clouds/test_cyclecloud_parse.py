@@ -9,8 +9,8 @@ from cyclecloud_cases import CASES, CLEAN, planted
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpc_mp.clouds.azure import lint
 from hpc_mp.clouds.azure.expression import UNKNOWN, Unreadable, read
+from hpc_mp.clouds.azure.rules import lint
 from hpc_mp.clouds.azure.template import Attribute, Parsed, TemplateSection, parse
 
 TEXTS = [CLEAN, *(planted(case) for case in CASES if "find" in case)]

@@ -17,10 +17,10 @@ from cyclecloud_rendered import FOLDER
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cloud import command
-from hpc_mp.clouds.azure import lint, read_project
-from hpc_mp.clouds.azure.files import read_parameters
+from hpc_mp.clouds.azure.files import read_parameters, read_project
 from hpc_mp.clouds.azure.render.workspace import RELEASE
 from hpc_mp.clouds.azure.render.write import WHEELS
+from hpc_mp.clouds.azure.rules import lint
 
 
 def call(*arguments: str | Path) -> Result:

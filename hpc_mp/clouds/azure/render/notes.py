@@ -6,13 +6,6 @@ from collections.abc import Callable
 
 from hpc_mp.clouds.azure.render.options import ClusterPlan
 
-_OLDEST_PYTHON = (3, 11)
-
-
-def _python(plan: ClusterPlan) -> str:
-    """Return the version of the image's Python, "" if it needs no mention."""
-    return plan.entry.python if plan.entry else ""
-
 
 def _recalled(plan: ClusterPlan) -> str:
     """Return the figures of the size that have no source."""
@@ -40,9 +33,9 @@ NOTES: tuple[tuple[Callable[[ClusterPlan], object], Callable[[ClusterPlan], str]
      lambda plan: f"{plan.size.name} has no InfiniBand: a job on several nodes uses Ethernet, which is many times slower."),
     (lambda plan: plan.size.gpu_vendor == "amd",
      lambda plan: "AMD's GPUs need torch for ROCm: set HpcMpTorchIndex to its package index (pytorch.org, Get Started)."),
-    (lambda plan: _python(plan) and tuple(map(int, _python(plan).split("."))) < _OLDEST_PYTHON,
-     lambda plan: f"{plan.image} has Python {_python(plan)}, and hpc-mp needs 3.11 or later: add one to the image, or choose an "
-                  "image of Ubuntu 24.04."),
+    (lambda plan: plan.entry and plan.entry.python,
+     lambda plan: f"{plan.image} has Python {plan.entry.python if plan.entry else ''}, and hpc-mp needs 3.11 or later: add one "
+                  "to the image, or choose an image of Ubuntu 24.04."),
     (lambda plan: plan.size.retired,
      lambda plan: f"{plan.size.name} is retired on {plan.size.retired}: its machines stop then."),
     (lambda plan: plan.choices.storage == "nfs" and plan.choices.nodes > 8,
