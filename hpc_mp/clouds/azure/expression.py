@@ -116,7 +116,7 @@ def _expression(text: str, parameters: Mapping[str, Value]) -> Reading:
     if len(tokens) > _LONGEST or any(token["wrong"] for token in tokens):
         raise Unreadable(text)
     for token in tokens:
-        word, call = (token["word"] or "").removeprefix("$"), token["call"] or ""
+        word, call = (token["word"] or "").removeprefix("$"), "(" if token["call"] else ""
         if sign := token["sign"] or (word.casefold() if word.casefold() in _SIGNS else ""):
             python.append(_SIGNS.get(sign, sign) + call)
             continue

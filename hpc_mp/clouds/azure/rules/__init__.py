@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import shorten
-
 from hpc_mp.base.findings import Finding, Hit, Rule
 from hpc_mp.clouds.azure.case import Case, read_case
 from hpc_mp.clouds.azure.files import ParameterFile, Project
@@ -13,6 +11,7 @@ from hpc_mp.clouds.azure.rules.slurm import RULES as SLURM
 from hpc_mp.clouds.azure.rules.template import RULES as TEMPLATE
 
 RULES: tuple[Rule[Case], ...] = (*TEMPLATE, *NODES, *SLURM, *MACHINES)
+_LONGEST = 240
 
 
 def lint(text: str, *, file: str = "template", parameters: ParameterFile | None = None,
@@ -31,4 +30,5 @@ def lint(text: str, *, file: str = "template", parameters: ParameterFile | None 
 
 def _printable(hit: Hit) -> Hit:
     """Shorten quoted values to a readable length."""
-    return hit._replace(item=shorten(hit.item, 240, placeholder="…"), advice=shorten(hit.advice, 240, placeholder="…"))
+    item, advice = (text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for text in (hit.item, hit.advice))
+    return hit._replace(item=item, advice=advice)
