@@ -112,19 +112,20 @@ def _topology(file: Path, text: str, release: Release | None) -> Sequence[Findin
 
 
 def _template(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    from hpc_mp.clouds.azure import lint
+    from hpc_mp.clouds.azure.rules import lint
 
     return lint(text, file=str(file))
 
 
 def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
     """Return the findings of every template of the project, checked together with the project."""
-    from hpc_mp.clouds.azure import lint, read_project
+    from hpc_mp.clouds.azure.files import read_project
+    from hpc_mp.clouds.azure.rules import lint
 
     project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))
     if not templates:
-        return [Finding("CC700", "info", "", "the project has no template below templates, by which its specs could be judged.",
-                        "Name the template with hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
+        return [Finding("CC700", "info", "", "The project has no template in templates/: its specs are not checked.",
+                        "Name the template: hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
     by_template = [lint(text_of(template, "cluster template"), file=str(template), project=project) for template in templates]
     return list(dict.fromkeys(finding for findings in by_template for finding in findings))
 
