@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -41,17 +40,16 @@ def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides
         if is_set:
             raise HpcMpError(option, "a rank learns all from its launcher and its job file",
                              "add --dry-run or --profile, or leave it out")
+    from hpc_mp.base.garbage import uncollected
     from hpc_mp.program.stepd import watch_stepd
     from hpc_mp.rundir import RunDirectory
     from hpc_mp.train.rank.signals import StopFlag
 
     watch_stepd(RunDirectory(job.resolve().parent))
     stop = StopFlag()  # catches stop signals from here on, because torch takes seconds to import
-    gc.disable()  # objects made by imports stay; a search for garbage among them takes a fifth of the import time
-    from hpc_mp.train.rank.main import main
+    with uncollected():
+        from hpc_mp.train.rank.main import main
 
-    gc.freeze()
-    gc.enable()
     code = main(job, stop)
     sys.stdout.flush()
     sys.stderr.flush()

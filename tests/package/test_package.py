@@ -66,6 +66,26 @@ def test_an_import_of_torch_would_be_seen() -> None:
     assert loaded_after("import torch", HEAVY) == ["torch"]
 
 
+# What a rank imports when it has met the others, or never. Of these torch itself imports none.
+LATER = ("transformers", "accelerate", "huggingface_hub", "safetensors", "torch._dynamo", "torch._inductor",
+         "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy")
+LOADED_LATER = "import sys; print(*sorted(sys.modules.keys() & set(sys.argv[1:])))"
+
+
+def later_ones_with(module: str) -> list[str]:
+    done = run(sys.executable, "-c", f"import torch, {module}\n{LOADED_LATER}", *LATER)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_rank_meets_the_others_without_what_builds_its_model() -> None:
+    assert later_ones_with("hpc_mp.train.rank.main") == []
+
+
+def test_an_import_of_what_builds_a_model_would_be_seen() -> None:
+    assert "transformers" in later_ones_with("hpc_mp.train.rank.assemble")
+
+
 # The libraries that these verbs need and may import: whatever else is there costs everybody time at each call.
 LIGHT = {"--help": {"click"},
          "placement": {"click", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "rich",

@@ -20,6 +20,7 @@ import torch
 import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
 
+import hpc_mp.train.rank.assemble  # noqa: F401
 from hpc_mp.layout.models import FAMILIES
 from hpc_mp.train.rank.main import main
 

@@ -299,9 +299,8 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
     run = start(spec)
 
     def rank() -> int:
-        from hpc_mp.train.rank import assemble as state
-        from hpc_mp.train.rank import main
-        original = {"meeting": main.meet, "restoring": main.restore}
+        from hpc_mp.train.rank import assemble, main, token_sets
+        original = {"meeting": main.meet, "restoring": assemble.restore}
 
         def asked(name: str) -> Callable[..., Any]:
             def call(*arguments: Any) -> Any:
@@ -311,10 +310,10 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
             return call
 
         if phase == "tokenizing":
-            state.PROGRESS_S = 0.0
+            token_sets.PROGRESS_S = 0.0
             run.stop.touch()
         else:
-            setattr(main, {"meeting": "meet", "restoring": "restore"}[phase], asked(phase))
+            setattr(*{"meeting": (main, "meet"), "restoring": (assemble, "restore")}[phase], asked(phase))
         return train(run.job)
 
     steps, detail, last = ended(spec, run, rank)

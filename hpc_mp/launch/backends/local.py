@@ -23,7 +23,7 @@ from hpc_mp.launch.backends.emulated_program import start_program
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import judge, watch
 from hpc_mp.launch.choices import GpuRequest, as_given
-from hpc_mp.launch.emulator.emulator import ENTRY, EmulatedRank, Emulator
+from hpc_mp.launch.emulator.emulator import ASSEMBLY, ENTRY, EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, shared_environment, srun_environments
 from hpc_mp.launch.facts import ClusterFacts, outside
 from hpc_mp.launch.plan import JobPlan, Target, TrainingPlan
@@ -70,7 +70,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     spec = plan.spec
     groups = spec.parallel.tensor + spec.data_degree * spec.parallel.context  # gloo connects all members of a group
     check_open_files(spec.ranks + groups, resource.getrlimit(resource.RLIMIT_NOFILE)[1], "on this machine")
-    modules = (entry.partition(":")[0], *family_of(plan.shape.model_type).modules)
+    modules = (entry.partition(":")[0], ASSEMBLY, *family_of(plan.shape.model_type).modules)
     environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)), EMULATED)
     with ExitStack() as stack:
         emulator = stack.enter_context(Emulator(modules, environment))

@@ -85,10 +85,14 @@ class Log:
         handler = _Handler(self)
         # No level is set if it would change nothing: setting it clears the caches of about a thousand loggers.
         logging.basicConfig(handlers=[handler], force=True)
-        logging.getLogger("transformers").handlers = []
-        # Launch has already shown the warnings of this logger.
-        logging.getLogger("transformers.configuration_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
-        logging.getLogger("transformers").propagate = True
+
+
+def capture_transformers() -> None:
+    """Pass transformers' messages on to whoever has captured logging. Its import has given it a handler of its own."""
+    logging.getLogger("transformers").handlers = []
+    # Launch has already shown the warnings of this logger.
+    logging.getLogger("transformers.configuration_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
+    logging.getLogger("transformers").propagate = True
 
 
 class StepWords:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.spec import time_to_meet
-from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
+from hpc_mp.layout.models import ModelShape, expert_cut, family_of, kv_copies
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.rank_env import check_place
@@ -30,7 +30,6 @@ from hpc_mp.train.engine.engine import StepResult
 from hpc_mp.train.engine.groups import Tree, build, check_coordinates
 from hpc_mp.train.engine.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
 from hpc_mp.train.rank import facts
-from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
 from hpc_mp.train.rank.bootstrap import (
     Bootstrap,
     announce,
@@ -49,9 +48,11 @@ from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
+from hpc_mp.train.rank.model_code import import_model_code
 from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT, connect, meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
+from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
@@ -194,6 +195,9 @@ def _train(
         reason = agree(stop, context.everyone)
         if reason is not None:
             raise Stopped(reason)
+
+    import_model_code(family_of(shape.model_type))  # all ranks at once; those behind rank 0 would wait for its tokens anyway
+    from hpc_mp.train.rank.assemble import assemble, restore
 
     try:
         tokens, held_out = tokens_of(spec, shape, context, store, stop_reason)

@@ -23,11 +23,12 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule import Action, Schedule, build
 from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.engine import groups
+from hpc_mp.train.engine.causal_model import CausalModel
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
 from hpc_mp.train.engine.optimizer_state import OnDevice
 from hpc_mp.train.engine.pipeline import Span
-from hpc_mp.train.engine.section import Batch, CausalModel
+from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
 
