@@ -46,7 +46,7 @@ def refused() -> str | None:
 def unfit() -> str | None:
     """Return the reason that no installation can cure: not Linux or not root; None if there is none."""
     if sys.platform != "linux":
-        return "it is made of Linux namespaces, and this is no Linux"
+        return "it needs Linux namespaces, and this is not Linux"
     if os.geteuid() != 0:
-        return "it needs root (it makes namespaces and network interfaces); you are not root"
+        return "it needs root (it creates namespaces and network interfaces); you are not root"
     return None

@@ -17,8 +17,8 @@ FULL = "every token then sees all earlier ones"
 FIELDS: Mapping[str, ConfigField] = {
     **{key: field for key, field in llama.FIELDS.items() if key not in ("attention_bias", "mlp_bias", "pretraining_tp")},
     "use_sliding_window": only(False, remedy=f"leave it out, or set it to false: {FULL}"),
-    "layer_types": ConfigField(lambda value: value is None or set(value) == {"full_attention"}, "is not built yet",
-                         f"leave it out, or let it be full_attention for every layer: {FULL}"),
+    "layer_types": ConfigField(lambda value: value is None or set(value) == {"full_attention"}, "is not supported yet",
+                         f"leave it out, or set full_attention for every layer: {FULL}"),
     **dict.fromkeys(("sliding_window", "max_window_layers"), READ),  # without effect unless use_sliding_window is set
     "use_mrope": only(False),
 }

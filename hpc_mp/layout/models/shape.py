@@ -113,7 +113,7 @@ class ConfigReader:
                                  f"{name} = {shown(default)}, in model.config or in the checkpoint's config.json")
         if len(set(values.values())) > 1:
             both = " and ".join(f"{name} = {value}" for name, value in values.items())
-            raise HpcMpError(f"the model's {both}", "are two names of one size and differ", "leave one of them out")
+            raise HpcMpError(f"the model's {both}", "are two names for one size, with different values", "leave one of them out")
         return next(iter(values.values()), default)
 
 

@@ -27,9 +27,9 @@ Payload = Literal["F", "B"]
 
 COMPUTE: tuple[Kind, ...] = ("F", "B", "I", "W")
 PRECEDING: dict[Kind, Kind] = {"B": "F", "I": "F", "W": "I"}
-"""What a computation needs on its own stage, of the same microbatch."""
+"""Computation → the computation that it needs first, on its own stage for the same microbatch."""
 PAYLOADS: dict[Kind, Payload] = {"F": "F", "B": "B", "I": "B", "SEND_F": "F", "RECV_F": "F", "SEND_B": "B", "RECV_B": "B"}
-"""What an action makes and consumes, sends or receives: outputs of forwards (F) or input gradients (B)."""
+"""Action → its data: outputs of forwards (F) or input gradients (B)."""
 SENDS: dict[Payload, Kind] = {"F": "SEND_F", "B": "SEND_B"}
 RECEIVES: dict[Payload, Kind] = {"F": "RECV_F", "B": "RECV_B"}
 
