@@ -423,10 +423,9 @@ class JobSpec(Section):
             least = -(-batch * self.data.sequence_length // MICROBATCH_TOKENS)
             divisors = [m for m in range(1, min(batch, MOST_MICROBATCHES) + 1) if batch % m == 0] or [1]
             return next((m for m in divisors if m >= least), divisors[-1])
-        per_replica = self.train.global_batch // self.data_degree
-        limit = min(per_replica, 4 * self.parallel.pipeline, MOST_MICROBATCHES)
+        limit = max(1, min(batch, 4 * self.parallel.pipeline, MOST_MICROBATCHES))
         unit = self.parallel.pipeline if self.parallel.schedule == "interleaved_1f1b" else 1
-        fitting = [m for m in range(limit, 0, -1) if per_replica % m == 0]
+        fitting = [m for m in range(limit, 0, -1) if batch % m == 0]
         return next((m for m in fitting if m % unit == 0), fitting[0])
 
     @property

@@ -15,7 +15,7 @@ from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import main
-from hpc_mp.job import load_job, resolve
+from hpc_mp.job import JobSpec, dump_job, load_job, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -440,6 +440,18 @@ def test_the_default_microbatches_are_the_most_that_divide(per_replica: int, pip
     divisors = [m for m in range(1, per_replica + 1) if per_replica % m == 0 and m <= 4 * pipeline]
     assert spec.microbatches == (max(divisors) if pipeline > 1 else 1)
     assert spec.microbatches * spec.microbatch_size * data == spec.train.global_batch
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize(("ranks", "batch", "microbatches"), [(1, 2, 2), (8, 1, 1)])
+def test_a_job_written_in_python_can_be_shown_before_its_arithmetic_is_checked(
+        pipeline: int, ranks: int, batch: int, microbatches: int) -> None:
+    spec = JobSpec.model_validate({
+        "job": {"ranks_per_node": ranks}, "model": {"config": {"model_type": "gpt2"}},
+        "data": {"files": ["a"], "sequence_length": 1}, "parallel": {"pipeline": pipeline},
+        "train": {"steps": 1, "global_batch": batch},
+    })
+    assert f"microbatches = {microbatches if pipeline > 1 else 1}" in dump_job(spec)
 
 
 def test_a_large_batch_takes_no_time(here: Path) -> None:
