@@ -115,7 +115,7 @@ def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[A
         check_arithmetic(training)
         return training
     if foreign := [f"[{name}]" for name in OWN if name in tree]:
-        raise HpcMpError(f"{' '.join(foreign)} beside [program]", "configures hpc-mp's own engine, which a program does not "
+        raise HpcMpError(f"{' '.join(foreign)} with [program]", "configures hpc-mp's own engine, which a program does not "
                          "use", "leave one of the two out")
     program = _absolute(_validated(tree, ProgramSpec), base)
     check_program(program)

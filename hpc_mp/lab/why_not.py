@@ -44,7 +44,7 @@ def refused() -> str | None:
 
 
 def unfit() -> str | None:
-    """Return the reason that no installation can cure: not Linux or not root; None if there is none."""
+    """Return a reason that no installation can remove: not Linux or not root; None without one."""
     if sys.platform != "linux":
         return "it needs Linux namespaces, and this is not Linux"
     if os.geteuid() != 0:

@@ -258,5 +258,5 @@ def test_nothing_is_not_written() -> None:
     with pytest.raises(HpcMpError, match="has no node"):
         to_conf(Topology(kind="tree", switches=(Switch("s", (), ("t",)),)))
     tree = Topology(kind="tree", switches=(Switch("s", ("n1",)),))
-    with pytest.raises(HpcMpError, match="two have one name"):
+    with pytest.raises(HpcMpError, match="two have the same name"):
         to_yaml([tree, tree])

@@ -60,7 +60,7 @@ def test_what_is_written_into_the_run_is_read_as_it_was(arguments: list[str], en
     ({"program": {"command": ["x"], "environment": {"A-B": "1"}}}, "must consist of letters"),
     ({"program": {"command": ["x"], "start": "pmi"}}, "program.start"),
     ({"program": {"command": ["x"], "comand": 1}}, "Did you mean 'command'"),
-    ({"model": {"config": {"model_type": "gpt2"}}, "train": {}}, "[model] [train] beside [program]"),
+    ({"model": {"config": {"model_type": "gpt2"}}, "train": {}}, "[model] [train] with [program]"),
     ({"parallel": {"tensor": 2}}, "it is unknown how the program numbers its ranks"),
     ({"program": {"command": ["x"], "axes": "megatrom"}}, "must be one of megatron"),
     ({"program": {"command": ["x"], "axes": "megatron", "start": "node"}}, "with this start hpc-mp does not number the ranks"),

@@ -177,7 +177,7 @@ class SmiReport:
 
 
 def failing(text: str) -> str | None:
-    """Return the driver's error text that stands in place of a value; None for a value."""
+    """Return the driver's error text in place of a value; None for a value."""
     match = _FAILED.fullmatch(text)
     return match[1] if match else None
 

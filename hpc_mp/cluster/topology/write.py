@@ -42,7 +42,7 @@ def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
     """
     names = [topology.name for topology in topologies]
     if len(set(names)) < len(names):
-        raise HpcMpError(f"topologies {', '.join(names)}", "two have one name", "rename one: partitions refer to them by name")
+        raise HpcMpError(f"topologies {', '.join(names)}", "two have the same name", "rename one: partitions refer to names")
     entries = [_entry(_writable(topology) if topology.kind != "flat" or topology.unread else topology) for topology in topologies]
     text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=False, width=1_000_000)
     return "".join(f"{line}\n" for line in _comments(header)) + text

@@ -67,7 +67,7 @@ CARRIED = frozenset((
     "output_attentions", "output_hidden_states", "problem_type", "return_dict", "torch_dtype", "transformers_version",
     "use_cache",
 ))
-# Fields that older releases of transformers wrote beside them, and that are no longer read, including generation settings.
+# Fields that older releases of transformers wrote in addition, and that are no longer read, including generation settings.
 LEFT_OVER = frozenset((
     "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels", "bad_words_ids", "begin_suppress_tokens",
     "cls_token_id", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",

@@ -105,6 +105,14 @@ class ConfigReader:
             isinstance(value, int) and not isinstance(value, bool) and -rows <= value < rows))
         return None if value is None else value % rows
 
+    @staticmethod
+    def quotient(whole: str, size: int, part: str, parts: int) -> int:
+        """Return ``size / parts``, which must be whole; ``whole`` and ``part`` are the names of the sizes."""
+        if size % parts:
+            raise HpcMpError(f"the model's {whole}({size}) / {part}({parts})", "must be a whole number",
+                             f"choose {whole} as a multiple of {part}")
+        return size // parts
+
     def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
         values = {name: self.config[name] for name in names if self.config.get(name) is not None}
         for name, value in values.items():

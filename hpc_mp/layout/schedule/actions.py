@@ -9,7 +9,7 @@ SEND_F      send the output of stage s to stage s + 1
 RECV_F      receive the input of stage s from stage s − 1
 SEND_B      send the input gradient of stage s to stage s − 1
 RECV_B      receive the output gradient of stage s from stage s + 1
-REDUCE      synchronise the stage's gradients over the data axis, after the B or W of that microbatch; behind its SEND_B
+REDUCE      synchronise the stage's gradients over the data axis, after the B or W of that microbatch, and after its SEND_B
 ==========  ==========================================================================================
 
 Every (stage, microbatch) has one F, and either one B or one I and later one W. A B is an I and a W together, and an I makes what
