@@ -107,7 +107,7 @@ WORDS: dict[str, str] = {
         ("micro_batch_size", "microbatch_size", "per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch",
          "train_micro_batch_size_per_gpu", "device_batch_size", "local_batch_size", "mbs", "per_device_batch_size",
          "batch_size_per_gpu"),
-        "here train.global_batch is the sequences of a step over all ranks, and parallel.microbatches the pieces of a "
+        "here train.global_batch is the number of sequences per step, and parallel.microbatches the number of pieces of a "
         "replica's share: set global_batch to microbatch size × microbatches × data degree"),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "grad_accum_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accum",

@@ -167,7 +167,7 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return _without_array(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
-        raise HpcMpError(value, f"cannot be read ({error.strerror})", "give a job file; `hpc-mp init` writes one") from None
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "name a job file; `hpc-mp init` writes one") from None
     except UnicodeDecodeError:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:

@@ -50,7 +50,7 @@ def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
         if vocabulary <= BYTES:
             raise HpcMpError(f"the model's vocabulary of {vocabulary}",
                              f"is too small for a tokenizer trained here: {BYTES} bytes + <|endoftext|> = {BYTES + 1}",
-                             f"set the model's vocab_size to at least {BYTES + 1}, or give data.tokenizer")
+                             f"set the model's vocab_size to at least {BYTES + 1}, or set data.tokenizer")
         return
     check_kind(directory)
     check_fit(directory, _size(directory), vocabulary)

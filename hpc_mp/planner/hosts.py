@@ -137,7 +137,7 @@ def rate_words(placement: Placement, traffic: Traffic, initial: Sequence[str], o
         return f"{'carries' if len(members) == 2 else 'sends'} {' and '.join(axes) or 'nothing'}{' only' * (len(axes) == 1)}"
 
     slow = [f"{text}: {carried(members)}" for members, text in slow_words(rates, ordered)]
-    return "; ".join([f"rank map: {' '.join(ordered)} → {duration(after)} per step on the busiest way "
+    return "; ".join([f"rank map: {' '.join(ordered)} → {duration(after)} per step on the busiest path "
                       f"at the rates measured {when}, {duration(before)} in the order given", *_some(slow)])
 
 

@@ -259,7 +259,7 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     # what is not there
     "missing file": (FILES, 'files = ["nowhere/*.txt"]', "nowhere/*.txt", "matches no file", "check the path"),
     "missing checkpoint": ("config = {", 'pretrained = "nowhere"\n#', "model.pretrained = ", "is not a directory",
-                           "give the directory"),
+                           "use the directory"),
     "checkpoint without a config": ("config = {", 'pretrained = "."\n#', "model.pretrained = ",
                                     "its config.json cannot be read (No such file or directory)", "save_pretrained"),
     "missing origin": ("[slurm]", '[checkpoint]\nresume = "nowhere"\n[slurm]', "nowhere", "is not there", "0001"),

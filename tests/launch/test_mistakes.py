@@ -112,7 +112,7 @@ KEYS: dict[str, Row] = {
     "two models": ({"model.pretrained": "ck"}, r"model: has both pretrained and config. Leave config out to"),
     "an empty checkpoint": ({"model": {"pretrained": "corpus"}}, r"its config.json cannot be read .*save_pretrained"),
     "a checkpoint without weights": ({"model": {"pretrained": "ck"}}, r"holds no \*.safetensors file. Save it again"),
-    "half a config": ({"model": {"pretrained": "half"}}, r"its config.json is not JSON .*Give a directory written by"),
+    "half a config": ({"model": {"pretrained": "half"}}, r"its config.json is not JSON .*Use a directory written by"),
     "weights that git has not fetched": ({"model": {"pretrained": "pointer"}}, r"is an incomplete copy .*Copy or download"),
     "a tokenizer that is not there": ({"data.tokenizer": "corpus"}, r"with a tokenizer .*holds tokenizer.json"),
     "a variable that is a number": ({"environment": {"set": {"A": 5}}}, r"set.A = 5: must be text. Write it in quotes"),
@@ -134,8 +134,8 @@ JOB_FILES: dict[str, tuple[str, str, str]] = {
     "a program": ("train.py", "import torch\n", r"is not valid TOML .*with the model and the data in it"),
 }
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "a job file that is not there": (("launch", "jop.toml"), r"job file jop.toml: cannot be read .*Give a job file"),
-    "a directory": (("launch", "."), r"job file \.: cannot be read \(Is a directory\). Give a job file"),
+    "a job file that is not there": (("launch", "jop.toml"), r"job file jop.toml: cannot be read .*Name a job file"),
+    "a directory": (("launch", "."), r"job file \.: cannot be read \(Is a directory\). Name a job file"),
     "an override without a value": (("launch", "job.toml", "--set", "train.steps"), r"must have the form SECTION.KEY=VALUE"),
     "an override misspelt": (("launch", "job.toml", "--set", "train.stepz=4"), r"train.stepz = 4: is not a key .*mean 'steps'"),
     "an override of a table": (("launch", "job.toml", "--set", "train=4"), r"train = 4: must be a table. Write its keys below"),

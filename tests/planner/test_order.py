@@ -98,7 +98,7 @@ def test_hosts_follow_measured_rates() -> None:
     """DPT: nodes are (replica, stage). 1 and 3, 2 and 4 are replicas of a stage, 1 and 2, 3 and 4 stages of a replica."""
     nothing, tree = SwitchTree(), read_topology(FABRIC)
     assert hosts(job(), "DPT", nothing, measured(n1_n3=0.0239 * 0.38)) == (("n1", "n2", "n4", "n3"), (
-        "rank map: n1 n2 n4 n3 → 331 ms per step on the busiest way at the rates measured 3 d ago, 755 ms in the order given; "
+        "rank map: n1 n2 n4 n3 → 331 ms per step on the busiest path at the rates measured 3 d ago, 755 ms in the order given; "
         "n1–n3 has 38 % of the usual rate: carries nothing"))
     assert hosts(job(), "DPT", nothing, measured(n1_n2=0.0239 * 0.38))[0] == ("n1", "n4", "n3", "n2")
     # Negative controls: a slow way that nothing goes by, rates that are almost alike or old.

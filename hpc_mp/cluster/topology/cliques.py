@@ -15,7 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed
 
-REMEDY = "give lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
+REMEDY = "pass lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
 SHORT = 8  # characters of a UUID in the name of a block
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:.]\s*(?P<clique>\d+|N/A)")

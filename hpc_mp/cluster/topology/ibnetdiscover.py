@@ -65,7 +65,7 @@ def read_fabric(text: str) -> IbSubnet:
         if match["name"]:
             names.setdefault(match["id"], match["name"])
     if not links:
-        raise HpcMpError("the text", "names no InfiniBand switch", "give the output of `ibnetdiscover` without options")
+        raise HpcMpError("the text", "names no InfiniBand switch", "pass the output of `ibnetdiscover` without options")
     return IbSubnet({switch: frozenset(ends) for switch, ends in links.items()}, names)
 
 
@@ -112,7 +112,7 @@ def read_ibnetdiscover(text: str, origin: str) -> TopologyReading:
         notes.append(f"{listed(astray)}: connected to switches of several leaves (a misplaced cable, a gateway, or two hosts "
                      "with one name?); placed under the leaf with most of these switches")
     if not leaves:
-        words = "no adapter has a host's name: set node descriptions, or give ibnetdiscover a --node-name-map"
+        words = "no adapter has a host's name: set node descriptions, or run ibnetdiscover with --node-name-map"
         return TopologyReading((), origin, (*notes, words))
     names = _names(fabric)
     taken: list[str] = []

@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_table, read_conf
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, chosen
 
-REMEDY = "give topology.conf, topology.yaml, or the output of `scontrol show topology`"
+REMEDY = "pass topology.conf, topology.yaml, or the output of `scontrol show topology`"
 SHOWN = 200  # characters of a malformed text that the message repeats
 NAMES = ("switchname", "blockname", "aggregatedblock", "ringname")  # keys that begin a line, in lower case
 
@@ -65,7 +65,7 @@ def _refuse_repeats(names: Iterable[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise HpcMpError(f"{twice[0][:SHOWN]} in the topology", "is defined twice: Slurm would not start",
-                         "give the second another name, or put the nodes of both into one")
+                         "rename the second, or put the nodes of both into one")
 
 
 # --- lines of KEY=VALUE: topology.conf and scontrol ------------------------------------------------------------------

@@ -53,7 +53,7 @@ def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True)
             kind = settings.get("rope_type", settings.get("type"))
             if kind in WITH_HEAD_DIM and not derived and config.get("head_dim") is None:
                 raise HpcMpError("the model's head_dim", f"is required for rope_type = {shown(kind)}",
-                                 f"give head_dim = {head_dim}")
+                                 f"set head_dim = {head_dim}")
 
 
 def _check(where: str, settings: Any, head_dim: int) -> None:
@@ -66,7 +66,7 @@ def _check(where: str, settings: Any, head_dim: int) -> None:
                          f"choose one of {', '.join(NEEDED)}")
     for key in NEEDED[kind]:
         if settings.get(key) is None:
-            raise HpcMpError(f"{where}: {key}", f"is required for rope_type = {shown(kind)}", "give it")
+            raise HpcMpError(f"{where}: {key}", f"is required for rope_type = {shown(kind)}", "add it")
     for key, value in settings.items():
         if key not in (*LISTS, *NUMBERS, *OTHERS):
             raise HpcMpError(f"{where}: {key} = {shown(value)}", "is not a supported setting of rotary positions",

@@ -57,19 +57,19 @@ def read_config(spec: JobSpec) -> dict[str, Any]:
     directory = Path(spec.model.pretrained)
     if not directory.is_dir():
         raise HpcMpError(f"model.pretrained = {directory}", "is not a directory (models are never downloaded)",
-                         "give the directory of a Hugging Face checkpoint on this file system")
+                         "use the directory of a Hugging Face checkpoint on this file system")
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HpcMpError(f"model.pretrained = {directory}", f"its config.json cannot be read ({error.strerror})",
-                         "give a directory written by save_pretrained") from None
+                         "use a directory written by save_pretrained") from None
     except (ValueError, RecursionError) as error:
         raise HpcMpError(f"model.pretrained = {directory}", f"its config.json is not JSON ({error})",
-                         "give a directory written by save_pretrained") from None
+                         "use a directory written by save_pretrained") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise HpcMpError(f"model.pretrained = {directory}", "its config.json names no model_type",
-                         "give a directory written by save_pretrained")
+                         "use a directory written by save_pretrained")
     if not any(directory.glob("*.safetensors")):
         raise HpcMpError(f"model.pretrained = {directory}", "holds no *.safetensors file",
                          "save it again with save_pretrained (pickle files are not read)")

@@ -86,23 +86,23 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown method")
         raise HpcMpError(value, f"is quantized ({method}): its numbers are meaningless without their scales",
-                         "give the original checkpoint, or save it again dequantized")
+                         "use the original checkpoint, or save it again dequantized")
     held = stored_weights(directory)
     weights = family.all_weights(shape)
     parts = {weight.name: stored_parts(weight, held, family) for weight in weights}
     for weight, at, name in ((expected, *part) for expected in weights for part in parts[expected.name]):
         if name not in held:
             raise HpcMpError(value, f"holds no weight named {name}",
-                             "give the checkpoint of a causal language model of this family")
+                             "use the checkpoint of a causal language model of this family")
         dimensions = weight.shape[len(at):]
         if held[name].shape != dimensions and (at or held[name].shape != weight.fused_shape):
             raise HpcMpError(f"{held[name].file}: {name}",
                              f"has the shape {held[name].shape}, but the model's configuration requires {dimensions}",
-                             "give a config.json that matches these weights")
+                             "use a config.json that matches these weights")
         if held[name].dtype not in FLOATING:
             raise HpcMpError(f"{held[name].file}: {name}",
                              f"is stored as {held[name].dtype}, which is not a plain floating-point format",
-                             "give the checkpoint before it was quantized")
+                             "use the checkpoint before it was quantized")
     head = f"{family.head}.weight"
     used = {name for places in parts.values() for _, name in places}
     extra = sorted(name for name in held.keys() - used if not BUFFERS.search(name))
@@ -115,7 +115,7 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
         extra.remove(head)
     if extra:
         raise HpcMpError(value, f"holds {extra[0]}" + (f" and {len(extra) - 1} more" if len(extra) > 1 else "") +
-                         f", which no part of a {family.model_type} model uses", "give the checkpoint of the plain model")
+                         f", which no part of a {family.model_type} model uses", "use the checkpoint of the plain model")
 
 
 def find(name: str, held: Container[str], family: Family) -> str | None:

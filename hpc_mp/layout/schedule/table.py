@@ -66,7 +66,7 @@ def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
     holders = {action.stage: rank for action, rank in rank_of.items()}
     for stage in range(max(holders)):
         if stage not in holders:
-            raise ValueError(f"stage {stage} is missing, there is a stage {max(holders)}")
+            raise ValueError(f"stage {stage} is missing, but there is a stage {max(holders)}")
     microbatches = 1 + max(action.microbatch for action in rank_of)
     for microbatch in range(microbatches):  # before anything is counted for a microbatch of nine digits
         if Action("F", 0, microbatch) not in rank_of:
