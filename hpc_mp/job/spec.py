@@ -60,8 +60,8 @@ class Job(Section):
     Example: `60`."""
     meet_timeout: NonNegative = 90
     """Seconds that a rank waits for the others at the start, plus a tenth of a second for each rank; the missing ranks are then
-    named. For a program in a Slurm job without a container, a rank counts as missing if it has not started one minute later. 0 =
-    a day. Raise it if the file system from which all ranks load their packages is slow. Example: `600`."""
+    named. For a program in a Slurm job without a container, ranks that have not started are named one minute later. 0 = a day.
+    Raise it if the file system from which all ranks load their packages is slow. Example: `600`."""
     step_timeout: NonNegative = 1800
     """Seconds without a finished step until ranks count as hung; 0 = never. The limit is three times as long for the first step
     and for each pass of an evaluation, which computes the forwards of a step. Example: `600`."""
@@ -180,7 +180,7 @@ class Train(Section):
     """The largest gradient norm; 0 = no limit."""
     skip_steps: NonNegative = 10
     """The number of steps in a run that may be skipped. A step whose gradient norm is not finite is skipped: nothing changes, and
-    the log names its samples. One more such step ends the run."""
+    the log names its samples. One more such step ends the run; 0: the first one does."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     """`"bf16"` and `"fp16"` compute in 16 bits and keep parameters, gradient sums and optimizer state in fp32; fp16 uses
     `train.loss_scale`. `"fp64"` is for proofs."""
