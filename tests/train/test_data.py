@@ -58,7 +58,7 @@ def test_odd_directory_names_are_taken_literally(tmp_path: Path, folder: str) ->
     ("a.txt.gz", "compressed", "unpack"),
     ("a.so", "binary", "narrower pattern"),
     ("*.pyc", "binary", "narrower pattern"),
-    ("pipe", "not a regular file", "write its text into a file"),
+    ("pipe", "not a regular file", "write its text into a regular file"),
     ("gone.txt", "cannot be read (No such file or directory)", "fix the link"),
     ("gone.t*", "cannot be read (No such file or directory)", "fix the link"),
 ])
