@@ -19,5 +19,5 @@ def asset(name: str) -> Path:
     root = _SHIPPED if _SHIPPED.is_dir() else _PACKAGE.parent
     path = root / name
     if not path.exists():
-        raise HpcMpError(f"asset {name}", f"was not installed: there is none in {root}", "install hpc-mp again")
+        raise HpcMpError(f"asset {name}", f"is not installed in {root}", "reinstall hpc-mp")
     return path

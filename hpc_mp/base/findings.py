@@ -135,7 +135,7 @@ def nagios_line(findings: Sequence[Finding]) -> str:
     """Return one line in a monitor's format: the state, the counts, the gravest finding, and the counts as performance data."""
     gravest = min(findings, key=weight, default=None)
     state = NAGIOS_NAMES[NAGIOS[worst(findings)]]
-    text = summary(findings) or "nothing was looked at"
+    text = summary(findings) or "nothing was checked"
     if gravest is not None and gravest.severity not in ("ok", "info"):
         text += f"; {gravest.code}{f' {gravest.subject}' if gravest.subject else ''}: {gravest.message}"
     counts = Counter(finding.severity for finding in findings)

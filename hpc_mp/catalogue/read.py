@@ -96,13 +96,13 @@ def _complete(name: str, placed: Placed, below: Mapping[str, Row], shipped: bool
     if like is None:
         base: Row = {}
     elif like in waiting:
-        raise HpcMpError(reference, "leads back to itself", "name a row that stands by itself")
+        raise HpcMpError(reference, "refers back to itself", "name a row that does not depend on this one")
     elif like in placed and like != name:
         base = _complete(like, placed, below, shipped, (*waiting, name))
     elif like in below:
         base = below[like]
     else:
-        raise HpcMpError(reference, "is in no file of the catalogue", _meant(like, {**below, **placed}))
+        raise HpcMpError(reference, "is not in any file of the catalogue", _meant(like, {**below, **placed}))
     own = {key: value for key, value in row.items() if key not in ("like", "from")}
     differs = {key for key, value in own.items() if value != base.get(key)}
     inherited = {key: value for key, value in base.items()
@@ -122,32 +122,32 @@ def _check_form(where: str, row: Row, kind: Kind, form: TypeAdapter[Any]) -> Non
     key = ".".join(map(str, first["loc"]))
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         keys = [field.name for field in fields(_FORMS[kind]) if field.name not in ("name", "cloud", "sources")]
-        raise HpcMpError(f"{key} of {where}", "is no figure of the catalogue", _meant(key, [*keys, "like", "from"]))
+        raise HpcMpError(f"{key} of {where}", "is not a key of the catalogue", _meant(key, [*keys, "like", "from"]))
     if first["type"] in ("missing", "missing_argument"):
-        raise HpcMpError(f"{key} of {where}", "is missing", "give it, or `like = \"NAME\"` of a row that has it")
-    raise HpcMpError(f"{key} = {first['input']!r} of {where}", f"is refused ({first['msg']})",
-                     "write it as the rows of env/machines do")
+        raise HpcMpError(f"{key} of {where}", "is missing", "add it, or `like = \"NAME\"` with the name of a row that has it")
+    raise HpcMpError(f"{key} = {first['input']!r} of {where}", f"is invalid ({first['msg']})",
+                     "use the format of the rows in env/machines")
 
 
 def _check_gpu(where: str, row: Row, gpus: Mapping[str, Row]) -> None:
     gpu, count = row.get("gpu"), row.get("gpus", 0)
     if gpu is not None and gpu not in gpus:
-        raise HpcMpError(f"gpu = {gpu!r} of {where}", "is no row of [gpu]", _meant(str(gpu), gpus))
+        raise HpcMpError(f"gpu = {gpu!r} of {where}", "is not a row of [gpu]", _meant(str(gpu), gpus))
     if bool(gpu) != bool(count):
-        raise HpcMpError(f"gpus = {count} of {where}", f"does not go with gpu = {gpu!r}", "give both or none")
+        raise HpcMpError(f"gpus = {count} of {where}", f"does not match gpu = {gpu!r}", "set both, or neither")
     if "marks" in row and not gpu and not row["marks"].get("product"):
-        raise HpcMpError(f"marks of {where}", "fit any machine of that vendor",
-                         "give `product` too, as /sys/class/dmi/id/product_name has it")
+        raise HpcMpError(f"marks of {where}", "match every machine of that vendor",
+                         "add `product`, with the text of /sys/class/dmi/id/product_name")
 
 
 def _parse(path: Path) -> Row:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise HpcMpError(f"machines file {path}", f"cannot be read ({error})", "mend or remove it") from None
+        raise HpcMpError(f"machines file {path}", f"cannot be read ({error})", "correct or remove it") from None
     for table, content in tree.items():
         if table not in _TABLES:
-            raise HpcMpError(f"[{table}] in {path}", "is no table of the catalogue", _meant(table, _TABLES))
+            raise HpcMpError(f"[{table}] in {path}", "is not a table of the catalogue", _meant(table, _TABLES))
         if not isinstance(content, dict) or (table != "sources" and not all(isinstance(row, dict) for row in content.values())):
             raise HpcMpError(f"[{table}] in {path}", "has no rows", f"write [{table}.NAME] and its figures")
     return tree
@@ -155,4 +155,4 @@ def _parse(path: Path) -> Row:
 
 def _meant(word: str, candidates: Iterable[str]) -> str:
     names = sorted(candidates)
-    return did_you_mean(word, names, f"name one of {', '.join(names)}")
+    return did_you_mean(word, names, f"use one of {', '.join(names)}")

@@ -75,7 +75,7 @@ def findings(path: Path, now: float | None = None) -> tuple[BadNode, ...]:
     try:
         lines = read_lines(path)
     except OSError as error:
-        warnings.warn(f"bad nodes are not known: {path} cannot be read ({error.strerror})", stacklevel=2)
+        warnings.warn(f"bad nodes are unknown: {path} cannot be read ({error.strerror})", stacklevel=2)
         return ()
     valid = understood(lines)
     latest = {(finding.node, finding.code): finding for finding in valid}

@@ -19,7 +19,7 @@ from typing import Any
 from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30
-"""For so long a measurement counts: cables are changed, and nodes and switches are mended."""
+"""Days for which a measurement counts: cables are changed, and nodes and switches are repaired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def read_measured(path: Path) -> LinkRates | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
-        warnings.warn(f"measured bandwidths are not known: {path} cannot be read ({error})", stacklevel=2)
+        warnings.warn(f"measured bandwidths are unknown: {path} cannot be read ({error})", stacklevel=2)
         return None
 
 
@@ -93,7 +93,7 @@ def of_document(document: Any) -> LinkRates:
     nodes = tuple(map(str, document["nodes"]))
     pairs = tuple((int(a), int(b), float(rate)) for a, b, rate in document["pairs"])
     if not all(0 <= a < b < len(nodes) for a, b, _ in pairs):
-        raise ValueError("a pair is none of its nodes")
+        raise ValueError("a pair has a node that the file does not list")
     if not all(0 < rate < math.inf for _, _, rate in pairs):
         raise ValueError("a rate is not above 0")
     return LinkRates(**{**document, "time": float(document["time"]), "nodes": nodes, "pairs": pairs})
@@ -105,7 +105,7 @@ def noted(cluster: str | None, environ: Mapping[str, str] = os.environ) -> LinkR
 
 
 ALIKE = 0.85
-"""Down to this share of one another rates are alike: those of healthy pairs scatter by some per cent."""
+"""Minimum ratio of two rates that count as equal: rates of healthy pairs vary by some per cent."""
 
 
 @dataclass(frozen=True, slots=True)

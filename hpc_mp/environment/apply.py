@@ -59,16 +59,16 @@ def guard(variable: Variable, releases: Mapping[str, Release]) -> LeftOut | None
     for library, requirement in variable.needs.items():
         satisfied = holds(requirement, releases.get(library))
         if satisfied is None:
-            return LeftOut(variable, f"is for {library} {requirement}, and which release there is, is not known here", True)
+            return LeftOut(variable, f"needs {library} {requirement}, and the release here is unknown", True)
         if not satisfied:
-            return LeftOut(variable, f"is for {library} {requirement}; here is {shown(releases[library])}")
+            return LeftOut(variable, f"needs {library} {requirement}, but the release here is {shown(releases[library])}")
     return None
 
 
 def _unmet(profile: Profile, releases: Mapping[str, Release]) -> Iterator[str]:
     for library, requirement in profile.requires.items():
         if holds(requirement, releases.get(library)) is False:
-            yield f"{library} {requirement}; here is {shown(releases[library])}"
+            yield f"{library} {requirement}, but the release here is {shown(releases[library])}"
 
 
 def _value(variable: Variable, machine: Shown, environ: Mapping[str, str]) -> str | LeftOut:
@@ -76,19 +76,19 @@ def _value(variable: Variable, machine: Shown, environ: Mapping[str, str]) -> st
         return _FOUND[variable.finds](variable, machine)
     missing = [name for name in _NAMES.findall(variable.value) if name not in environ] if variable.expands else []
     if missing:
-        return LeftOut(variable, f"holds ${missing[0]}, which is not set here", True)
+        return LeftOut(variable, f"refers to ${missing[0]}, which is not set here", True)
     return _NAMES.sub(lambda name: environ[name[1]], variable.value) if variable.expands else variable.value
 
 
 def _route(variable: Variable, machine: Shown) -> str | LeftOut:
     if machine.route is None:
-        return LeftOut(variable, "is the interface of the default route, and there is none here", True)
+        return LeftOut(variable, "is the interface of the default route, and this machine has no default route", True)
     return f"={machine.route}" if variable.name.startswith("NCCL_") else machine.route
 
 
 def _infiniband(variable: Variable, machine: Shown) -> str | LeftOut:
     if not machine.devices("Ethernet"):
-        return LeftOut(variable, "is for machines that have ports in Ethernet mode too; here NCCL chooses right by itself")
+        return LeftOut(variable, "is for machines that also have ports in Ethernet mode; here NCCL chooses the ports itself")
     return f"={','.join(machine.devices('InfiniBand'))}"
 
 

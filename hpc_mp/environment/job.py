@@ -99,7 +99,7 @@ def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decid
             result[change.name] = change.value or ""
         elif change.action == "unset":
             del result[change.name]
-    notes = (*profile.notes, *(f"the profile asks for {text}" for text in applied.unmet))
+    notes = (*profile.notes, *(f"the profile needs {text}" for text in applied.unmet))
     return ProfiledJob(profile, result, tuple(changes), notes)
 
 
@@ -134,12 +134,12 @@ def _from_variables(applied: Applied, variables: Sequence[Effective], environ: M
     for setting in applied.settings:
         current = by_name[setting.name]
         if setting.name in decided:
-            yield Change("kept", setting.name, environ.get(setting.name), "environment.set has the last word")
+            yield Change("kept", setting.name, environ.get(setting.name), "environment.set takes precedence")
         elif current.origin == "profile":
             yield Change("set", setting.name, current.value, reasons[setting.name])
         else:
             value = environ.get(setting.name)
-            yield Change("kept", setting.name, value, f"{place(current)} says so, the profile would say {setting.value}")
+            yield Change("kept", setting.name, value, f"{place(current)} takes precedence over the profile's {setting.value}")
     for variable in applied.unset:
         if variable.name in environ and variable.name not in decided:
             yield Change("unset", variable.name, None, f"{variable.reason} ({variable.source})")
@@ -152,7 +152,7 @@ def _from_scripts(scripts: Sequence[MakerScript], environ: Mapping[str, str], de
     for script in scripts:
         file = next((name for name in script.files if os.access(name, os.R_OK)), None)
         if file is None:
-            yield Change("left out", script.files[0], None, f"there is no such script here; {script.reason}")
+            yield Change("left out", script.files[0], None, f"this script does not exist here; {script.reason}")
             continue
         try:
             process = subprocess.run(["bash", "-c", '. "$0" >&2; env -0', file], env={**environ, **script.given},

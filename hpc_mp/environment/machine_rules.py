@@ -110,7 +110,7 @@ def _too_new(host: Here) -> Iterable[Hit]:
     for variable in _set(host.variables):
         since = facts().since.get(variable.name, ())
         if release and since > release:
-            yield _hit(variable.name, variable.name, f"{shown(since)}; here is {shown(release)}")
+            yield _hit(variable.name, variable.name, f"{shown(since)}, but this is {shown(release)}")
 
 
 def _unmet(host: Here) -> Iterable[Hit]:
@@ -122,7 +122,7 @@ def _left_alone(host: Here) -> Iterable[Hit]:
     for variable in host.applied.unset if host.applied is not None else ():
         current = host.variables.get(variable.name)
         if host.applied and current and current.origin != "default":
-            yield _hit(current.name, f"{current.name}={current.value}: {host.applied.profile.name} leaves it alone",
+            yield _hit(current.name, f"{current.name}={current.value}: {host.applied.profile.name} leaves it unset",
                        variable.reason)
 
 
@@ -131,7 +131,7 @@ def _against_profile(host: Here) -> Iterable[Hit]:
         for setting in variable.hides:
             if setting.origin == "profile" and setting.value != variable.value:
                 yield _hit(variable.name, f"{variable.name}={variable.value}",
-                           f"{setting.where} says {setting.value or 'nothing'}")
+                           f"{setting.where} has {setting.value or 'an empty value'}")
 
 
 def _plugin(host: Here) -> Iterable[Hit]:
@@ -141,20 +141,21 @@ def _plugin(host: Here) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Here], ...] = (
-    Rule("HM651", "warning", _other_cloud, "{it}; this machine shows itself as {advice}.", "Leave it out here."),
-    Rule("HM652", "warning", _no_interface, "{it} fits no interface of this machine, which has {advice}.",
-         "Name the one that reaches the other nodes, or leave it out."),
-    Rule("HM653", "warning", _no_device, "{it} fits no RDMA device of this machine, which has {advice}: NCCL goes over TCP.",
-         "Name these, or leave it out."),
+    Rule("HM651", "warning", _other_cloud, "{it}, but this machine's platform is {advice}.", "Remove it here."),
+    Rule("HM652", "warning", _no_interface, "{it} matches no interface of this machine, which has {advice}.",
+         "Name the interface that reaches the other nodes, or leave it out."),
+    Rule("HM653", "warning", _no_device, "{it} matches no RDMA device of this machine, which has {advice}: NCCL uses TCP.",
+         "Name these devices, or leave it out."),
     Rule("HM654", "warning", _mixed_devices,
-         "{it} takes {advice}, in Ethernet mode, beside the devices of InfiniBand: another network.",
-         "Write NCCL_IB_HCA=^={advice}, or name those of InfiniBand."),
-    Rule("HM655", "warning", _no_file, "{it}: there is no such file here, and NCCL goes on without a word.",
-         "Correct the path; a container must have the file mounted."),
-    Rule("HM656", "warning", _too_new, "{it} came with NCCL {advice}: it does nothing.", "Leave it out, or take a newer NCCL."),
-    Rule("HM657", "warning", _unmet, "{it} asks for {advice}.", "Take a newer release."),
+         "{it} also selects {advice}, in Ethernet mode: a different network.",
+         "Write NCCL_IB_HCA=^={advice}, or name the InfiniBand devices."),
+    Rule("HM655", "warning", _no_file, "{it}: this file does not exist here, and NCCL silently continues without it.",
+         "Correct the path; in a container, mount the file."),
+    Rule("HM656", "warning", _too_new, "{it} exists since NCCL {advice}: it has no effect.",
+         "Leave it out, or use a newer NCCL."),
+    Rule("HM657", "warning", _unmet, "{it} needs {advice}.", "Use a newer release."),
     Rule("HM658", "warning", _left_alone, "{it}: {advice}.", "Leave it out."),
-    Rule("HM659", "info", _against_profile, "{it}, while {advice}.", "See to it that this is meant."),
-    Rule("HM660", "info", _plugin, "{it}: a plug-in may say other values than those shown here.",
-         "Ask the plug-in; NCCL_ENV_PLUGIN=none does without it."),
+    Rule("HM659", "info", _against_profile, "{it}, while {advice}.", "Check that this is intended."),
+    Rule("HM660", "info", _plugin, "{it}: a plug-in may set other values than those shown here.",
+         "Check the plug-in's values; NCCL_ENV_PLUGIN=none disables it."),
 )

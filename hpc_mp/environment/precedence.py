@@ -10,8 +10,7 @@ from hpc_mp.environment.conf import ConfFile
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.nccl_values import read_number
 
-Origin = Literal["process", "user file", "system file", "profile", "default"]
-ORIGINS: tuple[Origin, ...] = ("process", "user file", "system file", "profile", "default")  # the strongest first
+Origin = Literal["process", "user file", "system file", "profile", "default"]  # the strongest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Guard = Annotated[str, StringConstraints(pattern=rf"^{GUARD.pattern}(,{GUARD.pattern})*$")]
 
-# What the use of a variable means:
+# The use of a variable:
 #   image     the platform's own image sets it in /etc/nccl.conf; a container does not see that file
 #   job       useful for every job
 #   optional  useful for some jobs, which the reason names
@@ -59,7 +59,7 @@ class Variable(Part):
     @model_validator(mode="after")
     def _found_or_given(self) -> Variable:
         if self.value and (self.finds or self.use == "leave"):
-            raise ValueError(f"{self.name} has a value and should not")
+            raise ValueError(f"{self.name} must not have a value")
         return self
 
 
@@ -120,7 +120,7 @@ class Profile(Part):
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))}: several values for every job")
         if self.cloud is not None and self.cloud not in facts().clouds:
-            raise ValueError(f"{self.cloud} is none of {', '.join(facts().clouds)}")
+            raise ValueError(f"{self.cloud} is not one of {', '.join(facts().clouds)}")
         return self
 
 
@@ -131,7 +131,7 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name: str) -> Profile:
     """Read the profile of that name. Raises HpcMpError if it does not exist or its file is invalid."""
     if name not in profile_names():
-        raise HpcMpError(f"profile {name!r}", f"is none of {', '.join(profile_names())}",
+        raise HpcMpError(f"profile {name!r}", f"is not one of {', '.join(profile_names())}",
                          did_you_mean(name, profile_names(), "choose one of these"))
     return _read(asset(FOLDER) / f"{name}.toml")
 
@@ -147,4 +147,4 @@ def _read(path: Path) -> Profile:
     except (OSError, ValueError) as error:
         details = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()) \
             if isinstance(error, ValidationError) else str(error)
-        raise HpcMpError(f"profile {path}", f"cannot be read ({details})", "mend it") from None
+        raise HpcMpError(f"profile {path}", f"cannot be read ({details})", "correct it") from None

@@ -44,7 +44,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> HpcMpError:
     """Convert pydantic's findings about ``model`` to hpc-mp's form: the first in full, some of the others briefly."""
     findings = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")  # they explain others
     problems = [_problem(dict(e), model) for e in findings]
-    suggested = {key for _, rule, remedy in problems if rule.startswith("is no key") for key in re.findall(r"'(\w+)'\?", remedy)}
+    suggested = {key for _, rule, remedy in problems if rule.startswith("is not a key")
+                 for key in re.findall(r"'(\w+)'\?", remedy)}
     # A required key that is suggested for an unknown one is present, but misspelt.
     relevant = [problem for problem in problems if problem[1] != "is required" or problem[0] not in suggested]
     (value, rule, remedy), *others = relevant
@@ -89,7 +90,7 @@ def _problem(finding: dict[str, Any], model: type[BaseModel]) -> tuple[str, str,
         return name, "is required", f"add {place}"
     if kind == "extra_forbidden":
         return value, *_nearest(path, model, finding["input"])
-    rule, remedy = KINDS.get(kind, (f"is refused ({finding['msg']})", "write another value"))
+    rule, remedy = KINDS.get(kind, (f"is invalid ({finding['msg']})", "use another value"))
     if isinstance(path[-1], int):  # list items have no name to write in front
         remedy = remedy.replace("{key} = ", "")
     context = {key: f"{item:g}" if isinstance(item, float) else item for key, item in context.items()}
@@ -119,9 +120,9 @@ def _nearest(path: Sequence[str], model: type[BaseModel], value: Any) -> tuple[s
     sections = {name: list(inner.model_fields) for name, inner in _tables(model)}
     *parents, key = path
     if parents == ["sweep"] and "." in key:
-        return "is no key of [sweep]", f"write it below a line [sweep.grid], or in braces: grid = {{ {json.dumps(key)} = […] }}"
+        return "is not a key of [sweep]", f"write it below [sweep.grid], or in braces: grid = {{ {json.dumps(key)} = […] }}"
     homes = [name for name, keys in sections.items() if key in keys]
-    rule = f"is no key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
+    rule = f"is not a key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
     if homes:
         return rule, (f"move it: {key} belongs to {' or '.join(f'[{name}]' for name in homes)}; "
                       f"on the command line --set {homes[0]}.{key}=…")

@@ -30,7 +30,7 @@ from hpc_mp.job.values import DEPENDENCY, JOB_ID, check_values
 _TOML = "a job file is TOML; `hpc-mp init` writes one"
 OTHERS = {  # files given by mistake instead of a job file, by suffix
     **dict.fromkeys((".json", ".yaml", ".yml"), _TOML),
-    **dict.fromkeys((".sh", ".sbatch", ".slurm"), f"{_TOML}, and `hpc-mp lint` looks at job scripts"),
+    **dict.fromkeys((".sh", ".sbatch", ".slurm"), f"{_TOML}, and `hpc-mp lint` checks job scripts"),
     ".py": f"{_TOML}, with the model and the data in it",
 }
 
@@ -112,7 +112,7 @@ def _refuse_contradiction(overrides: Sequence[str]) -> None:
     for key, name in INSTEAD.items():
         rival = f"{key.rpartition('.')[0]}.{name}"
         if key in texts and rival in texts:
-            raise HpcMpError(f"--set {texts[key]} --set {texts[rival]}", f"says both {key} and {rival}, of which a job has one",
+            raise HpcMpError(f"--set {texts[key]} --set {texts[rival]}", f"sets both {key} and {rival}, but a job has only one",
                              "leave one of the two out")
 
 
@@ -133,8 +133,8 @@ def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[A
         check_arithmetic(training)
         return training
     if foreign := [f"[{name}]" for name in OWN if name in tree]:
-        raise HpcMpError(f"{' '.join(foreign)} beside [program]", "is of a training by hpc-mp's own engine, which a program "
-                         "knows nothing of", "leave one of the two out")
+        raise HpcMpError(f"{' '.join(foreign)} with [program]", "configures hpc-mp's own engine, which a program does not "
+                         "use", "leave one of the two out")
     program = _absolute(_validated(tree, ProgramSpec), base)
     check_program(program)
     before_arithmetic(program)
@@ -155,7 +155,7 @@ def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
 def _training(spec: AnySpec, value: str) -> JobSpec:
     if isinstance(spec, JobSpec):
         return spec
-    raise HpcMpError(value, "is of a program ([program]), and this is for trainings by hpc-mp's own engine",
+    raise HpcMpError(value, "starts a program ([program]), but this command trains with hpc-mp's own engine",
                      "`hpc-mp launch` starts it; name the job file of a training here")
 
 
@@ -185,18 +185,18 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return _without_array(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
-        raise HpcMpError(value, f"cannot be read ({error.strerror})", "give a job file; `hpc-mp init` writes one") from None
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "name a job file; `hpc-mp init` writes one") from None
     except UnicodeDecodeError:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         twice = "Cannot overwrite" in str(error) or "twice" in str(error)
-        text = str(error).replace("Cannot overwrite a value", "Cannot overwrite a value: a key stands there for the second time")
-        line = "mend that line: leave one of the two out" if twice else "mend that line"
+        text = str(error).replace("Cannot overwrite a value", "Cannot overwrite a value: a key is set twice")
+        line = "correct that line: leave one of the two out" if twice else "correct that line"
         raise HpcMpError(value, f"is not valid TOML ({text})", OTHERS.get(path.suffix, line)) from None
     except ValueError:  # from Python's int
-        raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
+        raise HpcMpError(value, "holds a number with thousands of digits", "write a smaller number") from None
     except RecursionError:
-        raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
+        raise HpcMpError(value, "is nested too deeply", "use fewer levels") from None
 
 
 def _without_array(tree: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
-        raise HpcMpError(f"--set {text}", "does not read SECTION.KEY=VALUE", "write for example --set train.steps=20")
+        raise HpcMpError(f"--set {text}", "must have the form SECTION.KEY=VALUE", "write for example --set train.steps=20")
     try:
         parsed = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
@@ -272,7 +272,7 @@ def _absolute(spec: Spec, base: Path) -> Spec:
             return str(base / Path(path).expanduser())
         except RuntimeError:
             raise HpcMpError(f"the path {path}", "begins with the home directory of an unknown user",
-                             "write the directory itself") from None
+                             "write the full path") from None
 
     def maybe(path: str | None) -> str | None:
         return None if path is None else absolute(path)

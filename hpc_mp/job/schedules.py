@@ -16,7 +16,7 @@ STAGES_PER_RANK: dict[str, int | None] = {
     "zero_bubble": 1,
     "zero_bubble_v": 2,
 }
-"""Name → how many stages each rank holds; None: as many as ``virtual_stages`` says."""
+"""Name → number of stages on each rank; None: ``virtual_stages``."""
 
 NAMES = ", ".join(STAGES_PER_RANK)
 TABLE = ".csv"

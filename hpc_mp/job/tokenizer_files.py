@@ -26,12 +26,12 @@ def find_tokenizer(tokenizer: Path | None, pretrained: Path | None) -> Path | No
         HpcMpError: the directory ``tokenizer`` contains no tokenizer, or the checkpoint has none.
     """
     if tokenizer is not None and not files_there(tokenizer, VOCABULARY_FILES):
-        raise HpcMpError(f"data.tokenizer = {tokenizer}", "is not a directory with a tokenizer in it",
+        raise HpcMpError(f"data.tokenizer = {tokenizer}", "is not a directory with a tokenizer",
                          "name a directory that holds tokenizer.json"
                          + (", or leave data.tokenizer out to train one" if pretrained is None else ""))
     if tokenizer is None and pretrained is not None and not files_there(pretrained, VOCABULARY_FILES):
-        raise HpcMpError(f"model.pretrained = {pretrained}", "holds no tokenizer, and its weights mean nothing with another one",
-                         "set data.tokenizer to the directory of the tokenizer that it was trained with, or copy that one's "
+        raise HpcMpError(f"model.pretrained = {pretrained}", "holds no tokenizer, and its weights do not work with another one",
+                         "set data.tokenizer to the directory of the tokenizer with which it was trained, or copy its "
                          "tokenizer.json and tokenizer_config.json into the checkpoint")
     return tokenizer or pretrained
 
@@ -49,8 +49,8 @@ def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
     if directory is None:
         if vocabulary <= BYTES:
             raise HpcMpError(f"the model's vocabulary of {vocabulary}",
-                             f"is too small to train a tokenizer for: {BYTES} bytes + <|endoftext|> = {BYTES + 1}",
-                             f"set the model's vocab_size to at least {BYTES + 1}, or give data.tokenizer")
+                             f"is too small for a tokenizer trained here: {BYTES} bytes + <|endoftext|> = {BYTES + 1}",
+                             f"set the model's vocab_size to at least {BYTES + 1}, or set data.tokenizer")
         return
     check_kind(directory)
     check_fit(directory, _size(directory), vocabulary)
@@ -65,15 +65,15 @@ def check_kind(directory: Path) -> None:
                or read_object(directory / "config.json").get("model_type", "gpt2"))
     if files != GPT2_FILES or not kind.lower().startswith("gpt2"):
         raise HpcMpError(f"tokenizer {directory}",
-                         f"this kind is not built yet ({kind}: {', '.join(files)} without tokenizer.json)",
-                         "load it with transformers.AutoTokenizer and save_pretrained it, which writes tokenizer.json")
+                         f"this kind is not supported yet ({kind}: {', '.join(files)} without tokenizer.json)",
+                         "load it with transformers.AutoTokenizer and call its save_pretrained, which writes tokenizer.json")
 
 
 def check_fit(directory: Path, size: int, vocabulary: int) -> None:
     """Refuse a tokenizer whose largest id, ``size`` − 1, has no row in the model's embedding. Raises HpcMpError."""
     if size > vocabulary:
         raise HpcMpError(f"tokenizer {directory}",
-                         f"does not fit the model: its largest id {size - 1} needs a vocabulary of {size}, the model's is "
+                         f"does not fit the model: its largest id {size - 1} needs a vocabulary of {size}, but the model's is "
                          f"{vocabulary}",
                          f"use the model's own tokenizer, or a model whose vocab_size is at least {size}")
 

@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
-            raise LabError(f"not within {timeout:g} s: {what}")
+            raise LabError(f"timed out after {timeout:g} s, expected: {what}")
         time.sleep(pause)
 
 

@@ -109,7 +109,7 @@ class Lab(LabCluster):
                 subprocess.run(["ip", "addr", "add", f"{conf.address(number, conf.HOST)}/24", "dev", name], check=True)
                 subprocess.run(["ip", "link", "set", name, "up"], check=True)
                 return number
-        raise LabError("32 labs are running, or interfaces cannot be made")
+        raise LabError("32 labs are running, or network interfaces cannot be created")
 
     @staticmethod
     def _routed(number: int) -> bool:

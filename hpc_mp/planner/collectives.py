@@ -150,7 +150,7 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
     if n == 1 or size == 0:
         return Expectation(0.0, 0.0, "none", 0.0)
     if nodes > 1 and fabric.nics == 0:
-        raise HpcMpError(f"--fabric {fabric.name}", f"has no network between nodes, and the group reaches {nodes}",
+        raise HpcMpError(f"--fabric {fabric.name}", f"has no network between nodes, but the group spans {nodes}",
                          "measure inside the nodes (--split node), or name another fabric")
     shape = _Shape(n, ranks_per_node, nodes, _inside(fabric, ranks_per_node), _outside(fabric, ranks_per_node, beside))
     factor = COLLECTIVES[collective].factor(n)

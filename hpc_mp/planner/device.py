@@ -14,7 +14,7 @@ import psutil
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
-from hpc_mp.job.spec import Parallel
+from hpc_mp.job.parallel import Parallel
 from hpc_mp.job.values import toml_value
 
 Asked = Literal["auto", "cpu", "cuda"]

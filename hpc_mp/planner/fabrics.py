@@ -118,7 +118,7 @@ def fabric(name: str) -> Fabric:
     match = next((row for row in (*fabrics(), *_named(short=False)) if row.name.casefold() == name.casefold()), None)
     if match is None:
         names = ", ".join(dict.fromkeys(row.name for row in fabrics()))
-        raise HpcMpError(f"--fabric {name}", f"is none of {names}, and no machine of the catalogue whose links are known",
+        raise HpcMpError(f"--fabric {name}", f"is not one of {names}, nor a machine of the catalogue with known links",
                          "name one of them, or add a row for your machine: see env/README.md")
     return match
 

@@ -17,7 +17,7 @@ from hpc_mp.planner.links import AXES, flows, node_edges, node_loads, unit_loads
 from hpc_mp.rundir.plan import Traffic
 
 MOST_VISITS = 400_000
-"""The search for an order visits so many hosts' places: all orders of 8 hosts, and a second or two for any number."""
+"""Maximum number of hosts' places in the search for an order: all orders of 8 hosts; a second or two for any number."""
 SLOW_SHOWN = 3
 Order = tuple[str, ...]
 Cost = Callable[[Sequence[str]], tuple[float, ...]]
@@ -41,7 +41,7 @@ def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
     """Describe an order of hosts that a program's ranks keep, and the slow links, which this order does not avoid."""
     host_rates = rates(measured) if measured is not None and measured.recent() else None
     slow = ", ".join(_some([text for _, text in slow_words(host_rates, hosts)])) if host_rates is not None else ""
-    return ("rank map: in Slurm's order of hosts, so that a rank is the task of its number, and who sends to whom is not known"
+    return ("rank map: in Slurm's order of hosts: each rank is the task of the same number, and its traffic is unknown"
             + (f"; it does not avoid slow links, measured {measured.when()}: {slow}" if measured is not None and slow else ""))
 
 
@@ -50,10 +50,10 @@ def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | Non
     if measured is None or rank_map != "auto" or nodes == 1:
         return None
     if not measured.recent():
-        return f"rates were measured {measured.when()} and count for {COUNTS_DAYS} days: `hpc-mp doctor` measures them again"
+        return f"rates were measured {measured.when()} and are used for {COUNTS_DAYS} days: run `hpc-mp doctor` again"
     host_rates = rates(measured)
     slow = ", ".join(_some([text for _, text in slow_words(host_rates, measured.nodes)])) if host_rates is not None else ""
-    return f"slow links will get the least to carry: measured {measured.when()}, {slow}" if slow else None
+    return f"slow links will carry the least: measured {measured.when()}, {slow}" if slow else None
 
 
 def leaves(placement: Placement, hosts: Sequence[str], tree: SwitchTree) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def host_words(placement: Placement, traffic: Traffic, initial: Sequence[str], o
     """Return ``rank map: n1 n3 n2 n4 → 8.1 MB per step out of the busiest leaf switch, 12.3 MB in the order given``."""
     cost = hosts_cost(placement, traffic, tree)
     before, after = cost(initial), cost(ordered)
-    leaves = f"{data_size(after)} per step out of the busiest leaf switch" if after else "nothing leaves a leaf switch"
+    leaves = f"{data_size(after)} per step out of the busiest leaf switch" if after else "no traffic leaves a leaf switch"
     return f"rank map: {' '.join(ordered)} → {leaves}" + (f", {data_size(before)} in the order given" if before else "")
 
 
@@ -137,7 +137,7 @@ def rate_words(placement: Placement, traffic: Traffic, initial: Sequence[str], o
         return f"{'carries' if len(members) == 2 else 'sends'} {' and '.join(axes) or 'nothing'}{' only' * (len(axes) == 1)}"
 
     slow = [f"{text}: {carried(members)}" for members, text in slow_words(rates, ordered)]
-    return "; ".join([f"rank map: {' '.join(ordered)} → {duration(after)} per step on the busiest way "
+    return "; ".join([f"rank map: {' '.join(ordered)} → {duration(after)} per step on the busiest path "
                       f"at the rates measured {when}, {duration(before)} in the order given", *_some(slow)])
 
 

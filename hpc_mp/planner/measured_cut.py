@@ -40,7 +40,7 @@ def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
     chosen = needs.index(min(needs)) if fits is None else fits
     room = f"the {memory_size(profile.memory)} of a measured {profile.device}"
     beyond = f"; with time alone a rank would need {memory_size(needs[0])} of {room}"
-    still = f", and it needs {memory_size(needs[chosen])} so" if fits is None else ""
+    still = f", and it still needs {memory_size(needs[chosen])}" if fits is None else ""
     return replace(cuts[chosen], why=f"{cuts[chosen].why}; memory_weight {WEIGHTS[chosen]}{beyond}{still}")
 
 

@@ -85,7 +85,7 @@ def reduce_choice(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> 
         sent = traffic_of(job, shape, layers).data
         costs[way] = f"{data_size(sent)} per step over the data axis and holds {memory_size(held)}"
     other, = when.keys() - {spec.reduce}
-    source = f"the default of ZeRO-{p.zero}" if p.reduce == "auto" else "as asked for"
+    source = f"the default of ZeRO-{p.zero}" if p.reduce == "auto" else "as requested"
     return ResolvedKey(key, spec.reduce, f"summed {when[spec.reduce]}, {source}: a rank sends {costs[spec.reduce]} of state; "
                                          f"{when[other]} it sends {costs[other]}")
 

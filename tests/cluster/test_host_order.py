@@ -98,25 +98,25 @@ def test_addresses_of_hosts() -> None:
 @pytest.mark.parametrize(("address", "pattern"), [
     ("n1", "switch.node"), ("s1.n1", "switch.switch"), ("", ""), ("s1.", "switch.node")])
 def test_addresses_that_do_not_fit_their_pattern(address: str, pattern: str) -> None:
-    with pytest.raises(HpcMpError, match="does not read as"):
+    with pytest.raises(HpcMpError, match="does not match"):
         from_addresses([(address, pattern)])
 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n[", r"line 2 of the topology, 'SwitchName=s2 Nodes=n\[': host list"),
-    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 1 .*does not read SwitchName="),
+    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 1 .*must begin with SwitchName="),
     ("SwitchName=s1 Node=n1", r"line 1 .*has the key Node, which Slurm does not know\. Did you mean 'Nodes'"),
     ("SwitchName=s1\nInclude more.conf\n", "line 2 .*names another file"),
     ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*does not read"),
     ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*does not read"),
-    ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is no multiple of 2"),
-    ("BlockName=b Nodes=n\nBlockSizes=0", r"BlockSizes=0: 0 is no multiple"),
+    ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is not a multiple of 2"),
+    ("BlockName=b Nodes=n\nBlockSizes=0", r"BlockSizes=0: 0 is not a multiple"),
     ("BlockSizes=2", "names neither switches nor blocks"),
     ("SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n", "is above itself"),
     ("- topology: t\n  tree: [", r"line \d of the topology: is not valid YAML"),
-    ("- topology: t\n  tree: {switches: [{nodes: n1}]}", "0.tree.switches.0.switch: is not as topology.yaml has it"),
+    ("- topology: t\n  tree: {switches: [{nodes: n1}]}", "0.tree.switches.0.switch: is not valid in topology.yaml"),
     ("- topology: t\n  cluster_default: perhaps", "0.cluster_default"),
-    ("hello", "the whole: is not as topology.yaml has it"),
+    ("hello", "the whole: is not valid in topology.yaml"),
 ])
 def test_a_wrong_topology_is_refused_with_its_place(text: str, words: str) -> None:
     with pytest.raises(HpcMpError, match=words):

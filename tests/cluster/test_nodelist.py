@@ -135,7 +135,7 @@ def test_several_brackets_run_in_slurms_order() -> None:
 @pytest.mark.parametrize("text", [
     f"n[1-{MOST_HOSTS + 1}]", "n[1-60000],m[1-60000]", "n[0-999][0-999]", "n[1-999999999999999999]"])
 def test_more_hosts_than_slurm_has_are_refused(text: str) -> None:
-    with pytest.raises(HpcMpError, match="Slurm has at most 65536"):
+    with pytest.raises(HpcMpError, match="Slurm allows at most 65536"):
         expand(text)
 
 

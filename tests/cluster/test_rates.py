@@ -77,7 +77,7 @@ def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, wrong: dict[s
     write_measured(path, LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),)))
     assert read_measured(path) is not None
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    with pytest.warns(UserWarning, match="measured bandwidths are not known"):
+    with pytest.warns(UserWarning, match="measured bandwidths are unknown"):
         assert read_measured(path) is None
 
 

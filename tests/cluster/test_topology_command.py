@@ -103,7 +103,7 @@ def test_measured_rates_as_a_tree_or_not(slurm: dict[str, str]) -> None:
     assert hpc_mp(where("lab", slurm), "--json", environ=slurm).returncode == 0, "the file itself does as well"
     note(slurm, measure(leaves(4)))
     done = hpc_mp("--from", "measured", "--to", "tree", environ=slurm)
-    assert (done.returncode, done.stdout) == (1, "") and "cannot be told apart" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "") and "do not distinguish leaves" in done.stderr
 
 
 @pytest.mark.parametrize(("groups", "across", "verdict", "code"), [
@@ -120,7 +120,7 @@ def test_check(slurm: dict[str, str], groups: list[list[str]], across: float, ve
     assert bool(document["odd"]) == (verdict == "disagrees")
     if code:
         named = {node for odd in document["odd"] for node in odd["nodes"]}
-        assert named == {"n3", "n2"} and "n3: Slurm has them under s2, rates put them with the nodes of s1" in done.stdout
+        assert named == {"n3", "n2"} and "n3: Slurm has them under s2, but rates put them with the nodes of s1" in done.stdout
 
 
 def test_check_of_files(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_check_of_files(tmp_path: Path) -> None:
     (("no such file",), "cannot be read"),
     ((TREE, "--to", "block", "--block-sizes", "x"), "is no list of numbers"),
     ((TREE, "--to", "block", "--block-sizes", "3"), "has fewer nodes than 3"),
-    ((TREE, "--to", "tree", "--nodes", "x1"), "knows no node"),
+    ((TREE, "--to", "tree", "--nodes", "x1"), "has no node"),
 ])
 def test_wrong_words_are_refused(slurm: dict[str, str], words: tuple[str | Path, ...], said: str) -> None:
     done = hpc_mp(*words, environ=slurm)

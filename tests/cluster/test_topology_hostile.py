@@ -67,7 +67,7 @@ def test_blanks_quotes_comments_and_continued_lines_are_slurms(text: str, found:
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}, {switch: a, nodes: n2}]}\n", "a in the topology: is defined"),
     ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "the topology: names both switches and blocks"),
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}]}\n  block: {blocks: [{block: b, nodes: n1}]}\n",
-     "topology t: is tree and block, where Slurm wants one"),
+     "topology t: is tree and block, but Slurm needs exactly one"),
     ("- topology: t\n", "topology t: is of no kind"),
     ("- topology: t\n  flat: true\n- topology: t\n  flat: true\n", "t in the topology: is defined twice"),
     ("SwitchName=s1 Nodes=n1 rubbish\n", "line 1 of the topology"),
@@ -81,13 +81,13 @@ def test_what_slurm_does_not_start_with_is_refused_with_its_place(text: str, wor
 
 
 @pytest.mark.parametrize(("text", "note"), [
-    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1,s9\n", "top is above s9, of which nothing is said: Slurm refuses that"),
+    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1,s9\n", "top is above s9, which is not defined: Slurm refuses that"),
     ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2 Nodes=n[4-8]\nSwitchName=top Switches=s[1-2]\n",
      "n4: in several leaves; the first counts here"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockName=b2 Nodes=n[4-7]\nBlockSizes=4\n", "n4: in several blocks; the first counts here"),
     ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1 Nodes=n2\n", "top has both switches and nodes: Slurm refuses that"),
-    ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is no power of two times 2: Slurm refuses that"),
-    (MAN_PAGE, "topo5 has torus3d, which tells no switches and is read over"),
+    ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is not a power of two times 2: Slurm refuses"),
+    (MAN_PAGE, "topo5 has torus3d, which defines no switches and is ignored"),
 ])
 def test_what_slurm_takes_otherwise_than_it_is_written_is_said(text: str, note: str) -> None:
     assert any(each.startswith(note) for each in read(text, "file", "slurm").notes)
@@ -134,7 +134,7 @@ def test_a_label_of_kubernetes() -> None:
 
 @pytest.mark.parametrize("text", [f"n1: {UUID}\nn2: {UUID}\n", "n1: State : Completed\n", "", "[]"])
 def test_a_text_without_any_clique_is_refused(text: str) -> None:
-    with pytest.raises(HpcMpError, match="tells no node's ClusterUUID and CliqueId"):
+    with pytest.raises(HpcMpError, match="has no node's ClusterUUID and CliqueId"):
         read(text, "file", "cliques")
 
 
@@ -230,4 +230,4 @@ def test_hosts_at_switches_of_several_leaves_join_none(astray: Mapping[str, str]
     guests = {description.split()[0] for description in astray} - {host for pod in pods for leaf in pod for host in leaf}
     topology = only(known.topologies[0], {*known.topologies[0].hosts} - guests)
     assert nested(TopologyReading((topology,), "")) == frozenset(frozenset(map(frozenset, pod)) for pod in pods)
-    assert any(note.startswith(f"{listed({name.split()[0] for name in astray})}: at switches of several") for note in known.notes)
+    assert any(note.startswith(f"{listed({name.split()[0] for name in astray})}: connected to") for note in known.notes)

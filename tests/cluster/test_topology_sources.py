@@ -134,7 +134,7 @@ def test_wrong_cliques_are_refused(text: str, words: str) -> None:
 def test_ibnetdiscover() -> None:
     topology, notes = of_file("ibnetdiscover-fat-tree.txt")
     assert plan(topology) == {"leaf01": ("node018", "node020"), "leaf02": ("gpu001", "node2"), "tier1": ("leaf01", "leaf02")}
-    assert notes == ("left out, for their description names no host: 1 adapters",)
+    assert notes == ("1 adapters left out: their description names no host",)
 
 
 @pytest.mark.parametrize(("description", "host"), [

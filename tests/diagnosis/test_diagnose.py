@@ -245,7 +245,7 @@ ENDINGS = [
      "rank 5 on n3 made no progress: ranks 0-4, 6, 7 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
     ("a C++ exception of a program", replace(srun("srun: error: n3: task 5: Aborted"), program=True, logs={
         "n3": ("5: terminate called after throwing an instance of 'c10::Error'", "5:   what():  no such kernel", "5: ...")}),
-     "crash", (), "was killed by SIGABRT (native code gave up): no such kernel"),
+     "crash", (), "was killed by SIGABRT (native code aborted): no such kernel"),
     ("what a program's rank misses", replace(srun("srun: error: n2: task 3: Exited with exit code 1"), program=True, logs={
         "n2": ("3: Traceback (most recent call last):", '3:   File "/home/ann/train.py", line 3, in <module>', NO_PACKAGE)}),
      "error", (), "rank 3 on n2 failed: ModuleNotFoundError: No module named 'torch' (train.py:3)"),
@@ -351,7 +351,7 @@ SHARED = [
     *((f"PMI2 has all killed: {name}", replace(PMI2, logs={**MPI.logs, **logs}), kind, (), words)
       for name, logs, kind, words in BY_PMI2),
     ("MPI, a kill", replace(MPI, srun=(*MPI.srun[:2], *MPI.srun[3:])), "signal", (), "the job lost one of its ranks, which was "
-     "killed by SIGKILL (the system ran out of memory, or somebody killed it), and MPI ended the others"),
+     "killed by SIGKILL (the system ran out of memory, or another process killed it), and MPI ended the others"),
     ("MPI, a kill, and one whose server was gone", replace(MPI, srun=(
         *MPI.srun[:2], "srun: error: n1: task 0: Exited with exit code 14", "srun: error: n2: tasks 2-3: Killed")), "signal", (),
      "the job lost one of its ranks"),

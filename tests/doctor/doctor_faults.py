@@ -207,7 +207,7 @@ FAULTS: tuple[Fault, ...] = (
             "/sys/bus/pci/devices/0103:00:00.0/max_link_width": most}, "error", "(0103:00:00.0): its registers read as all ones")
       for most in ("16", "63", None)),
     Fault("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": "0000:15:00.0 PCI bridge\n\tCapabilities: <access denied>\n"},
-          "unknown", "to root only"),
+          "unknown", "only to root"),
     Fault("pci-iommu", "ndv5", METAL | {"/sys/kernel/iommu_groups/18/type": "DMA-FQ"}, "warning", "(type DMA-FQ)"),
     Fault("gdr-module", "ndv5", {"/proc/modules": "nvidia 1 0 - Live 0x0",
           "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX "
@@ -225,7 +225,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("clock-sync", "ndv5", {"chronyc -c tracking": ("0.000012345", "-4.2")}, "warning", "chrony keeps it, 4.2 s off"),
     Fault("clock-sync", "ndv5", {"chronyc -c tracking": None, "timedatectl show": "NTPSynchronized=no\n"}, "warning",
           "timedatectl"),
-    Fault("clock-sync", "ndv5", {"chronyc -c tracking": None}, "unknown", "no program that keeps the clock"),
+    Fault("clock-sync", "ndv5", {"chronyc -c tracking": None}, "unknown", "no time synchronisation program"),
     Fault("firewall", "ndv5", {"/etc/ufw/ufw.conf": "ENABLED=yes"}, "warning", "ufw: is on"),
     Fault("firewall", "ndv5", process(70, "firewalld", "S", 1, 0), "warning", "firewalld: is on"),
     Fault("firewall", "ndv5", {"nft list ruleset": ("policy accept", "policy drop")}, "warning", "inet filter input: turns away"),

@@ -49,7 +49,7 @@ CASES = (
          {LSPCI: answer("p4d", LSPCI).replace("MaxPayload 256 bytes, MaxReadReq", "MaxPayload 128 bytes, MaxReadReq", 1)},
          "warning", "MaxPayload 128 bytes; most have 256", "0000:10:1c.0"),
     Case("gpu-pcie-payload", "p5", {LSPCI: "0000:53:00.0 3D controller: NVIDIA\n\tCapabilities: <access denied>\n"}, "unknown",
-         "it does to root only"),
+         "only to root"),
     Case("gpu-pcie-limited", "ndv5", logged(LIMITED), "warning", "8 lanes of 16", "0009:00:00.0"),
     Case("gpu-numa", "ndv5", {pci("0003:00:00.0", "numa_node"): "-1"}, "warning", "no NUMA node", "0003:00:00.0"),
     Case("gpu-numa", "gb200", {pci("{0008,0009,0018,0019}:01:00.0", "numa_node"): "-1"}, "unknown", "for any GPU"),
@@ -59,7 +59,7 @@ CASES = (
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 48, pid=1, Double Bit ECC Error", 86400 * 4), "warning",
          "4 d ago"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 94, pid=1, Contained memory error"), "warning", "Xid 94"),
-    Case("gpu-xid", "ndv5", logged(RECOVERY), "error", "the driver now wants: Node Reboot Required"),
+    Case("gpu-xid", "ndv5", logged(RECOVERY), "error", "the driver now requests: Node Reboot Required"),
     Case("gpu-sxid", "p4d", logged("nvidia-nvswitch3: SXid (PCI:0000:c0:1b.0): 20034, Fatal, Link 30 LTSSM Fault Up"), "error",
          "SXid 20034 (fatal): Link 30 LTSSM Fault Up", "nvswitch3 0000:c0:1b.0"),
     Case("gpu-sxid", "p4d", logged("nvidia-nvswitch0: SXid (PCI:0000:c0:18.0): 20009, Non-fatal, Link 04 RX Short Error Rate"),
@@ -119,7 +119,7 @@ def test_the_log_is_read_from_wherever_it_may_be() -> None:
                                    "-- Journal begins at Mon 2026-01-05 10:00:00 UTC, ends at now. --\n", ""])
 def test_a_log_of_which_a_user_sees_nothing_is_not_well(words: str) -> None:
     journal, hidden = "journalctl -k -b --no-pager -o short-monotonic", {"/dev/kmsg": None, "dmesg": 1}
-    with pytest.raises(Unavailable, match="journalctl: shows this user none of it"):
+    with pytest.raises(Unavailable, match="journalctl: shows this user no messages"):
         read_kernel_log(broken("ndv5", hidden | {journal: words}))
     told = read_kernel_log(broken("ndv5", hidden | {journal: f"{words}[863940.000000] node1 kernel: one\n"}))
     assert [each.text for each in told] == ["one"]

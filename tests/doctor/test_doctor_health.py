@@ -114,7 +114,7 @@ def test_a_node_is_drained_once_and_by_its_own_name(state: str, does: bool) -> N
     said = drain("n7", reason(ERRORS[:1]), slurm)
     update = ("scontrol", "update", "NodeName=n7", "State=DRAIN", "Reason=hpc-mp:fabric-port:mlx5_ib3 port 1")
     assert asked == [("scontrol", "show", "node", "--oneliner", "n7"), *([update] if does else [])]
-    assert said == ("n7 is drained: hpc-mp:fabric-port:mlx5_ib3 port 1" if does else "n7 is drained already")
+    assert said == ("n7 is drained: hpc-mp:fabric-port:mlx5_ib3 port 1" if does else "n7 is already drained")
 
 
 def test_without_slurm_nothing_is_drained_and_it_says_so() -> None:

@@ -170,7 +170,7 @@ def test_a_line_that_the_kernel_does_not_write_is_named(file: str, line: str, co
     source = broken("ndv5", {file: "\n".join(kept for kept in lines if line not in kept)})
     unknown = [finding for code in codes for finding in looked(source, (BY_CODE[code],)) if finding.severity == "unknown"]
     assert [finding.code for finding in unknown] == codes
-    assert {finding.message for finding in unknown} == {f"{file} of this kernel does not tell {line}"}
+    assert {finding.message for finding in unknown} == {f"{file} of this kernel does not show {line}"}
 
 
 STORAGE = {"/sys/bus/pci/devices/0000:29:00.{0,1}/class": "0x020700", "/sys/bus/pci/devices/0000:29:00.{0,1}/vendor": "0x15b3",

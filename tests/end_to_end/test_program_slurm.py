@@ -112,7 +112,7 @@ ENDS = {
     "C++'s": ("print(\"terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\"); "
               "os.abort()", "time.sleep(60)", "memory", 2, "bad_alloc", 1),
     "an exception of C++": ("print(\"terminate called after throwing an instance of 'c10::Error'\\n  what():  no such kernel\"); "
-                            "os.abort()", "time.sleep(60)", "crash", 2, "native code gave up): no such kernel", 1),
+                            "os.abort()", "time.sleep(60)", "crash", 2, "native code aborted): no such kernel", 1),
     "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); time.sleep(2); "
                         "os.abort()", "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog", 2),
     "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import example, given
@@ -15,7 +16,7 @@ from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.conf import read_file, read_lines, user_file, user_path
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.nccl_values import read_number
-from hpc_mp.environment.precedence import ORIGINS, Effective, Said
+from hpc_mp.environment.precedence import Effective, Origin, Said
 from hpc_mp.environment.profiles import Profile
 from hpc_mp.environment.view import effective
 
@@ -159,7 +160,7 @@ SPEAKERS = ("process", "user file", "system file", "profile")
 @given(st.sets(st.sampled_from(SPEAKERS)), st.sets(st.sampled_from(SPEAKERS)))
 def test_the_strongest_source_that_speaks_counts_and_hides_the_others(speaking: set[str], empty: set[str]) -> None:
     """Process, user's file, system's file, profile, NCCL's default; what says nothing at all is no ``""``."""
-    assert ORIGINS[:4] == SPEAKERS
+    assert get_args(Origin)[:4] == SPEAKERS
     says = {who: "" if who in empty else who for who in speaking}
     files = {name: f"NCCL_IB_HCA={says[who]}\n".encode() for name, who in
              ((b"/home/ann/.nccl.conf", "user file"), (b"/etc/nccl.conf", "system file")) if who in says}

@@ -91,7 +91,7 @@ def test_conditions_are_decided_on_the_node(tmp_path: Path) -> None:
     found = profile_job("ethernet", machine(tmp_path / "a", ROUTE), {}, installed=none)
     assert (found.environ["NCCL_SOCKET_IFNAME"], found.environ["GLOO_SOCKET_IFNAME"]) == ("=eth7", "eth7")
     nowhere = profile_job("ethernet", machine(tmp_path / "b"), {}, installed=none)
-    assert set(actions(nowhere).values()) == {"left out"} and "there is none here" in "\n".join(nowhere.lines())
+    assert set(actions(nowhere).values()) == {"left out"} and "this machine has no default route" in "\n".join(nowhere.lines())
     old = profile_job("aws-efa", machine(tmp_path / "c", EFA), {}, installed=none)
     assert old.environ["FI_EFA_USE_DEVICE_RDMA"] == "1" and "FI_PROVIDER" not in old.environ
     (line,) = (line for line in old.lines() if "FI_PROVIDER" in line)
@@ -144,7 +144,7 @@ def test_the_makers_script_is_read_first(tmp_path: Path, monkeypatch: pytest.Mon
         "NCCL_NET": "newIB", "NCCL_CROSS_NIC": None, "NCCL_X": "module", "LD_LIBRARY_PATH": "/gib:/a", "FLAVOUR": None}
     monkeypatch.undo()
     absent = profile_job("gcp-a3-ultra", machine(tmp_path / "m"), given, installed=none)
-    assert any(line.startswith("left out") and "there is no such script here" in line for line in absent.lines())
+    assert any(line.startswith("left out") and "this script does not exist here" in line for line in absent.lines())
 
 
 def test_the_supervisor_tells_pyxis_the_names_and_writes_why(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_container_is_told_what_it_lacks() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
-    with pytest.raises(HpcMpError, match=r"environment\.profile = 'azure-ndv6': is none of .* Did you mean 'azure-ndv"):
+    with pytest.raises(HpcMpError, match=r"environment\.profile = 'azure-ndv6': is not one of .* Did you mean 'azure-ndv"):
         choose_profile(with_profile("azure-ndv6"), None)
     with pytest.raises(HpcMpError, match=r"environment\.profile = 'two words'"):
         with_profile("two words")

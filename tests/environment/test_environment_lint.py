@@ -220,13 +220,13 @@ def test_a_healthy_machine_with_its_profile_has_nothing_to_complain_of(kind: str
 def test_a_finding_names_the_line_of_the_file(tmp_path: Path) -> None:
     view = seen(conf("", "", ""), tmp_path, {}, "# site\nNCCL_TIMEOUT=3\n")
     assert [(each.file, each.line) for each in view.findings] == [("/etc/nccl.conf", 2)]
-    words = "NCCL_TIMEOUT is no variable of NCCL: it does nothing."
+    words = "NCCL_TIMEOUT is not a variable of NCCL and has no effect."
     assert view.findings[0] == Finding("HM603", "warning", "NCCL_TIMEOUT", words, view.findings[0].fix, "/etc/nccl.conf", 2)
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_no_profile_is_at_odds_with_the_tables(name: str) -> None:
-    """What a profile says is none of removed, foreign, harmful: a table and a profile that disagree cannot both be right."""
+    """What a profile says is not one of removed, foreign, harmful: a table and a profile that disagree cannot both be right."""
     known = facts()
     for each in load_profile(name).variable:
         assert each.use == "leave" or each.name not in {*known.removed, *known.foreign, *known.legacy}

@@ -180,7 +180,7 @@ def test_releases_of_recorded_machines_are_read_without_loading_anything(kind: s
 
 
 def test_a_slip_of_a_name_is_answered() -> None:
-    with pytest.raises(HpcMpError, match=r"profile 'azure-nvd4': is none of .*aws-efa.*Did you mean 'azure-ndv4'\?"):
+    with pytest.raises(HpcMpError, match=r"profile 'azure-nvd4': is not one of .*aws-efa.*Did you mean 'azure-ndv4'\?"):
         load_profile("azure-nvd4")
 
 
@@ -193,7 +193,7 @@ def test_a_slip_of_a_name_is_answered() -> None:
     ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "needs": {"nccl": "2.21"}}]}, "needs"),
     ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "use": "leave"}]}, "should not"),
     ({"variable": [{"name": "A", "value": value, "reason": "r", "source": "s"} for value in "12"]}, "several values"),
-    ({"cloud": "Azur"}, "Azur is none of"),
+    ({"cloud": "Azur"}, "Azur is not one of"),
 ])
 def test_a_wrong_profile_is_refused(tree: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):

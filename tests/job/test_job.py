@@ -15,7 +15,7 @@ from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import main
-from hpc_mp.job import load_job, load_resolved, resolve
+from hpc_mp.job import JobSpec, dump_job, load_job, load_resolved, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "number in a list of text": (FILES, "files = [3]", "data.files[0] = 3", "must be text", "in quotes"),
     "text for a list of lines": ('["true"]', '"true"', "slurm.setup = 'true'", "must be a list", 'setup = ["true"]'),
     "number for a variable": ('"WARN"', "4", "environment.set.NCCL_DEBUG = 4", "must be text", "in quotes"),
-    "number for a section": ("[slurm]\nsetup", "slurm = 5\nsetup", "train.slurm = 5", "is no key of [train]", "keys are"),
+    "number for a section": ("[slurm]\nsetup", "slurm = 5\nsetup", "train.slurm = 5", "is not a key of [train]", "keys are"),
     "text for the model": ("config = {", 'config = "gpt2"\n#', "model.config = 'gpt2'", "must be a table", "in braces"),
     "a date": ("steps = 10", "steps = 2026-01-01", "train.steps = ", "is a date or a time", "in quotes"),
     "missing tokenizer": (FILES, FILES + '\ntokenizer = "nowhere"', "data.tokenizer = ",
@@ -50,13 +50,13 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "10**400": ("steps = 10", f"steps = 1{'0' * 400}", "train.steps = 100000", "does not fit into 64 bits", "smaller"),
     "a number of 24000 bits": ("steps = 10", f"steps = 0x{'f' * 6000}", "train.steps = (a whole number of 24000 bits)",
                                "does not fit into 64 bits", "smaller"),
-    "a number of 5000 digits": ("steps = 10", f"steps = {'1' * 5000}", "job.toml", "a number of thousands of digits", "smaller"),
+    "a number of 5000 digits": ("steps = 10", f"steps = {'1' * 5000}", "job.toml", "thousands of digits", "smaller"),
     # keys
-    "misspelt key": ("steps = 10", "stepps = 10", "train.stepps = 10", "is no key of [train]", "did you mean 'steps'?"),
-    "misspelt section": ("[parallel]", "[paralel]", "paralel:", "is no key of a job file", "did you mean 'parallel'?"),
-    "key of another section": ("steps = 10", "steps = 10\nnodes = 2", "train.nodes = 2", "is no key of [train]",
+    "misspelt key": ("steps = 10", "stepps = 10", "train.stepps = 10", "is not a key of [train]", "did you mean 'steps'?"),
+    "misspelt section": ("[parallel]", "[paralel]", "paralel:", "is not a key of a job file", "did you mean 'parallel'?"),
+    "key of another section": ("steps = 10", "steps = 10\nnodes = 2", "train.nodes = 2", "is not a key of [train]",
                                "nodes belongs to [job]"),
-    "unknown key": ("steps = 10", "steps = 10\nxyz = 2", "train.xyz = 2", "is no key of [train]", "the keys are steps, "),
+    "unknown key": ("steps = 10", "steps = 10\nxyz = 2", "train.xyz = 2", "is not a key of [train]", "the keys are steps, "),
     "missing key": ("global_batch = 16\n", "", "train.global_batch", "is required", "add it to [train]"),
     "no length": ("steps = 10\n", "", "train:", "has neither steps nor epochs", "set steps to the number"),
     "two lengths": ("steps = 10", "steps = 10\nepochs = 2", "train:", "has both steps and epochs", "set steps to the number"),
@@ -66,22 +66,22 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "two models": ("config = {", 'pretrained = "."\nconfig = {', "model:", "has both pretrained and config", "leave config out"),
     "no family": ('model_type = "llama", ', "", "model.config:", "does not name the model's family", 'model_type = "gpt2"'),
     "unknown family": ('"llama"', '"lama"', "model_type = 'lama'", "is not one of gpt2, llama", "did you mean 'llama'? Use"),
-    "sliding window": ('"llama"', '"qwen2", use_sliding_window = true', "use_sliding_window = true", "is not built yet",
+    "sliding window": ('"llama"', '"qwen2", use_sliding_window = true', "use_sliding_window = true", "is not supported yet",
                        "leave it out"),
     "misspelt key of the model": ("hidden_size", "hidden_sise", "model.config.hidden_sise:",
                                   "is not a key of a llama configuration", "did you mean 'hidden_size'?"),
-    "unknown activation": ('"llama"', '"llama", hidden_act = "foo"', "hidden_act = 'foo'", "is no activation", "choose one of"),
+    "unknown activation": ('"llama"', '"llama", hidden_act = "foo"', "hidden_act = 'foo'", "supported activation", "choose"),
     "unknown kind of positions": ('"llama"', '"llama", rope_parameters = { rope_type = "foo" }', "rope_type = 'foo'",
-                                  "is no kind of rotary positions", "choose one of default, linear"),
+                                  "is not a supported kind", "choose one of default, linear"),
     "padding beyond the vocabulary": ('"llama"', '"llama", pad_token_id = 99999999', "pad_token_id = 99999999",
                                       "must be a whole number from -", "pad_token_id"),
     "more choices than experts": ('"llama"', '"mixtral", num_local_experts = 2, num_experts_per_tok = 3',
                                   "num_experts_per_tok(3)", "is more than its num_local_experts(2)", "fewer experts"),
-    "router's loss": ('"llama"', '"mixtral", output_router_logits = true', "output_router_logits = true", "is not built yet",
+    "router's loss": ('"llama"', '"mixtral", output_router_logits = true', "output_router_logits = true", "is not supported yet",
                       "set it to false"),
-    "router's noise": ('"llama"', '"mixtral", router_jitter_noise = 0.1', "router_jitter_noise = 0.1", "is not built yet",
+    "router's noise": ('"llama"', '"mixtral", router_jitter_noise = 0.1', "router_jitter_noise = 0.1", "is not supported yet",
                        "set it to 0"),
-    "several mistakes": ("steps = 10", "stepps = 10\nclip = true", "train.stepps = 10", "is no key of [train]",
+    "several mistakes": ("steps = 10", "stepps = 10\nclip = true", "train.stepps = 10", "is not a key of [train]",
                          "Also wrong: train.clip = true: must be a number"),
     # ranges
     "negative size": ("steps = 10", "steps = -3", "train.steps = -3", "must be at least 1", "steps = 1 or more"),
@@ -97,10 +97,10 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "endless microbatches": ("tensor = 2", "tensor = 2\nmicrobatches = 9999999", "parallel.microbatches = 9999999",
                              "must be at most 65536", "65536 or less"),
     "no files": (FILES, "files = []", "data.files = []", "names no file", 'files = ["corpus/*.txt"]'),
-    "empty path": (FILES, 'files = [""]', "data.files[0] = ''", "must be a path", "as the shell lists it"),
-    "endless path": (FILES, f'files = ["{"a" * 300}"]', "data.files[0] = 'aaaa", "longer than 255 bytes", "as the shell"),
+    "empty path": (FILES, 'files = [""]', "data.files[0] = ''", "must be a path", "as ls prints it"),
+    "endless path": (FILES, f'files = ["{"a" * 300}"]', "data.files[0] = 'aaaa", "longer than 255 bytes", "as ls prints it"),
     "stranger's home": (FILES, 'files = ["~no-such-user/a.txt"]', "~no-such-user/a.txt", "home directory of an unknown user",
-                        "write the directory itself"),
+                        "write the full path"),
     "path out of the directory as name": ('"small"', '"../../etc"', "job.name = '../../etc'", "letters, digits", "run-1"),
     "control character in a name": ('"small"', r'"a\u001b[2Jb"', r"job.name = 'a\x1b[2Jb'", "letters, digits", "run-1"),
     "NUL in a path": (FILES, r'files = ["a\u0000b"]', r"data.files[0] = 'a\x00b'", "holds a NUL character", "leave it out"),
@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "no time": ("nodes = 1", 'nodes = 1\ntime_limit = "soon"', "job.time_limit = 'soon'", "as Slurm writes it", "02:00:00"),
     "no order": ("tensor = 2", 'tensor = 2\norder = "DP|T"', "parallel.order = 'DP|T'", "the letters D, P, T", '"DPT"'),
     "no partition": ("tensor = 2", "tensor = 2\npartition = [4, 0, 2]", "parallel.partition = [4, 0, 2]",
-                     "only the first and the last", "[4, 4]"),
+                     "0 only for the first and the last", "[4, 4]"),
     "no regular expression": ("tensor = 2", 'tensor = 2\npartition = "at:("', "parallel.partition = 'at:('",
                               "a regular expression", "[4, 4]"),
     "a measure that is not there": ("tensor = 2", 'tensor = 2\npartition = "even"', "parallel.partition = 'even'",
@@ -121,17 +121,17 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
                            'partition = "profile"'),
     "a weight beyond one": ("tensor = 2", 'tensor = 2\npartition = "profile"\nmemory_weight = 1.5',
                             "parallel.memory_weight = 1.5", "must be at most 1", "or less"),
-    "no variable": ("NCCL_DEBUG", '"A B"', "environment.set.'A B'", "must be named by letters", "as the shell takes it"),
-    "no option": ("[slurm]", "[slurm]\nextra = { Mem = 1 }", "slurm.extra.Mem", "is no long option of sbatch", "cpus-per-task"),
+    "no variable": ("NCCL_DEBUG", '"A B"', "environment.set.'A B'", "must consist of letters", "that the shell accepts"),
+    "no option": ("[slurm]", "[slurm]\nextra = { Mem = 1 }", "slurm.extra.Mem", "a long option of sbatch", "cpus-per-task"),
     "fraction for an option": ("[slurm]", "[slurm]\nextra = { mem = 1.5 }", "slurm.extra.mem = 1.5", "must be text", "mem ="),
-    "deep tables": (LAST, LAST + "[a" + ".a" * 3000 + "]", "a.a.a.a…", "is nested deeper than 32 levels", "flatter"),
-    "deep lists": ("steps = 10", f"steps = {'[' * 50}{']' * 50}", "train.steps[0][0]…", "deeper than 32 levels", "flatter"),
-    "bottomless lists": ("steps = 10", f"steps = {'[' * 9999}{']' * 9999}", "job.toml", "is nested too deeply", "flatter"),
+    "deep tables": (LAST, LAST + "[a" + ".a" * 3000 + "]", "a.a.a.a…", "is nested deeper than 32 levels", "fewer levels"),
+    "deep lists": ("steps = 10", f"steps = {'[' * 50}{']' * 50}", "train.steps[0][0]…", "deeper than 32 levels", "fewer levels"),
+    "bottomless lists": ("steps = 10", f"steps = {'[' * 9999}{']' * 9999}", "job.toml", "is nested too deeply", "fewer levels"),
     # TOML
-    "no TOML": ("steps = 10", "steps = = 10", "job.toml", "is not valid TOML", "mend that line"),
-    "text without quotes": ('"small"', "small", "job.toml", "is not valid TOML (Invalid value (at line 2", "mend that line"),
-    "section twice": ("[data]", "[job]\n[data]", "job.toml", "is not valid TOML (Cannot declare ('job',) twice", "mend that"),
-    "key twice": ("steps = 10", "steps = 10\nsteps = 11", "job.toml", "is not valid TOML (Cannot overwrite a value", "mend that"),
+    "no TOML": ("steps = 10", "steps = = 10", "job.toml", "is not valid TOML", "correct that line"),
+    "text without quotes": ('"small"', "small", "job.toml", "is not valid TOML (Invalid value (at line 2", "correct that line"),
+    "section twice": ("[data]", "[job]\n[data]", "job.toml", "is not valid TOML (Cannot declare ('job',) twice", "correct that"),
+    "key twice": ("steps = 10", "steps = 10\nsteps = 11", "job.toml", "a key is set twice", "correct that"),
     # arithmetic
     "degrees that do not divide": ("tensor = 2", "tensor = 3", "tensor(3) × pipeline(2) × context(1) = 6",
                                    "does not divide 8 ranks (nodes(1) × ranks_per_node(8) = 8)", "whose product divides 8"),
@@ -140,19 +140,19 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "microbatches that do not divide": ("tensor = 2", "tensor = 2\nmicrobatches = 3", "train.global_batch = 16",
                                         "data(2) × microbatches(3) = 6", "use 12 or another"),
     "an mpirun for our own ranks": ("[slurm]", "[slurm]\nmpi = 'mpirun'", 'slurm.mpi = "mpirun"',
-                                    "the ranks of hpc-mp's own engine are tasks of srun", "pmix"),
+                                    "srun starts the ranks of hpc-mp's own engine", "pmix"),
     "shards that do not divide": ("tensor = 2", "tensor = 2\nshard_degree = 3", "parallel.shard_degree = 3",
                                   "does not divide the data degree 8 ranks / (tensor(2)", "use a divisor of 2"),
     "shards without ZeRO": ("tensor = 2", "tensor = 2\nzero = 0\nshard_degree = 2", "parallel.shard_degree = 2",
                             "has no effect with parallel.zero = 0", "set parallel.zero"),
     "sums of parts where gradients are whole": (
         "tensor = 2", 'tensor = 2\nzero = 1\nreduce = "microbatch"', 'parallel.reduce = "microbatch"',
-        "has no use with parallel.zero = 1", "set parallel.zero to 2 or 3"),
+        "has no effect with parallel.zero = 1", "set parallel.zero to 2 or 3"),
     "layers for too few stages": ("tensor = 2", "tensor = 2\npartition = [4]", "parallel.partition = [4]",
-                                  "has the length 1, the number of stages is 2", 'partition = "auto"'),
+                                  "has 1 entry for 2 stages", 'partition = "auto"'),
     "an environment by name that is to be staged": (
         'setup = ["true"]\n[environment]\n', 'conda = "train"\n[environment]\nstage = true\n', "slurm.conda = 'train'",
-        "is a name, and environment.stage packs a directory", "conda env list"),
+        "is a name, but environment.stage packs a directory", "conda env list"),
     "tokens that context ranks cannot share": (
         "sequence_length = 32\n[parallel]\ntensor = 2", "sequence_length = 34\n[parallel]\ncontext = 2",
         "data.sequence_length = 34", "is not a multiple of 2 × context(2) = 4", "use 32 or another multiple of 4"),
@@ -168,14 +168,14 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "endless warm-up": ("steps = 10", "steps = 10\nwarmup_steps = 11", "train.warmup_steps = 11", "is more than train.steps = 10",
                         "lower warmup_steps"),
     "rank map of another size": ("tensor = 2", "tensor = 2\nrank_map = [0, 0]", "parallel.rank_map = [0, 0]",
-                                 "does not put ranks_per_node(8) ranks on each of the nodes 0 to 0", "name every node"),
+                                 "does not put ranks_per_node(8) ranks on each of the nodes 0 to 0", "list every node"),
     "unknown rank map": ("tensor = 2", 'tensor = 2\nrank_map = "diagonal"', "parallel.rank_map = 'diagonal'",
                          'must be "auto", "block", "cyclic" or a list', "rank_map = [1, 1, 0, 0]"),
     "runs of another shape": ("[slurm]", '[sweep]\nruns = [{"job.nodes" = 2}]\n[slurm]', "sweep.runs: job.nodes",
                               "share [job], [slurm]", "train.seed"),
     "a grid without its name": ("[slurm]", '[sweep]\n"train.seed" = [1, 2]\n[slurm]',
-                                "sweep.'train.seed'", "is no key of [sweep]",
-                                'below a line [sweep.grid], or in braces: grid = { "train.seed" = […] }'),
+                                "sweep.'train.seed'", "is not a key of [sweep]",
+                                'below [sweep.grid], or in braces: grid = { "train.seed" = […] }'),
     "an array, as it was called": ("[slurm]", '[slurm]\narray = [{"train.seed" = 2}]', "slurm.array",
                                    "is sweep.runs here", "write runs = … below the line [sweep]"),
     # schedules
@@ -192,13 +192,13 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
         "interleaved_1f1b needs a multiple of pipeline(2); 1 % 2 = 1", "use 2 microbatches"),
     "layers for too few virtual stages": (
         "tensor = 2", 'tensor = 2\npartition = [2, 2]\nschedule = "zero_bubble_v"', "parallel.partition = [2, 2]",
-        "has the length 2, the number of stages is pipeline(2) × 2 per rank = 4", 'partition = "auto"'),
+        "has 2 entries for pipeline(2) × 2 per rank = 4 stages", 'partition = "auto"'),
     "missing table": ("tensor = 2", 'tensor = 2\nschedule = "tables/mine.csv"', "tables/mine.csv",
                       "cannot be read (No such file or directory)", "name a file that can be read"),
     "expert": ("tensor = 2", "tensor = 2\nexpert = 3", "parallel.expert = 3", "does not divide data(", "use a divisor of"),
     "whole parameters elsewhere": (
         "tensor = 2", 'tensor = 2\nzero = 2\noffload = ["parameters"]', 'parallel.offload = ["parameters"]',
-        "has no place for parameters with parallel.zero = 2", "set parallel.zero = 3"),
+        "cannot offload parameters with parallel.zero = 2", "set parallel.zero = 3"),
     # fp16 and offload
     "a loss scale without fp16": ("steps = 10", "steps = 10\nloss_scale = { window = 10 }", "train.loss_scale",
                                   "has no effect with train.precision = 'fp32'", 'precision = "fp16"'),
@@ -206,9 +206,9 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
         "steps = 10", 'steps = 10\nprecision = "fp16"\nloss_scale = { initial = 2, minimum = 4 }',
         "train.loss_scale.minimum = 4", "is more than initial = 2", "lower minimum"),
     "unknown key of a loss scale": ("steps = 10", "steps = 10\nloss_scale = { windw = 10 }", "train.loss_scale.windw = 10",
-                                    "is no key of [train.loss_scale]", "window"),
+                                    "is not a key of [train.loss_scale]", "window"),
     "a key of a loss scale elsewhere": ("steps = 10", "steps = 10\nhysteresis = 1", "train.hysteresis = 1",
-                                        "is no key of [train]", "hysteresis belongs to [train.loss_scale]"),
+                                        "is not a key of [train]", "hysteresis belongs to [train.loss_scale]"),
     "a scale of zero": ("steps = 10", "steps = 10\nloss_scale = { initial = 0 }", "train.loss_scale.initial = 0",
                         "must be more than 0", "larger number"),
     "unknown offload": ("tensor = 2", 'tensor = 2\noffload = ["optimiser"]', 'parallel.offload = ["optimiser"]',
@@ -216,11 +216,11 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "offloaded twice": ("tensor = 2", 'tensor = 2\noffload = ["optimizer", "optimizer"]', "parallel.offload = [", "at most once",
                         'offload = ["optimizer"]'),
     "a directory for nothing": ("tensor = 2", 'tensor = 2\noffload_directory = "/tmp"', "parallel.offload_directory = '/tmp'",
-                                "has no effect without something to offload", 'offload = ["optimizer"]'),
+                                "has no effect without parallel.offload", 'offload = ["optimizer"]'),
     "nothing to offload": ("tensor = 2", "tensor = 2\noffload = []", "parallel.offload = []", 'must be "none" or a list of',
                            'offload = ["optimizer"]'),
     "a horizon of nothing": ("tensor = 2", "tensor = 2\noffload_horizon = 1", "parallel.offload_horizon = 1",
-                             "has no effect where activations are not offloaded", 'set parallel.offload = ["activations"]'),
+                             "has no effect unless activations are offloaded", 'set parallel.offload = ["activations"]'),
     "another recompute": ("tensor = 2", 'tensor = 2\nrecompute = "every-0"', "parallel.recompute = 'every-0'",
                           'must be "none", "selective", "full" or "every-"', 'recompute = "every-2"'),
     # the model
@@ -243,9 +243,9 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "odd heads": ("num_attention_heads = 8, num_key_value_heads = 4", "num_attention_heads = 1", "parallel.tensor = 2",
                   "does not divide the model's 1 attention heads", "heads are never split"),
     "other sum of layers": ("tensor = 2", "tensor = 2\npartition = [2, 3]", "parallel.partition = [2, 3]",
-                            "has 5 layers, the model has 4", "so that the sum is right"),
+                            "has 5 layers, but the model has 4", "so that the sum is right"),
     "no such module": ("tensor = 2", 'tensor = 2\ntensor_modules = ["*.mpl"]', 'parallel.tensor_modules = ["*.mpl"]',
-                       "names no module that can be cut", "model.layers.*.mlp"),
+                       "matches no module that can be cut", "model.layers.*.mlp"),
     "no layers": ("num_hidden_layers = 4", "num_hidden_layers = 0", "the model's num_hidden_layers = 0",
                   "must be a whole number from 1 to 65536", "num_hidden_layers = 32"),
     "endless layers": ("num_hidden_layers = 4", "num_hidden_layers = 1000000000", "num_hidden_layers = 1000000000",
@@ -259,7 +259,7 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     # what is not there
     "missing file": (FILES, 'files = ["nowhere/*.txt"]', "nowhere/*.txt", "matches no file", "check the path"),
     "missing checkpoint": ("config = {", 'pretrained = "nowhere"\n#', "model.pretrained = ", "is not a directory",
-                           "give the directory"),
+                           "use the directory"),
     "checkpoint without a config": ("config = {", 'pretrained = "."\n#', "model.pretrained = ",
                                     "its config.json cannot be read (No such file or directory)", "save_pretrained"),
     "missing origin": ("[slurm]", '[checkpoint]\nresume = "nowhere"\n[slurm]', "nowhere", "is not there", "0001"),
@@ -348,11 +348,11 @@ def test_a_checkpoint_that_is_none(
 
 
 @pytest.mark.parametrize(("override", "parts"), [
-    ("train.steps", ("--set train.steps", "does not read SECTION.KEY=VALUE", "--set train.steps=20")),
-    ("=3", ("--set =3", "does not read SECTION.KEY=VALUE", "write")),
-    ("train..steps=3", ("--set train..steps=3", "does not read SECTION.KEY=VALUE", "write")),
-    ("steps=3", ("steps = 3", "is no key of a job file", "steps belongs to [train]")),
-    ("trian.steps=3", ("trian", "is no key of a job file", "did you mean 'train'?")),
+    ("train.steps", ("--set train.steps", "must have the form SECTION.KEY=VALUE", "--set train.steps=20")),
+    ("=3", ("--set =3", "must have the form SECTION.KEY=VALUE", "write")),
+    ("train..steps=3", ("--set train..steps=3", "must have the form SECTION.KEY=VALUE", "write")),
+    ("steps=3", ("steps = 3", "is not a key of a job file", "steps belongs to [train]")),
+    ("trian.steps=3", ("trian", "is not a key of a job file", "did you mean 'train'?")),
     ("train.steps.more=3", ("--set train.steps.more=3", "steps is a value, not a table", "name a key")),
     ("train.steps=", ("train.steps = ''", "must be a whole number", "write")),
     ("train.steps=many", ("train.steps = 'many'", "must be a whole number", "write")),
@@ -452,6 +452,18 @@ def test_the_default_microbatches_are_the_most_that_divide(per_replica: int, pip
     divisors = [m for m in range(1, per_replica + 1) if per_replica % m == 0 and m <= 4 * pipeline]
     assert spec.microbatches == (max(divisors) if pipeline > 1 else 1)
     assert spec.microbatches * spec.microbatch_size * data == spec.train.global_batch
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize(("ranks", "batch", "microbatches"), [(1, 2, 2), (8, 1, 1)])
+def test_a_job_written_in_python_can_be_shown_before_its_arithmetic_is_checked(
+        pipeline: int, ranks: int, batch: int, microbatches: int) -> None:
+    spec = JobSpec.model_validate({
+        "job": {"ranks_per_node": ranks}, "model": {"config": {"model_type": "gpt2"}},
+        "data": {"files": ["a"], "sequence_length": 1}, "parallel": {"pipeline": pipeline},
+        "train": {"steps": 1, "global_batch": batch},
+    })
+    assert f"microbatches = {microbatches if pipeline > 1 else 1}" in dump_job(spec)
 
 
 def test_a_large_batch_takes_no_time(here: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_rank_is_told_what_srun_tells() -> None:
         "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[0-1]",
         "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77",
         "SLURM_JOB_NAME": "t", "SLURMD_NODENAME": "node1", "MASTER_PORT": "1234",
-        "MASTER_ADDR": "10.0.0.1", "WORD": "a b",  # environment.set has the last word, but for a rank's own number
+        "MASTER_ADDR": "10.0.0.1", "WORD": "a b",  # environment.set takes precedence, but for a rank's own number
     }
 
 
@@ -97,7 +97,7 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "step", "inside the live allocation 7"),
     ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "", "scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "7 is gone"),
     ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "COMPLETING\n"}, "local", "the allocation 7 is COMPLETING"),
-    ("auto", {"SLURM_JOB_ID": "7"}, {}, "local", "SLURM_JOB_ID=7 is no live allocation (squeue is not on PATH)"),
+    ("auto", {"SLURM_JOB_ID": "7"}, {}, "local", "SLURM_JOB_ID=7 is not a live allocation (squeue is not on PATH)"),
     ("auto", {}, {"scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "scontrol ping answers"),
     ("auto", {}, {"scontrol": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP"}, "slurm", "answers"),
     ("auto", {}, {"scontrol": "Slurmctld(primary) at x is DOWN"}, "local", "is DOWN"),
@@ -113,7 +113,7 @@ def test_a_stale_allocation_is_told_in_one_line() -> None:
         raise CommandFailed("squeue: error: no DNS\nsqueue: fatal: no controller")
 
     assert decide("auto", {"SLURM_JOB_ID": "7"}, ask).why == (
-        "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
+        "squeue: fatal: no controller; SLURM_JOB_ID=7 is not a live allocation (squeue: fatal: no controller)")
 
 
 def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_plan_names_the_ranks_that_share_out_experts(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(("keys", "value", "words"), [
     ("zero = 2\nmicrobatches = 4", "microbatch", "summed after each of 4 microbatches, the default of ZeRO-2: a rank sends"),
-    ('zero = 3\nmicrobatches = 4\nreduce = "step"', "step", "summed once per step, as asked for: a rank sends"),
+    ('zero = 3\nmicrobatches = 4\nreduce = "step"', "step", "summed once per step, as requested: a rank sends"),
     ('zero = 3\nmicrobatches = 1\nreduce = "step"', "microbatch", "gradients summed once: a step has one microbatch"),
     ("zero = 1\nmicrobatches = 4", "step", ""), ("zero = 2\nmicrobatches = 4\nshard_degree = 1", "microbatch", ""),
 ])
@@ -230,7 +230,7 @@ def test_when_gradients_are_summed_is_said_with_what_it_sends(
     assert ("parallel.reduce" in {choice.key for choice in plan.record.choices}) == bool(words)
     text = " ".join(describe(plan, "emulated on this machine").split())
     assert words in text
-    if "as asked for" in words:  # both ways, with what each sends and holds
+    if "as requested" in words:  # both ways, with what each sends and holds
         sent = [data_size(traffic_of(resolved(plan.spec, [ResolvedKey("parallel.reduce", way)]), plan.shape, (2,)).data)
                 for way in ("step", "microbatch")]
         assert sent[0] != sent[1]
@@ -287,11 +287,11 @@ def test_a_script_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("partition", "layers", "why"), [
-    ("uniform", (1, 1), "as equal in numbers of layers as layers can be cut: 1.00, 1.00 of the mean"),
-    ("parameters", (1, 1), "as equal in numbers of parameters as "),
-    ("cost", (1, 1), "as equal in cost as layers can be cut: 0.76, 1.24 of the mean"),
-    ("auto", (1, 1), "as equal in cost as layers "),
-    ("profile", (2, 0), "as equal in measured time as layers can be cut: 0.67, 1.33 of the mean"),
+    ("uniform", (1, 1), "the most even cut in numbers of layers: 1.00, 1.00 of the mean"),
+    ("parameters", (1, 1), "the most even cut in numbers of parameters"),
+    ("cost", (1, 1), "the most even cut in cost: 0.76, 1.24 of the mean"),
+    ("auto", (1, 1), "the most even cut in cost"),
+    ("profile", (2, 0), "the most even cut in measured time: 0.67, 1.33 of the mean"),
     ("at:transformer.h.0", (0, 2), "stages begin where the pattern matches"), ([0, 2], (0, 2), "as given"),
 ])
 def test_every_way_to_cut_reaches_the_plan_and_the_ranks(
@@ -525,7 +525,7 @@ def test_causes_say_who_where_why(tmp_path: Path) -> None:
     attempt = AttemptReader(run, 1)
     _, cause = judge(RanksEnd((end(3, -9),)), attempt, PLACED)
     assert cause == Cause("signal", "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or "
-                          "somebody killed it)", 3, "node1", str(run.rank_log(3)), cause.time if cause else 0.0)
+                          "another process killed it)", 3, "node1", str(run.rank_log(3)), cause.time if cause else 0.0)
     run.failure(1, 3).unlink()
     with open(run.rank_log(3), "a") as log:
         log.write("training\nterminate called\n\n")

@@ -107,7 +107,7 @@ def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: 
     write_measured(where("lab", state), rates)
     _, out, _ = cluster.launch(mark, job, "--on", "slurm", **state)
     said = " ".join(out.split())
-    assert "at the 25 GB/s measured 3 d ago; slow links will get the least to carry" in said
+    assert "at the 25 GB/s measured 3 d ago; slow links will carry the least" in said
     assert "n2–n3 has 38 % of the usual rate" in said
     assert read_measured(the_run(job).measured) == rates
     where("lab", state).unlink()

@@ -255,7 +255,7 @@ TWO = [{"nodes": 1}, {"nodes": 1}]
 
 @pytest.mark.parametrize(("nodes", "slurm", "words"), [
     (3, {"components": TWO}, "slurm.components with 2 nodes: must have job.nodes = 3"),
-    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"nice": 1}}]}, r"components\[1\].extra.nice: is of the whole job"),
+    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"nice": 1}}]}, r"components\[1\].extra.nice: applies to the whole"),
     (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"memm": 1}}]}, "Did you mean 'mem'"),
     (1, {"switches": "one"}, "does not read COUNT"),
     (1, {"container": "x", "container_mounts": ["relative:/b"]}, "does not read SOURCE"),

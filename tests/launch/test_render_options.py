@@ -46,8 +46,8 @@ def test_unknown_options_are_answered_with_the_nearest(given_name: str, meant: s
 
 
 def test_an_option_twice_is_refused() -> None:
-    assert refusal(gpus_per_node=2).rule == "is set by the script already"
-    assert refusal(requeue=True).rule == "is set by the script already"
+    assert refusal(gpus_per_node=2).rule == "is already set by the script"
+    assert refusal(requeue=True).rule == "is already set by the script"
 
 
 def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
@@ -57,7 +57,7 @@ def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
 
 
 def test_false_is_refused() -> None:
-    assert "says nothing to sbatch" in refusal(contiguous=False).rule
+    assert "has no meaning for sbatch" in refusal(contiguous=False).rule
 
 
 def test_whole_nodes_unless_told_otherwise() -> None:
@@ -115,7 +115,7 @@ def test_gpus_asked_for_twice(version: Version | None, allowed: bool) -> None:
     if allowed:
         assert "--gres=gpu:8,nvme:1" in directives(text(job(job=GPUS, slurm=slurm), known=ClusterFacts(version)))
     else:
-        assert "refused together by sbatch from 26.05 on" in refusal(version, gres="gpu:8,nvme:1").rule
+        assert "cannot be combined in sbatch from 26.05 on" in refusal(version, gres="gpu:8,nvme:1").rule
     assert "--gres=nvme:1" in directives(text(job(job=GPUS, slurm={"extra": {"gres": "nvme:1"}}), known=ClusterFacts(version)))
 
 
@@ -138,7 +138,7 @@ def test_versions_as_they_are_written(written: str, version: Version) -> None:
 
 @pytest.mark.parametrize("written", ["", "23", "slurm 23.11", "23.111", "v23.11"])
 def test_versions_that_are_none(written: str) -> None:
-    with pytest.raises(HpcMpError, match=r"does not read YEAR\.MONTH"):
+    with pytest.raises(HpcMpError, match=r"must have the form YEAR\.MONTH"):
         parse_version(written)
 
 

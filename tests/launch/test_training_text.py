@@ -86,7 +86,7 @@ def test_a_tokenizer_with_ids_beyond_the_model(job: Path, pretrained: Path, toke
     content = json.loads(file.read_text())
     content["added_tokens"].append({**content["added_tokens"][0], "id": 300, "content": "<more>"})
     file.write_text(json.dumps(content))
-    with pytest.raises(HpcMpError, match="largest id 300 needs a vocabulary of 301, the model's is 300"):
+    with pytest.raises(HpcMpError, match="largest id 300 needs a vocabulary of 301, but the model's is 300"):
         dry_run(job, f"data.tokenizer={tokenizer}")
 
 
@@ -101,7 +101,7 @@ def test_rows_of_another_shape_are_refused_at_launch(job: Path, rows: Path, key:
 
 def test_an_array_of_rows_is_refused_at_launch(job: Path) -> None:
     (job.parent / "rows.json").write_text(json.dumps(ROWS))
-    with pytest.raises(HpcMpError, match=r"rows\.json: a \.json file is not read as rows.*on each line of a \.jsonl file"):
+    with pytest.raises(HpcMpError, match=r"rows\.json: a \.json file is neither raw text .*into a \.jsonl file"):
         dry_run(job, 'data.files=["rows.json"]')
 
 

@@ -117,7 +117,7 @@ def test_assets_of_a_checkout() -> None:
 
 
 def test_a_missing_asset_is_named() -> None:
-    with pytest.raises(HpcMpError, match=r"asset slurm/none\.j2: was not installed"):
+    with pytest.raises(HpcMpError, match=r"asset slurm/none\.j2: is not installed"):
         asset("slurm/none.j2")
 
 

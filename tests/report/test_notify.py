@@ -87,7 +87,7 @@ def test_the_program_is_looked_for_at_launch(tmp_path: Path) -> None:
             "train": {"steps": 1, "global_batch": 1}, "notify": {"command": ["./say.sh", "x"]}}
     command = resolve(tree, tmp_path).notify.command
     assert command == (str(tmp_path / "say.sh"), "x"), "seen from the job file"
-    with pytest.raises(HpcMpError, match="is no program that can be started here"):
+    with pytest.raises(HpcMpError, match="is not a program that can be started here"):
         find_program(command)
     (tmp_path / "say.sh").chmod(0o755)
     find_program(command)

@@ -228,7 +228,7 @@ def test_a_job_that_somebody_ended_is_not_brought_back(state: str) -> None:
 @pytest.mark.parametrize("command", ["", "Command=/bin/bash WorkDir=/", "Command=/a b/runs/0002/job.sbatch WorkDir=/"])
 def test_somebody_elses_allocation_is_left_alone(command: str) -> None:
     slurm = Slurm(scontrol_show_job=f"JobId=7 JobState=RUNNING {command}", scontrol_requeue="")
-    assert requeue("7", 0, SCRIPT, slurm) == "this allocation is not the job's own"
+    assert requeue("7", 0, SCRIPT, slurm) == "this allocation does not belong to the job"
     assert len(slurm.asked) == 1
 
 

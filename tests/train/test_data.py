@@ -58,9 +58,9 @@ def test_odd_directory_names_are_taken_literally(tmp_path: Path, folder: str) ->
     ("a.txt.gz", "compressed", "unpack"),
     ("a.so", "binary", "narrower pattern"),
     ("*.pyc", "binary", "narrower pattern"),
-    ("pipe", "not a regular file", "write its text into a file"),
-    ("gone.txt", "cannot be read (No such file or directory)", "mend the link"),
-    ("gone.t*", "cannot be read (No such file or directory)", "mend the link"),
+    ("pipe", "not a regular file", "write its text into a regular file"),
+    ("gone.txt", "cannot be read (No such file or directory)", "fix the link"),
+    ("gone.t*", "cannot be read (No such file or directory)", "fix the link"),
 ])
 def test_bad_patterns(tmp_path: Path, pattern: str, rule: str, remedy: str) -> None:
     for name in ("a.parquet", "A.PARQUET", "a.txt.gz", "a.so", "a.pyc"):

@@ -131,5 +131,5 @@ def test_a_node_without_a_compiler_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_double_precision_is_not_compiled(place: Path) -> None:
-    with pytest.raises(HpcMpError, match=r"train\.compile = true: is not built for train\.precision"):
+    with pytest.raises(HpcMpError, match=r"train\.compile = true: is not supported with train\.precision"):
         job(place, "llama", ["train.compile=true"])

@@ -203,16 +203,16 @@ def test_a_run_does_not_depend_on_the_given_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("files", "rule"), [
-    ({}, "is not a directory with a tokenizer in it"),
-    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer in it"),
+    ({}, "is not a directory with a tokenizer"),
+    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer"),
     ({"tokenizer.json": "{"}, "cannot be loaded"),
     ({"tokenizer.json": '{"model": {}}'}, "cannot be loaded"),
     ({"tokenizer.json": b"\xff"}, "cannot be loaded"),
     ({"vocab.json": "{", "merges.txt": ""}, "cannot be loaded"),
     ({"vocab.json": "{}"}, "not built yet"),
-    ({"tokenizer.model": "x"}, "this kind is not built yet"),
-    ({"vocab.txt": "x"}, "this kind is not built yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not built yet"),
+    ({"tokenizer.model": "x"}, "this kind is not supported yet"),
+    ({"vocab.txt": "x"}, "this kind is not supported yet"),
+    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not supported yet"),
     ({"vocab.json": "{}", "merges.txt": "", "config.json": '{"model_type": "qwen2"}'},
      "not built yet (qwen2: vocab.json"),
     ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'},

@@ -63,7 +63,7 @@ def test_a_profile_is_written_and_cuts_the_job(tmp_path: Path, monkeypatch: pyte
     words = [word for each in (*layout(pipeline=3), "parallel.microbatches=4", 'parallel.partition="profile"')
              for word in ("--set", each)]
     shown = CliRunner().invoke(command, [path, "--profile", *words], catch_exceptions=False)
-    assert shown.exit_code == 0 and "norm and head" in shown.output and "as equal in measured" in shown.output
+    assert shown.exit_code == 0 and "norm and head" in shown.output and "the most even cut in measured" in shown.output
     overrides = words[1::2]
     spec = load_job(Path(path), overrides)
     assert spec.profile == tmp_path / "runs/.cache/profile-exact.json"

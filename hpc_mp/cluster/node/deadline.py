@@ -64,7 +64,8 @@ def _collect(
                         ready.unregister(key.fd)
                         os.close(key.fd)
                         os.waitpid(running.pop(name), 0)
-                        results[name] = pickle.loads(outputs[name]) if outputs[name] else Unavailable("it ended without a word")
+                        answer = outputs[name]
+                        results[name] = pickle.loads(answer) if answer else Unavailable("it ended without an answer")
         finally:
             for key in list(ready.get_map().values()):
                 os.close(key.fd)

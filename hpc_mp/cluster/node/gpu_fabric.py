@@ -60,7 +60,7 @@ def read_imex(source: NodeSource) -> Imex | None:
     text = source.answer(_IMEX)
     domain = re.search(r"Domain State:\s*(\S+)", text)
     if domain is None:
-        raise Unavailable(f"nvidia-imex-ctl says no domain state: {text.strip()[:60]!r}")
+        raise Unavailable(f"nvidia-imex-ctl prints no domain state: {text.strip()[:60]!r}")
     table = text.partition("Nodes From\\To")[2].splitlines()[1:]
     rows = [line.split() for line in table if re.match(r"\s*\d+\s+\S", line)]
     return Imex(

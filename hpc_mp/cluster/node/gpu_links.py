@@ -128,7 +128,7 @@ def _topology(text: str) -> GpuTopology:
     lines = _PAINT.sub("", text).splitlines()
     head = next((number for number, line in enumerate(lines) if re.match(r"\s+GPU0\b", line)), None)
     if head is None:
-        raise Unavailable(f"no matrix in the answer: {text.strip()[:60]!r}")
+        raise Unavailable(f"no matrix in its output: {text.strip()[:60]!r}")
     columns = [name.strip() for name in re.split(r"\t|  +", lines[head].strip())]
     paths: dict[tuple[str, str], str] = {}
     gpus: list[str] = []

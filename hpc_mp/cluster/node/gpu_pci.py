@@ -73,7 +73,7 @@ def read_payloads(source: NodeSource) -> Mapping[str, Payload]:
         if header and "Ctl" in values:
             payloads[header[1]] = Payload(values["Ctl"], values.get("Cap"))
     if not payloads:
-        raise Unavailable("lspci -vv shows no MaxPayload: it does to root only")
+        raise Unavailable("lspci -vv shows MaxPayload only to root")
     return payloads
 
 

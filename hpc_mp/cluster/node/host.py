@@ -70,7 +70,7 @@ def read_clock(source: NodeSource) -> Clock:
         return Clock("timedatectl", settings.get("NTPSynchronized") == "yes", None)
     except Unavailable as unseen:
         failures.append(str(unseen))
-    raise Unavailable("no program that keeps the clock answers: " + "; ".join(failures))
+    raise Unavailable("no time synchronisation program answers: " + "; ".join(failures))
 
 
 def read_firewall(source: NodeSource) -> Firewall:

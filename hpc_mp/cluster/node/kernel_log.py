@@ -36,7 +36,7 @@ def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
         try:
             if messages := tuple(_stamped(source.answer(argv), up)):
                 return messages
-            failures.append(f"{argv[0]}: shows this user none of it")
+            failures.append(f"{argv[0]}: shows this user no messages")
         except Unavailable as unseen:
             failures.append(f"{argv[0]}: {unseen}")
     for name in _FILES:

@@ -73,7 +73,7 @@ def room(source: NodeSource, where: str) -> Room:
     try:
         block, blocks, free, files, free_files = map(int, values)
     except ValueError:
-        raise Unavailable(f"stat -f says {' '.join(values)!r}") from None
+        raise Unavailable(f"stat -f prints {' '.join(values)!r}") from None
     return Room(block * blocks, block * free, files, free_files)
 
 

@@ -177,7 +177,7 @@ class SmiReport:
 
 
 def failing(text: str) -> str | None:
-    """Return the driver's error text that stands in place of a value; None for a value."""
+    """Return the driver's error text in place of a value; None for a value."""
     match = _FAILED.fullmatch(text)
     return match[1] if match else None
 
@@ -194,9 +194,9 @@ def parse_smi(text: str) -> SmiReport:
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise Unavailable(f"nvidia-smi -q -x answered no XML ({error}): {text[:60]!r}") from None
+        raise Unavailable(f"nvidia-smi -q -x printed no XML ({error}): {text[:60]!r}") from None
     if root.tag != "nvidia_smi_log":
-        raise Unavailable(f"nvidia-smi -q -x answered XML of another kind: <{root.tag}>")
+        raise Unavailable(f"nvidia-smi -q -x printed other XML: <{root.tag}>")
     attached = _number(root.findtext("attached_gpus"))
     return SmiReport(
         driver=root.findtext("driver_version", "").strip(),

@@ -20,7 +20,7 @@ class Readings(dict[str, T]):
         self.file = file
 
     def __missing__(self, name: str) -> T:
-        raise Unavailable(f"{self.file} of this kernel does not tell {name}")
+        raise Unavailable(f"{self.file} of this kernel does not show {name}")
 
 
 def maybe(read: Callable[[S], T], name: S) -> T | None:

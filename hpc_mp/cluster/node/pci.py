@@ -143,7 +143,7 @@ def _redirecting(text: str, devices: Sequence[str]) -> tuple[str, ...]:
     Raises Unavailable if lspci hides capabilities from users.
     """
     if "ACSCtl" not in text and "Capabilities: <access denied>" in text:
-        raise Unavailable("lspci -vvv shows access control of PCI bridges to root only")
+        raise Unavailable("lspci -vvv shows access control of PCI bridges only to root")
     blocks = re.split(r"\n(?=\S)", text)
     return tuple(block.split()[0] for block in blocks if re.search(r"ACSCtl:.*(ReqRedir|CmpltRedir|UpstreamFwd)\+", block)
                  and any(_is_above(block, device) for device in devices))

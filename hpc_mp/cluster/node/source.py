@@ -53,7 +53,7 @@ class NodeSource:
         try:
             return int(text, 0)
         except ValueError:
-            raise Unavailable(f"{name} holds {text[:40]!r}, no number") from None
+            raise Unavailable(f"{name} holds {text[:40]!r}, not a number") from None
 
     def names(self, pattern: str) -> tuple[str, ...]:
         """Return the paths that match, as ``/sys/…``, sorted."""

@@ -48,7 +48,7 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) 
 def _missed(silent: str, environ: Mapping[str, str]) -> str:
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return ""
-    unset = "" if "SLURM_CONF" in environ else ", and SLURM_CONF is not set: export it where slurm.conf lies elsewhere"
+    unset = "" if "SLURM_CONF" in environ else ", and SLURM_CONF is not set: export it if slurm.conf is not in the default place"
     return f"sbatch is on PATH, but no Slurm answers ({silent}){unset}"
 
 
@@ -60,5 +60,5 @@ def why_outside(environ: Mapping[str, str], ask: Runner) -> str | None:
     try:
         state = ask(("squeue", "--noheader", "--format=%T", "--jobs", job)).strip()
     except CommandFailed as error:
-        return f"SLURM_JOB_ID={job} is no live allocation ({str(error).splitlines()[-1]})"
+        return f"SLURM_JOB_ID={job} is not a live allocation ({str(error).splitlines()[-1]})"
     return None if state == "RUNNING" else f"the allocation {job} is {state or 'gone'}"

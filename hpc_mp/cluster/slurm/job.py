@@ -16,9 +16,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 
 REASONS = "slurm/queue-reasons.toml"
-FORGOTTEN = "FORGOTTEN"  # our word: Slurm no longer knows the job; its run directory contains how it ended
+FORGOTTEN = "FORGOTTEN"  # our own state: Slurm no longer knows the job; its run directory records its end
 STOPPING = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"})  # ends that Slurm or its user chose
-UNKNOWN = "UNKNOWN"  # our word: Slurm does not answer at the moment
+UNKNOWN = "UNKNOWN"  # our own state: Slurm does not answer at the moment
 FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
                    "PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN})
 AGAIN = "OfRestarted"  # suffix of a reason: its meaning for a job that has run before
@@ -95,7 +95,7 @@ def parse_json(text: str) -> list[SlurmJob]:
     try:
         return [_from_json(record) for record in json.loads(text)["jobs"]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"squeue --json says something else ({error})") from None
+        raise ValueError(f"squeue --json has an unexpected form ({error})") from None
 
 
 def _from_json(record: Mapping[str, Any]) -> SlurmJob:
@@ -133,7 +133,7 @@ def parse_lines(text: str) -> list[SlurmJob]:
     """Parse ``squeue --Format=LINE``. Raises ValueError if no line has that format."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 7]
     if text.strip() and not rows:
-        raise ValueError("squeue says something else")
+        raise ValueError("squeue has an unexpected form")
     return [explained(SlurmJob(job_id, state, reason, start=time_of(start), nodes=_nodes(nodes), restarts=int(restarts),
                                exit_code=_printed(code) if state in FINAL else None))
             for job_id, state, start, nodes, restarts, code, reason, _ in rows]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.records import find_record
+from hpc_mp.job.values import seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,8 @@ def terms(
 
 
 def seconds(limit: str) -> int:
-    """Return the seconds of ``days-hours:minutes:seconds``, which may lack parts on the left."""
-    days, _, clock = limit.rpartition("-")
-    return int(days or 0) * 86400 + functools.reduce(lambda total, part: total * 60 + int(part), clock.split(":"), 0)
+    """Return the seconds of a site's time limit, in Slurm's notation."""
+    return seconds_of(limit) or 0
 
 
 def _sacctmgr(ask: Runner, what: str, columns: str, *where: str) -> list[list[str]]:

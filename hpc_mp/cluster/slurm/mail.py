@@ -23,7 +23,7 @@ def mail_at_end(job_id: str, script: Path, user: str, ask: Runner = persistent) 
     kinds = "END,FAIL,ARRAY_TASKS" if "_" in job_id else "END,FAIL"
     try:
         if not is_own(job_record(job_id, ask), job_id, script):
-            return "this allocation is not the job's own"
+            return "this allocation does not belong to the job"
         ask(("scontrol", "update", f"JobId={job_id}", f"MailUser={user}", f"MailType={kinds}"))
     except CommandFailed as error:
         return str(error)

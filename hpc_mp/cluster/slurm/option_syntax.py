@@ -30,7 +30,7 @@ AnyWord = TypeVar("AnyWord", bound=OptionWord)
 
 @dataclass(frozen=True, slots=True)
 class PlainWord:
-    """A word of a command that stands in no script."""
+    """A word of a command that is in no script."""
 
     text: str
     line: int = 0

@@ -31,9 +31,9 @@ def check_options(spec: AnySpec, version: Version | None) -> None:
         _check(where, component.extra, version)
         for name in component.extra:
             if name not in _table()["component"]:
-                raise HpcMpError(f"{where}.{name}", "is of the whole job, not of a component", "move it to slurm.extra")
+                raise HpcMpError(f"{where}.{name}", "applies to the whole job, not to a component", "move it to slurm.extra")
     if spec.slurm.extra.get("requeue", "expedite") != "expedite":
-        raise HpcMpError("slurm.extra.requeue", "is set by the script already", 'leave it out, or write "expedite"')
+        raise HpcMpError("slurm.extra.requeue", "is already set by the script", 'leave it out, or write "expedite"')
 
 
 def extra_options() -> Collection[str]:
@@ -79,7 +79,7 @@ def check_together(options: Mapping[str, str], version: Version | None) -> None:
         both = [name for name in row["options"] if _has_option(name, options)]
         if len(both) > 1 and (version is None or exists(row["since"], version)):
             since = f" from {row['since']} on" if row["since"] else ""
-            raise HpcMpError(f"the options --{' and --'.join(both)}", f"are refused together by sbatch{since}", row["advice"])
+            raise HpcMpError(f"the options --{' and --'.join(both)}", f"cannot be combined in sbatch{since}", row["advice"])
 
 
 def _has_option(name: str, options: Mapping[str, str]) -> bool:
@@ -103,14 +103,14 @@ def _check(where: str, extra: Extra, version: Version | None) -> None:
         if name not in options:
             hint = did_you_mean(name, [*options, *refused])
             raise HpcMpError(key, "is not an option of sbatch",
-                             f"{hint} One that your site's plug-ins add goes into {asset(TABLE)}".lstrip())
+                             f"{hint} Add an option of your site's plug-ins to {asset(TABLE)}".lstrip())
         if value is False and name not in DEFAULTS:
-            raise HpcMpError(f"{key} = false", "says nothing to sbatch", "write true, or leave it out")
+            raise HpcMpError(f"{key} = false", "has no meaning for sbatch", "write true, or leave it out")
         if version and not exists(options[name], version):
             bound = f"before Slurm {options[name][1:]}" if options[name][0] == "-" else f"from Slurm {options[name]} on"
             raise HpcMpError(key, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
     for group in contradicting():
         both = [name for name in group if extra.get(name, False) is not False]
         if len(both) > 1:
-            raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch drops one in silence",
+            raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch silently drops one",
                              "keep one of them")

@@ -60,7 +60,7 @@ def why_silent(ask: Runner = ask) -> str | None:
         answer = ask(("scontrol", "ping"))
     except CommandFailed as error:
         return last_line(error)
-    return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping says nothing"
+    return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping prints nothing"
 
 
 def until_silent(ask: Runner = ask) -> Runner:

@@ -30,7 +30,7 @@ def parse_version(text: str) -> Version:
     """
     match = re.fullmatch(r"(\d\d)\.(\d\d?)(\.\d+)?", text)
     if not match:
-        raise HpcMpError(f"Slurm version {text}", "does not read YEAR.MONTH", "write for example 23.11")
+        raise HpcMpError(f"Slurm version {text}", "must have the form YEAR.MONTH", "write for example 23.11")
     return int(match[1]), int(match[2])
 
 

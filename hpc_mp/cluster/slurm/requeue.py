@@ -101,7 +101,7 @@ def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent, e
         if state != "RUNNING" and not (expired and state in ("COMPLETING", "TIMEOUT")):
             return f"the job is {state}: Slurm or its user ended it"
         if not is_own(job, job_id, script):
-            return "this allocation is not the job's own"
+            return "this allocation does not belong to the job"
         ask(("scontrol", "requeue", job_id))
     except CommandFailed as error:
         return None if queued_again(job_id, restart, script, ask) else str(error)  # the answer was lost

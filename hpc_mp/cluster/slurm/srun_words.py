@@ -1,4 +1,4 @@
-"""The arguments of srun: where the programs begin, and options with which nothing may stand before a program."""
+"""The arguments of srun: the places of its programs, and options with which no wrapper may precede a program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALONE = frozenset({"multi-prog", "bcast", "pty", "test-only", "help", "usage", "
 def programs_of_srun(words: Sequence[str]) -> tuple[int, ...] | None:
     """Return where the programs begin among srun's arguments: one index per component (``srun -n1 ./a : -n3 ./b``).
 
-    None if it starts no program, or one before which no other may stand, or if an option is unknown and may have a value.
+    None if srun starts no program, or a program that no wrapper may precede, or if an option is unknown and may have a value.
     """
     places, begin = [], 0
     while begin < len(words):

@@ -97,6 +97,6 @@ def failed_nodes(lines: Sequence[str], nodes: Sequence[str] = ()) -> dict[str, s
     Args:
         nodes: nodes of the step, in srun's order: srun names a lost node by its number.
     """
-    failed = {match[1]: f"Slurm cannot start a task there ({match[2]})" for match in map(_LAUNCH_FAILED.search, lines) if match}
+    failed = {match[1]: f"Slurm cannot start a task on it ({match[2]})" for match in map(_LAUNCH_FAILED.search, lines) if match}
     numbers = {int(match[1]) for match in map(_CONNECTION_LOST.search, lines) if match}
-    return failed | {nodes[number]: "its task ended in the middle of the step" for number in numbers if number < len(nodes)}
+    return failed | {nodes[number]: "its task ended before the step" for number in numbers if number < len(nodes)}

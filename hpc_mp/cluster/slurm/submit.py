@@ -41,7 +41,7 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
 
     Args:
         environ: the environment that the job inherits, filtered by ``job_environment``.
-        options: of sbatch, beside the script's own: ``("--dependency=afterany:7",)``.
+        options: of sbatch, in addition to the script's own: ``("--dependency=afterany:7",)``.
 
     Raises:
         SubmissionRefused: it is not accepted; sbatch's message is passed on unchanged.

@@ -17,15 +17,15 @@ from hpc_mp.cluster.topology.reading import listed, natural
 
 Verdict = Literal["agrees", "disagrees", "cannot tell"]
 ENOUGH = 12
-"""Pairs of each kind by which Slurm's leaves are recognised."""
+"""Minimum number of pairs of each kind that identify Slurm's leaves."""
 
 DECIDES = 2
-"""So many more pairs must say a thing of a node than the contrary."""
+"""Factor by which the pairs for a statement about a node must outnumber those against it."""
 
 SURE = 2 * DECIDES
-"""So many more, to say it of a leaf."""
+"""The same factor for a leaf."""
 
-NONE = ""  # the switch of a host that Slurm has under no switch
+NONE = ""  # the switch of a host that is under no switch in Slurm
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Mismatch:
     def __str__(self) -> str:
         believed = f"under {self.believed}" if self.believed else "under no switch"
         beside = f"of {self.home}" if self.home and self.home != self.believed else f"around {self.measured}"
-        return f"{listed(self.nodes)}: Slurm has them {believed}, rates put them with the nodes {beside}"
+        return f"{listed(self.nodes)}: Slurm has them {believed}, but rates put them with the nodes {beside}"
 
 
 @dataclass(frozen=True, slots=True)

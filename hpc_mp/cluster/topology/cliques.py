@@ -15,7 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed
 
-REMEDY = "give lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
+REMEDY = "pass lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
 SHORT = 8  # characters of a UUID in the name of a block
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:.]\s*(?P<clique>\d+|N/A)")
@@ -40,7 +40,7 @@ def read_cliques(text: str, origin: str) -> TopologyReading:
     for node, place in _json(text) if text.lstrip()[:1] in ("{", "[") else _lines(text):
         places.setdefault(node, {})[place[0].lower(), place[1]] = None
     if not places:
-        raise HpcMpError("the text", "tells no node's ClusterUUID and CliqueId", REMEDY)
+        raise HpcMpError("the text", "has no node's ClusterUUID and CliqueId", REMEDY)
     torn = [node for node, domains in places.items() if len(domains) > 1]
     outside = [node for node, domains in places.items() if len(domains) == 1 and not _domain(next(iter(domains)))]
     members: dict[Place, list[str]] = {}
@@ -49,7 +49,7 @@ def read_cliques(text: str, origin: str) -> TopologyReading:
             members.setdefault(next(iter(domains)), []).append(node)
     notes = [f"{listed(nodes)}: {why}" for nodes, why in (
         (outside, "in no NVLink domain, so in no block"),
-        (torn, "its GPUs say more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]
+        (torn, "its GPUs report more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]
     blocks, names = [], list[str]()
     for (uuid, clique), nodes in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
         names.append(legal(f"nvl-{uuid[:SHORT]}-{clique}", names))
@@ -73,7 +73,7 @@ def _lines(text: str) -> Iterator[tuple[str, Place]]:
         elif match := _SMI.search(content):
             halves.setdefault((match["node"], match["key"]), []).append(match["value"])
         elif content and not _HEAD.match(content) and not re.match(r"[^\s,:]+:", content):
-            raise HpcMpError(f"line {number}, {content[:100]!r}", "tells no node's ClusterUUID and CliqueId", REMEDY)
+            raise HpcMpError(f"line {number}, {content[:100]!r}", "has no node's ClusterUUID and CliqueId", REMEDY)
     for node in dict.fromkeys(node for node, _ in halves):
         uuids, cliques = (halves.get((node, key), []) for key in ("ClusterUUID", "CliqueId"))
         if len(uuids) != len(cliques):

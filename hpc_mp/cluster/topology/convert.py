@@ -55,11 +55,11 @@ def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
     block_sizes = tuple(sizes) or topology.sizes or (min(len(leaf.hosts) for leaf in peopled),)
     setting = f"BlockSizes={','.join(map(str, block_sizes))}"
     if (wrong := unsound(block_sizes)) is not None:
-        raise HpcMpError(setting, f"{wrong} is no power of two times {block_sizes[0]}", "give for example 4,8,16")
+        raise HpcMpError(setting, f"{wrong} is not a power of two times {block_sizes[0]}", "write for example 4,8,16")
     small = [leaf.name for leaf in peopled if len(leaf.hosts) < block_sizes[0]]
     if small and sizes:
         raise HpcMpError(setting, f"{compress(small)} has fewer nodes than {block_sizes[0]}",
-                         "give a smaller first size, or leave its nodes out with --nodes")
+                         "use a smaller first size, or leave its nodes out with --nodes")
     return replace(topology, kind="block", switches=tuple(leaves), sizes=block_sizes, joined=())
 
 

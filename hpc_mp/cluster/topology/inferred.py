@@ -19,17 +19,17 @@ from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, listed, natural
 
 APART, APART_FEW, FEW = 1.25, 1.6, 6
-"""Pairs inside must be so many times as fast as those across: other differences are noise, or a bad link. With fewer than
-``FEW`` pairs inside they must be further apart, for some of so few rates look like groups by chance."""
+"""Minimum ratio of the rates of pairs inside to those across: smaller differences are noise, or a bad link. With fewer than
+``FEW`` pairs inside the ratio must be larger, because a few rates can look like groups by chance."""
 
 EDGE = 0.05
-"""Share of the pairs inside, and of those across, that may lie on the wrong side: bad links, and noise."""
+"""Maximum share of the pairs inside, and of those across, on the wrong side: bad links, and noise."""
 
 COVERED = 0.5
-"""Groups must hold so many of the nodes, for leaves are everywhere or nowhere."""
+"""Minimum share of the nodes in groups: a cluster has leaves everywhere or nowhere."""
 
 CUTS = 5
-"""Places between the rates at which a limit is tried: pairs across are of several kinds, alone on an uplink or with others."""
+"""Number of limits between the rates to try: pairs across have several rates, with an uplink of their own or a shared one."""
 
 Pair = tuple[str, str]
 
@@ -56,11 +56,11 @@ def infer(measured: LinkRates) -> Seen:
     best = max(trials, default=_Trial(), key=lambda trial: trial.worth)
     if not best.groups:
         return Seen((), tuple(sorted(measured.nodes, key=natural)),
-                    f"rates of {len(rates)} pairs show no two groups of nodes: leaves cannot be told apart by them")
+                    f"rates of {len(rates)} pairs show no two groups of nodes: they do not distinguish leaves")
     groups = sorted((tuple(sorted(nodes, key=natural)) for nodes in best.groups), key=lambda nodes: natural(nodes[0]))
     placed = {node for nodes in groups for node in nodes}
     unplaced = tuple(sorted((node for node in measured.nodes if node not in placed), key=natural))
-    why = (f"{data_rate(median(best.inside))} inside of {len(groups)} groups, {data_rate(median(best.across))} across "
+    why = (f"{data_rate(median(best.inside))} inside {len(groups)} groups, {data_rate(median(best.across))} across "
            f"({len(best.inside)} and {len(best.across)} pairs)")
     return Seen(tuple(groups), unplaced, why)
 
@@ -112,7 +112,7 @@ def read_measured_topology(measured: LinkRates, origin: str) -> TopologyReading:
     if not inferred.groups:
         return TopologyReading((), origin, tuple(notes))
     if inferred.unplaced:
-        notes.append(f"{listed(inferred.unplaced)}: rates do not show under which leaf")
+        notes.append(f"{listed(inferred.unplaced)}: rates do not show their leaf")
     leaves = [group(f"leaf{number}", nodes) for number, nodes in enumerate(inferred.groups, 1)]
     root = Switch("root", (), tuple(leaf.name for leaf in leaves))
     return TopologyReading((Topology(kind="tree", switches=(*leaves, root), default=True),), origin, tuple(notes))

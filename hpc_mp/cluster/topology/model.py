@@ -73,8 +73,8 @@ def from_blocks(blocks: Sequence[Switch], sizes: Sequence[int]) -> SwitchTree:
     """
     for size in sizes:
         if size < 1 or size % sizes[0]:
-            raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{size} is no multiple of {sizes[0]}",
-                             "mend the topology")
+            raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{size} is not a multiple of {sizes[0]}",
+                             "correct the topology")
     joined: dict[tuple[str, ...], Switch] = {}
     for size in sizes[1:]:
         number = size // sizes[0]
@@ -109,8 +109,8 @@ def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
         *kinds, last = pattern.split(".")
         *switches, host = address.split(".", len(kinds))  # further dots belong to the host's name
         if last != "node" or len(switches) != len(kinds) or not host:
-            raise HpcMpError(f"SLURM_TOPOLOGY_ADDR={address}", f"does not read as {pattern}",
-                             "give both variables as Slurm sets them")
+            raise HpcMpError(f"SLURM_TOPOLOGY_ADDR={address}", f"does not match {pattern}",
+                             "pass both variables as Slurm sets them")
         above[host] = tuple(reversed(switches))
     return SwitchTree(above)
 
@@ -124,7 +124,7 @@ def _ancestry(name: str, parent: Mapping[str, str]) -> Iterator[str]:
         if name not in parent:
             return
         name = parent[name]
-    raise HpcMpError(f"switch {name}", "is above itself", "mend the topology")
+    raise HpcMpError(f"switch {name}", "is above itself", "correct the topology")
 
 
 Kind = Literal["tree", "block", "ring", "flat"]

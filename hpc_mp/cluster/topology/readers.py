@@ -38,7 +38,7 @@ def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
     """
     recognized = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
     if recognized is None:
-        raise HpcMpError(where, "is in no form that is known", f"say which with --from: {', '.join(SOURCES)}")
+        raise HpcMpError(where, "is not in a known format", f"name the format with --from: {', '.join(SOURCES)}")
     reading = SOURCES[recognized].read(text, f"{recognized} ({where})")
     for topology in reading.topologies:
         _ = topology.tree  # raises if a switch is above itself
@@ -52,18 +52,18 @@ def amiss(topology: Topology) -> Iterator[str]:
     for switch in topology.switches:
         gone = [child for child in switch.children if child not in names]
         if gone:
-            yield f"{switch.name} is above {compress(gone)}, of which nothing is said: Slurm refuses that"
+            yield f"{switch.name} is above {compress(gone)}, which is not defined: Slurm refuses that"
         if switch.children and switch.hosts and topology.kind == "tree":
             yield f"{switch.name} has both switches and nodes: Slurm refuses that"
     if (wrong := unsound(topology.sizes)) is not None:
-        yield f"BlockSizes has {wrong}, which is no power of two times {topology.sizes[0]}: Slurm refuses that"
+        yield f"BlockSizes has {wrong}, which is not a power of two times {topology.sizes[0]}: Slurm refuses that"
     homes = Counter(host for switch in topology.switches if not switch.children for host in set(switch.hosts))
     several = [host for host, count in homes.items() if count > 1]
     if several:
         what = "leaves" if topology.kind == "tree" else f"{topology.kind}s"
         yield f"{listed(several)}: in several {what}; the first counts here"
     if topology.unread:
-        yield f"{topology.name} has {topology.unread}, which tells no switches and is read over"
+        yield f"{topology.name} has {topology.unread}, which defines no switches and is ignored"
 
 
 def _apart(topology: Topology) -> str | None:
@@ -85,18 +85,18 @@ def rates(text: str, where: str) -> LinkRates:
     try:
         return of_document(json.loads(text))
     except (ValueError, KeyError, TypeError):
-        raise HpcMpError(where, "is not a cluster.json, as a survey of hpc-mp doctor leaves it",
-                         "run `hpc-mp doctor cluster --nodes N`, and take what it notes") from None
+        raise HpcMpError(where, "is not a cluster.json that a survey of hpc-mp doctor wrote",
+                         "run `hpc-mp doctor cluster --nodes N`, and use the file that it writes") from None
 
 
 SOURCES = {
     "measured": TopologyFormat("cluster.json, the rates that hpc-mp doctor measured",
                                lambda text: _is_json(text) and '"pairs"' in text, _measured),
-    "ibnetdiscover": TopologyFormat("what ibnetdiscover prints", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
-    "azslurm": TopologyFormat("what azslurm topology prints (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
-    "slurm": TopologyFormat("topology.conf, topology.yaml, or what scontrol show topology prints",
+    "ibnetdiscover": TopologyFormat("output of ibnetdiscover", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
+    "azslurm": TopologyFormat("output of azslurm topology (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
+    "slurm": TopologyFormat("topology.conf, topology.yaml, or output of scontrol show topology",
                             lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)), _slurm),
-    "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, as nvidia-smi -q has them", cliques.looks_like,
+    "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, from nvidia-smi -q", cliques.looks_like,
                               cliques.read_cliques),
 }
 

@@ -42,7 +42,7 @@ def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
     """
     names = [topology.name for topology in topologies]
     if len(set(names)) < len(names):
-        raise HpcMpError(f"topologies {', '.join(names)}", "two have one name", "rename one: partitions know them by it")
+        raise HpcMpError(f"topologies {', '.join(names)}", "two have the same name", "rename one: partitions refer to names")
     entries = [_entry(_writable(topology) if topology.kind != "flat" or topology.unread else topology) for topology in topologies]
     text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=False, width=1_000_000)
     return "".join(f"{line}\n" for line in _comments(header)) + text
@@ -72,9 +72,9 @@ def _writable(topology: Topology) -> Topology:
     """Return the topology with legal names. Raises HpcMpError."""
     if topology.unread:
         raise HpcMpError(f"topology {topology.name}", f"has {topology.unread}, which is not read and would be lost",
-                         "take that topology out of the source, and put it into the result by hand")
+                         "remove that topology from the source, and add it to the result by hand")
     if not topology.hosts:
-        raise HpcMpError("the topology", "knows no node under any switch", "take another source, or other --nodes")
+        raise HpcMpError("the topology", "has no node under any switch", "use another source, or other --nodes")
     names: dict[str, str] = {}
     for switch in topology.switches:
         names[switch.name] = legal(switch.name, names.values())

@@ -63,7 +63,7 @@ def family_of(model_type: str) -> Family:
         return FAMILIES[model_type]
     slip = "" if model_type in OTHERS or model_type[:-1] in ("llama", "qwen") else did_you_mean(model_type, FAMILIES)
     raise HpcMpError(f"model_type = {model_type!r}", f"is not one of {', '.join(FAMILIES)}",
-                     f"{slip} Use a model of one of these families, or start its own training program with hpc-mp run".lstrip())
+                     f"{slip} Use a model of one of these families, or start its own training program with `hpc-mp run`".lstrip())
 
 
 def check_pretrained(spec: JobSpec) -> None:

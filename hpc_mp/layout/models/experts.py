@@ -62,10 +62,10 @@ def check_experts(shape: ModelShape, spec: JobSpec) -> None:
         return
     if not shape.experts:
         raise HpcMpError(f"parallel.expert = {ranks}", f"has nothing to share out: {shape.model_type} has no experts",
-                         "leave parallel.expert = 1")
+                         "set parallel.expert = 1")
     sizes = chunk_sizes(shape.experts, ranks)
     if empty := sizes.count(0):
         largest = max(degree for degree in range(1, ranks) if 0 not in chunk_sizes(shape.experts, degree))
         raise HpcMpError(f"parallel.expert = {ranks}", f"cuts the {shape.experts} experts of a block into pieces of "
                          f"{sizes[0]}, so that {empty} ranks of a group get none",
-                         f"use {largest}, or another number of ranks that all get one")
+                         f"use {largest}, or another number with an expert for every rank")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, EPSILON, PROBABILITY, READ, ConfigField, only
 from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
@@ -32,12 +31,10 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     c = ConfigReader(config)
     hidden = c.count("n_embd", "hidden_size", default=768)
     heads = c.count("n_head", "num_attention_heads", default=12)
-    if hidden % heads:
-        raise HpcMpError(f"the model's n_embd({hidden}) / n_head({heads})", "must be a whole number",
-                         "choose n_embd as a multiple of n_head")
+    head_dim = c.quotient("n_embd", hidden, "n_head", heads)
     return ModelShape(
         model_type="gpt2", layers=c.count("n_layer", "num_hidden_layers", default=12, limit=MOST_LAYERS),
-        hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
+        hidden=hidden, heads=heads, kv_heads=heads, head_dim=head_dim,
         intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=50257),
         positions=c.count("n_positions", "max_position_embeddings", default=1024),
         tied=c.flag("tie_word_embeddings", True), attention_bias=True, mlp_bias=True, gated_mlp=False,

@@ -25,8 +25,8 @@ FIELDS: Mapping[str, ConfigField] = {
     "activation_function": ACTIVATION,
     "layer_norm_epsilon": EPSILON,
     # Fields that the first checkpoints of this family also contain; transformers does the first two always.
-    **dict.fromkeys(("rotary", "scale_attn_weights"), ConfigField(lambda value: value is True, "is not built yet", "leave it out",
-                                                                  in_job=False)),
+    **dict.fromkeys(("rotary", "scale_attn_weights"),
+                    ConfigField(lambda value: value is True, "is not supported yet", "leave it out", in_job=False)),
     **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
                      "summary_first_dropout"), ConfigField(in_job=False)),
 }
@@ -37,17 +37,15 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     c = ConfigReader(config)
     hidden = c.count("n_embd", "hidden_size", default=4096)
     heads = c.count("n_head", "num_attention_heads", default=16)
-    if hidden % heads:
-        raise HpcMpError(f"the model's n_embd({hidden}) / n_head({heads})", "must be a whole number",
-                         "choose n_embd as a multiple of n_head")
+    head_dim = c.quotient("n_embd", hidden, "n_head", heads)
     rotary = 0 if config.get("rotary_dim", 64) is None else c.count("rotary_dim", default=64)
-    if rotary % 2 or not 0 < rotary <= hidden // heads:
+    if rotary % 2 or not 0 < rotary <= head_dim:
         raise HpcMpError(f"the model's rotary_dim({rotary or 'null'})",
-                         f"must be an even number of a head's dimensions, n_embd / n_head = {hidden // heads}",
-                         f"write rotary_dim = {hidden // heads} for positions on all of them")
+                         f"must be even and from 2 to the size of a head, n_embd / n_head = {head_dim}",
+                         f"write rotary_dim = {head_dim} to rotate whole heads")
     return ModelShape(
         model_type="gptj", layers=c.count("n_layer", "num_hidden_layers", default=28, limit=MOST_LAYERS),
-        hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
+        hidden=hidden, heads=heads, kv_heads=heads, head_dim=head_dim,
         intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=50400),
         positions=c.count("n_positions", "max_position_embeddings", default=2048),
         tied=c.flag("tie_word_embeddings", False), attention_bias=False, mlp_bias=True, gated_mlp=False,

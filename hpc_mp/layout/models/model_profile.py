@@ -85,7 +85,7 @@ def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
     try:
         tree = read_json(path)
     except OSError as error:
-        raise HpcMpError(value, f"cannot be read ({error.strerror}), and parallel.partition = \"profile\" needs it",
+        raise HpcMpError(value, f"cannot be read ({error.strerror}), but parallel.partition = \"profile\" needs it",
                          REMEDY) from None
     except (ValueError, RecursionError) as error:
         raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
@@ -99,14 +99,14 @@ def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
     current = conditions(spec, shape)
     for name in sorted(current.keys() | profile.measured.keys()):
         if (measured := profile.measured.get(name)) != (required := current.get(name)):
-            raise HpcMpError(value, f"was measured with {name} = {measured}, and the job has {required}", REMEDY)
+            raise HpcMpError(value, f"was measured with {name} = {measured}, but the job has {required}", REMEDY)
     return profile
 
 
 def _unit(tree: dict[str, Any]) -> UnitProfile:
     unit = UnitProfile(float(tree["seconds"]), int(tree["activations"]), int(tree["parameters"]), float(tree.get("spread", 0.0)))
     if not (0 <= unit.seconds < float("inf") and unit.activations >= 0 and unit.parameters >= 0):
-        raise ValueError(f"{unit} is no measurement")
+        raise ValueError(f"{unit} is not a measurement")
     return unit
 
 

@@ -57,19 +57,19 @@ def read_config(spec: JobSpec) -> dict[str, Any]:
     directory = Path(spec.model.pretrained)
     if not directory.is_dir():
         raise HpcMpError(f"model.pretrained = {directory}", "is not a directory (models are never downloaded)",
-                         "give the directory of a Hugging Face checkpoint on this file system")
+                         "use the directory of a Hugging Face checkpoint on this file system")
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HpcMpError(f"model.pretrained = {directory}", f"its config.json cannot be read ({error.strerror})",
-                         "give a directory written by save_pretrained") from None
+                         "use a directory written by save_pretrained") from None
     except (ValueError, RecursionError) as error:
         raise HpcMpError(f"model.pretrained = {directory}", f"its config.json is not JSON ({error})",
-                         "give a directory written by save_pretrained") from None
+                         "use a directory written by save_pretrained") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise HpcMpError(f"model.pretrained = {directory}", "its config.json names no model_type",
-                         "give a directory written by save_pretrained")
+                         "use a directory written by save_pretrained")
     if not any(directory.glob("*.safetensors")):
         raise HpcMpError(f"model.pretrained = {directory}", "holds no *.safetensors file",
                          "save it again with save_pretrained (pickle files are not read)")
@@ -105,6 +105,14 @@ class ConfigReader:
             isinstance(value, int) and not isinstance(value, bool) and -rows <= value < rows))
         return None if value is None else value % rows
 
+    @staticmethod
+    def quotient(whole: str, size: int, part: str, parts: int) -> int:
+        """Return ``size / parts``, which must be whole; ``whole`` and ``part`` are the names of the sizes."""
+        if size % parts:
+            raise HpcMpError(f"the model's {whole}({size}) / {part}({parts})", "must be a whole number",
+                             f"choose {whole} as a multiple of {part}")
+        return size // parts
+
     def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
         values = {name: self.config[name] for name in names if self.config.get(name) is not None}
         for name, value in values.items():
@@ -113,7 +121,7 @@ class ConfigReader:
                                  f"{name} = {shown(default)}, in model.config or in the checkpoint's config.json")
         if len(set(values.values())) > 1:
             both = " and ".join(f"{name} = {value}" for name, value in values.items())
-            raise HpcMpError(f"the model's {both}", "are two names of one size and differ", "leave one of them out")
+            raise HpcMpError(f"the model's {both}", "are two names for one size, with different values", "leave one of them out")
         return next(iter(values.values()), default)
 
 

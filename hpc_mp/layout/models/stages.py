@@ -113,8 +113,8 @@ def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
     costs = measure(family, shape, spec)
     layers = partition(costs.blocks, spec.stages, costs.embedding, costs.head)
     if spec.stages == 1:
-        return StageCut(layers, "one stage has them all")
-    return StageCut(layers, f"as equal in {what} as layers can be cut: {_balance(costs, layers)} of the mean"
+        return StageCut(layers, "one stage has all layers")
+    return StageCut(layers, f"the most even cut in {what}: {_balance(costs, layers)} of the mean"
                     + (_noise(read_profile(spec, shape)) if requested == "profile" else ""))
 
 
@@ -142,7 +142,7 @@ def _at(requested: str, family: Family, shape: ModelShape, stages: int) -> Stage
     if len(begins) != stages - 1:
         some = ", ".join(names[place] for place in begins[:FEW]) + ", …" * (len(begins) > FEW)
         raise HpcMpError(f"parallel.partition = {shown(requested)}",
-                         f"matches {len(begins)} modules{f' ({some})' if begins else ''}, and {stages - 1} of the {stages} "
+                         f"matches {len(begins)} modules{f' ({some})' if begins else ''}, but {stages - 1} of the {stages} "
                          "stages begin at one", "name the first module of every stage but stage 0, among "
                          f"{names[0]} … {names[-2]} and {names[-1]}, by its whole name")
     layers = tuple(end - begin for begin, end in pairwise((0, *begins, shape.layers)))
@@ -165,7 +165,7 @@ def check_stages(family: Family, shape: ModelShape, spec: JobSpec) -> None:
     check_schedule(spec)
     if not isinstance(requested, str) and sum(requested) != shape.layers:
         raise HpcMpError(f"parallel.partition = {shown(requested)}",
-                         f"has {sum(requested)} layers, the model has {shape.layers}",
+                         f"has {sum(requested)} layers, but the model has {shape.layers}",
                          "change the layers of a stage so that the sum is right")
     if isinstance(requested, str) and requested.startswith(AT):
         _at(requested, family, shape, spec.stages)

@@ -35,7 +35,7 @@ def complete(order: Schedule, reduce: Reduce) -> Schedule:
 
 
 def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> list[Action]:
-    """Put a SEND behind each computation that makes a message for another rank, and post each RECV one computation early.
+    """Put a SEND after each computation that makes a message for another rank, and post each RECV one computation early.
 
     A RECV precedes the computation before its consumer, so that it is in flight while that computation runs. Neighbouring stages
     on one rank need neither.
@@ -55,7 +55,7 @@ def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> l
 
 
 def _with_reductions(actions: list[Action], reduce: Reduce) -> Iterator[Action]:
-    """Put a REDUCE after ``each`` B and W, or the ``last`` one of every stage: behind a SEND_B, for which another rank waits."""
+    """Put a REDUCE after ``each`` B and W, or the ``last`` one of every stage: after a SEND_B, for which another rank waits."""
     finished = [action for action in actions if action.kind in ("B", "W")]
     synchronising = set(finished if reduce == "each" else {action.stage: action for action in finished}.values())
     waiting: list[Action] = []

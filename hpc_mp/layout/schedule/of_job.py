@@ -68,4 +68,4 @@ def check_table(
                                      (stages_per_rank, schedule.stages / count, "stages per rank")):
         if value is not None and value != size:
             raise HpcMpError(f"{key} = {value}", f"the table {name} is for {size:g} {what}",
-                             f"set {key} to {size:g}" if size == int(size) else "give every rank as many stages")
+                             f"set {key} to {size:g}" if size == int(size) else "give every rank the same number of stages")

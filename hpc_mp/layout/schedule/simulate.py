@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from hpc_mp.layout.schedule.actions import PRECEDING, Action, Kind, Message, Schedule, compute, consumed, produced
 
 Times = Mapping[Kind, float | Mapping[int, float]]
-"""How long each kind of computation takes: on every stage, or global stage → its own."""
+"""The duration of each kind of computation: one for every stage, or global stage → duration."""
 
 TIMES: Times = {"F": 1, "B": 2, "I": 1, "W": 1}
 SLOTS: Times = {"F": 1, "B": 1, "I": 1, "W": 1}
-"""Every computation one slot of a table long."""
+"""Every computation takes one slot of a table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,11 @@ def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
     holders = {action.stage: rank for action, rank in rank_of.items()}
     for stage in range(max(holders)):
         if stage not in holders:
-            raise ValueError(f"stage {stage} is missing, there is a stage {max(holders)}")
+            raise ValueError(f"stage {stage} is missing, but there is a stage {max(holders)}")
     microbatches = 1 + max(action.microbatch for action in rank_of)
     for microbatch in range(microbatches):  # before anything is counted for a microbatch of nine digits
         if Action("F", 0, microbatch) not in rank_of:
-            raise ValueError(f"{Action('F', 0, microbatch)} stands 0 times, expected once")
+            raise ValueError(f"{Action('F', 0, microbatch)} appears 0 times, expected once")
     placement = tuple(holders[stage] for stage in range(len(holders)))
     schedule = complete(Schedule(ranks, placement, microbatches), reduce)
     validate(schedule)
@@ -83,7 +83,7 @@ def read_table(path: Path, reduce: Reduce = "last") -> Schedule:
     Raises:
         HpcMpError: the file cannot be read, or its table is not a valid schedule, with the reason.
     """
-    value, remedy = f"schedule {path}", "mend the table; `hpc-mp schedule --csv` prints valid ones"
+    value, remedy = f"schedule {path}", "correct the table; `hpc-mp schedule --csv` prints valid ones"
     try:
         return from_csv(path.read_text(encoding="utf-8-sig"), reduce)
     except OSError as error:
@@ -91,7 +91,7 @@ def read_table(path: Path, reduce: Reduce = "last") -> Schedule:
     except UnicodeDecodeError:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except (ValueError, csv.Error) as error:
-        raise HpcMpError(value, f"is no valid schedule: {error}", remedy) from None
+        raise HpcMpError(value, f"is not a valid schedule: {error}", remedy) from None
 
 
 def _action(text: str, rank: int) -> Action:

@@ -63,7 +63,7 @@ def _check_ranks(schedule: Schedule) -> None:
     for rank, actions in enumerate(schedule.ranks):
         for action in actions:
             if not 0 <= action.stage < schedule.stages:
-                raise ValueError(f"{action} is on a stage that there is not: there are {schedule.stages}")
+                raise ValueError(f"{action} is on a stage that does not exist: there are {schedule.stages}")
             if schedule.placement[action.stage] != rank:
                 raise ValueError(f"{action} is on rank {rank}, its stage on rank {schedule.placement[action.stage]}")
         if rank not in schedule.placement:
@@ -79,9 +79,9 @@ def _check_computations(schedule: Schedule) -> None:
             for kind in ("F", "I", "W") if split else ("F", "B"):
                 action = Action(kind, stage, microbatch)
                 if counts.pop(action, 0) != 1:
-                    raise ValueError(f"{action} stands {_times(schedule, action)}, expected once")
+                    raise ValueError(f"{action} appears {_times(schedule, action)}, expected once")
     for action in counts:
-        raise ValueError(f"{action} stands {_times(schedule, action)}, expected 0 times")
+        raise ValueError(f"{action} appears {_times(schedule, action)}, expected 0 times")
 
 
 def _check_messages(schedule: Schedule) -> None:
@@ -91,10 +91,10 @@ def _check_messages(schedule: Schedule) -> None:
     expected = {action for message in travelling for action in (message.send, message.receive)}
     counts = Counter(action for actions in schedule.ranks for action in actions if action.kind not in (*COMPUTE, "REDUCE"))
     for action in expected - counts.keys():
-        raise ValueError(f"{action} stands 0 times, expected once")
+        raise ValueError(f"{action} appears 0 times, expected once")
     for action, times in counts.items():
         if times != 1 or action not in expected:
-            raise ValueError(f"{action} stands {times} times, expected {'once' if action in expected else '0 times'}")
+            raise ValueError(f"{action} appears {times} times, expected {'once' if action in expected else '0 times'}")
 
 
 def _times(schedule: Schedule, action: Action) -> str:
@@ -114,7 +114,7 @@ def _check_reductions(schedule: Schedule) -> None:
                 if done is None or done.microbatch != action.microbatch or before not in (done, sent):
                     raise ValueError(f"{action} does not directly follow its B or W")
                 if after == sent:
-                    raise ValueError(f"{action} holds up {after}, for which another rank waits")
+                    raise ValueError(f"{action} delays {after}, for which another rank waits")
         for action in open_stages.values():
             raise ValueError(f"{replace(action, kind='REDUCE')} is missing after the last {action.kind} of its stage")
 
@@ -155,7 +155,7 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
         message = produced(action, stages) if sending else consumed(action, stages)
         assert message is not None  # a computation makes or needs it
         if sending and message not in outbox:
-            raise ValueError(f"{action} stands before what it sends")
+            raise ValueError(f"{action} precedes the computation of its message")
         place = rank, stream_of(channel_of(message))
         streams[place].append(message)
         waiting = deque([place])
