@@ -250,7 +250,7 @@ def test_a_directory_of_jobs_means_all_of_their_runs(make: Maker) -> None:
     assert isinstance(missing.exception, HpcMpError) and missing.exception.rule == "is not there"
     with pytest.raises(HpcMpError) as caught:
         find_run(run.path.parent.parent)
-    assert caught.value.remedy == "name one of the jobs whose runs it holds: other, t"
+    assert caught.value.remedy == "pass the directory of one of its jobs: other, t"
 
 
 def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

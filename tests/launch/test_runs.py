@@ -250,7 +250,7 @@ def test_a_restart_says_what_it_came_after(here: Path) -> None:
 
 
 @pytest.mark.parametrize("why", [
-    "stopped: the job was queued again", "stopped: the job was sent SIGTERM",
+    "stopped: the job was requeued", "stopped: the job was sent SIGTERM",
     "stopped: a job with precedence took its nodes (preemption)"])
 def test_a_restart_of_a_run_that_had_to_go_says_why(here: Path, why: str) -> None:
     """Such an end has no cause: it stands in the history alone."""
@@ -274,10 +274,10 @@ def test_what_a_program_has_saved_is_not_known(here: Path) -> None:
 def test_a_run_whose_ranks_have_ended_says_for_what_it_waits(here: Path) -> None:
     """Its next step is not late, and no time is left until the last."""
     run = made(here, "7", steps=5, age=900)
-    write_record(run.status, RankStatus(1, AWAITING, "until it has noticed that n2 is dead", time=time.time()))
+    write_record(run.status, RankStatus(1, AWAITING, "until it notices that n2 is dead", time=time.time()))
     os.utime(run.metrics, (time.time() - 900,) * 2)
     now = seen(run, [SlurmJob("7", "RUNNING")])
-    assert now.phase == "waiting for Slurm until it has noticed that n2 is dead" and not now.late and now.eta is None
+    assert now.phase == "waiting for Slurm until it notices that n2 is dead" and not now.late and now.eta is None
 
 
 @pytest.mark.parametrize(("age", "phase", "late"), [

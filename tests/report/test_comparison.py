@@ -169,7 +169,7 @@ def test_where_a_page_is_written(pair: tuple[Run, Run], tmp_path: Path) -> None:
         ([first.path, second.path, "--output", tmp_path / "job.toml"], "job.toml: is no .html file"),
         ([first.path, second.path, "--output", tmp_path / "no" / "page.html"], "page.html: cannot be written"),
         ([second.path, second.path.parent], f"is {second.path}, as {second.path} is"),
-        ([first.path, tmp_path], "is neither a run directory"),
+        ([first.path, tmp_path], "is not a run directory"),
     ):
         refused = CliRunner().invoke(command, [str(each) for each in words])
         assert isinstance(refused.exception, HpcMpError) and said in str(refused.exception)

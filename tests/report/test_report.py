@@ -105,7 +105,7 @@ def test_the_command_prints_the_path(run: Run) -> None:
         done = CliRunner().invoke(command, [str(argument)])
         assert (done.exit_code, done.output) == (0, f"{run.run.report}\n")
     refused = CliRunner().invoke(command, [str(run.path / "log")])
-    assert isinstance(refused.exception, HpcMpError) and "is neither a run directory" in str(refused.exception)
+    assert isinstance(refused.exception, HpcMpError) and "is not a run directory" in str(refused.exception)
 
 
 def test_report_is_made_without_matplotlib_or_torch(run: Run) -> None:
