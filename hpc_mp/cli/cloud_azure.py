@@ -1,4 +1,4 @@
-"""``hpc-mp cloud render`` for Azure: from a size and a number of nodes to a directory for CycleCloud."""
+"""``hpc-mp cloud render`` for Azure: a directory for CycleCloud from a size and a number of nodes."""
 
 from __future__ import annotations
 
@@ -31,35 +31,36 @@ from hpc_mp.clouds.azure.render import (
 Answer = TypeVar("Answer")
 
 
-@click.command(help="Write a directory that CycleCloud takes: a project, a Slurm template and the parameters for so many "
-                    "machines of a size. Says what quota it needs, and what a job will see. Without --sku or --nodes "
-                    "a terminal is asked for what is missing. Nothing is started, and nothing is asked of Azure.")
-@click.option("--sku", metavar="SIZE", help="Size of the nodes that train, such as Standard_ND96isr_H100_v5.")
-@click.option("--nodes", type=int, metavar="N", help="How many of them there may be.")
+@click.command(help="Write a directory for CycleCloud: a project, a Slurm template and the parameters for a number of machines "
+                    "of one size. Prints the required quota, and the resources of a job. Without --sku or --nodes, the missing "
+                    "values are asked for on the terminal. No machine is started, and Azure is not contacted.")
+@click.option("--sku", metavar="SIZE", help="Size of the training nodes, such as Standard_ND96isr_H100_v5.")
+@click.option("--nodes", type=int, metavar="N", help="Maximum number of training nodes.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR",
-              help="The directory to write [default: the cluster's name].")
-@click.option("--name", default="hpc-mp", show_default=True, help="Of the cluster; nodes are named after it.")
-@click.option("--region", help="As Azure names it, such as westeurope. Left out: chosen in CycleCloud's form.")
-@click.option("--subnet", metavar="GROUP/NETWORK/SUBNET", help="Left out: chosen in CycleCloud's form.")
-@click.option("--credentials", help="The account in CycleCloud. Left out: chosen in its form.")
-@click.option("--image", metavar="URN|ID", help="Of the nodes that train [default: an HPC image that fits the size].")
+              help="Directory to write [default: the cluster's name].")
+@click.option("--name", default="hpc-mp", show_default=True, help="Name of the cluster, and prefix of its nodes' names.")
+@click.option("--region", help="Azure region, such as westeurope [default: chosen in CycleCloud's form].")
+@click.option("--subnet", metavar="GROUP/NETWORK/SUBNET", help="Subnet of the nodes [default: chosen in CycleCloud's form].")
+@click.option("--credentials", help="Account in CycleCloud [default: chosen in its form].")
+@click.option("--image", metavar="URN|ID", help="Image of the training nodes [default: an HPC image that fits the size].")
 @click.option("--storage", type=click.Choice(get_args(Storage)), default="nfs", show_default=True,
-              help="/shared is a disk of the scheduler (nfs), or another NFS server (external); amlfs: Azure Managed Lustre at "
-                   "/data beside that disk.")
-@click.option("--storage-address", metavar="HOST[:/PATH]", help="Of the NFS server or of Lustre.")
+              help="/shared is a disk of the scheduler (nfs), or another NFS server (external); amlfs adds Azure Managed Lustre "
+                   "at /data to the disk.")
+@click.option("--storage-address", metavar="HOST[:/PATH]", help="Address of the NFS server or of Lustre.")
 @click.option("--accounting/--no-accounting", default=True, show_default=True,
-              help="Keep accounts of jobs; that needs a MySQL server.")
-@click.option("--database", metavar="HOST", help="That server.")
-@click.option("--database-user", metavar="NAME", help="Its user; the password is typed into CycleCloud's form.")
+              help="Accounting of jobs; needs a MySQL server.")
+@click.option("--database", metavar="HOST", help="The MySQL server.")
+@click.option("--database-user", metavar="NAME", help="User on the MySQL server; enter the password in CycleCloud's form.")
 @click.option("--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-              help="Of hpc-mp, for the cluster to install [default: it asks pip's index].")
-@click.option("--login-nodes", type=int, default=1, show_default=True, help="0: users log in to the scheduler.")
-@click.option("--htc-nodes", type=int, default=8, show_default=True, help="Most CPU nodes for work on one machine.")
+              help="Wheel of hpc-mp to install on the cluster [default: from pip's index].")
+@click.option("--login-nodes", type=int, default=1, show_default=True,
+              help="Number of login nodes; 0: users log in to the scheduler.")
+@click.option("--htc-nodes", type=int, default=8, show_default=True, help="Maximum number of CPU nodes for single-node work.")
 @click.option("--workspace", "as_workspace", is_flag=True,
-              help="From an empty subscription: parameters for Azure CycleCloud Workspace for Slurm too.")
-@click.option("--resource-group", metavar="NAME", help="Of the workspace [default: the cluster's name and -rg].")
+              help="For an empty subscription: also write parameters for Azure CycleCloud Workspace for Slurm.")
+@click.option("--resource-group", metavar="NAME", help="Resource group of the workspace [default: the cluster's name and -rg].")
 @click.option("--project-url", metavar="URL",
-              help="A GitHub release of the project, whose specs the workspace's own cluster gets too.")
+              help="GitHub release of the project with the specs for the workspace's own cluster.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
 def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
                    project_url: str | None, wheel: Path | None, json_: bool, **options: object) -> None:
@@ -77,7 +78,7 @@ def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_wor
         choices, workspace = choices_within(choices, resource_group, project_url)
     elif resource_group or project_url:
         option = "--resource-group" if resource_group else "--project-url"
-        raise HpcMpError(option, "counts with --workspace only", "give --workspace, or leave it out")
+        raise HpcMpError(option, "has an effect only with --workspace", "add --workspace, or leave it out")
     plan = settle(choices, offer)
     summary = azure_summary(plan, offer, SERVER if workspace else None)
     written = write(directory, plan, summary, workspace, wheel)
@@ -85,14 +86,14 @@ def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_wor
         click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(summary)}))
         return
     click.echo("\n".join(words(summary)))
-    click.echo(f"\nwrote {directory}; {directory / 'README.txt'} says how to go on")
+    click.echo(f"\nwrote {directory}; see {directory / 'README.txt'} for the next steps")
 
 
 def _refuse_without_terminal(sku: str | None, nodes: int | None, *, quiet: bool) -> None:
     missing = [option for option, value in (("--sku", sku), ("--nodes", nodes)) if value is None]
     if quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise HpcMpError(" and ".join(missing), "missing, and there is no terminal to ask on",
-                         "give --sku SIZE and --nodes N, such as --sku Standard_ND96isr_H100_v5 --nodes 4")
+        raise HpcMpError(" and ".join(missing), "missing, and standard input is not a terminal",
+                         "pass --sku SIZE and --nodes N, such as --sku Standard_ND96isr_H100_v5 --nodes 4")
 
 
 def _asked_machines(sku: str | None, nodes: int | None, offer: Offer) -> tuple[str, int]:
@@ -100,12 +101,12 @@ def _asked_machines(sku: str | None, nodes: int | None, offer: Offer) -> tuple[s
         for size in sizes_on_offer(offer):
             if size.gpus and size.rdma:
                 click.echo(f"  {size.name:32} {size.gpus} × {size.gpu_title}, {size.nics} × InfiniBand {size.rdma_gbps} Gb/s")
-        click.echo("  Standard_D8ads_v5                CPU, to try things out; other sizes: env/machines")
-        sku = click.prompt("Size of the nodes that train", default="Standard_ND96isr_H100_v5",
+        click.echo("  Standard_D8ads_v5                CPU, for a first try; other sizes: env/machines")
+        sku = click.prompt("Size of the training nodes", default="Standard_ND96isr_H100_v5",
                            value_proc=_again(lambda answer: find_size(answer, offer).name))
     size = find_size(sku, offer)
     if nodes is None:
-        nodes = click.prompt("How many of them at most (they start when jobs wait for them)",
+        nodes = click.prompt("Maximum number of training nodes (they start when jobs wait for them)",
                              default="1" if size.twin else str(size.nvlink_block or 2),
                              value_proc=_again(lambda answer: _number(answer, size.name, offer)))
     return size.name, nodes
@@ -113,20 +114,20 @@ def _asked_machines(sku: str | None, nodes: int | None, offer: Offer) -> tuple[s
 
 def _number(answer: str, sku: str, offer: Offer) -> int:
     if not answer.strip().isdecimal():
-        raise HpcMpError(answer, "is no number of machines", "say how many machines the cluster may have at most")
+        raise HpcMpError(answer, "is not a number of machines", "enter the maximum number of machines of the cluster")
     return settle(Choices(sku, int(answer)), offer).choices.nodes
 
 
 def _asked_workspace() -> bool:
-    """Ask if parameters must be written for a workspace. Return False, without asking, if an option settles it."""
+    """Ask if parameters must be written for a workspace. Return False, without a question, if an option settles it."""
     if any(map(_is_given, ("as_workspace", "subnet", "credentials"))):
         return False
-    return not click.confirm("Is there a CycleCloud server (else parameters are written for a workspace, which makes one)?",
+    return not click.confirm("Do you have a CycleCloud server (else parameters are written for a workspace, which creates one)?",
                              default=True)
 
 
 def _asked_rest(sku: str, nodes: int, offer: Offer, *, as_workspace: bool) -> dict[str, object]:
-    """Return answers to the questions that no option has answered, by the names of Choices."""
+    """Return answers to the questions that no option answers, by field of Choices."""
     answers: dict[str, object] = {}
     if not _is_given("region"):
         empty = "" if as_workspace else " (empty: chosen in CycleCloud's form)"
@@ -135,7 +136,7 @@ def _asked_rest(sku: str, nodes: int, offer: Offer, *, as_workspace: bool) -> di
             value_proc=_again(lambda answer: settle(Choices(sku, nodes, region=answer or None), offer).choices.region))
     if not any(map(_is_given, ("accounting", "database", "database_user"))):
         answers["accounting"] = click.confirm(
-            "Is there a MySQL server to keep accounts of jobs in (else there is no sacct)?", default=True)
+            "Do you have a MySQL server for the accounting of jobs (else without sacct)?", default=True)
     return answers
 
 

@@ -120,7 +120,7 @@ def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
 
 
 def _same_text(runs: Sequence[RunFacts]) -> bool:
-    """Return True if the newest evaluations of all runs have the same number of tokens. Losses on different texts are not comparable."""
+    """Return True if the newest evaluations of all runs have the same number of tokens: else they are not comparable."""
     return len({run.evaluations[-1].label_tokens for run in runs if run.evaluations}) <= 1
 
 

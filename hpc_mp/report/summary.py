@@ -224,7 +224,7 @@ class AttemptRow:
 
 
 def attempts(facts: RunFacts, state: str) -> tuple[AttemptRow, ...]:
-    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count in the attempt that repeated them."""
+    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count in the later attempt."""
     return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
 
 

@@ -85,7 +85,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
     (("--nodes", "2", "--json"), "--sku: missing"),
-    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "counts with --workspace only"),
+    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "has an effect only with --workspace"),
 ])
 def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = call(*arguments, "--output", tmp_path / "out")
@@ -110,7 +110,7 @@ def answer(directory: Path, answers: str, *arguments: str) -> tuple[int, str]:
 def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "Standard_D8adz_v5\nStandard_D8ads_v5\n3\ny\nnortheurope\nn\n")
     assert code == 0, said
-    assert "How many of them" in said and "did you mean" in said.lower()
+    assert "Maximum number of training nodes" in said and "did you mean" in said.lower()
     values = json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))
     assert (values["MaxHPCExecuteNodeCount"], values["Region"]) == (3, "northeurope")
     assert values["configuration_slurm_accounting_enabled"] is False
@@ -131,9 +131,9 @@ def test_nothing_is_asked_that_an_option_says_and_nothing_in_vain(tmp_path: Path
                         "--subnet", "g/n/s")
     assert code == 0 and "Region, such" not in said and "MySQL server to" not in said and "CycleCloud server" not in said, said
     code, said = answer(tmp_path / "out", "")
-    assert code == 2 and "is no empty directory" in said and "Size of the nodes" not in said
+    assert code == 2 and "is no empty directory" in said and "Size of the training nodes" not in said
     code, said = answer(tmp_path / "gone", "")
-    assert code == 1 and "Size of the nodes" in said and not (tmp_path / "gone").exists()
+    assert code == 1 and "Size of the training nodes" in said and not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

@@ -264,5 +264,5 @@ def test_init_finds_account_qos_and_limits(cluster: Lab, run: RunDirectory) -> N
     assert (spec.slurm.account, spec.slurm.qos, spec.job.time_limit, spec.job.nodes) == ("root", None, "00:10:00", 1)
     cluster.run(["scontrol", "update", "PartitionName=all", "AllowQos=normal"], check=True)
     result = call("init", run.path / "other.toml")
-    assert "QOS         normal (the partition does not take your default)" in result.output
+    assert "QOS         normal (the partition refuses your default)" in result.output
     assert load_job(run.path / "other.toml").slurm.qos == "normal"

@@ -231,7 +231,7 @@ def test_only_yes_removes(make: Maker, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     listed = call()
     assert listed.exit_code == 0 and "runs/t/0001/checkpoints/step-00000001  (older than the newest 2)" in listed.output
-    assert "2 things, " in listed.output and "can be removed: the same with --yes" in listed.output
+    assert "2 things, " in listed.output and "can be removed: repeat with --yes" in listed.output
     assert run.checkpoint(1).exists()
     document = json.loads(call("--json").stdout)
     assert [each["removed"] for each in document["removable"]] == [False, False] and run.checkpoint(1).exists()
@@ -258,7 +258,7 @@ def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert "name the runs, with --runs --yes" in call("--runs").output
     refused = call("--runs", "--yes")
-    assert isinstance(refused.exception, HpcMpError) and "by their names alone" in str(refused.exception)
+    assert isinstance(refused.exception, HpcMpError) and "which must be named" in str(refused.exception)
     assert call("runs/t", "--runs", "--yes").exit_code == 0
     assert first.path.exists() and not second.path.exists(), "DIRECTORY/NAME is the newest"
     assert call("runs/t/0001", "--runs", "--yes").exit_code == 0 and not (tmp_path / "runs" / "t").exists()

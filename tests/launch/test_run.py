@@ -270,7 +270,7 @@ def test_an_interrupt_reaches_the_program_as_its_signal(here: Path, name: str, c
     until(lambda: len(list(here.glob("ready-*"))) == 2, 60)
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=60)
-    assert child.returncode == 1 and "stopped. Go on with:" in said, said
+    assert child.returncode == 1 and "stopped. Continue with:" in said, said
     (found,) = (here / "runs").glob("*/0001")
     assert [RunDirectory(found).rank_log(rank).read_text() for rank in range(2)] == ["begins\nsaves\n"] * 2
 
@@ -290,8 +290,8 @@ def test_a_job_file_and_a_sweep(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ([], "names no program"),
-    (["--nodes", "2", "--set", "job.nodes=3", "--", "true"], "is said by --nodes too"),
+    ([], "needs a program"),
+    (["--nodes", "2", "--set", "job.nodes=3", "--", "true"], "is also set by --nodes"),
     (["--on", "local", "--", "torchrun", "--nproc-per-node", "4", "train.py", "--lr", "1"],
      "-- python train.py --lr 1"),
     (["--on", "local", "--set", "slurm.mpi=pmix", "--set", "program.start=node", "--", "true"],

@@ -160,7 +160,7 @@ def test_a_sweep_shows_what_each_run_has(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "options", "cancelled", "others"), [
-    ("12_1", [], "12_1", "the other runs of the sweep go on: 12_0, 12_2; `hpc-mp cancel"),
+    ("12_1", [], "12_1", "the other runs of the sweep continue: 12_0, 12_2; `hpc-mp cancel"),
     ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", ""),
 ])
 def test_cancelling_of_sweeps(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:

@@ -88,7 +88,7 @@ def test_an_unknown_file_is_refused_and_may_be_named(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_text("Some words.\n")
     done = call(path)
-    assert isinstance(done.exception, HpcMpError) and "nothing that there are rules for" in str(done.exception)
+    assert isinstance(done.exception, HpcMpError) and "not a known kind of file" in str(done.exception)
     assert "--as sbatch" in str(done.exception) and found(path, "--as", "sbatch")
 
 

@@ -93,5 +93,5 @@ def test_a_program_that_says_nothing_and_starts_its_ranks_itself(tmp_path: Path,
     assert CliRunner().invoke(cli, words).exit_code == 0
     assert CliRunner().invoke(cli, ["report", "runs/true"]).exit_code == 0
     page = (tmp_path / "runs" / "true" / "0001" / "report.html").read_text()
-    assert "2 nodes × 3 = 6 ranks" in page and "The program has said nothing of its steps" in page
+    assert "2 nodes × 3 = 6 ranks" in page and "The program has not reported a step" in page
     assert "each of which starts its ranks itself" in page

@@ -166,7 +166,7 @@ def test_where_a_page_is_written(pair: tuple[Run, Run], tmp_path: Path) -> None:
         assert target.exists() and shown in page.text
     assert not first.run.comparison.exists() and not first.run.report.exists()
     for words, said in (
-        ([first.path, second.path, "--output", tmp_path / "job.toml"], "job.toml: is no .html file"),
+        ([first.path, second.path, "--output", tmp_path / "job.toml"], "job.toml: is not an .html file"),
         ([first.path, second.path, "--output", tmp_path / "no" / "page.html"], "page.html: cannot be written"),
         ([second.path, second.path.parent], f"is {second.path}, as {second.path} is"),
         ([first.path, tmp_path], "is not a run directory"),

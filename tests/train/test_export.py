@@ -339,7 +339,7 @@ def test_a_moved_run_keeps_its_tokenizer_and_one_without_says_so(
         shutil.rmtree(moved / ".cache")
         result = CliRunner().invoke(cli, ["export", str(here.path), "--output", str(tmp_path / "without")])
         assert result.exit_code == 0
-        assert "warning: the run's tokenizer is gone" in result.stderr
+        assert "warning: the run's tokenizer is missing" in result.stderr
 
     apart(attempts)
     assert (tmp_path / "with" / "tokenizer.json").exists()
