@@ -129,7 +129,7 @@ def test_an_answer_that_cannot_be_meant_is_asked_again_at_once(tmp_path: Path) -
 def test_nothing_is_asked_that_an_option_says_and_nothing_in_vain(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "\n", "--sku", "Standard_HC44rs", "--region", "eastus", "--no-accounting",
                         "--subnet", "g/n/s")
-    assert code == 0 and "Region, such" not in said and "MySQL server to" not in said and "CycleCloud server" not in said, said
+    assert code == 0 and "Region, such" not in said and "MySQL server for" not in said and "CycleCloud server" not in said, said
     code, said = answer(tmp_path / "out", "")
     assert code == 2 and "is no empty directory" in said and "Size of the training nodes" not in said
     code, said = answer(tmp_path / "gone", "")

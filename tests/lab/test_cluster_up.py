@@ -344,8 +344,8 @@ def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "argv", ["/where it is/hpc-mp", "lab", "up", "--nodes", "3"])
     said = refused("--nodes", "3")
-    assert "only root" in said and "`sudo '/where it is/hpc-mp' lab up --nodes 3`" in said
-    with pytest.raises(HpcMpError, match="only root"):
+    assert "needs root" in said and "`sudo '/where it is/hpc-mp' lab up --nodes 3`" in said
+    with pytest.raises(HpcMpError, match="needs root"):
         CliRunner().invoke(down, [], catch_exceptions=False)
 
 

@@ -177,7 +177,7 @@ def test_a_run_that_another_needs_stays_and_one_that_was_needed_says_so(make: Ma
     (each,) = pruned(first, whole=True).removable
     assert each.referrers == (f"{second.path} (checkpoint.resume)",)
     shown = call(first.path, "--runs").output
-    assert f"began from it: {second.path} (checkpoint.resume)" in shown
+    assert f"started from it: {second.path} (checkpoint.resume)" in shown
 
 
 def test_chains_of_runs(make: Maker) -> None:
@@ -264,7 +264,7 @@ def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monke
     assert call("runs/t/0001", "--runs", "--yes").exit_code == 0 and not (tmp_path / "runs" / "t").exists()
     assert isinstance(call("--runs", "--keep", "3").exception, HpcMpError)
     nowhere = call()
-    assert isinstance(nowhere.exception, HpcMpError) and "holds no runs" in str(nowhere.exception)
+    assert isinstance(nowhere.exception, HpcMpError) and "contains no runs" in str(nowhere.exception)
 
 
 def test_links_out_of_a_run_are_not_followed(make: Maker, tmp_path: Path) -> None:
