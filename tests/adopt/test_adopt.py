@@ -144,7 +144,7 @@ def test_the_account_says_whose_ranks_are_watched(line: str, why: str, tmp_path:
 
 
 @pytest.mark.parametrize(("text", "lines", "why"), [
-    ("#SBATCH -N <nodes>\nsrun ./a\n", [2], "filled in"), ("#SBATCH -N 1\nsrun ./a <input> -x\n", [3], "filled in"),
+    ("#SBATCH -N <nodes>\nsrun ./a\n", [2], "placeholder"), ("#SBATCH -N 1\nsrun ./a <input> -x\n", [3], "placeholder"),
     ("#SBATCH --nosuch=1\nsrun ./a\n", [2], "no option"), ("#SBATCH -o $HOME/x -t $T\nsrun ./a\n", [2], "expands"),
     ("#SBATCH -N 1\nif true; then\nsrun ./a\n", [3], "bash cannot parse"), ("#PBS -l x\nsrun ./a\n", [2], "schedulers"),
     ("#SBATCH -i in.txt\nsrun ./a\n", [2], "stdin"), ("#SBATCH --container-image=a.sqsh\nsrun ./a\n", [2], "srun")])
@@ -211,7 +211,7 @@ def test_the_difference_writes_nothing_and_json_has_the_account(tmp_path: Path, 
     assert tomllib.loads(document["text"])["program"]["command"]
 
 
-@pytest.mark.parametrize(("content", "rule"), [(b"\x7fELF\x00\x01", "no text"), (b"\n# nothing\n", "no command")])
+@pytest.mark.parametrize(("content", "rule"), [(b"\x7fELF\x00\x01", "not a text file"), (b"\n# nothing\n", "no command")])
 def test_a_file_that_starts_nothing_is_refused(content: bytes, rule: str, tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

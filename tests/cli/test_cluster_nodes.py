@@ -61,7 +61,7 @@ def test_nodes_are_put_in_and_taken_back(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "value", "remedy"), [
-    (("--take-back", "n4"), "node n4", "see `hpc-mp cluster nodes`"),
+    (("--take-back", "n4"), "node n4", "See `hpc-mp cluster nodes`"),
     (("--take-back", "n33"), "node n33", "n3"),
     (("--add", "n9", "--because", "x"), "node n9", "n"),
     (("--add", "n3"), "--add n3", "--because"),

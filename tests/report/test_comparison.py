@@ -168,7 +168,7 @@ def test_where_a_page_is_written(pair: tuple[Run, Run], tmp_path: Path) -> None:
     for words, said in (
         ([first.path, second.path, "--output", tmp_path / "job.toml"], "job.toml: is not an .html file"),
         ([first.path, second.path, "--output", tmp_path / "no" / "page.html"], "page.html: cannot be written"),
-        ([second.path, second.path.parent], f"is {second.path}, as {second.path} is"),
+        ([second.path, second.path.parent], f"is {second.path}, the same as {second.path}"),
         ([first.path, tmp_path], "is not a run directory"),
     ):
         refused = CliRunner().invoke(command, [str(each) for each in words])

@@ -57,7 +57,7 @@ def test_a_slow_first_step_leaves_the_scale_and_is_said(run: Run) -> None:
     metrics[0] = replace(metrics[0], step_time_s=30.0)
     (panel,) = (panel for panel in PANELS if panel.title == "Step time")
     drawn = curve(panel, metrics)
-    assert drawn.notes == ("1 step above the scale, the most 30 at step 1",)
+    assert drawn.notes == ("1 step above the scale, the highest 30 at step 1",)
     assert drawn.points[0][1] == TOP and drawn.values[0] == 30.0
     assert all(TOP < y < HEIGHT for _, y in drawn.points[1:])
 
@@ -291,8 +291,8 @@ def test_what_is_kept_for_backwards_is_a_part_of_its_own(run: Run) -> None:
     assert drawn.bars[2].tip == ("rank 2\npeak: 202 MiB\nparameters: 31 MiB\noptimizer state: 60 MiB\n"
                                  "activations kept for backwards: 40 MiB\nthe rest: 71 MiB\nactivations on the host: 80 MiB")
     assert drawn.words.endswith(
-        "recompute is full, and a rank is between forward and backward of at most 4 microbatches, of which at most 2 have "
-        "their activations on the device and 3 on the host (offload with a horizon of 1)")
+        "recompute is full, and a rank has at most 4 microbatches between forward and backward: at most 2 with activations on "
+        "the device and 3 on the host (offload with a horizon of 1)")
 
 
 @pytest.mark.parametrize(("limit", "words"), [(10**12, "of the limit of 931 GiB"), (0, "limit unknown")])
