@@ -11,7 +11,7 @@
 # shellcheck disable=SC2154 # all of these
 
 if [ "${HPC_MP_TOKEN-}" != "$hpc_mp_token" ]; then
-    echo "hpc-mp: attempt ${HPC_MP_TOKEN-} is not the run's current one any more; it ends" >&2
+    echo "hpc-mp: attempt ${HPC_MP_TOKEN-} is no longer the run's current one; it ends" >&2
     exit 1
 fi
 # shellcheck disable=SC2086 # names, each a word
@@ -32,7 +32,7 @@ missing() { # KEY VALUE VALUE_AS_JSON WHY REMEDY
 }
 
 if ! hpc_mp_place "${SLURMD_NODENAME-} ${SLURM_LOCALID-}"; then
-    echo "hpc-mp: host ${SLURMD_NODENAME-}, local rank ${SLURM_LOCALID-}: is no rank's place" >&2
+    echo "hpc-mp: host ${SLURMD_NODENAME-}, local rank ${SLURM_LOCALID-}: is not the place of a rank" >&2
     exit 2
 fi
 # A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Fate(Enum):
-    """The fates of a line, the gravest last. A line that several statements share gets the gravest of their fates."""
+    """The fates of a line, the most serious last. A line that several statements share gets the most serious one."""
 
     DROPPED = "dropped"
     KEPT = "kept"
@@ -26,7 +26,7 @@ class LineFate:
     Attributes:
         first, last: the lines, counted from 1.
         text: the text of the lines, joined into one.
-        where: the key of the job file that holds it, or its replacement; empty if neither exists.
+        where: the key of the job file for it or its replacement; empty without one.
         why: the reason.
     """
 
@@ -43,7 +43,7 @@ class LineFate:
 
 
 def joined(fates: Iterable[LineFate], lines: Sequence[str]) -> tuple[LineFate, ...]:
-    """Merge entries that share a line, and sort them by line. Every line that is not blank is in exactly one entry."""
+    """Merge entries that share a line, and sort them by line. Every non-blank line is in exactly one entry."""
     groups: list[list[LineFate]] = []
     for fate in sorted(fates, key=lambda fate: (fate.first, fate.last)):
         if groups and fate.first <= max(member.last for member in groups[-1]):
@@ -52,7 +52,8 @@ def joined(fates: Iterable[LineFate], lines: Sequence[str]) -> tuple[LineFate, .
             groups.append([fate])
     merged = [_together(group, lines) for group in groups]
     covered = {number for fate in merged for number in range(fate.first, fate.last + 1)}
-    rest = [LineFate(number, number, _short(line), Fate.DROPPED, "", "no statement: it ends the one before it, or says nothing")
+    unused = "not a statement: the end of the previous one, or without effect"
+    rest = [LineFate(number, number, _short(line), Fate.DROPPED, "", unused)
             for number, line in enumerate(lines, start=1) if line.strip() and number not in covered]
     return tuple(sorted((*merged, *rest), key=lambda fate: fate.first))
 

@@ -1,7 +1,7 @@
-"""``adopt``: from a job script to a job file that runs it, and an account of what becomes of each line.
+"""``adopt``: from a job script to a job file that runs it, with an account of every line.
 
-The directives become keys. The script itself stays as it is, and bash runs it: the ranks that it starts are watched. A script
-that is one launch by srun and nothing else becomes ``[program]``, whose ranks hpc-mp starts itself.
+The directives become keys. The script itself is unchanged, and bash runs it: its ranks are watched. A script that consists of
+one srun launch becomes ``[program]``, whose ranks hpc-mp starts itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AdoptedJob:
         tree: the job file's tables.
         spec: the validated job file, with absolute paths.
         account: the fate of every line, in order.
-        notes: remarks about the whole job that belong to no line.
+        notes: remarks about the whole job.
     """
 
     tree: Mapping[str, Any]
@@ -64,12 +64,12 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
         arguments: the arguments that sbatch would pass to the script.
 
     Raises:
-        HpcMpError: sbatch would refuse the script, or it asks for something that a job file cannot express.
+        HpcMpError: sbatch would refuse the script, or a job file cannot express its request.
     """
     if not text.startswith("#!"):
-        raise HpcMpError(str(file), "does not begin with #!, so that sbatch refuses it", "write #!/bin/bash into its first line")
+        raise HpcMpError(str(file), "does not begin with #!: sbatch refuses it", "make #!/bin/bash its first line")
     if "\r\n" in text:
-        raise HpcMpError(str(file), "has line ends of DOS, so that sbatch refuses it", f"sed -i 's/\\r$//' {file}")
+        raise HpcMpError(str(file), "has DOS line ends (CR LF): sbatch refuses it", f"sed -i 's/\\r$//' {file}")
     script = read_script(text.replace("\0", ""), directory=directory, version=None)
     source = read_statements("\n".join(script.lines)) if _is_shell(script) else Source(script.text, (), frozenset())
     request = read_request(script)
@@ -96,7 +96,7 @@ def _is_shell(script: Script) -> bool:
 
 
 def _form(script: Script, source: Source) -> Iterator[LineFate]:
-    """Yield the fates of the lines that neither sbatch nor the shell reads, and of the first."""
+    """Yield the fates of the first line, and of the lines that neither sbatch nor the shell reads."""
     yield LineFate(1, 1, script.lines[0], Fate.KEPT, "program.command", "")
     directives = {option.line for component in script.header.components for option in component}
     directives |= {word.line for word in script.header.strays} | set(script.header.unmatched)
@@ -107,9 +107,9 @@ def _form(script: Script, source: Source) -> Iterator[LineFate]:
         ignored = re.match(r"#+\s*SBATCH\b", line, re.IGNORECASE)
         other = re.match(r"#(PBS|BSUB)\s+-", line) is not None and number < script.header.end
         late = ignored is not None and number > script.header.end
-        why = ("sbatch reads some options of other schedulers in this form: write what it asks for into the job file" if other
-               else f"sbatch reads no directive behind the first command (line {script.header.end})" if late
-               else "sbatch takes it for a comment" if ignored else "a comment")
+        why = ("sbatch reads some options of other schedulers in this form: set its request in the job file" if other
+               else f"sbatch reads no directive after the first command (line {script.header.end})" if late
+               else "sbatch treats it as a comment" if ignored else "a comment")
         if line.startswith("#"):  # else it follows a statement on the same line
             yield LineFate(number, number, line, Fate.LOST if other else Fate.DROPPED, "", why)
 
@@ -130,12 +130,12 @@ def _body(script: Script, source: Source) -> Iterator[LineFate]:
     for number, statement in enumerate(source.statements):
         blank = _PLACEHOLDER.search(_QUOTED.sub("x", statement.text)) if statement.kind != "heredoc" else None
         if unreadable is not None and statement is faulty:
-            why = f"bash cannot read line {unreadable[0]}: {unreadable[1]} (bash -n FILE)"
+            why = f"bash cannot parse line {unreadable[0]}: {unreadable[1]} (bash -n FILE)"
         elif blank is not None and "<<" not in statement.text:
-            why = f"{blank[0]} has to be filled in: bash reads a redirection there"
+            why = f"{blank[0]} is a placeholder to fill in: bash parses it as a redirection"
         else:
             calls = by_statement.get(number, ())
-            why = "; ".join(dict.fromkeys(launch.account for launch in calls)) or "bash runs it as it stands"
+            why = "; ".join(dict.fromkeys(launch.account for launch in calls)) or "bash runs it unchanged"
             yield LineFate(statement.first, statement.last, statement.text, Fate.KEPT, "program.command", why)
             continue
         yield LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command", why)
@@ -145,24 +145,24 @@ def _notes(script: Script, source: Source, request: Request, arguments: Sequence
     """Yield the notes about the whole job."""
     text = "\n".join(line for number, line in enumerate(script.lines, start=1) if number not in source.comments)
     if "job.time_limit" not in request.keys:
-        yield "job.time_limit is 1 hour, as the script names none: set it"
+        yield "the script sets no time limit: job.time_limit is 1 hour; set it"
     if not arguments and (argument := _argument_read(source)) is not None:
-        yield (f"line {argument[0]} reads {argument[1]}, an argument of the script: name the arguments behind the script "
+        yield (f"line {argument[0]} reads {argument[1]}, an argument of the script: pass the arguments after the script "
                "(hpc-mp adopt SCRIPT -- ARG…)")
     if request.nodes is None and request.ntasks and request.ntasks > 1:
-        yield f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, the job has them on one node; set job.nodes"
+        yield f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, but the job has one node; set job.nodes"
     if request.nodes is None and not request.ntasks:
-        yield "job.nodes is 1, as the script names none: set it where sbatch was given --nodes"
+        yield "the script sets no number of nodes: job.nodes is 1; set it if sbatch was called with --nodes"
     if not request.elements and script.value("array") is None and re.search(rf"^[^#\n]*\b{ELEMENT}\b", text, re.MULTILINE):
-        yield f"the script reads {ELEMENT} and names no array: write [sweep] for what sbatch was given as --array"
+        yield f"the script reads {ELEMENT} but has no array: write [sweep] for the --array of the sbatch call"
     if "scontrol requeue" in text:
-        yield "the script queues itself again: set program.resumes = true if the program goes on from what it saved"
+        yield "the script requeues itself: set program.resumes = true if the program continues from its saved state"
     if any(script.commands("sbatch")):
-        yield "the script hands in jobs of its own: adopt the scripts that it hands in"
+        yield "the script submits other jobs: adopt their scripts too"
 
 
 def _argument_read(source: Source) -> tuple[int, str] | None:
-    """Return the first line that reads an argument of the script, and the way it is written there. Functions have their own."""
+    """Return the first line that reads an argument of the script, and its form there. Functions have their own arguments."""
     for statement in source.statements:
         if statement.kind == "function_definition":
             continue

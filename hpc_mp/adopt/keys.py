@@ -15,7 +15,7 @@ TABLES = ("job", "program", "sweep", "slurm", "environment")
 
 
 def job_tree(keys: Mapping[str, Any], job_directory: Path) -> dict[str, Any]:
-    """Convert dotted keys to tables, in the order in which a person writes them. Keys with the value None are left out."""
+    """Convert dotted keys to tables, in the usual order of a job file. Keys with the value None are left out."""
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         if value is None:
@@ -36,7 +36,7 @@ def job_tree(keys: Mapping[str, Any], job_directory: Path) -> dict[str, Any]:
 
 def job_text(tree: Mapping[str, Any], name: str, lost: tuple[LineFate, ...], notes: tuple[str, ...]) -> str:
     """Return the text of the job file, headed by comments on lines that were not carried over and by notes."""
-    comments = [f"# Adopted from {name} by hpc-mp adopt, which says what became of each line."]
+    comments = [f"# Adopted from {name} by hpc-mp adopt, which accounts for every line."]
     comments += [f"# Not carried over, line {line.place}: {_comment(line.text)}: {_comment(line.why)}" for line in lost]
     comments += [f"# Note: {_comment(note)}" for note in notes]
     return "\n".join(comments) + "\n\n" + tomli_w.dumps(tree, multiline_strings=True)

@@ -1,4 +1,4 @@
-"""The launches in a script's text: which commands start ranks, and whether their ranks are watched."""
+"""The launches in a script's text: the commands that start ranks, and the watch over their ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LaunchLine:
 
     Attributes:
         statement: the number of its statement.
-        account: what becomes of it, for the account.
+        account: its entry in the account.
     """
 
     statement: int
@@ -25,14 +25,14 @@ class LaunchLine:
 
 
 def launches(source: Source) -> Iterator[LaunchLine]:
-    """Yield the launches that the text shows, in order. bash may run others, by names that it makes at run time."""
+    """Yield the launches in the text, in order. bash may run others, with names from run time."""
     for number, statement in enumerate(source.statements):
         for command in statement.commands:
             words = [word.text for word in command.words]
             name = words[0] if words else ""
             base = name.rpartition("/")[2]
             if PYTHON.fullmatch(base) and words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
-                yield LaunchLine(number, f"python -m {words[2]}: its ranks run, and are not watched one by one")
+                yield LaunchLine(number, f"python -m {words[2]}: its ranks are not watched individually")
             elif base in LAUNCHERS and (not LAUNCHERS[base].verb or words[1:2] == [LAUNCHERS[base].verb]):
                 yield LaunchLine(number, _account(name, base, words[1:]))
 
@@ -40,10 +40,10 @@ def launches(source: Source) -> Iterator[LaunchLine]:
 def _account(name: str, base: str, arguments: list[str]) -> str:
     family = LAUNCHERS[base].family
     if "/" in name:
-        return f"{name} is called by its path: its ranks run, and are not watched one by one"
+        return f"{name} is called by its path: its ranks are not watched individually"
     if family == "other":
-        return f"{base} is watched, and reports the rank of its own that failed"
+        return f"{base} is watched, and reports its failed rank"
     places = programs_of_srun(arguments) if family == "srun" else program_of_mpirun(arguments)
     if places is None and not any("$" in word for word in arguments):
-        return f"{base} with these options: its ranks run, and are not watched one by one"
+        return f"{base} with these options: its ranks are not watched individually"
     return f"each rank that {base} starts is watched"

@@ -1,4 +1,4 @@
-"""A script that is one launch by srun and nothing else, as ``[program]``: its ranks have hpc-mp's own numbers and places."""
+"""A script that consists of one srun launch, as ``[program]``: its ranks have hpc-mp's own numbers and places."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_mp.launch.program.launchers import launcher
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source
 
-EXPANDED = re.compile(r"[$`*?\[\]{}~<>|&;()!#\\\n]")  # what bash does not take as it stands
+EXPANDED = re.compile(r"[$`*?\[\]{}~<>|&;()!#\\\n]")  # characters that bash interprets
 WITHOUT_EFFECT = frozenset({"kill-on-bad-exit", "label", "unbuffered", "nodes", "ntasks", "ntasks-per-node"})
 OF_THE_JOB = frozenset({"account", "comment", "constraint", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gres",
                         "job-name", "mail-type", "mail-user", "mem", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
@@ -20,7 +20,7 @@ OF_THE_JOB = frozenset({"account", "comment", "constraint", "cpus-per-task", "er
 
 
 def literal_keys(source: Source, request: Request) -> dict[str, Any] | None:
-    """Return the keys of ``[program]`` and its sizes; None for a script that does more."""
+    """Return the keys of ``[program]`` and its sizes; None for any other script."""
     statement = source.statements[0] if len(source.statements) == 1 else None
     if statement is None or statement.kind != "command" or statement.background or EXPANDED.search(statement.text):
         return None
@@ -48,5 +48,5 @@ def literal_keys(source: Source, request: Request) -> dict[str, Any] | None:
         keys["slurm.extra.cpus-per-task"] = request.cpus
     for name, others in (("exclusive", ("oversubscribe",)), ("mem", ("mem-per-cpu", "mem-per-gpu"))):
         if not any(f"slurm.extra.{other}" in request.keys for other in (name, *others)):
-            keys[f"slurm.extra.{name}"] = False  # else the job would ask for whole nodes and all their memory
+            keys[f"slurm.extra.{name}"] = False  # else the job would request whole nodes and all their memory
     return keys

@@ -28,7 +28,7 @@ LOGS = frozenset({"output", "error", "open-mode", "job-name"})  # hpc-mp sets th
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """The GPUs per node that the script asks for.
+    """The GPUs per node that the script requests.
 
     Attributes:
         count: the number per node; None if unknown.
@@ -50,7 +50,7 @@ class Request:
         options: the names of all options.
         nodes: the number of nodes; None if the script leaves it to Slurm.
         tasks_per_node: the tasks per node of the allocation; 1 by default.
-        ntasks: the number of tasks as given.
+        ntasks: the number of tasks in the script.
         cpus: the CPUs per task.
         keys: dotted keys of the job file with their values, except for sizes.
         directory: the working directory passed to sbatch.
@@ -88,13 +88,13 @@ class _RequestSoFar:
 
 
 def read_request(script: Script) -> Request:
-    """Read the directives of a script; of a heterogeneous job, those of the first component."""
+    """Read the directives of a script; for a heterogeneous job, those of the first component."""
     reading = _RequestSoFar(script.lines)
     last = {option.name: option for option in script.options}
     for option in script.options:
         if last[option.name] is not option:
-            reading.note(option, Fate.DROPPED, "", f"--{option.name} is given again in line {last[option.name].line}, which "
-                                                   "counts")
+            reading.note(option, Fate.DROPPED, "", f"--{option.name} is set again in line {last[option.name].line}: the last "
+                                                   "one counts")
         elif (why := not_understood(option)) is not None and option.name not in LOGS:
             reading.note(option, Fate.LOST, "", why)
         elif option.name not in SIZES:
@@ -102,13 +102,13 @@ def read_request(script: Script) -> Request:
     _contradictions(reading, last)
     for number, component in enumerate(script.header.components[1:], start=2):
         for option in component:
-            reading.note(option, Fate.LOST, "", f"is of component {number} of a heterogeneous job: write slurm.components "
-                                                "by hand")
+            reading.note(option, Fate.LOST, "", f"belongs to component {number} of a heterogeneous job: write "
+                                                "slurm.components by hand")
     for word in script.header.strays:
         option = Option(word.text, None, word.line, False)
-        reading.note(option, Fate.DROPPED, "", f"“{word.text}” is no option")
+        reading.note(option, Fate.DROPPED, "", f"“{word.text}” is not an option")
     for line in script.header.unmatched:
-        reading.note(Option("", None, line, False), Fate.LOST, "", "a quote is not closed")
+        reading.note(Option("", None, line, False), Fate.LOST, "", "an unclosed quote")
     nodes, ntasks, per_node = _nodes(script), script.number("ntasks"), script.number("ntasks-per-node")
     if nodes is not None and ntasks:  # sbatch takes no more nodes than tasks
         nodes = min(nodes, ntasks)
@@ -122,7 +122,7 @@ def size_fates(script: Script, literal: bool) -> list[LineFate]:
     """Return the fates of the lines about sizes.
 
     Args:
-        literal: True if hpc-mp starts the ranks; else the options stay as they are.
+        literal: True if hpc-mp starts the ranks; else the options are unchanged.
     """
     keys = {"nodes": "job.nodes", "ntasks": "job.nodes, job.ranks_per_node", "ntasks-per-node": "job.ranks_per_node",
             "gres": "slurm.gpu_request", "gpus-per-node": "slurm.gpu_request"}
@@ -134,12 +134,12 @@ def size_fates(script: Script, literal: bool) -> list[LineFate]:
             least = option.name == "nodes" and "-" in (option.value or "")
             fates.append(LineFate(option.line, option.line, script.lines[option.line - 1].strip(),
                                   Fate.REPLACED if least else Fate.KEPT, where,
-                                  "a job has exactly so many nodes: the least of the range" if least else ""))
+                                  "a job has a fixed number of nodes: the minimum of the range" if least else ""))
     return fates
 
 
 def script_keys(script: Script, request: Request, file: Path, arguments: Sequence[str], submitted: Path) -> dict[str, Any]:
-    """Return the keys with which the script runs as it is: its sizes, and the variables that its own sbatch would set.
+    """Return the keys with which the script runs unchanged: its sizes, and the variables that its own sbatch would set.
 
     Args:
         file: the script, absolute.
@@ -163,9 +163,9 @@ def script_keys(script: Script, request: Request, file: Path, arguments: Sequenc
 
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
-    """Keep the last of several options that sbatch refuses together, or of which it silently drops one."""
-    for groups, why in ((contradicting(), "sbatch drops one of them in silence"),
-                        (conflicting(), "sbatch refuses both together")):
+    """Keep the last of several options if sbatch refuses them together or silently drops one."""
+    for groups, why in ((contradicting(), "sbatch silently drops one of them"),
+                        (conflicting(), "sbatch refuses them together")):
         for group in groups:
             options = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
                              key=lambda option: option.line)
@@ -181,20 +181,20 @@ _PLACEHOLDER = re.compile(r"\{\{|\{%|@\[|<[^<>]+>|^\[.*\]$|^\{\w+\}$|^!\w")
 
 
 def not_understood(option: Option) -> str | None:
-    """Return the reason why sbatch cannot use the value of a directive: a shell or a template should have filled it in."""
+    """Return the reason for which sbatch cannot use a directive's value: it needs a shell, a template, or another form."""
     value = option.value or ""
     if (variable := unexpanded(option)) is not None or (
             option.name == "mail-user" and (variable := next(iter(re.findall(r"\$\{?\w+\}?", value)), None))):
-        return f"“{variable}” in a directive: sbatch expands nothing; write what it stands for into the job file"
+        return f"“{variable}” in a directive: sbatch expands no variables; write its value into the job file"
     if _PLACEHOLDER.search(value) and option.name not in ("array", "comment"):
-        return f"“{value}” is to be filled in: write it into the job file"
+        return f"“{value}” is a placeholder: write its value into the job file"
     if (expected := malformed(option)) is not None:
-        return f"sbatch does not understand “{value}” there, but {expected}"
+        return f"sbatch does not understand “{value}”; it accepts {expected}"
     return None
 
 
 def _nodes(script: Script) -> int | None:
-    """Return the number of nodes: as given, the minimum of a range, or derived from tasks and tasks per node."""
+    """Return the number of nodes: that of --nodes, the minimum of its range, or derived from tasks and tasks per node."""
     if (match := re.match(r"(\d+)([kK]?)", script.value("nodes") or "")) is not None:
         return max(1, int(match[1]) * (1024 if match[2] else 1))
     ntasks, per_node = script.number("ntasks"), script.number("ntasks-per-node")
@@ -202,7 +202,7 @@ def _nodes(script: Script) -> int | None:
 
 
 def _gpus(script: Script, nodes: int | None) -> GpuCount | None:
-    """Return the GPUs from the most specific of Slurm's options that is given."""
+    """Return the GPUs from the most specific of Slurm's options in the script."""
     if (per_node := script.value("gpus-per-node")) is not None:
         return _typed(per_node, "gpus-per-node", 1)
     if (gres := script.value("gres")) is not None and (match := re.search(r"(?:^|,)(?:gres/)?gpu(?=[:=,]|$)[:=]?([^,]*)", gres)):
@@ -234,9 +234,9 @@ def _any(reading: _RequestSoFar, option: Option) -> None:
         rule, remedy = refused_options()[name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
     elif not option.is_known:
-        reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; give an option of a site's plug-in to srun")
+        reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; pass an option of a site's plug-in to srun")
     else:
-        reading.note(option, Fate.DROPPED, "", f"{shown} says how sbatch behaves, not what the job is")
+        reading.note(option, Fate.DROPPED, "", f"{shown} affects sbatch itself, not the job")
 
 
 def _time(reading: _RequestSoFar, option: Option) -> None:
@@ -244,9 +244,9 @@ def _time(reading: _RequestSoFar, option: Option) -> None:
     if TIME.fullmatch(value):
         reading.keep(option, "job.time_limit", value)
     elif value.lower() in ("infinite", "unlimited"):
-        reading.keep(option, "job.time_limit", "0", "no limit is written 0")
+        reading.keep(option, "job.time_limit", "0", "0 means no limit")
     else:
-        reading.note(option, Fate.LOST, "", f"“{value}” is no time that Slurm takes: set job.time_limit")
+        reading.note(option, Fate.LOST, "", f"“{value}” is not a time limit that Slurm accepts: set job.time_limit")
 
 
 def job_name(text: str) -> str:
@@ -258,15 +258,15 @@ def _name(reading: _RequestSoFar, option: Option) -> None:
     value = option.value or ""
     plain = job_name(value)
     reading.keep(option, "job.name", plain, *(() if plain == value else (
-        "a run's directory has its name: letters, digits, dots, dashes", Fate.REPLACED)))
+        "it names a run's directory: letters, digits, dots, dashes", Fate.REPLACED)))
 
 
 def _log(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.REPLACED, "RUN/log", "logs lie in the run directory: hpc-mp logs")
+    reading.note(option, Fate.REPLACED, "RUN/log", "logs are in the run directory: hpc-mp logs")
 
 
 def _input(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.LOST, "", f"a job reads nothing from stdin: begin the script with exec <{option.value}")
+    reading.note(option, Fate.LOST, "", f"a job has no stdin: begin the script with exec <{option.value}")
 
 
 def _requeue(reading: _RequestSoFar, option: Option) -> None:
@@ -274,7 +274,7 @@ def _requeue(reading: _RequestSoFar, option: Option) -> None:
         reading.keep(option, "slurm.extra.no-requeue", True)
         reading.keys["slurm.retries"] = 0
     else:
-        reading.note(option, Fate.REPLACED, "slurm.retries", "the job is always queued again after a fault of a machine")
+        reading.note(option, Fate.REPLACED, "slurm.retries", "the job is always requeued after a machine failure")
 
 
 def _signal(reading: _RequestSoFar, option: Option) -> None:
@@ -292,12 +292,12 @@ def _array(reading: _RequestSoFar, option: Option) -> None:
     for part in spec.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
         if match is None or int(match[2] or 0) > 10**7:
-            reading.note(option, Fate.LOST, "", f"“{spec}” names no elements: write [sweep]")
+            reading.note(option, Fate.LOST, "", f"“{spec}” is not a list of array elements: write [sweep]")
             return
         first = int(match[1])
         numbers += map(str, range(first, int(match[2] or first) + 1, max(1, int(match[3] or 1)))[:MOST_RUNS + 1])
     if len(numbers) > MOST_RUNS or not numbers:
-        reading.note(option, Fate.LOST, "", f"a sweep has at most {MOST_RUNS} runs: write [sweep] in parts")
+        reading.note(option, Fate.LOST, "", f"a sweep has at most {MOST_RUNS} runs: split it into several [sweep] jobs")
         return
     reading.elements = tuple(dict.fromkeys(numbers))
     reading.keys["sweep.grid"] = {f"program.environment.{ELEMENT}": list(reading.elements)}
@@ -312,7 +312,7 @@ def _chdir(reading: _RequestSoFar, option: Option) -> None:
 
 
 def _container(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.LOST, "", f"--{option.name} would run the script itself in an image: give it to srun instead")
+    reading.note(option, Fate.LOST, "", f"--{option.name} would run the script itself in an image: pass it to srun instead")
 
 
 _ROWS: Mapping[str, Callable[[_RequestSoFar, Option], None]] = {

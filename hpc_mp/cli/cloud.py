@@ -1,4 +1,4 @@
-"""``hpc-mp cloud``: a Slurm cluster from an Azure subscription; problems of a template."""
+"""``hpc-mp cloud``: files of a Slurm cluster in an Azure subscription; problems of a template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hpc-mp cloud render`` for Azure: from a size and a number of nodes to a directory for CycleCloud."""
+"""``hpc-mp cloud render`` for Azure: a directory for CycleCloud from a size and a number of nodes."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _asked_machines(sku: str | None, nodes: int | None, offer: Offer) -> tuple[s
         for size in sizes_on_offer(offer):
             if size.gpus and size.rdma:
                 click.echo(f"  {size.name:32} {size.gpus} × {size.gpu_title}, {size.nics} × InfiniBand {size.rdma_gbps} Gb/s")
-        click.echo("  Standard_D8ads_v5                CPU, to try things out; other sizes: env/machines")
-        sku = click.prompt("Size of the nodes that train", default="Standard_ND96isr_H100_v5",
+        click.echo("  Standard_D8ads_v5                CPU, for a first try; other sizes: env/machines")
+        sku = click.prompt("Size of the training nodes", default="Standard_ND96isr_H100_v5",
                            value_proc=_again(lambda answer: find_size(answer, offer).name))
     size = find_size(sku, offer)
     if nodes is None:
@@ -107,7 +107,7 @@ def _number(answer: str, sku: str, offer: Offer) -> int:
 
 
 def _asked_workspace() -> bool:
-    """Ask if parameters must be written for a workspace. Return False, without asking, if an option settles it."""
+    """Ask if parameters must be written for a workspace. Return False, without a question, if an option settles it."""
     if any(map(_is_given, ("as_workspace", "subnet", "credentials"))):
         return False
     return not click.confirm("Is there a CycleCloud server (otherwise parameters for a workspace with one are written)?",
@@ -115,7 +115,7 @@ def _asked_workspace() -> bool:
 
 
 def _asked_rest(sku: str, nodes: int, offer: Offer, *, as_workspace: bool) -> dict[str, object]:
-    """Return answers to the questions that no option has answered, by the names of Choices."""
+    """Return answers to the questions that no option answers, by field of Choices."""
     answers: dict[str, object] = {}
     if not _is_given("region"):
         empty = "" if as_workspace else " (empty: chosen in CycleCloud's form)"

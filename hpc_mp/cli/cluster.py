@@ -1,4 +1,4 @@
-"""``hpc-mp cluster``: the description of a Slurm cluster, settings that are wrong for training, bad nodes and switches."""
+"""``hpc-mp cluster``: the description of a Slurm cluster, wrong settings for training, bad nodes and switches."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from hpc_mp.lint.slurm_conf.report import Description, PartitionReport
 from hpc_mp.lint.slurm_conf.report import describe as described
 
 MOVED = ("up", "status", "shape", "link", "kill", "boot", "at", "down", "render")
-"""Verbs of release 0.0 that still work in this one, though help does not show them."""
+"""Verbs of release 0.0 that still work but are hidden in the help."""
 
 
 class ClusterVerbs(click.Group):
-    """Describes an existing cluster. ``up``, ``down`` … and ``render`` went to ``lab`` and ``cloud``; they still work."""
+    """Description of an existing cluster. ``up``, ``down`` … and ``render`` moved to ``lab`` and ``cloud``; they still work."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         verb = "cloud" if cmd_name == "render" else "lab"
         if cmd_name in self.commands or cmd_name not in MOVED:
             return super().get_command(ctx, cmd_name)
-        click.echo(f"hpc-mp cluster {cmd_name} is called hpc-mp {verb} {cmd_name} now", err=True)
+        click.echo(f"hpc-mp cluster {cmd_name} is now hpc-mp {verb} {cmd_name}", err=True)
         group = importlib.import_module(f"hpc_mp.cli.{verb}").command
         assert isinstance(group, click.Group)
         return group.get_command(ctx, cmd_name)
 
 
 @click.command(cls=ClusterVerbs, help="Describe a Slurm cluster; list its bad nodes; read, write and check its switches. "
-               "Nothing is changed in Slurm.")
+               "Slurm is not changed.")
 def command() -> None:
     pass
 
@@ -47,14 +47,15 @@ command.add_command(nodes)
 command.add_command(topology)
 
 
-@command.command(help="Show a Slurm cluster: partitions, GPUs, networks, switches, how jobs are run; and what is set up wrongly "
-                    "for training, with the reason and the remedy. It only asks scontrol. Exit 1 if jobs fail by it (an error).")
+@command.command(help="Show a Slurm cluster: partitions, GPUs, networks, switches, job settings; and wrong settings for "
+                      "training, each with the reason and the remedy. Only scontrol is queried. Exit 1 for "
+                      "a setting that makes jobs fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def describe(as_json: bool) -> None:
     try:
         description = described(ask_slurm())
     except CommandFailed as error:
-        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "run it where Slurm answers") from None
+        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "run it on a machine of the cluster") from None
     if as_json:
         click.echo(json.dumps(description.document()))
     else:
@@ -73,8 +74,8 @@ def _show(facts: Description) -> None:
     storeys = " → ".join(map(str, facts.switches))
     for name, text in (
         ("topology", f"{facts.topology}, switches from the leaves up: {storeys}" if storeys else "Slurm knows no switches"),
-        ("networks", ", ".join((*facts.networks, *filter(None, [facts.platform]))) or "features and GRES do not tell"),
-        ("cgroups", "not shown" if facts.constrain is None else ", ".join(facts.constrain) or "nothing is constrained"),
+        ("networks", ", ".join((*facts.networks, *filter(None, [facts.platform]))) or "not visible in features and GRES"),
+        ("cgroups", "unknown" if facts.constrain is None else ", ".join(facts.constrain) or "no constraints"),
     ):
         console.print(escape(f"\n{name}: {text}"), end="")
     console.print("\n")
@@ -85,9 +86,9 @@ def _show(facts: Description) -> None:
     console.print("\n[bold]For training[/]")
     print_findings(facts.findings)
     if not facts.findings:
-        console.print("nothing is set up wrongly, as far as scontrol tells")
+        console.print("no wrong settings in the output of scontrol")
     for text in facts.unseen:
-        console.print(escape(f"not seen: {text}"), style="dim")
+        console.print(escape(f"not available: {text}"), style="dim")
 
 
 def _rows(partition: PartitionReport) -> list[tuple[str, ...]]:

@@ -31,29 +31,29 @@ from hpc_mp.cluster.topology.write import to_conf, to_yaml
 
 WRITTEN = {
     "tree": ("topology.conf", "slurm.conf: TopologyPlugin=topology/tree"),
-    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (from Slurm 24.05 on)"),
-    "yaml": ("topology.yaml", "From Slurm 25.05 on. Where this file is, Slurm passes over topology.conf."),
+    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (Slurm 24.05 or later)"),
+    "yaml": ("topology.yaml", "Slurm 25.05 or later, which ignores topology.conf if this file exists."),
 }
 
 
 @click.command(help="""Show the switches of a cluster, write them for Slurm, or check them.
 
 \b
-FILE: where they are known from, - reads standard input. Without it Slurm is asked.
-hpc-mp cluster topology                                       what Slurm knows
-hpc-mp cluster topology fabric.txt --to tree                  a topology.conf from what ibnetdiscover printed
-hpc-mp cluster topology --from measured                       leaves, as far as the doctor's rates show them
-hpc-mp cluster topology --check                               does Slurm agree with these rates? Exit 1 if not.
+FILE: source of the switches; - for standard input. Without it Slurm is queried.
+hpc-mp cluster topology                                       Slurm's own topology
+hpc-mp cluster topology fabric.txt --to tree                  topology.conf from the output of ibnetdiscover
+hpc-mp cluster topology --from measured                       leaves, from the doctor's measured rates
+hpc-mp cluster topology --check                               comparison of Slurm with these rates; exit 1 if they differ
 """)
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--from", "kind", type=click.Choice(list(SOURCES)), help="What FILE is; default: what it looks like.")
+@click.option("--from", "kind", type=click.Choice(list(SOURCES)), help="Format of FILE.  [default: detected]")
 @click.option("--to", "target", type=click.Choice(list(WRITTEN)),
               help="Write topology.conf as a tree or as blocks, or topology.yaml, to standard output.")
-@click.option("--nodes", "nodelist", metavar="LIST", help="These nodes only: n[1-64].")
+@click.option("--nodes", "nodelist", metavar="LIST", help="Only these nodes: n[1-64].")
 @click.option("--block-sizes", metavar="SIZES", help="With --to block: BlockSizes, as 4,8,16. Default: the smallest block.")
-@click.option("--check", is_flag=True, help="Compare with what hpc-mp doctor measured between the nodes.")
+@click.option("--check", is_flag=True, help="Compare with the rates that hpc-mp doctor measured between the nodes.")
 @click.option("--measured", "measured", metavar="FILE", type=click.Path(path_type=Path),
-              help="With --check: a cluster.json; default: what the doctor has noted of this cluster.")
+              help="With --check: a cluster.json; default: the doctor's record of this cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def topology(file: Path | None, kind: str | None, target: str | None, nodelist: str | None, block_sizes: str | None, check: bool,
              measured: Path | None, as_json: bool) -> None:
@@ -76,7 +76,7 @@ def topology(file: Path | None, kind: str | None, target: str | None, nodelist: 
 def _refuse_useless(target: str | None, block_sizes: str | None, check: bool, measured: Path | None, as_json: bool) -> None:
     for wrong, option, remedy in (
         (block_sizes is not None and target != "block", "--block-sizes", "add --to block"),
-        (measured is not None and not check, "--measured", "add --check, or give the file as FILE"),
+        (measured is not None and not check, "--measured", "add --check, or pass the file as FILE"),
         (target is not None and check, "--to", "leave out --check, or --to"),
         (target is not None and as_json, "--json", "leave out --json, or --to"),
     ):
@@ -91,11 +91,11 @@ def _known(file: Path | None, kind: str | None, check: bool) -> TopologyReading:
         survey = _noted()
         return read_measured_topology(survey, f"rates measured by hpc-mp doctor on {_day(survey)}")
     if kind not in (None, "slurm"):
-        raise HpcMpError(f"--from {kind}", "needs a file", "name it, or - for standard input")
+        raise HpcMpError(f"--from {kind}", "needs a file", "pass FILE, or - for standard input")
     try:
         answer = show_topology()
     except CommandFailed as error:
-        raise HpcMpError(" ".join(SHOW_TOPOLOGY), str(error).splitlines()[-1], "name a FILE") from None
+        raise HpcMpError(" ".join(SHOW_TOPOLOGY), str(error).splitlines()[-1], "pass a FILE") from None
     return read(answer, " ".join(SHOW_TOPOLOGY), "slurm")
 
 
@@ -103,9 +103,9 @@ def _text(file: Path) -> str:
     try:
         return (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8-sig")
     except OSError as error:
-        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "name another file") from None
+        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "pass another file") from None
     except UnicodeDecodeError:
-        raise HpcMpError(str(file), "is not UTF-8 text", "name another file") from None
+        raise HpcMpError(str(file), "is not UTF-8 text", "pass another file") from None
 
 
 def _rates(file: Path | None) -> LinkRates:
@@ -113,15 +113,15 @@ def _rates(file: Path | None) -> LinkRates:
 
 
 def _noted() -> LinkRates:
-    """Return the rates of the cluster that answers. Raises HpcMpError."""
+    """Return the rates of this machine's cluster. Raises HpcMpError."""
     try:
         name = show_config().config.get("ClusterName") or None
     except CommandFailed as error:
-        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "name a cluster.json") from None
+        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "pass a cluster.json") from None
     survey = noted(name)
     if survey is None:
-        raise HpcMpError(f"cluster {name}", "was not measured yet",
-                         "run `hpc-mp doctor cluster --nodes N` first, or name a cluster.json")
+        raise HpcMpError(f"cluster {name}", "has not been measured",
+                         "run `hpc-mp doctor cluster --nodes N` first, or pass a cluster.json")
     return survey
 
 
@@ -134,7 +134,7 @@ def _only(reading: TopologyReading, nodelist: str) -> TopologyReading:
     topologies = tuple(only(topo, frozenset(hosts)) for topo in reading.topologies)
     attached = {host for topo in topologies for host in topo.hosts}
     missing = [host for host in hosts if host not in attached]
-    notes = (f"{listed(missing)}: under no switch here",) if missing else ()
+    notes = (f"{listed(missing)}: not under a switch",) if missing else ()
     return replace(reading, topologies=topologies, notes=reading.notes + notes)
 
 
@@ -157,8 +157,8 @@ def _write(reading: TopologyReading, target: str, block_sizes: str | None) -> No
         selected = as_tree(selected) if target == "tree" else as_block(selected, _sizes(block_sizes))
         others = [topo.name for topo in reading.topologies if topo.name != selected.name]
         small = [block.name for block in selected.switches if selected.sizes and len(block.hosts) < selected.sizes[0]]
-        notes = [f"of several topologies this is {selected.name}; left out: {', '.join(others)}"] if others else []
-        notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes, which Slurm takes from 25.05 on"] if small else []
+        notes = [f"the topology is {selected.name}; left out: {', '.join(others)}"] if others else []
+        notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes: needs Slurm 25.05 or later"] if small else []
         reading = replace(reading, notes=(*reading.notes, *notes))
         click.echo(to_conf(selected, _header(reading, target, (selected,))), nl=False)
     for note in reading.notes:
@@ -168,14 +168,14 @@ def _write(reading: TopologyReading, target: str, block_sizes: str | None) -> No
 def _sizes(text: str | None) -> tuple[int, ...]:
     words = text.split(",") if text is not None else []
     if not all(word.isascii() and word.isdecimal() and 0 < int(word) < 65536 for word in words):
-        raise HpcMpError(f"--block-sizes {text}", "is no list of numbers of nodes", "write for example 4,8,16")
+        raise HpcMpError(f"--block-sizes {text}", "is not a list of numbers of nodes", "write for example 4,8,16")
     return tuple(map(int, words))
 
 
 def _header(reading: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
     name, use = WRITTEN[target]
     nodes = len({host for topo in topologies for host in topo.hosts})
-    return (f"{name}: {nodes} nodes, made by hpc-mp {__version__} from {reading.origin}", *reading.notes, use)
+    return (f"{name}: {nodes} nodes, written by hpc-mp {__version__} from {reading.origin}", *reading.notes, use)
 
 
 # --- show ------------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def _show(reading: TopologyReading) -> None:
 
 
 def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str = "") -> Iterator[str]:
-    """Yield a line per switch, below each other as they are connected."""
+    """Yield a line per switch, as a tree."""
     switches = [by_name[name] for name in names if name in by_name]
     for switch in switches:
         last = switch is switches[-1]
@@ -232,10 +232,10 @@ def _check(reading: TopologyReading, measured: LinkRates, as_json: bool) -> None
         for odd in comparison.odd:
             console.print(f"[red]{escape(str(odd))}[/]")
         if comparison.unplaced and comparison.verdict != "cannot tell":
-            console.print(escape(f"{listed(comparison.unplaced)}: rates do not show under which leaf"))
+            console.print(escape(f"{listed(comparison.unplaced)}: the rates do not show their leaf"))
         if comparison.odd:
-            console.print("→ look which is right (cables moved? a node slow?), mend topology.conf, `scontrol reconfigure`"
-                          + ("; `hpc-mp cluster topology --from measured --to tree` writes what was measured"
+            console.print("→ find the cause (moved cables, a slow node), correct topology.conf, and run `scontrol reconfigure`"
+                          + ("; `hpc-mp cluster topology --from measured --to tree` writes the measured topology"
                              if infer(measured).groups else ""))
     if comparison.verdict == "disagrees":
         raise click.exceptions.Exit(1)

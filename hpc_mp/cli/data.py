@@ -1,4 +1,4 @@
-"""``hpc-mp data``: preparation of a job's text before an allocation, so that no GPU waits for it."""
+"""``hpc-mp data``: preparation of a job's text before an allocation, to keep GPUs from waiting for it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hpc_mp.launch.training_text import check_text
 from hpc_mp.layout.models import read_shape
 
 
-@click.group(help="Make a job's tokens before it runs.")
+@click.group(help="Tokenize a job's text before it runs.")
 def command() -> None:
     pass
 
 
-@command.command(help="Tokenize and hash the text of a job file into the cache beside its runs; ranks that start later find "
-                      "it there. What is there already is not made again.")
+@command.command(help="Tokenize and hash the text of a job file into the cache of its runs, in which ranks find it later. "
+                      "Existing tokens are reused.")
 @click.argument("job", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -57,7 +57,7 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
                f"tokenizer  {tokens.tokenizer_directory}\n"
                f"epoch      {counted(steps, 'step')} of {spec.train.global_batch} sequences of {spec.data.sequence_length}")
     if spec.train.epochs is not None:
-        click.echo(f"epochs     {spec.train.epochs:g}, which are {counted(with_steps(spec, tokens.count).train.steps, 'step')}")
+        click.echo(f"epochs     {spec.train.epochs:g}, or {counted(with_steps(spec, tokens.count).train.steps, 'step')}")
     if held_out is not None:
         click.echo(f"held out   {held_out.count:,} tokens of {counted(len(find_files(spec.evaluate.files)), 'file')}, "
                    f"in {held_out.directory}")

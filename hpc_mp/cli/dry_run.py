@@ -1,4 +1,4 @@
-"""``hpc-mp train --dry-run``: what a rank would hold, send, open and write, as tables or as one JSON document."""
+"""``hpc-mp train --dry-run``: a rank's memory, messages, connections and files, as tables or as one JSON document."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: bool) -> None:
-    """Raises HpcMpError for a job that cannot run, or a rank that it does not have."""
+    """Compute and print a dry run. Raises HpcMpError for an invalid job or rank."""
     need_train("hpc-mp train --dry-run")
     spec = load_job(job, overrides)
     shape = read_shape(spec)
     check_layout(shape, spec)
     if not 0 <= rank < spec.ranks:
-        raise HpcMpError(f"--rank {rank}", f"the job has the ranks 0 to {spec.ranks - 1}", "name one of these")
+        raise HpcMpError(f"--rank {rank}", f"must be 0 to {spec.ranks - 1} in this job", "pass one of these ranks")
     order = choose_rank_order(spec, traffic_of(spec, shape, stage_layers(spec, shape)))
     placement = place(degrees_of(spec), order.letters, spec.job.ranks_per_node, spec.parallel.rank_map)
     from hpc_mp.train.dry_run.dry_run import dry_run  # imports torch
@@ -64,22 +64,22 @@ def _print(result: DryRun) -> None:
         "start": f"{_weights(loading.weights)}; at most {memory_size(loading.first_values)} on the host at once",
         "resume": f"reads {several(loading.checkpoint)}; at most {memory_size(loading.restored)} on the host at once",
         "save": f"writes {', '.join(saving.files) or 'nothing'}, {data_size(saving.bytes)}; "
-                f"{memory_size(saving.host)} are copied to the host at once",
+                f"at most {memory_size(saving.host)} copied to the host at once",
     }
     console.print()
     for name, text in rows.items():
         console.print(f"{name:<11}{text}", markup=False)
-    console.print(f"\nfound in {duration(result.seconds)}, without a GPU and without other ranks")
+    console.print(f"\ncomputed in {duration(result.seconds)}, without a GPU and without other ranks")
 
 
 def _weights(files: tuple[str, ...] | None) -> str:
     if files is None:
-        return "reads weights that are not there yet"
+        return "reads weights that do not exist yet"
     return f"reads {', '.join(files)}" if files else "draws random values"
 
 
 def _units(result: DryRun) -> Table:
-    table = _table("units", "number", "parameters", "of which it updates")
+    table = _table("units", "number", "parameters", "updated by it")
     kinds: dict[tuple[str, int, int], int] = {}
     for unit in result.step.units:
         key = unit.unit.rstrip("0123456789").rstrip("."), unit.padded, unit.part
@@ -92,7 +92,7 @@ def _units(result: DryRun) -> Table:
 def _memory(result: DryRun) -> dict[str, str]:
     step, state, peak = result.step, result.step.state, result.step.peak
     others = peak.bytes - step.rest - peak.gathered - peak.slabs
-    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients on their way": peak.slabs,
+    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients in transit": peak.slabs,
              "activations": others}
     elsewhere = {"in the host's memory": state.host, "on a disk": state.disk}
     return {

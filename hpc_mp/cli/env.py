@@ -1,4 +1,4 @@
-"""``hpc-mp env``: which environment variables count, who says so, and what is wrong with them."""
+"""``hpc-mp env``: the effective environment variables, their sources, and their problems."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from hpc_mp.environment.view import AUTO, View, one_line, shell_lines, view_of
 IN_A_PIPE = 400  # columns: a program that reads the table expects each variable on one line
 
 
-@click.command(help="Show which environment variables count here for NCCL and the network, who says so, what this platform's "
-                    "profile adds, and what is wrong with them. The first that says something counts: the process, ~/.nccl.conf "
-                    "(or $NCCL_CONF_FILE), /etc/nccl.conf, the profile, NCCL's default.")
+@click.command(help="Show the effective environment variables for NCCL and the network, their sources, the additions of this "
+                    "platform's profile, and problems. The first source with a value wins: the process, ~/.nccl.conf (or "
+                    "$NCCL_CONF_FILE), /etc/nccl.conf, the profile, NCCL's default.")
 @click.option("--profile", default=AUTO, show_default=True, metavar="NAME",
-              help="One of env/profiles, none, or auto: the one that this machine shows itself to be.")
-@click.option("--all", "everything", is_flag=True, help="Also what nobody sets: NCCL's defaults.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; it holds the defaults too.")
+              help="A name from env/profiles, none, or auto: the profile of this machine's platform.")
+@click.option("--all", "everything", is_flag=True, help="Also show unset variables with NCCL's defaults.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the defaults.")
 @click.option("--shell", "as_shell", is_flag=True, help='Print export and unset lines, for eval "$(hpc-mp env --shell)".')
 @click.option("--root", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="Look at a copy of another machine's files below DIR, with this process's variables.")
+              help="Examine a copy of another machine's files below DIR, with this process's variables.")
 def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root: Path | None) -> None:
     view = view_of(NodeSource(), os.environ, profile) if root is None else \
-        view_of(NodeSource(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
+        view_of(NodeSource(root.resolve(), _refuse), os.environ, profile, installed=lambda name: None)
     if as_json:
         click.echo(json.dumps(_tree(view)))
     elif as_shell:
@@ -51,12 +51,12 @@ def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root:
         exit_by(view.findings)
 
 
-def _nobody(argv: Sequence[str]) -> str:
-    raise CommandFailed(f"{argv[0]} is not asked about a copy of a machine")
+def _refuse(argv: Sequence[str]) -> str:
+    raise CommandFailed(f"{argv[0]} is not run for a copy of a machine")
 
 
 def _tree(view: View) -> dict[str, Any]:
-    """The JSON document."""
+    """Return the JSON document."""
     applied = view.applied
     return {
         "platform": asdict(view.platform),
@@ -80,7 +80,7 @@ def _print(view: View, everything: bool) -> None:
     if not console.is_terminal:
         console.width = IN_A_PIPE
     applied = view.applied
-    console.print(f"[bold]This machine[/] shows itself as {view.platform.name or 'no known platform'}")
+    console.print(f"[bold]Platform[/] {view.platform.name or 'unknown'}")
     for line in view.platform.evidence:
         console.print(f"  {escape(line)}")
     if view.versions:
@@ -98,7 +98,7 @@ def _print(view: View, everything: bool) -> None:
 def _table(variables: Sequence[Effective]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("variable", no_wrap=True)
-    for column in ("value", "said by", "hides"):
+    for column in ("value", "source", "overrides"):
         table.add_column(column, overflow="fold")
     for variable in variables:
         value = "(NCCL decides)" if variable.value is None else one_line(variable.value) or "(empty)"
@@ -109,7 +109,7 @@ def _table(variables: Sequence[Effective]) -> Table:
 
 def _print_profile(console: Console, applied: Applied) -> None:
     """Print the whole profile, with the variables that do not apply here and the reason."""
-    console.print("\n[bold]What the profile says[/]")
+    console.print("\n[bold]Settings of the profile[/]")
     reasons = {id(omission.variable): omission.why for omission in applied.left_out}
     for variable in applied.profile.variable:
         value = f"={variable.value}" if variable.use != "leave" and not variable.finds else ""

@@ -10,8 +10,8 @@ import click
 
 from hpc_mp.runs.status import RunStatus
 
-SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last for ever: each asks Slurm once, and schedulers serve many people
-SILENCE_S = 30.0  # after so many seconds a log gets a line, whether or not anything has changed
+SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last repeated: each queries Slurm once, and schedulers serve many users
+SILENCE_S = 30.0  # after which a log gets a line even without a change
 Poll = Callable[[], Sequence[RunStatus]]
 
 
@@ -22,7 +22,7 @@ def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callabl
     Args:
         text: formats all runs, for a terminal.
         line: formats one run, for a log.
-        quiet: True to show nothing, because a document follows.
+        quiet: True for no output, because a document follows.
     """
     polls = _polls(poll)
     if quiet:
@@ -32,7 +32,7 @@ def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callabl
 
 
 def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
-    """Yield the result of each poll; the last one when no run is active any more."""
+    """Yield the result of each poll until no run is active."""
     number = 0
     while True:
         statuses = poll()
@@ -59,7 +59,7 @@ def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[Run
 
 
 def _lines(polls: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str]) -> Sequence[RunStatus]:
-    """Print a line for each run that has changed: its state, its activity, and whether it is late; not for every step."""
+    """Print a line for each run whose state, activity or lateness has changed; not for every step."""
     last: Sequence[RunStatus] = ()
     states: dict[object, object] = {}
     before: dict[object, str | None] = {}

@@ -25,29 +25,29 @@ from hpc_mp.rundir.outcome import Outcome
 from hpc_mp.rundir.sweep import best_of, read_member
 from hpc_mp.runs.logs import Logs
 
-LAST_WORDS = 3  # lines of a program that has ended well
-# What would end the same way again, unless something is done before.
+LAST_WORDS = 3  # last lines of a successful program
+# Remedies for failures that would recur.
 MEND_FIRST = {
-    "memory": "let a rank hold less (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",
-    "space": "make room",
+    "memory": "reduce the memory of a rank (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",
+    "space": "free disk space",
 }
-MEND_PROGRAM = MEND_FIRST | {"memory": "let a rank hold less (a smaller batch, recomputing, more ranks)"}
+MEND_PROGRAM = MEND_FIRST | {"memory": "reduce the memory of a rank (a smaller batch, recomputation, more ranks)"}
 
 
 @click.command(help="Plan, place, render and start a job.")
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--on", type=click.Choice(ON), default="auto", show_default=True,
-              help="Slurm, or emulated nodes on this machine; auto says which it takes and why.")
+              help="Slurm, or emulated nodes on this machine; auto prints its choice and the reason.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: --set train.steps=20.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the job script; start and write nothing.")
 @click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line, and all defaults.")
 @click.option("--wait", is_flag=True, help="Wait for the end of a Slurm job (all others are always waited for).")
 @click.option("--resume", is_flag=True,
-              help="Go on with the newest run of this job, or with the run whose job file this is, on this or another layout; of "
-                   "a sweep on emulated nodes with all runs that are not complete.")
+              help="Continue the newest run of this job, or the run of this job file, on this or another layout; for a sweep on "
+                   "emulated nodes, all incomplete runs.")
 @click.option("--slurm-version", metavar="YEAR.MONTH", callback=lambda _context, _option, text: text and parse_version(text),
-              help="Write the job script for this release of Slurm instead of the one found.")
-@click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")
+              help="Write the job script for this release of Slurm instead of the installed one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end; all other output goes to stderr.")
 def command(
     job: Path, on: str, overrides: tuple[str, ...], dry_run: bool, explain: bool, wait: bool, resume: bool,
     slurm_version: Version | None, as_json: bool,
@@ -78,7 +78,7 @@ def _watched(outcome: Outcome) -> str:
 
 
 def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
-    """Print the job script, its explanation, or the document of a launch that was only planned."""
+    """Print the job script, its explanation, or the document of a planned launch."""
     if as_json:
         click.echo(json.dumps(shown.document()))
     elif explain:
@@ -104,22 +104,22 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
         member = read_member(RunDirectory(element.run))
         marked = f"  ← best by {best[1]}" if best is not None and index == best[0] else ""
         values = words_of(member.values) if member is not None else ""
-        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the job file as it is'}{marked}")
+        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the unchanged job file'}{marked}")
     if sum(element.steps > 0 for element in ended) > 1:
         listener.say(f"compare   {shlex.join(['hpc-mp', 'report', str(ended[0].run), '--all'])}")
     for element in ended:
         if element.state in ("failed", "stopped"):
             cause = f": {element.cause.message}" if element.cause is not None else ""
-            go_on = "" if outcome.not_started else f"\ngo on with: {again_alone(request, element.run)}"
+            go_on = "" if outcome.not_started else f"\ncontinue with: {again_alone(request, element.run)}"
             listener.note(f"hpc-mp: {element.run} {element.state}{cause}{go_on}")
     if outcome.not_started:
-        listener.note(f"go on with: {again(request, outcome.run)}")
+        listener.note(f"continue with: {again(request, outcome.run)}")
     return int(outcome.state in ("failed", "stopped"))
 
 
 def _loss_words(outcome: Outcome) -> str:
     held_out = outcome.best_evaluation_loss
-    return _curve_words(outcome, ", loss ") + ("" if held_out is None else f", held out {loss_words(held_out)} at best")
+    return _curve_words(outcome, ", loss ") + ("" if held_out is None else f", best held out {loss_words(held_out)}")
 
 
 def _curve_words(outcome: Outcome, before: str) -> str:
@@ -141,12 +141,12 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         listener.say(curve + speed)
     if outcome.evaluation_loss is not None:
         least = outcome.best_evaluation_loss
-        better = f", the best was {loss_words(least)}" if least is not None and least < outcome.evaluation_loss else ""
+        better = f", best {loss_words(least)}" if least is not None and least < outcome.evaluation_loss else ""
         listener.say(f"held out  {loss_words(outcome.evaluation_loss)}{better}")
     if outcome.checkpoint is not None:
         listener.say(f"saved     {outcome.checkpoint}")
     if outcome.best_checkpoint not in (None, outcome.checkpoint):
-        listener.say(f"best      {outcome.best_checkpoint}, by the least held-out loss (hpc-mp export --best takes it)")
+        listener.say(f"best      {outcome.best_checkpoint}, by the least held-out loss (hpc-mp export --best exports it)")
     if outcome.report is not None:
         listener.say(f"report    {outcome.report}")
     cause = outcome.cause
@@ -155,7 +155,7 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.state == "stopped":
         program = RunDirectory(outcome.run).program.exists()  # the steps of a program are unknown
         where = "" if program else f" after step {outcome.steps}{_lost(outcome)}"
-        raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Go on with: {go_on}")
+        raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Continue with: {go_on}")
     if cause is not None and cause.kind == "user":
         listener.note(f"hpc-mp: {cause.message}")
         return 2
@@ -165,20 +165,20 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         log = f"its log:    {cause.log}\n" if cause.log else ""
         mend = MEND_PROGRAM if RunDirectory(outcome.run).program.exists() else MEND_FIRST
         first = mend.get(cause.kind)
-        raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}go on with: {go_on}")
+        raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}continue with: {go_on}")
     return 0
 
 
 def _last_words(run: RunDirectory) -> Iterator[str]:
-    """Yield the last lines that a program's first rank printed."""
+    """Yield the last lines of a program's first rank."""
     sources = Logs(run, None).rank(0) if run.program.exists() else ()
     lines = [line for source in sources for line in source.lines(tail(source.path)) if line.strip()]
     for number, line in enumerate(lines[-LAST_WORDS:]):
-        yield f"{'' if number else 'last said':<9} {line}"
+        yield f"{'' if number else 'output':<9} {line}"
 
 
 def _lost(outcome: Outcome) -> str:
-    """Return words for the steps that no checkpoint contains: ranks that were killed have not saved."""
+    """Return words for the steps after the last checkpoint: killed ranks have not saved."""
     saved = step_of(outcome.checkpoint) if outcome.checkpoint is not None else 0
     if saved == outcome.steps:
         return ""

@@ -19,14 +19,13 @@ from hpc_mp.lint.kinds import KINDS, RENDER_FIRST, Kind, kind_of
 Release = tuple[int, int]
 
 
-@click.command(help="Find what is wrong with files; exit 1 if something is wrong on any cluster. It knows what it is given: a "
-                    "job script (read as if sbatch were called in this directory, and never run), a job file, variables (what "
-                    "env prints, exports of a shell, nccl.conf), slurm.conf, topology.conf, a template or project of Azure "
-                    "CycleCloud.")
+@click.command(help="Find problems of files; exit 1 for an error on any cluster. It detects the kind of a file: a job script "
+                    "(read as if sbatch were called in this directory, and never run), a job file, variables (output of env, "
+                    "shell exports, nccl.conf), slurm.conf, topology.conf, an Azure CycleCloud template or project.")
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
 @click.option("--as", "kind", type=click.Choice(list(KINDS)),
-              help="What the files are, where lint takes them for something else.")
-@click.option("--slurm-version", metavar="24.05", help="What a job script is for; without it, every release counts.")
+              help="Kind of the files, instead of the detected one.")
+@click.option("--slurm-version", metavar="24.05", help="Release of Slurm for a job script; without it, every release counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | None, as_json: bool) -> None:
     release = _release(slurm_version)
@@ -50,8 +49,8 @@ def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Fi
     text = text_of(file, "file, such as a job script")
     file_kind = kind or kind_of(file, text)
     if file_kind is None:
-        raise HpcMpError(str(file), f"is nothing that there are rules for, which are {', '.join(KINDS.values())}",
-                         "say what it is with --as, such as --as sbatch")
+        raise HpcMpError(str(file), f"is not a known kind of file ({', '.join(KINDS.values())})",
+                         "name its kind with --as, such as --as sbatch")
     return _LINTERS[file_kind](file, text, release)
 
 
@@ -62,7 +61,7 @@ def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]
 
 
 def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    """Return a finding for each value that is wrong by itself; without any, for the first inconsistency between values."""
+    """Return a finding for each invalid value; without one, for the first inconsistency between values."""
     from hpc_mp.job.load import load_sweep
 
     try:
@@ -134,8 +133,9 @@ def _alone(finding: Finding, file: Path, text: str, release: Release | None) -> 
     return [replace(finding, file=str(file))]
 
 
-_JUDGED_TOGETHER = Finding("slurm-part", "info", "", "is judged together with slurm.conf, which says which nodes have GPUs.",
-                           "Lint the slurm.conf in whose directory it lies.")
+_JUDGED_TOGETHER = Finding("slurm-part", "info", "",
+                           "is checked together with slurm.conf, which defines the nodes and their GPUs.",
+                           "Lint the slurm.conf in the same directory.")
 _LINTERS: dict[Kind, Callable[[Path, str, Release | None], Sequence[Finding]]] = {
     "sbatch": _sbatch, "job": _job, "variables": _variables, "nccl": _nccl, "slurm-conf": _slurm_conf, "topology": _topology,
     "template": _template, "project": _project, "slurm-part": partial(_alone, _JUDGED_TOGETHER),
@@ -148,6 +148,6 @@ def _release(text: str | None) -> Release | None:
         return None
     match = re.fullmatch(r"(\d\d)\.(\d\d)(\.\d+)?", text)
     if not match:
-        raise HpcMpError(f"--slurm-version {text}", "is no release of Slurm",
-                         "write it as 24.05, as sinfo --version prints it")
+        raise HpcMpError(f"--slurm-version {text}", "is not a release of Slurm",
+                         "write it in the form 24.05, as in sinfo --version")
     return int(match[1]), int(match[2])

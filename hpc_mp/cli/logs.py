@@ -1,4 +1,4 @@
-"""``hpc-mp logs``: the output of a run; after a failure the cause comes last."""
+"""``hpc-mp logs``: the output of a run, with the cause of a failure at the end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hpc_mp.runs.status import described, seen
 POLL_S = 0.5  # between two polls of the files
 
 
-@click.command(help="Show what a run has said; after a failure the cause comes last.")
+@click.command(help="Show the output of a run, with the cause of a failure at the end.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--rank", type=int, help="The log of one rank.")
 @click.option("--node", help="The log of one node, by its name.")
 @click.option("--attempt", type=int, help="An earlier attempt, from 1; default: the newest.")
-@click.option("--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--follow", is_flag=True, help="Continue until the run has ended.")
 def command(run: Path, rank: int | None, node: str | None, attempt: int | None, follow: bool) -> None:
     if rank is not None and node is not None:
-        raise HpcMpError("--rank and --node", "exclude each other", "give one of them")
+        raise HpcMpError("--rank and --node", "exclude each other", "remove one of them")
     directory = find(run)
     follower, jobs, delays = Follower(), described([directory])[0], iter(queue.DELAYS_S)
     due = time.monotonic() + next(delays)
@@ -37,7 +37,7 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
     while True:
         if attempt is None and (reason := _waits(jobs)) != last_reason:
             last_reason = reason
-            click.echo(reason or "it waits no longer")
+            click.echo(reason or "the job no longer waits")
         ended = not follow or attempt is not None or seen(directory, jobs).ended
         logs = Logs(directory, attempt)
         sources = logs.rank(rank) if rank is not None else logs.node(node) if node is not None else logs.main()
@@ -51,12 +51,12 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
     if not sources and (rank is not None or node is not None):
         option, key = (f"--rank {rank}", "rank") if rank is not None else (f"--node {node}", "node")
         raise HpcMpError(option, f"has no log; attempt {logs.attempt} has started {key}s {logs.named(key)}",
-                         "name one of those, or another --attempt")
+                         "pass one of these, or another --attempt")
     _cause(directory, logs.attempt, jobs)
 
 
 def _waits(jobs: list[SlurmJob]) -> str:
-    """Return the reason why no output appears, or no more; empty for a run that does not wait."""
+    """Return the reason for missing output; empty for a run that does not wait."""
     job = next((job for job in jobs if not job.ended), None)
     if job is None or not job.waits:
         return ""

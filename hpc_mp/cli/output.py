@@ -1,5 +1,5 @@
-"""Output of verbs: findings in one common form, and streams that outlive their readers: a run must survive the end of its pager
-or terminal."""
+"""Output of verbs: findings in one common form, new files, and streams that outlive their readers: a run must survive the end
+of its pager or terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding, Severity, findings_document, nagios_line, summary, worst
 from hpc_mp.base.text import escaped
 
@@ -21,24 +23,35 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "unknown": "magenta", "info": "cyan", "ok": "green"}
-GONE = (errno.EPIPE, errno.EIO)  # the reader of the pipe has gone; the terminal was closed
+GONE = (errno.EPIPE, errno.EIO)  # the reader of the pipe has ended; the terminal was closed
 
 
 def finish(findings: Sequence[Finding], as_json: bool, *, more: Mapping[str, Any] | None = None, what: str = "",
            everything: bool = True) -> None:
-    """Print the findings of a linter or a check, and the count of each severity; exit 1 if one is an error.
+    """Print the findings of a linter or a check, and the count of each severity; exit 1 for an error.
 
     Args:
         more: further entries of the JSON document, such as the host.
         what: the examined object, printed before the counts.
-        everything: True to print findings without a problem too.
+        everything: True to print findings of severity ``ok`` too.
     """
     if as_json:
         click.echo(json.dumps({**(more or {}), **findings_document(findings)}))
     else:
         print_findings([finding for finding in findings if everything or finding.severity != "ok"])
-        click.echo((f"{what}: " if what else "") + (summary(findings) or "nothing found"))
+        click.echo((f"{what}: " if what else "") + (summary(findings) or "no findings"))
     exit_by(findings)
+
+
+def write_new(path: Path, text: str, force: bool) -> None:
+    """Write a file; replace an existing one only if ``force``. Raises HpcMpError."""
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise HpcMpError(str(path), "exists", "pass another name, or --force to replace it") from None
+    except OSError as error:
+        raise HpcMpError(str(path), f"cannot be written ({error.strerror})", "pass a path in a writable directory") from None
 
 
 def exit_by(findings: Sequence[Finding]) -> None:
@@ -61,7 +74,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def terminal() -> Console:
-    """Return standard output, coloured on a terminal. Lines are never broken, so that a pipe gets them whole."""
+    """Return standard output, coloured on a terminal. Lines are never wrapped, not even in a pipe."""
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, soft_wrap=True)
@@ -79,11 +92,11 @@ def to_monitor(findings: Sequence[Finding]) -> None:
 
 
 class Lasting(io.FileIO):
-    """An open descriptor that takes whatever is written.
+    """An open descriptor that accepts any output.
 
     Attributes:
-        lost: the first reason why something was dropped.
-        written: how many bytes it was given.
+        lost: the first reason for dropped output; None without one.
+        written: the number of bytes passed to it.
     """
 
     lost: OSError | None = None
@@ -112,7 +125,7 @@ def lasting_output() -> Iterator[Lasting]:
 
 
 def _descriptor(stream: TextIO | None) -> Lasting:
-    """Return the descriptor of ``stream``. One closed at the start (``>&-``) becomes /dev/null, with its number."""
+    """Return the descriptor of ``stream``. A stream closed at the start (``>&-``) becomes /dev/null, with its number."""
     return Lasting(stream.fileno() if stream else os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
 
 

@@ -37,7 +37,7 @@ from hpc_mp.rundir.plan import Traffic
 RANKS_SHOWN = 64
 GROUPS_SHOWN = 4
 MEMBERS_SHOWN = 8
-ONE_EACH = Traffic(1, 1, 1)  # edges are counted where no model gives them bytes
+ONE_EACH = Traffic(1, 1, 1)  # without a model, edges are counted instead of bytes
 SHOWN = ("tp", "pp", "dp")
 
 
@@ -49,7 +49,7 @@ class Site:
     tree: SwitchTree
 
 
-@click.command(help="Show which rank does what where, and what it costs.")
+@click.command(help="Show the place and the coordinates of each rank, and the cost.")
 @click.option("--tp", "tensor", type=int, default=1, show_default=True, help="Tensor degree T.")
 @click.option("--pp", "pipeline", type=int, default=1, show_default=True, help="Pipeline degree P.")
 @click.option("--dp", "data", type=int, default=1, show_default=True, help="Data degree D: replicas of the model.")
@@ -57,14 +57,15 @@ class Site:
 @click.option("--ep", "expert", type=int, default=1, show_default=True, help="Expert degree E: blocks inside D × C.")
 @click.option("--order", default="cluster", show_default=True,
               help="Letters D, P, C, T (the right-most varies fastest over ranks), cluster (DPT) or spread (TPD).")
-@click.option("--axes", metavar="NAME", help="The numbers that a program gives its ranks, in this order on nodes: "
+@click.option("--axes", metavar="NAME", help="A program's own numbering of ranks, in this order on nodes: "
                                             f"{', '.join(NUMBERINGS)}, or letters.")
 @click.option("--rank-map", default="auto", show_default=True, metavar="MAP",
               help="block (node after node), cyclic (rank r on node r mod N), the node of every rank as 0,0,1,1, or "
-                   "auto: block, with hosts of one leaf switch side by side.")
-@click.option("--ranks-per-node", type=int, default=8, show_default=True, help="The last node may be part-filled.")
+                   "auto: block, with the hosts of a leaf switch next to each other.")
+@click.option("--ranks-per-node", type=int, default=8, show_default=True,
+              help="Ranks on each node; the last node may have fewer.")
 @click.option("--topology", "topology", metavar="FILE", type=click.Path(path_type=Path),
-              help="topology.conf, topology.yaml, or what `scontrol show topology` prints.")
+              help="topology.conf, topology.yaml, or the output of `scontrol show topology`.")
 @click.option("--nodes", "nodelist", metavar="HOSTS", help="Hosts of the nodes, as n[1-4]; default: the topology's first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
@@ -92,9 +93,9 @@ def command(
         console.print(f"… and {more} more (--json lists all)")
     console.print("\n[bold]Groups[/]", _group_table(chosen), sep="\n")
     console.print("\n[bold]All orders[/]", _order_table(placements, chosen.order, site), sep="\n")
-    console.print("(nodes spanned, inter-node hops) per group; edges: the most that leave one node; "
-                  "uplink: the most that leave one leaf switch" if site else
-                  "(nodes spanned, inter-node hops) per group; edges: the most that leave one node")
+    console.print("(nodes spanned, inter-node hops) per group; edges: maximum that leave one node; "
+                  "uplink: maximum that leave one leaf switch" if site else
+                  "(nodes spanned, inter-node hops) per group; edges: maximum that leave one node")
 
 
 def _rank_map(text: str) -> RankMap:
@@ -112,7 +113,7 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
     hosts = expand(nodelist) if nodelist is not None else tuple(tree.above)
     if len(hosts) < placement.nodes or (nodelist is not None and len(hosts) > placement.nodes):
         source = "the topology" if nodelist is None else f"--nodes {nodelist}"
-        raise HpcMpError(source, f"names {len(hosts)} hosts, the placement has {placement.nodes} nodes",
+        raise HpcMpError(source, f"names {len(hosts)} hosts, but the placement has {placement.nodes} nodes",
                          f"name {placement.nodes} hosts with --nodes, or change the degrees or --ranks-per-node")
     strange = [host for host in hosts if host not in tree.above]
     if strange:

@@ -1,4 +1,4 @@
-"""``hpc-mp train --profile``: cost of the units of a job's model on this device, for ``parallel.partition``."""
+"""``hpc-mp train --profile``: the cost of the units of a job's model on this device, for ``parallel.partition``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def profile_and_print(job: Path, overrides: Sequence[str], as_json: bool) -> Non
         write_profile(spec.profile, profile)
     except OSError as error:
         raise HpcMpError(f"the profile {spec.profile}", f"cannot be written ({error.strerror})",
-                         "name another file in parallel.profile, or another job.directory") from None
+                         "set another file in parallel.profile, or another job.directory") from None
     if as_json:
         click.echo(json.dumps({**asdict(profile), "file": str(spec.profile)}))
     else:
@@ -56,7 +56,7 @@ def _print(profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
     console.print()
     console.print(table)
     cut = measured_cut(_measured(spec), shape)
-    console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" makes {list(cut.layers)}: {cut.why}", markup=False)
+    console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" results in {list(cut.layers)}: {cut.why}", markup=False)
 
 
 def _measured(spec: JobSpec) -> JobSpec:

@@ -1,4 +1,4 @@
-"""``hpc-mp status``: the state of a run, and why it waits or failed; without a name a list of all runs."""
+"""``hpc-mp status``: the state of a run, and the reason if it waits or failed; without a name a list of all runs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ COLUMNS = ("run", "state", "job", "step", "loss", "launched", "node h", "size")
 RIGHT = frozenset({"step", "loss", "node h", "size"})  # columns of numbers
 
 
-@click.command(help="Show what a run is doing, why it waits or failed, and how far it is. RUN is a run directory, DIRECTORY/NAME "
-                    "for the newest run of a job, or the id of a Slurm job; without it, or with a directory of several jobs, "
-                    "all runs are listed, the newest first.")
+@click.command(help="Show the state and the progress of a run, and the reason if it waits or failed. RUN is a run directory, "
+                    "DIRECTORY/NAME for the newest run of a job, or the id of a Slurm job; without it, or with a directory of "
+                    "several jobs, all runs are listed, the newest first.")
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--follow", "following", is_flag=True,
-              help="Go on until all of them have ended; exit 1 when one of them did not complete. Without a terminal a line is "
-                   "printed when something has changed, and every 30 s.")
+              help="Continue until all runs have ended; exit 1 if a run did not complete. Without a terminal, a line is printed "
+                   "at every change, and every 30 s.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; with --follow at the end.")
 def command(run: Path | None, following: bool, as_json: bool) -> int:
     runs, single = _meant(run)
@@ -54,7 +54,7 @@ def command(run: Path | None, following: bool, as_json: bool) -> int:
 
 
 def _meant(run: Path | None) -> tuple[list[RunDirectory], bool]:
-    """Return the runs, the newest first, and True if a single run was selected, rather than a list."""
+    """Return the runs, the newest first, and True for a single run instead of a list."""
     directories = listing(run)
     if directories is None and run is not None:
         selected = find_all(run)
@@ -63,7 +63,7 @@ def _meant(run: Path | None) -> tuple[list[RunDirectory], bool]:
     if not listed:
         where = ", ".join(map(str, directories or ()))
         raise HpcMpError("status", f"finds no run below {where}",
-                         "call it in the directory of the job file, or name a run or the directory of the runs (job.directory)")
+                         "run it in the directory of the job file, or pass a run or the directory of the runs (job.directory)")
     return sorted(listed, key=lambda directory: (launched(directory), directory.path), reverse=True), False
 
 
@@ -78,7 +78,7 @@ def single_text(statuses: Sequence[RunStatus]) -> str:
 
 
 def table(statuses: Sequence[RunStatus]) -> str:
-    """Return a line per run; its values in a sweep are at the end, with a mark on the best run of a sweep."""
+    """Return a line per run, with its values in a sweep at the end, and a mark on the best run of a sweep."""
     best = best_runs(statuses)
     rows = [dict(zip(COLUMNS, COLUMNS, strict=True)), *map(_row, statuses)]
     widths = {name: max(len(row[name]) for row in rows) for name in COLUMNS}
@@ -106,12 +106,12 @@ def _shown(run: Path) -> str:
 
 
 def _sweep_words(status: RunStatus, best: str | None) -> str:
-    values = "" if status.sweep is None else words_of(status.sweep.values) or "the job file as it is"
+    values = "" if status.sweep is None else words_of(status.sweep.values) or "the unchanged job file"
     return values if best is None else f"{values}  ← best by {best}"
 
 
 def one_line(status: RunStatus) -> str:
-    """Return the line that is printed for a followed run without a terminal."""
+    """Return the line for a followed run without a terminal."""
     job = status.job
     waits = f" ({job.reason}{': ' + job.meaning if job.meaning else ''})" if job is not None and job.waits and job.reason else ""
     cause = f": {status.cause}" if status.cause is not None else ""
@@ -120,7 +120,7 @@ def one_line(status: RunStatus) -> str:
 
 
 def _doing(status: RunStatus) -> str:
-    """Return the ranks' activity; for a program only whether they run."""
+    """Return the ranks' activity; empty for a program."""
     return f", {status.phase}" if status.state == "running" and status.phase not in (None, "", status.state) else ""
 
 
@@ -129,7 +129,7 @@ def lines(status: RunStatus) -> Iterator[tuple[str, str]]:
     again = f" (attempt {status.attempt})" if status.attempt > 1 else ""
     yield "run", f"{status.run}{again}"
     if status.sweep is not None:
-        values = words_of(status.sweep.values) or "the job file as it is"
+        values = words_of(status.sweep.values) or "the unchanged job file"
         yield "sweep", f"run {status.sweep.number + 1} of {status.sweep.of}: {values}"
     yield "state", status.state + _doing(status)
     if status.before is not None:
@@ -138,7 +138,7 @@ def lines(status: RunStatus) -> Iterator[tuple[str, str]]:
         yield "job", _job(status.job)
         if status.job.state == UNKNOWN:
             why = f" ({status.job.reason})" if status.job.reason else ""
-            yield "slurm", f"does not answer{why}: `scontrol ping` tells when it does again"
+            yield "slurm", f"does not answer{why}: check with `scontrol ping`"
         if status.job.waits and status.job.reason:
             yield "waits", f"{status.job.reason}: {status.job.meaning}" if status.job.meaning else status.job.reason
             if status.job.remedy:
@@ -167,7 +167,7 @@ def lines(status: RunStatus) -> Iterator[tuple[str, str]]:
     if status.cause is not None:
         yield "logs", shlex.join(["hpc-mp", "logs", str(status.run)])
     if status.state in ("failed", "stopped"):
-        yield "go on", go_on(RunDirectory(status.run))
+        yield "continue", go_on(RunDirectory(status.run))
     if status.cause is not None:
         yield "cause", status.cause
 

@@ -17,7 +17,7 @@ from hpc_mp.rundir.standings import Standing, read_standings
 
 
 def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
-    """Return the cause of an attempt's failure: from its verdict if it has one, else from its records; None without a failure."""
+    """Return the cause of an attempt's failure: from its verdict, else from its records; None without a failure."""
     number = run.attempt() if attempt is None else attempt
     outcome = verdict(run, number)
     if outcome is not None:

@@ -1,8 +1,8 @@
-"""Classification of a failed attempt: all symptoms are collected, and the one that explains the others is named.
+"""Classification of a failed attempt: all symptoms are collected, and the symptom that explains the others is named.
 
-When one rank dies, the others lose their peer, wait for it in vain, and are ended by srun. Most of the messages are then
-echoes. The kinds of failure, their order and their wording are in ``hpc_mp.rundir.failures``. If all symptoms are echoes, the
-cause is found by who waits for whom.
+If one rank dies, the others lose their peer, wait for it in vain, and are ended by srun. Most of the messages are then echoes.
+The kinds of failure, their order and their wording are in ``hpc_mp.rundir.failures``. If all symptoms are echoes, the wait
+chains of the ranks show the cause.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RootCause:
     """The root cause of a failed attempt.
 
     Attributes:
-    cause: cause for ``outcome.json``: one sentence with rank, host, coordinates and the evidence.
+        cause: cause for ``outcome.json``: one sentence with rank, host, coordinates and the evidence.
     """
 
     cause: Cause
@@ -103,7 +103,7 @@ def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) 
     if not memory:
         return symptom
     largest = max(memory, key=memory.__getitem__)
-    text = f"{symptom.text}; of the {len(ranks)} ranks there it held most, {memory_size(memory[largest])}"
+    text = f"{symptom.text}; it held the most memory of the {len(ranks)} ranks there, {memory_size(memory[largest])}"
     return replace(symptom, rank=largest, text=text)
 
 
@@ -132,8 +132,8 @@ def _log(evidence: Evidence, symptom: Symptom) -> str | None:
 
 
 def _lost(symptoms: Sequence[Symptom], supervisor_host: str | None) -> tuple[str, ...]:
-    """Return the hosts that most hosts did not hear from. Both sides of a network cut report each other: the supervisor's side is
-    right, because Slurm and this program are on it."""
+    """Return the hosts that most hosts lost. Both sides of a network cut report each other: the supervisor's side is right,
+    because Slurm and this program are on it."""
     reports = {(symptom.host, host) for symptom in symptoms for host in symptom.lost}
     doubted = {host for by, host in reports if by == supervisor_host}
     votes = Counter(host for by, host in reports if by not in doubted and host != supervisor_host)

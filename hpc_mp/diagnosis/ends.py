@@ -1,4 +1,4 @@
-"""The end of a rank that left no record, from the messages of the process that saw it end and from its own log."""
+"""The end of a rank without a record, from the messages of the process that saw it end and from its own log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hpc_mp.base.exit_codes import NAMES, ending
+from hpc_mp.diagnosis.lines import SIGNALS
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
 from hpc_mp.diagnosis.texts import TIMED_OUT, kind_of
 from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error
@@ -17,7 +18,7 @@ from hpc_mp.rundir.attempt import AttemptReader, last_words
 from hpc_mp.rundir.failures import KINDS, RankFailure, kind_of_end
 
 SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
-NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends before which a process writes nothing about them
+NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends that a process cannot report itself
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 AT_ITS_EXIT = 6  # lines after a traceback beyond which a crash no longer counts as one of Python's teardown
 BY_LAUNCHER = 100  # last lines in which a launcher reports its failed process
@@ -37,7 +38,6 @@ LAUNCHER_WORDS = tuple(map(re.compile, (
 # The rank that another rank waited for: the sender of NCCL's id, or a rank that did not reach a barrier.
 MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<rank>\d+)\]|"
                     r"Ranks? (?P<late>\d+) failed to pass monitoredBarrier")
-SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class LauncherBlame:
 
 
 def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
-    """Return the first failed process that a launcher names; None if it names none."""
+    """Return the first failed process that a launcher names; None without one."""
     last = lines[-BY_LAUNCHER:]
     root = next((number for number in reversed(range(len(last))) if ROOT.match(last[number])), 0)
     text = "\n".join(last[root:])
@@ -80,8 +80,8 @@ class WordsOfEnd:
     """The end of a process, as its output describes it.
 
     Attributes:
-    kind: a key of ``failures.KINDS``.
-    text: description without the subject.
+        kind: a key of ``failures.KINDS``.
+        text: description without the subject.
     """
 
     kind: str
@@ -108,7 +108,7 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
         return _of_error(error, of_node)
     inner = SHELL - code
     if program and -inner in NAMES and code > SHELL:
-        how, kind = f"{ending(code)}: what it had started {ending(inner)}", kind_of_end(inner, program)
+        how, kind = f"{ending(code)}: its child process {ending(inner)}", kind_of_end(inner, program)
     else:
         how, kind, inner = ending(code), kind_of_end(code, program), code
     what = "" if not program else (
@@ -127,11 +127,11 @@ def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
     if error is None or error.behind > OF_ONE_THAT_LIVES or (error.kind is not None and KINDS[error.kind].echo):
         return None
     end = _of_error(error, of_node)
-    return WordsOfEnd(end.kind, f"{end.text}; it had not ended when the others were ended", end.traceback, end.inner)
+    return WordsOfEnd(end.kind, f"{end.text}; it was still running when the others were ended", end.traceback, end.inner)
 
 
 def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
-    """Return the one rank of a program that all others gave up waiting for, and the evidence; None if it cannot be determined.
+    """Return the rank of a program that all others gave up waiting for, and the evidence; None if it cannot be determined.
 
     Args:
         complaints: message of each rank that lost others or timed out waiting for them.
@@ -151,15 +151,14 @@ def unsaid_end(
     attempt: AttemptReader, rank: int, node: str, code: int, time: float, *, program: bool = False, of_node: bool = False,
     ours: bool = False, at: tuple[tuple[str, int], ...] = (),
 ) -> RankFailure:
-    """Return the failure of a rank that left no record: the traceback at the end of its log if there is one, else its last
-    line.
+    """Return the failure of a rank without a record: the traceback at the end of its log, else its last line.
 
     Args:
         code: exit code as from ``subprocess``: negative for a signal.
         time: unix seconds.
         program: True for the user's program, False for a rank of our own engine.
         of_node: True for the one command of a node, which numbers its ranks itself.
-        ours: True if we killed it by a signal, because it did not end with the others.
+        ours: True if we killed the rank, because it did not end with the others.
         at: its coordinates.
     """
     lines = attempt.last_lines(rank)

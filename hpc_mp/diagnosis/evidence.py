@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from hpc_mp.diagnosis.lines import LABEL
 from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import RankFailure
 from hpc_mp.rundir.standings import Standing
 
-LABEL = re.compile(r"^ *(\d+): (.*)$")  # from srun --label: the task number
-
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """No rank has printed anything for ``seconds``.
+    """Silence of all ranks for ``seconds``.
 
     Attributes:
         rank: the cause; None if it cannot be determined.
@@ -49,7 +47,7 @@ class Evidence:
         failures: failures recorded for ranks.
         standings: positions of ranks that were stalled when last seen.
         srun: lines of srun, slurmstepd and the job script, in the order of writing.
-        logs: lines by host: last output of the node's ranks, each with its task's number in front.
+        logs: lines by host: last output of the node's ranks, with the task number before each line.
         kernel: lines by host, from its kernel and cgroup.
         states: state by host, as sinfo writes it ("idle", "down*").
         places: place by rank.
@@ -58,14 +56,14 @@ class Evidence:
         pids: rank by (host, process id).
         largest: the task with the most memory, if Slurm's accounting knows it.
         resident: bytes of memory by rank, as last reported by each.
-        run: the run that the logs belong to.
+        run: the run of these logs.
         hang: the hang of a program whose ranks were ended for their silence.
         unended: hosts of a program that did not report the ends of their tasks when srun ended its step.
-        axes: True if a program's ranks have coordinates, because it declares how it numbers them.
+        axes: True if a program's ranks have coordinates, because its job declares their numbering.
         program: True if the ranks run the user's program, whose output may mention anything.
         by_mpirun: True if mpirun starts the ranks, each with its own log, in a task of srun on every node.
         of_node: True if each rank is the one command of a node, which numbers its ranks itself.
-        by_mpi: True if Slurm's PMIx or PMI gives the ranks their numbers; it ends the step when one of them ends it.
+        by_mpi: True if Slurm's PMIx or PMI gives the ranks their numbers; it ends the step when a rank aborts.
         job: Slurm's job number; ``user``: the number of the job's user.
     """
 
@@ -99,7 +97,7 @@ class Evidence:
         return [place.rank for place in sorted(places, key=lambda place: place.local_rank)]
 
     def rank_of(self, host: str | None, task: int | None) -> int | None:
-        """Return the rank of a Slurm task: tasks are distributed in blocks, equally many to every node (slurm/job.sbatch.j2)."""
+        """Return the rank of a Slurm task: tasks are distributed in blocks, equally to all nodes (slurm/job.sbatch.j2)."""
         ranks = self.ranks_on(host)
         return ranks[task % len(ranks)] if ranks and task is not None else None
 

@@ -15,7 +15,7 @@ KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)|\boom-kill:.*\bpid=(\d+)")
 KILLED_IN_JOB = re.compile(r"\btask_memcg=\S*/job_(\d+)\b")
 KILLED_USER = re.compile(r"\boom-kill:.*\buid=(\d+)|\bUID:(\d+)\b")
 
-# The last line of an interpreter, or of its starter, that lacks something; and the last line of any Python error.
+# The last line of an interpreter, or of its starter, that lacks a module; and the last line of any Python error.
 NOT_INSTALLED = re.compile(r"(ModuleNotFoundError|\S*python\S*): No module named \S+$")
 PYTHON_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)(: .*)?$|Fatal Python error: ")
 NO_DEVICE = re.compile(r"no (CUDA|ROCm)-capable device is detected|No (CUDA|HIP) GPUs are available|Found no NVIDIA driver")
@@ -32,10 +32,10 @@ NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
 MPI_PLUGIN = re.compile(r"srun: error: Invalid MPI type '(\w+)'")
-# slurmstepd's messages about ranks that may wait in MPI_Init for ever; MPICH with PMI2 causes the last two at every start.
+# slurmstepd's messages about ranks that may wait in MPI_Init forever; MPICH with PMI2 causes the last two at every start.
 MPI_PLUGIN_SAYS = re.compile(r"\berror: +(mpi/pm\w+: (?!no value for key|value not properly terminated).+)")
 
-# An MPI that does not know the launcher: Open MPI 4 and 5, MPICH 4 and 5. After ALONE its ranks continue, each by itself.
+# An MPI that does not know the launcher: Open MPI 4 and 5, MPICH 4 and 5. After ALONE, each rank continues by itself.
 ALONE = re.compile(r"No PMIx server was reachable|no-pmix-but$")
 UNMET_MPI = re.compile(ALONE.pattern + r"|not built with SLURM's PMI support|unsupported PMI version|launcher not compatible|"
                        r"PMI[2X]?_Init\S* (?:failed|returned)|OPAL ERROR: Unreachable in file")
@@ -49,7 +49,7 @@ _NO_PLUGIN = "Failed to invoke spank plugin stack"
 _PYXIS = re.compile(r"pyxis: (?! |child |printing |couldn't create enroot|container (?:was not|start failed|exited too))(.+)")
 _ENROOT = re.compile(r"pyxis:  +(?!\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d)(?:\[ERROR\] )?(\S.*)")
 _FATAL = re.compile(r"FATAL: {3}(.+)")  # last line of an apptainer or singularity that could not make a container
-_LABELLED = re.compile(r"^ *(\d+): (.*)$")
+LABEL = re.compile(r"^ *(\d+): (.*)$")  # from srun --label: the task number
 _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # never caused by another task's end
@@ -62,7 +62,7 @@ OTHERS_ENDED = f"{OURS}a rank has failed, and the others are ended"
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
                       + f"{HANG_ENDED}|{OTHERS_ENDED}")
 _EXIT = re.compile(r"Exited with exit code (\d+)")
-_SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
+SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ def unmet_mpi(lines: Iterable[str], pattern: re.Pattern[str] = UNMET_MPI) -> str
     line = next(filter(pattern.search, lines), None)
     text = re.sub(r"^ *\d+: ", "", line or "").strip()
     return None if line is None else (
-        f'its MPI does not know what started the ranks ({text}). Set slurm.mpi = "pmix" for Open MPI, "pmi2" for MPICH and Intel '
-        'MPI, or "mpirun" with the mpirun of that MPI on PATH; `srun --mpi=list` shows what this Slurm has')
+        f'its MPI does not know the launcher of the ranks ({text}). Set slurm.mpi = "pmix" for Open MPI, "pmi2" for MPICH and '
+        'Intel MPI, or "mpirun" with the mpirun of that MPI on PATH; `srun --mpi=list` lists what this Slurm supports')
 
 
 def task_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
@@ -104,9 +104,9 @@ def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
             continue
         how = match[3]
         exited = _EXIT.fullmatch(how)
-        if exited is None and how not in _SIGNALS and how != "Out Of Memory":
+        if exited is None and how not in SIGNALS and how != "Out Of Memory":
             continue
-        code = None if how == "Out Of Memory" else int(exited[1]) if exited else -_SIGNALS[how]
+        code = None if how == "Out Of Memory" else int(exited[1]) if exited else -SIGNALS[how]
         yield TaskEnd(match[1], _numbers(match[2]), code, line, aborted and code not in OWN)
 
 
@@ -121,8 +121,8 @@ def completed_first(lines: Iterable[str]) -> TaskEnd | None:
 
 
 def gave_up(lines: Iterable[str]) -> bool:
-    """Return True if srun ended its last step and left before it knew the end of every task. Its code 0 is then no task's: it
-    waits KillWait and two seconds for tasks that it has ended."""
+    """Return True if srun ended its last step and left before it knew the end of every task. Its code 0 is then not a task's:
+    it waits KillWait and two seconds for tasks that it has ended."""
     step, running, ended = "", set[int](), False
     for line in lines:
         if (launched := _LAUNCHED.search(line)) is not None:
@@ -141,7 +141,7 @@ def ends_step(line: str) -> bool:
 
 
 def ended_there(line: str) -> tuple[str, tuple[int, ...]] | None:
-    """Return the host and the tasks whose end srun reports in this line, whatever its kind; None for other lines."""
+    """Return the host and the tasks whose end, of any kind, srun reports in this line; None for other lines."""
     match = _END.search(line) or _COMPLETED.search(line)
     return (match[1], _numbers(match[2])) if match is not None else None
 
@@ -167,7 +167,7 @@ class TasksRefused:
 
 
 def not_started(lines: Iterable[str]) -> TasksRefused | None:
-    """Return the reason in a node's log why slurmstepd or the container could not start tasks; None without one."""
+    """Return the reason in a node's log for which slurmstepd or the container could not start tasks; None without one."""
     lines = list(lines)
     messages = [match[1] for line in lines if (match := _STEPD.match(line))]
     lacking = next((match for text in messages if (match := _LACKS.match(text))), None)
@@ -184,13 +184,13 @@ def not_started(lines: Iterable[str]) -> TasksRefused | None:
 
 def _no_container(lines: Iterable[str]) -> TasksRefused | None:
     """Return apptainer's reason if it is the last line of every task of a node: then none has begun in its container."""
-    last = {match[1]: match[2] for line in lines if (match := _LABELLED.match(line)) and not _STEPD.match(line)}
+    last = {match[1]: match[2] for line in lines if (match := LABEL.match(line)) and not _STEPD.match(line)}
     fatal = [_FATAL.fullmatch(line) for line in last.values()]
     return TasksRefused(fatal[0][1]) if fatal and fatal[0] is not None and all(fatal) else None
 
 
 def xid(line: str) -> str | None:
-    """Return the meaning of an Xid after which a GPU needs a reset or repair, not only another program; None for other lines."""
+    """Return the meaning of an Xid after which a GPU needs a reset or repair; None for other lines."""
     fault = next(iter(blamed([line])), None)
     if fault is None:
         return None
@@ -199,7 +199,7 @@ def xid(line: str) -> str | None:
 
 
 def sign(line: str) -> str | None:
-    """Return the kind of failure that a line reports; None for most lines."""
+    """Return the kind of failure that a line reports; None for a line without one."""
     return "hardware" if xid(line) is not None else kind_of(line)
 
 

@@ -1,4 +1,4 @@
-"""Stacks of a program's ranks that hang: read from text, with the one rank that the others wait for.
+"""Stacks of a program's hung ranks: read from text, with the one rank that the others wait for.
 
 The text is the output of Python's faulthandler, with a header line for each process. In a hang, all ranks wait in a collective
 except one: that rank is the cause, whether it is in a data loader, on a file system or in another collective.
@@ -23,12 +23,12 @@ ABORTED = "Fatal Python error: Aborted"
 DUMP = re.compile(r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating[- ]point exception)$")
 
 # Functions in which a rank waits for others: some by name in any file, others by name in the files of communication libraries.
-# The names are those of torch.distributed, which deepspeed, accelerate and similar libraries keep.
+# The names are torch.distributed's; deepspeed, accelerate and similar libraries keep them.
 COLLECTIVE = re.compile(r"_?(?:all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|(?:monitored_)?barrier)\w*$")
 LIBRARIES = re.compile(r"/(torch/distributed|deepspeed/comm|horovod|mpi4py|jax)/")
 WAITS = re.compile(r"(?:batch_)?i?(?:send|recv)\b|(?:reduce|gather|scatter)(?:_object)?(?:_list)?$|wait$|init_process_group$|"
                    r"_?rendezvous\w*$|_store_based_barrier$|new_group$|destroy_process_group$")
-BACKWARD = re.compile(r"/torch/autograd/\S+ (\S*backward|grad)$")  # DDP and FSDP reduce in it, in threads without Python
+BACKWARD = re.compile(r"/torch/autograd/\S+ (\S*backward|grad)$")  # DDP and FSDP reduce in it, in threads without Python frames
 
 STUCK = re.compile(r"state [DTt]\b")
 
@@ -92,14 +92,14 @@ class RankStack:
     def __str__(self) -> str:
         """Return the position in words: ``train.py:52 in all_reduce``."""
         if not self.frames:
-            return f"nothing of Python, its process in {self.state}"
+            return f"no Python frames, its process in {self.state}"
         inner = list(takewhile(lambda frame: LIBRARY.search(frame.file), self.frames))
         program_frame = self.frames[len(inner)] if len(inner) < len(self.frames) else self.frames[0]
         operation = self._operation()
         if operation is not None:
             return f"{program_frame.short} in {'backward' if operation.is_backward else operation.name}"
         function = "" if program_frame.name == "<module>" else f" in {program_frame.name}"
-        leaf = f", there in {inner[0].name} of {inner[0].short}" if inner and program_frame is not inner[0] else ""
+        leaf = f", calling {inner[0].name} ({inner[0].short})" if inner and program_frame is not inner[0] else ""
         return f"{program_frame.short}{function}{leaf}"
 
     def _operation(self) -> Frame | None:
@@ -133,13 +133,13 @@ def aborted(lines: Sequence[str]) -> list[str]:
 
 
 def before_dump(lines: Sequence[str]) -> list[str]:
-    """Return the output of a process before a signal made Python write its last stack."""
+    """Return the output of a process before Python's last stack, which it writes at a fatal signal."""
     begin = _dump(lines)
     return list(lines if begin is None else lines[:begin])
 
 
 def crash_place(lines: Sequence[str]) -> str:
-    """Return Python's position at such a signal, ``train.py:12 in step``; empty if it has not written one."""
+    """Return Python's position at a fatal signal, ``train.py:12 in step``; empty if it has not written one."""
     begin = _dump(lines)
     frames = main_thread(lines[begin + 1:]) if begin is not None else ()
     return str(RankStack(0, frames)) if frames else ""
@@ -150,7 +150,7 @@ def _dump(lines: Sequence[str]) -> int | None:
 
 
 def before_abort(lines: Sequence[str]) -> list[str]:
-    """Return the output of a rank before it was made to write its stack."""
+    """Return the output of a rank before its stack at SIGABRT."""
     return list(takewhile(lambda line: not line.startswith(ABORTED), lines))
 
 
@@ -178,7 +178,7 @@ def standing_apart(stacks: Sequence[RankStack], first: int | None) -> int | None
     stacks = [stack for stack in stacks if stack.known]
     apart = [stack.rank for stack in stacks if not stack.waits]
     if not 0 < len(apart) < len(stacks):
-        places = Counter(map(str, stacks)).most_common()  # all wait, or none in a known way: find the rank apart from the others
+        places = Counter(map(str, stacks)).most_common()  # all wait, or no rank in a known way: find the one at another place
         largest = places[0] if places else ("", 0)
         apart = [stack.rank for stack in stacks if str(stack) != largest[0]] if 2 * largest[1] > len(stacks) else []
     if first in apart:

@@ -14,7 +14,7 @@ from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.diagnosis.ends import awaited_in_vain, given_up, words_of_end
-from hpc_mp.diagnosis.evidence import LABEL, Evidence
+from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.diagnosis.lines import (
     CANCELLED,
     CANNOT_START,
@@ -23,6 +23,7 @@ from hpc_mp.diagnosis.lines import (
     KILLED_IN_JOB,
     KILLED_PID,
     KILLED_USER,
+    LABEL,
     MPI_PLUGIN,
     MPI_PLUGIN_SAYS,
     NODE_FAILURE,
@@ -53,16 +54,16 @@ from hpc_mp.rundir.outcome import STOPPED
 # The text of an exception may be more specific than its kind: lack of memory, a broken GPU.
 MORE_EXACT = frozenset({"memory", "hardware", "space", "storage", "network"})
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
-REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
-CONTAINERS_REMEDY = "Load the module that brings it (slurm.modules), or leave slurm.container out"
-IMAGE_REMEDY = ("Name an image that all nodes can read or fetch in slurm.container, and directories that all nodes have in "
-                "slurm.container_mounts")
-LACKING_REMEDY = "Take an image that has it (slurm.container)"
-NO_LIBRARY = ("It is listed by srun, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
-              "administrators for its library")
+REMEDY = "Set slurm.python, slurm.venv or slurm.conda to a Python with hpc-mp that all nodes see"
+CONTAINERS_REMEDY = "Load the module that provides it (slurm.modules), or remove slurm.container"
+IMAGE_REMEDY = ("Set slurm.container to an image that all nodes can read or fetch, and slurm.container_mounts to directories "
+                "that exist on all nodes")
+LACKING_REMEDY = "Use an image that contains it (slurm.container)"
+NO_LIBRARY = ("srun lists it, but this Slurm cannot load it. Use another one from `srun --mpi=list`, or ask your administrators "
+              "for its library")
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that are not mpirun's
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
-LOST_PMIX = 14  # Open MPI's exit code of a rank whose PMIx server is gone
+LOST_PMIX = 14  # Open MPI's exit code for a rank whose PMIx server is gone
 # Messages of MPICH and Intel MPI, of Cray's MPI, of older releases of both, and of Open MPI. The first also reports errors
 # inside of MPI.
 ABORTED = re.compile(r"\bAbort ?\((-?\d+)\)(?:(?: on node \d+)? \(rank|: Fatal)|application called MPI_Abort\(\w+, (-?\d+)\)|"
@@ -81,7 +82,7 @@ class Symptom:
         lost: hosts that did not answer.
         time: unix seconds, if known.
         own: True if a program reported it, whose output may mention anything.
-        inner: the rank that a node's command reports as failed.
+        inner: the failed rank that a node's command reports.
     """
 
     kind: str
@@ -102,7 +103,7 @@ def found_in(evidence: Evidence) -> list[Symptom]:
 
 
 def _records(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms that ranks recorded of their own end."""
+    """Yield symptoms from the ranks' own records of their ends."""
     for failure in evidence.failures:
         reported = sign(failure.message) if failure.kind == "error" else None
         kind = reported if reported in MORE_EXACT else failure.kind
@@ -124,13 +125,13 @@ def _plugin_says(evidence: Evidence) -> str:
     """Return the first complaint of Slurm's MPI plugin; empty without one."""
     lines = chain(*evidence.logs.values()) if evidence.program else ()
     match = next(filter(None, map(MPI_PLUGIN_SAYS.search, lines)), None)
-    return f"; Slurm says {match[1]!r}" if match else ""
+    return f"; Slurm reports {match[1]!r}" if match else ""
 
 
 def _unended(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield nodes that no longer answer srun, or do not know the step: they died, and some have rebooted."""
+    """Yield nodes that no longer answer srun or do not know the step: they died, and some have rebooted."""
     if evidence.unended:
-        yield Symptom("lost", "no end of its tasks there was told to srun when it ended all others", lost=evidence.unended)
+        yield Symptom("lost", "it did not report the end of its tasks to srun, which ended all others", lost=evidence.unended)
 
 
 def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
@@ -143,7 +144,7 @@ def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def awaited_in_vain_by_all(evidence: Evidence, symptoms: Sequence[Symptom]) -> Iterator[Symptom]:
-    """Yield the rank that all others gave up waiting for, including those ended before their own timeout could end them."""
+    """Yield the rank that all others gave up waiting for, including ranks that were ended before their own timeout."""
     if evidence.of_node:
         return
     complaints = {symptom.rank: symptom.text for symptom in symptoms if symptom.rank is not None and symptom.kind == "peer"}
@@ -176,15 +177,15 @@ def _early(evidence: Evidence) -> Iterator[Symptom]:
     """Yield a task that had ended successfully by itself when the others failed or hung."""
     improper = next((match for line in evidence.srun if (match := IMPROPER.search(line))), None)
     if improper is not None and (place := evidence.places.get(int(improper[1]))) is not None:
-        yield Symptom("early", "without a word to MPI (MPI_Finalize)", evidence.hosts[place.node], place.rank)
+        yield Symptom("early", "without MPI_Finalize", evidence.hosts[place.node], place.rank)
     end = completed_first(evidence.srun)
     if end is not None and not evidence.by_mpirun:  # a task of a node ends well as soon as mpirun's daemon does
-        yield Symptom("early", "with exit code 0, while others went on", end.host, evidence.rank_of(end.host, end.tasks[0]),
-                      end.tasks[0])
+        yield Symptom("early", "with exit code 0, while the others kept running", end.host,
+                      evidence.rank_of(end.host, end.tasks[0]), end.tasks[0])
 
 
 def _srun(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms from srun's messages about ends of tasks, and slurmstepd's about the end of the job."""
+    """Yield symptoms from srun's messages about ends of tasks and slurmstepd's messages about the end of the job."""
     for end in task_ends(evidence.srun):
         yield from _end(end, evidence) if not evidence.by_mpirun else _end_of_node(end, evidence)
     for line in evidence.srun:
@@ -199,7 +200,7 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms of the task in which mpirun or its daemon ran: it reports on ranks that left no record."""
+    """Yield symptoms of the task in which mpirun or its daemon ran: it reports on ranks without a record."""
     if end.code is None:
         yield Symptom("memory", end.line.strip(), end.host)
     elif end.code < 0:
@@ -208,7 +209,7 @@ def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         yield from _exceptions(evidence)
         last_output = last_words([line for line in evidence.srun if not SLURMS.match(line)])
         suffix = f"; its last words: {last_output}" if last_output else ""
-        yield Symptom("launcher", f"{ending(end.code)}, which is mpirun's{suffix}", end.host)
+        yield Symptom("launcher", f"{ending(end.code)} (mpirun's code){suffix}", end.host)
 
 
 def _exceptions(evidence: Evidence) -> Iterator[Symptom]:
@@ -261,7 +262,7 @@ def _nodes(evidence: Evidence) -> Iterator[Symptom]:
 def srun_complaint(evidence: Evidence) -> str:
     """Return srun's last complaint."""
     complaints = (line for line in reversed(evidence.srun) if line.startswith(("srun: error:", "srun: fatal:")))
-    return next((f"all that is known is {line!r}" for line in complaints), "nothing says why")
+    return next((f"the only message is {line!r}" for line in complaints), "no message gives a reason")
 
 
 def vanished(evidence: Evidence) -> Iterator[Symptom]:
@@ -272,7 +273,7 @@ def vanished(evidence: Evidence) -> Iterator[Symptom]:
     mentioned_hosts = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
     silent = tuple(host for host in evidence.hosts if host not in mentioned_hosts)
     if silent and 2 * len(silent) < len(evidence.hosts):
-        yield Symptom("lost", f"nothing was heard of {', '.join(silent)} when all others lost a peer", lost=silent)
+        yield Symptom("lost", f"no report from {', '.join(silent)} when all others lost a peer", lost=silent)
 
 
 def _log_lines(evidence: Evidence) -> Iterator[Symptom]:
@@ -289,8 +290,8 @@ def _log_lines(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collection[str]:
-    """Return kernel lines about a process outside of the job: it had another job or another user, or no rank there was killed. A
-    kernel reports each process in several lines, one of them with the cgroup."""
+    """Return kernel lines about a process outside of the job: it belongs to another job or user, or no rank there was killed.
+    A kernel reports each process in several lines, one of them with the cgroup."""
     killed = {line: int(match[1] or match[2]) for line in lines if (match := KILLED_PID.search(line))}
     ours: dict[int, bool] = {}
     for line, pid in killed.items():
@@ -305,7 +306,7 @@ def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collectio
 
 
 def _was_killed(host: str, evidence: Evidence) -> bool:
-    """Return True if a process of the job there ended as one that the kernel ends for lack of memory."""
+    """Return True if a process of the job there ended like a process that the kernel ends for lack of memory."""
     ends = [*_srun(evidence), *_records(evidence)]
     return any(symptom.host == host and SIGKILLED.search(symptom.text) for symptom in ends)
 
@@ -324,12 +325,13 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom
 
 
 def _not_started(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield nodes whose tasks could not be started, or not in their container. If all failed, the nodes are not to blame."""
+    """Yield nodes that could not start their tasks, or their container. If all failed, the nodes are not to blame."""
     reasons = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
     everywhere = len(reasons) == len(set(evidence.hosts))
     for host, why in reasons.items():
         if why.signal is not None and -why.signal in BY_SOMEBODY:
-            yield Symptom("cancelled", f"{signal.Signals(why.signal).name} came while the container was made: {why.reason}", host)
+            name = signal.Signals(why.signal).name
+            yield Symptom("cancelled", f"{name} arrived while the container was created: {why.reason}", host)
         elif everywhere:
             yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.reason}. {_mend(why)}", host)
         else:
@@ -352,8 +354,7 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
     """Yield nodes without the ranks' Python, or without a package. If all nodes lack it, the nodes are not to blame.
 
     Ends that srun had requested count too: it stops at the first, but a rank without Python ends the same way. The user's
-    program is excluded: it may lack something on one rank only, on all nodes, and its own rank has reported whether it could be
-    started.
+    program is excluded: it may lack a file on one rank only, and its own rank has reported if it could be started.
     """
     if evidence.program:
         return
@@ -372,14 +373,14 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _bring(text: str) -> str:
-    """Return the remedy for something that all nodes lack."""
+    """Return the remedy if all nodes lack a program or a package."""
     return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
 
 
 def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
-    """Return the ranks that made PMIx or PMI end their step, which it does by SIGKILL before srun reports any end."""
+    """Return the ranks that made PMIx or PMI end their step. It ends the step by SIGKILL before srun reports any end."""
     ends = list(all_ends(evidence.srun)) if evidence.by_mpi and not evidence.hang else []
-    if any(end.code == -signal.SIGTERM for end in ends):  # as Slurm does if somebody ends the step
+    if any(end.code == -signal.SIGTERM for end in ends):  # Slurm does so if a user ends the step
         return []
     own = [(end.code, symptom) for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
     own += [(1, symptom) for symptom in sorted(_aborted(evidence), key=lambda symptom: CALLED not in symptom.text) if ends]
@@ -391,7 +392,7 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
 
 
 def _aborted(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield ranks whose MPI reports that it aborts all, with its code. PMI2 has them killed before srun can report one."""
+    """Yield ranks whose MPI reports that it aborts all, with its code. PMI2 kills the ranks before srun can report an end."""
     for place in evidence.places.values():
         lines = evidence.lines_of_task(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
         match = next(filter(None, map(ABORTED.search, reversed(lines))), None)
@@ -401,14 +402,15 @@ def _aborted(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:
-    """Return the symptom of a program that did not fail but whose step was ended. slurmstepd reports any step that srun ends."""
+    """Return the symptom of a program that did not fail but whose step was cancelled. slurmstepd reports any step that srun
+    ends."""
     lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
     line = next((match[0] for match in map(STEP_CANCELLED.search, lines) if match), None)
-    return None if line is None else Symptom("cancelled", f"{line}: somebody has ended its step (scancel)")
+    return None if line is None else Symptom("cancelled", f"{line}: its step was cancelled (scancel)")
 
 
 def last_error_line(evidence: Evidence) -> Symptom | None:
-    """Return the last line that looks like a Python error: of ranks, else of srun; None without one."""
+    """Return the last line that looks like a Python error: from ranks, else from srun; None without one."""
     for host, lines in chain(evidence.logs.items(), ((None, evidence.srun),)):
         for line in reversed(lines):
             label = LABEL.match(line)

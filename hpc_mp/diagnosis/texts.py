@@ -6,7 +6,7 @@ import re
 
 # (kind, pattern of a text that reports it); kind None: the text only mentions a name. The first match counts. Lines of
 # slurmstepd: Slurm 22.05's sources and recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of
-# NCCL, gloo and torch: their sources. The numbers are Linux's errno, as Python, HDF5 and Rust write them, since their words are
+# NCCL, gloo and torch: their sources. The numbers are Linux's errno, as Python, HDF5 and Rust write them, because the texts are
 # in the user's language.
 _ERRNO = r"(?:\[Errno |errno ?= ?|\(os error )(?:%s)\b"
 TEXTS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) for kind, text in (
@@ -44,7 +44,7 @@ TEXTS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile(
                 r"Cannot send after (transport endpoint|socket) shutdown|"
                 r"PytorchStreamWriter failed|iostream error|disk I/O error|inline_container\.cc.*unexpected pos"),
     ("storage", r"^(?!.*(\b(slurmstepd|srun)\S*: |Dist\w+Error|/gloo/)).*"
-                r"(Transport endpoint is not connected|Read-only file system)"),  # Slurm's own failed tries end nothing
+                r"(Transport endpoint is not connected|Read-only file system)"),  # Slurm's own failed attempts are harmless
     ("storage", _ERRNO % r"5|30|37|70|74|107|108|116|117|121|5[12]\d"),  # beyond 511: NFS's own errors, unknown to Linux
     ("storage", _ERRNO % r"19|6[12]|10[0-4]|11[0-3]" + r"[^:(]*: b?['\"]"),  # of a connection or device, of a named file
     ("signal", r"DataLoader worker \(pid.*\) is killed by signal: Killed"),
@@ -80,5 +80,5 @@ TIMED_OUT = re.compile(r"[Tt]imed? ?out|failed to pass monitoredBarrier|(missing
 
 
 def kind_of(text: str) -> str | None:
-    """Return the kind of failure that a text reports; None for most texts."""
+    """Return the kind of failure that a text reports; None for a text without one."""
     return next((kind for kind, pattern in TEXTS if pattern.search(text)), None)

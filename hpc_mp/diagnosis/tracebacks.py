@@ -1,7 +1,7 @@
-"""Tracebacks of a Python program: the one in a rank's last lines that explains its end.
+"""Tracebacks of a Python program: the traceback in a rank's last lines that explains its end.
 
-It is not simply the last one. After the fatal traceback come the complaints of threads, of the data loader's processes and of
-the teardown. Far before it may be exceptions that the program caught and logged.
+It is not simply the last one. The fatal traceback is followed by complaints of threads, of the data loader's processes and of
+the teardown. Exceptions that the program caught and logged may precede it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMED_SO = re.compile(r"[\w.<>]*(Error|Exception|Interrupt|Exit|Warning)(?::|$)"
 MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # line of an exception group
 RANK = re.compile(r"\[rank(\d+)\]: ?")  # torch's prefix of every traceback line once ranks have met
 INSIDE = re.compile(r"[\s>│╭╰]")  # start of a line within a traceback
-OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # tells nothing beyond its table
+OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # no more facts than its table
 OF_CHILD = re.compile(r"([\w.]+\.)?(CalledProcessError|ProcessExitedException|ProcessExecutionError|ErrorReturnCode_\d+|"
                       r"UnexpectedExit)\b")  # a failed child, which may have written the reason
 TAG = re.compile(r"(?:\[default\d+\]: ?|\[[\d,]+\]<std\w+>: ?|\d+: )+")  # prefixes of lines, from torchrun, mpirun and srun
@@ -30,29 +30,29 @@ ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
                      r"The above exception was the direct cause of the following exception):$")
 BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was never retrieved|"
-                    r"Error waiting on exit barrier")  # before a traceback that ends no program
+                    r"Error waiting on exit barrier")  # before a traceback that does not end the program
 IGNORED = re.compile(r"Exception ignored |Error in |--- Logging error ---|Exception in atexit")
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen ")
-OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # the lines after it tell which error it was
+OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # the next lines name the error
 OF_NCCL_LAST = re.compile(r"^Last error:\s*\n\s*(\S.*)$", re.MULTILINE)
-LONGEST = 200  # maximum of lines kept of a traceback
-MOST = 300  # maximum of characters kept of an exception's message
-STRAY = 5  # maximum of foreign lines between those of a traceback
+LONGEST = 200  # maximum number of lines of a traceback
+MOST = 300  # maximum number of characters of an exception's message
+STRAY = 5  # maximum number of foreign lines within a traceback
 ORDERS = OWN, BESIDE_IT, OF_ANOTHER, TORN_DOWN = range(4)  # of tracebacks: the higher, the less it explains a program's end
-# Maximum of lines after an exception for it to be the reason: with Python's own exit code, and with another code or none.
+# Maximum number of lines after an exception that is the reason: with Python's own exit code, and with another code or none.
 BEHIND, BEHIND_OTHERS = 150, 25
 
 
 @dataclass(frozen=True, slots=True)
 class PythonError:
-    """An exception that was not caught, or that was logged like one.
+    """An uncaught exception, or one that was logged in the same form.
 
     Attributes:
         text: ``ValueError: no such column``.
         place: position in the program's own files, ``train.py:12``; empty if unknown.
         traceback: the complete traceback.
         rank: its rank, if a launcher of ranks on a node reports it.
-        kind: kind of the failure that it reports, a key of ``failures.KINDS``; None for most.
+        kind: kind of the failure that it reports, a key of ``failures.KINDS``; None if its text has none.
         behind: number of lines after it.
     """
 
@@ -69,7 +69,7 @@ class PythonError:
     @property
     def message(self) -> str:
         """The message with its place, and the rank that a launcher names."""
-        return str(self) if self.rank is None else f"{self}, said by its rank {self.rank}"
+        return str(self) if self.rank is None else f"{self}, reported by its rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
 
 
 def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
-    """Return the line from which on only launchers write, including the first of the last ``blocks``."""
+    """Return the line from which only launchers write, including the first of the last ``blocks``."""
     end = next((number for number, line in enumerate(lines) if OF_LAUNCHER.match(line)), len(lines))
     heads = [number for number, line in enumerate(lines[:end]) if HEAD.search(line)] if end < len(lines) else []
     return min([*heads[-1:], *(block.begin for block in blocks), len(lines)])
@@ -124,8 +124,8 @@ def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
 
 def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | None],
               lines: Sequence[str]) -> TracebackBlock | None:
-    """Return the relevant exception if several ranks of a launcher ended with one: not that of a rank that only noticed another's
-    end, and preferably that of the rank that the launcher saw end first. None if they are not several."""
+    """Return the relevant exception if several ranks of a launcher ended with one: not from a rank that only noticed another's
+    end, and preferably from the rank that the launcher saw end first. None for fewer than two ranks."""
     ended = {int(mark[1]): block for block in blocks if (mark := marks[block.end]) is not None}  # torch marks only the uncaught
     if len(ended) < 2:
         return None
@@ -136,7 +136,7 @@ def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | 
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[TracebackBlock]:
-    """Yield all tracebacks, also those that lost their beginning, or never had the heading (a SyntaxError)."""
+    """Yield all tracebacks, including tracebacks without their beginning or their heading (a SyntaxError)."""
     last: TracebackBlock | None = None
     for block in _unchained(lines):
         if last is not None and last.order == OF_ANOTHER and any(map(CHAINED.match, lines[last.end:block.begin + 1])):
@@ -182,7 +182,7 @@ def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[TracebackB
 
 
 def _message(lines: Sequence[str], number: int) -> str:
-    """Return the message of the exception in this line: its first line that is not empty, with NCCL's last error."""
+    """Return the message of the exception in this line: its first non-empty line, with NCCL's last error."""
     line = lines[number].rstrip()
     if line.endswith(":"):
         line += next((f" {more.strip()}" for more in lines[number + 1:number + 4] if more.strip()), "")
@@ -195,13 +195,13 @@ def _cut(line: str) -> str:
 
 
 def _order(lines: Sequence[str], begin: int) -> int:
-    """Return the precedence of a traceback: the program itself, its thread or process, or a teardown, which ends nothing."""
+    """Return the precedence of a traceback: from the program itself, its thread or process, or a teardown."""
     before = lines[max(0, begin - 2):begin]
     return TORN_DOWN if any(map(IGNORED.match, before)) else BESIDE_IT if any(map(BESIDE.search, before)) else OWN
 
 
 def _kind(block: TracebackBlock, lines: Sequence[str]) -> str | None:
-    """Return the kind of failure. For NCCL's errors the lines after it tell the meaning; for others they may be unrelated."""
+    """Return the kind of failure. The lines after an error of NCCL explain it; after other errors they may be unrelated."""
     more = 8 if OF_NCCL.search(block.text) else 0
     return kind_of("\n".join([block.text, *block.members, *lines[block.end:block.end + 1 + more]]))
 

@@ -1,9 +1,9 @@
-"""Wait chains: what each stalled rank waits for, and the rank that all of them wait for in the end.
+"""Wait chains: what each stalled rank waits for, and the rank at the end of all chains.
 
 A rank that cannot write (stopped, killed, crashed, stuck in native code) is found through the others. Each rank counts the
-messages that it has reached on every channel and notes the one that it waits in; a stalled rank records that. A rank that has
-not reached a message that another rank waits in is waited for, as in NCCL's flight recorder. The rank at the end of such a
-chain waits for no rank or writes nothing any more. It is the cause of the stall, and all others are its echoes.
+messages that it has reached on every channel and notes the message that it waits in; a stalled rank records both. If a rank has
+not reached a message that another rank waits in, that rank waits for it, as in NCCL's flight recorder. The rank at the end of
+the chain waits for no rank or no longer writes. It is the cause of the stall, and all others are its echoes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Awaited:
 
 
 def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | None:
-    """Return the rank that most others wait for in the end; None if no rank waits for another.
+    """Return the rank that most others ultimately wait for; None if no rank waits for another.
 
     Args:
         standings: the last record of each rank that has written one.
@@ -48,14 +48,14 @@ def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | 
 
 
 def _spoke(standings: Mapping[int, Standing]) -> dict[int, Standing]:
-    """Return the records without overdue ones: their ranks are silent, whatever they recorded before."""
+    """Return the records without overdue ones: the ranks of overdue records are silent."""
     newest = max((standing.time for standing in standings.values()), default=0.0)
     return {rank: standing for rank, standing in standings.items()
             if not standing.period or newest - standing.time <= LATE_PERIODS * standing.period + SLACK_S}
 
 
 def _missed(standing: Standing, standings: Mapping[int, Standing]) -> tuple[int, ...]:
-    """Return the ranks that have not reached the message that this one waits in."""
+    """Return the ranks that have not reached the message that this rank waits in."""
     wait = standing.wait
     if wait is None:
         return ()

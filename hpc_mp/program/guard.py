@@ -1,7 +1,7 @@
-"""The guard of a rank that mpirun started: it stays beside the program, forwards mpirun's signals, and records how the program
-ended.
+"""The guard of a rank that mpirun started: the parent of the program, which forwards mpirun's signals and records the program's
+end.
 
-Slurm reports when and how every task ended. mpirun reports only one process, in its own format, and ends the others. So
+Slurm reports the end of every task, with its time. mpirun reports only one process, in its own format, and ends the others. So
 each rank has its own guard.
 """
 
@@ -24,8 +24,8 @@ from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import ProgramCommand
 from hpc_mp.rundir.rank_env import RankEnv
 
-STOP = signal.SIGUSR2  # asks ranks to stop; mpirun passes it on
-END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # mpirun ends the other ranks by these after one has failed
+STOP = signal.SIGUSR2  # asks ranks to stop; mpirun forwards it
+END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # mpirun ends the other ranks by these after a rank has failed
 PASSED = (STOP, *END, signal.SIGUSR1)
 
 
@@ -35,19 +35,19 @@ def guards(environ: Mapping[str, str]) -> Path:
 
 
 def first_code(directory: Path) -> int:
-    """Return the exit code of the first rank of this node that ended by itself or as requested; 0 if none has, or if it
-    succeeded. mpirun itself may end with that code, with the number of a signal, with a code of its own, or with 0."""
+    """Return the exit code of the first rank of this node that ended by itself or as requested; 0 without one, or if it
+    succeeded. mpirun itself may end with that code, with the number of a signal, with its own code, or with 0."""
     ends = sorted(directory.glob("ended.*"), key=lambda path: path.stat().st_mtime_ns)
     return int(ends[0].suffix[1:]) if ends else 0
 
 
 def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int],
           noted: Path) -> int:
-    """Run the program as a child to its end, and end as it did: with its exit code, or by its signal.
+    """Run the program as a child to its end, and end in the same way: with its exit code, or by its signal.
 
     Args:
         become: turns a process into the program; returns an exit code if that fails.
-        noted: directory in which to record that a guard exists, and how its rank ended.
+        noted: directory in which to record the guard's existence and its rank's end.
     """
     noted.mkdir(mode=0o700, exist_ok=True)
     redirect(run.rank_log(who.rank))
@@ -65,7 +65,7 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
     passed = _passed_on(pid, signal.Signals[f"SIG{program.signal}"])
     (noted / str(os.getpid())).touch()
     _, status = os.waitpid(pid, 0)
-    ended, code = time.time(), os.waitstatus_to_exitcode(status)  # other ranks notice the end at once, and end too
+    ended, code = time.time(), os.waitstatus_to_exitcode(status)  # before other ranks notice the end and end too
     (noted / str(os.getpid())).unlink(missing_ok=True)
     if code and not any(number in END for number in passed):  # otherwise mpirun ended it because another rank had failed
         with suppress(FileExistsError):  # the time of the file shows which rank ended first
@@ -77,7 +77,7 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
         with suppress(OSError):  # a full disk must not hide the end: mpirun reports it too
             write_failure(run, _failure(run, who, attempt, code, ended))
     if code < 0:
-        _die_alike(-code)
+        die_alike(-code)
     return code
 
 
@@ -106,7 +106,7 @@ def _failure(run: RunDirectory, who: RankEnv, attempt: int, code: int, ended: fl
     return unsaid_end(AttemptReader(run, attempt), who.rank, who.node, code, ended, program=True)
 
 
-def _die_alike(number: int) -> None:
+def die_alike(number: int) -> None:
     """End by the program's signal, without a core dump of this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:

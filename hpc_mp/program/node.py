@@ -1,8 +1,8 @@
-"""``python -m hpc_mp.program.node RUN``: a node's task on which mpirun starts the ranks (``slurm.mpi = "mpirun"``).
+"""``python -m hpc_mp.program.node RUN``: a node's task in which mpirun starts the ranks (``slurm.mpi = "mpirun"``).
 
 srun starts one task on every node, with the CPUs, GPUs and memory of its ranks. The task on the first node runs mpirun.
 mpirun starts its daemons by ``agent HOST COMMAND``, as it would by ssh; the agent passes the command to the task on that host.
-So the ranks belong to srun's step: Slurm's signals to the step reach them, and none of them outlives it.
+So the ranks belong to srun's step: Slurm's signals to the step reach them, and no rank outlives it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from hpc_mp.rundir.program import OWN_PATH, read_program
 from hpc_mp.rundir.rank_env import node_name
 
 SETTING = 'slurm.mpi = "mpirun"'
-BRING = "name the module that brings it in slurm.modules, or let slurm.setup put its directory on PATH"
-OTHERWISE = 'name a module of Open MPI, MPICH or Intel MPI in slurm.modules, or set program.start = "node"'
-AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun splits a path at its blanks
+BRING = "add the module that provides it to slurm.modules, or its directory to PATH in slurm.setup"
+OTHERWISE = 'add a module of Open MPI, MPICH or Intel MPI to slurm.modules, or set program.start = "node"'
+AGENT = "hpc-mp-daemon"  # looked up on PATH, because mpirun splits a path at its blanks
 TAKEN = (*PASSED, signal.SIGABRT)
-KEPT_BACK = PASSED  # not for mpirun and its daemons: Slurm may signal the whole step, and they would end ranks that save
+KEPT_BACK = PASSED  # blocked in mpirun and its daemons: Slurm may signal the whole step, and they would end ranks that save
 END_OF_ALL, SIGNAL = "end", "signal"  # messages to a node's task, other than a command of mpirun
 WORKERS = 64  # nodes contacted concurrently
 POLL_S = 0.1
 REPEAT_S = 2.0  # between two requests to stop: a rank may not have begun at the first one
 LAG_S = 10.0  # in which mpirun must notice that all its processes are dead
-REACHED_S = 60.0  # until a node's task must be reachable: srun starts all at once
+REACHED_S = 60.0  # until a node's task must be reachable: srun starts all tasks at once
 
 
 def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """Run the task and return its exit code: that of this node's rank that first ended by itself; else mpirun's on the first
+    """Run the task and return its exit code: the code of this node's rank that first ended by itself; else mpirun's on the first
     node, and 0 on the others; 2 if mpirun is missing, with a record of the reason."""
     received: list[int] = []
     for number in TAKEN:
@@ -58,7 +58,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     run = RunDirectory(path)
     record = read_attempt(run.attempt_record)
     if record.token != environ.get(TOKEN):
-        print(f"hpc-mp: attempt {environ.get(TOKEN)} is not the run's current one any more; it ends", file=sys.stderr)
+        print(f"hpc-mp: attempt {environ.get(TOKEN)} is no longer the run's current one; it ends", file=sys.stderr)
         return 1
     watch_stepd(run, environ)
     node = record.hosts.index(node_name(environ))
@@ -95,8 +95,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def send_signal(record: AttemptRecord, number: str) -> None:
-    """Have the tasks of all nodes forward a signal, given by its name without SIG, to their ranks. If Slurm tracks processes by
-    their parents (``proctrack/linuxproc``), its own signal would also reach mpirun and its daemons, which would end the ranks."""
+    """Make the tasks of all nodes forward a signal, named without SIG, to their ranks. If Slurm tracks processes by their
+    parents (``proctrack/linuxproc``), its own signal would also reach mpirun and its daemons, which would end the ranks."""
 
     def ask(host: str) -> None:
         with suppress(OSError, EOFError, AuthenticationError):  # the task may have ended just now
@@ -140,7 +140,7 @@ class PassedOn:
 
     def note(self, number: int) -> None:
         """Handle a received signal."""
-        if number == signal.SIGABRT:  # the ranks hang: the programs themselves write their stacks at it
+        if number == signal.SIGABRT:  # the ranks hang: the programs themselves write their stacks at this signal
             for process in processes(self._run, self._attempt):
                 _kill(process.pid, signal.SIGABRT)
         elif number in (self._stop, STOP):
@@ -155,7 +155,7 @@ class PassedOn:
             self._to_guards(STOP)
 
     def end(self) -> bool:
-        """Kill ranks that outlived mpirun and its daemons, for example after the death of a daemon. Return True if any had."""
+        """Kill ranks that outlived mpirun and its daemons, for example after the death of a daemon. Return True for any."""
         pids = self._guards()
         self._to_guards(signal.SIGKILL)  # their ranks die too
         return bool(pids)
@@ -172,7 +172,7 @@ class NodeAccess:
     """The access point where mpirun's agents request the start of its daemon on this node.
 
     Attributes:
-        over: set once the daemon has ended, or mpirun.
+        over: set once the daemon or mpirun has ended.
     """
 
     def __init__(self, record: AttemptRecord, environ: Mapping[str, str], received: list[int]) -> None:
@@ -199,7 +199,7 @@ class NodeAccess:
                     self.over.set()
                 caller.send_bytes(b"0")
                 return
-            signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)  # of this thread; bash leaves it so, dash does not
+            signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)  # of this thread; bash keeps the mask, dash does not
             daemon = subprocess.Popen(["bash", "-c", " ".join(words)], env=self._environ, stdin=subprocess.DEVNULL,
                                       start_new_session=True)
             try:
@@ -210,7 +210,7 @@ class NodeAccess:
 
 def agent(path: Path, words: Sequence[str]) -> int:
     """Run words on a host of the job, like ``ssh HOST WORDS``, and return their exit code."""
-    for number in KEPT_BACK:  # children of mpirun may get the signals that it does not
+    for number in KEPT_BACK:  # children of mpirun may get signals that mpirun itself blocks
         signal.signal(number, signal.SIG_IGN)
     words = [*words]
     while words and words[0].startswith("-"):  # an option of ssh

@@ -1,7 +1,7 @@
-"""The launchers that a script finds first on its PATH: they start the site's own, with a witness before each program.
+"""Launchers that come first on a script's PATH: they start the site's own launchers, with a witness before each program.
 
-A shim is a small Python program, so that no shell between bash and the launcher drops a variable. The launcher gets the
-arguments, directory, variables and input that the script gave it, and so do the programs that it starts.
+A shim is a small Python program, because a shell between bash and the launcher could drop a variable. The launcher and its
+programs get the arguments, directory, variables and input from the script.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hpc_mp.cluster.slurm.srun_words import programs_of_srun
 from hpc_mp.program.witness import ATTEMPT, LAUNCH, RESTORED, RUN, Witness
 from hpc_mp.rundir import TOKEN, RunDirectory
 
-SUBMITTERS = ("sbatch", "salloc")  # a job that the script hands in is none of ours
+SUBMITTERS = ("sbatch", "salloc")  # a job that the script submits is not ours
 STARTING = "HPC_MP_STARTING"  # set for an mpirun, which may start its daemons by srun
-FORWARDS = "HPC_MP_FORWARDS"  # "1": Slurm signals the direct children of slurmstepd alone (proctrack/cgroup)
+FORWARDS = "HPC_MP_FORWARDS"  # "1": Slurm signals only the direct children of slurmstepd (proctrack/cgroup)
 MARK = ".shims"  # a file in each directory of shims
 LONGEST_LINE = 120  # of the kernel, for `#!`
-# A shim. A Python that does not have hpc-mp (`python $(which torchrun)`, a container) becomes the next program of that name.
+# A shim. A Python without hpc-mp (`python $(which torchrun)`, a container) becomes the next program of that name.
 _SHIM = """\
 #!{interpreter}
 import os, sys
@@ -39,8 +39,8 @@ except ImportError:
     os.execv(sys.executable, [sys.executable, found[0], *sys.argv[1:]])
 sys.exit(main(os.path.basename(__file__), sys.argv[1:]))
 """
-# Every bash reads this first. Modules and environments put their own directories before the shims: the trap puts these back. It
-# is in braces, so that `set -x` does not show it, and reads no variable but PATH. An image without our Python is left alone.
+# Every bash reads this file first. Modules and environments put their directories before the shims; the trap restores the order.
+# It is in braces to hide it from `set -x`, and reads no variable but PATH. It does nothing in an image without our Python.
 _BASH = """\
 [[ ! -r {earlier} ]] || . {earlier}
 [[ ! -x {python} ]] || trap '{{ [[ "${{PATH-}}" == {shims}:* ]] || PATH={shims}:"${{PATH-}}"; }} 2>/dev/null' DEBUG
@@ -51,7 +51,7 @@ def write_shims(run: RunDirectory, environ: Mapping[str, str]) -> None:
     """Write the programs, and the file that every bash reads first. Raises OSError.
 
     Args:
-        environ: the script's variables, in which BASH_ENV may name another such file.
+        environ: the script's variables; BASH_ENV in them may name another file.
     """
     run.shims.mkdir(mode=0o700, exist_ok=True)
     (run.shims / MARK).touch()
@@ -67,19 +67,19 @@ def write_shims(run: RunDirectory, environ: Mapping[str, str]) -> None:
 
 
 def _interpreter(python: str) -> str:
-    """Return the first line of a shim: Python itself, or, if its path has a blank or is too long for the kernel, sh."""
+    """Return the first line of a shim: Python itself, or sh if Python's path has a blank or is too long for the kernel."""
     if " " not in python and len(python) < LONGEST_LINE:
         return f"{python} -PE"
     return f"/bin/sh\n'''exec' {shlex.quote(python)} -PE \"$0\" \"$@\"\n' '''"
 
 
 def with_shims(run: RunDirectory, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which a script finds the shims first."""
+    """Return an environment with the shims first on PATH."""
     return {**environ, "BASH_ENV": str(run.bash_env), "PATH": f"{run.shims}:{environ.get('PATH', os.defpath)}"}
 
 
 def main(name: str, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Become the launcher. Return 127 if there is none."""
+    """Become the launcher. Return 127 if it does not exist."""
     entries = environ.get("PATH", os.defpath).split(os.pathsep)
     others = os.pathsep.join(entry for entry in entries if not os.path.exists(os.path.join(entry or ".", MARK)))
     program = shutil.which(name, path=others)
@@ -99,13 +99,13 @@ def main(name: str, arguments: Sequence[str], environ: Mapping[str, str] = os.en
 
 
 def without_us(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those that make a process one of the run."""
+    """Return the variables without those that assign a process to the run."""
     return {name: value for name, value in environ.items() if not name.startswith("HPC_MP_") and not (
         name == "BASH_ENV" and value == str(RunDirectory(Path(environ.get(RUN, "/"))).bash_env))}
 
 
 def _witness(environ: Mapping[str, str]) -> Witness | None:
-    """Return the witness of a launch's tasks; None outside of the run's job, in which nothing is watched."""
+    """Return the witness of a launch's tasks; None outside of the run's job."""
     if not {RUN, TOKEN, ATTEMPT} <= environ.keys() or environ.get("SLURM_JOB_ID", "") not in ("", environ[TOKEN].split(".")[0]):
         return None
     forwards = environ.get(FORWARDS) == "1"
@@ -113,7 +113,7 @@ def _witness(environ: Mapping[str, str]) -> Witness | None:
 
 
 def witnessed(command: Sequence[str], program: str, witness: Witness) -> list[str]:
-    """Return the command with a witness before each program; unchanged if it starts none, or none can stand there.
+    """Return the command with a witness before each program; unchanged if it starts no program, or a witness is impossible.
 
     Args:
         program: the path of the launcher.
@@ -133,7 +133,7 @@ def witnessed(command: Sequence[str], program: str, witness: Witness) -> list[st
 
 
 def number_of(command: Sequence[str], witness: Witness) -> int:
-    """Record a launch, and return its number in the attempt, from 1: that of the launch around it if there is one.
+    """Record a launch, and return its number in the attempt, from 1; inside of another launch, return that launch's number.
 
     Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""``python -m hpc_mp.program.stacks RUN ATTEMPT TIME``: write down the stacks of a node's ranks, which hang.
+"""``python -m hpc_mp.program.stacks RUN ATTEMPT TIME``: record the stacks of a node's hung ranks.
 
 py-spy is used if it is installed and the kernel permits it. Else ranks get SIGABRT at ``TIME`` (unix seconds, the same on all
 nodes: the first rank that dies ends the others). Python then writes the stacks of all threads to the rank's log
@@ -28,8 +28,8 @@ from hpc_mp.rundir.rank_env import SOURCES
 
 TOOL = "py-spy"
 TOOL_S = 4.0  # a process that does not answer the debugger (for example in state D) must not delay the others
-ABORT_S = 4.0  # to write its stacks as it dies: another SIGABRT, from the process that ends it, would interrupt this
-WORKERS = 8  # maximum of further processes of a rank, such as its data loader's, that are inspected
+ABORT_S = 4.0  # to write its stacks as it dies: the SIGABRT that ends the ranks afterwards would interrupt it
+WORKERS = 8  # maximum number of further inspected processes of a rank, such as its data loader's
 NO_CORE = 1  # byte: at this size no core is written to a file or a program (core(5)); a rank's core may be hundreds of GB
 WORDS = 200  # characters of a command line
 
@@ -40,7 +40,7 @@ class RankProcess:
 
     Attributes:
         environ: its initial environment.
-        state: state in the kernel's words, with the kernel function in which it sleeps.
+        state: the kernel's state of the process, with the kernel function in which it sleeps.
     """
 
     pid: int
@@ -60,7 +60,7 @@ class RankProcess:
 
 
 def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[int]:
-    """Write down the stacks of the ranks on this machine. Return the ranks found.
+    """Record the stacks of the ranks on this machine. Return the ranks.
 
     Args:
         until: unix seconds at which ranks without stacks from py-spy get SIGABRT.
@@ -90,7 +90,7 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
 
 
 def lives(pid: int) -> bool:
-    """Return True if a process has not ended; a zombie has."""
+    """Return True if a process has not ended; a zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -112,7 +112,7 @@ def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
-    """Return the rank from torchrun's variable, else from that of MPI's launcher; None for the one command of a node."""
+    """Return the rank from torchrun's variable, else from an MPI launcher's; None for the one command of a node."""
     names = ("RANK",) if "NODE_RANK" in environ else ("RANK", *(rank for _, _, (rank, _, _) in SOURCES))
     return next((int(environ[name]) for name in names if name in environ), None)
 
@@ -127,7 +127,7 @@ def _process(pid: int, rank: int, environ: Mapping[str, str]) -> RankProcess:
 
 
 def in_order(processes: Sequence[RankProcess]) -> list[RankProcess]:
-    """Sort the program itself first: the Python process that no other of them has started."""
+    """Sort the program itself first: the Python process that has no parent among them."""
     pids = {process.pid for process in processes if process.is_python}
     return sorted(processes, key=lambda process: (not process.is_python, process.parent in pids, process.pid))
 

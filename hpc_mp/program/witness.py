@@ -1,14 +1,14 @@
 """``python -PE -m hpc_mp.program.witness RUN TOKEN ATTEMPT LAUNCH FAMILY FORWARDS COMMAND…``: the parent of a script's process.
 
-The process has the arguments, directory, variables and input of its launch, and the witness's process group. The witness passes
-signals on, ends as the process does, and if it fails, records how, and what it wrote last. The script itself has one too.
+The process has the arguments, directory, variables and input of its launch, and the witness's process group. The witness
+forwards signals and ends in the same way as the process. After a failure, it records the end with the last output. The script
+itself has a witness too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -22,6 +22,7 @@ from types import FrameType
 
 from hpc_mp.base.child import die_with
 from hpc_mp.diagnosis.ends import words_of_end
+from hpc_mp.program.guard import die_alike
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import TOKEN, lines_of, read_attempt
 from hpc_mp.rundir.failures import RankFailure, write_end
@@ -31,11 +32,11 @@ from hpc_mp.rundir.rank_env import node_name
 RUN, ATTEMPT, LAUNCH, TASK_PID = "HPC_MP_RUN", "HPC_MP_ATTEMPT", "HPC_MP_LAUNCH", "SLURM_TASK_PID"
 PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
-TAIL = 1 << 18  # bytes of its errors that are kept
+TAIL = 1 << 18  # last bytes of its stderr that are stored
 BLOCK = 1 << 16
-LAST_S = 1.0  # in which what it wrote last is copied, if a process that it leaves behind holds its errors open
-ASKED_S = 120.0  # after a signal to end, an end counts as requested for so long
-# Variables with a task's number, by the launcher that sets them. A task of mpirun below srun has those of srun too.
+LAST_S = 1.0  # for copying its last output, if a leftover child process holds its stderr open
+ASKED_S = 120.0  # after a signal to end, during which an end counts as requested
+# Variables with a task's number, by launcher. A task of mpirun below srun has srun's variables too.
 NUMBERS = {"srun": ("SLURM_PROCID",), "other": ("SLURM_PROCID",),
            "mpi": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")}
 THE_SCRIPT = "script"  # the family of the script itself
@@ -43,12 +44,12 @@ THE_SCRIPT = "script"  # the family of the script itself
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """The identity of a process that a witness watches. Its arguments carry it: `srun --export=NONE` clears the variables.
+    """The identity of a watched process. It is passed in arguments, because `srun --export=NONE` clears variables.
 
     Attributes:
         launch: number of the launch; 0 for the script itself.
-        family: that of the launcher.
-        forwards: True if signals to the task reach the witness alone.
+        family: the launcher's family.
+        forwards: True if signals to the task reach only the witness.
     """
 
     run: str
@@ -66,10 +67,10 @@ class Witness:
 
 
 def main(witness: Witness, command: list[str]) -> int:
-    """Run the command to its end, and end alike. Return 1 if the launch belongs to an earlier attempt of the run."""
+    """Run the command to its end, and end in the same way. Return 1 if the launch belongs to an earlier attempt of the run."""
     run = RunDirectory(Path(witness.run))
     if read_attempt(run.attempt_record).token != witness.token:
-        print(f"hpc-mp: attempt {witness.token} is not the run's current one any more; it ends", file=sys.stderr)
+        print(f"hpc-mp: attempt {witness.token} is no longer the run's current one; it ends", file=sys.stderr)
         return 1
     ignored: set[int] = {number for number in PASSED if signal.getsignal(number) == signal.SIG_IGN}
     tee = witness.family != THE_SCRIPT
@@ -92,7 +93,7 @@ def main(witness: Witness, command: list[str]) -> int:
         copying.start()
     _, status = os.waitpid(child, 0)
     ended, code = time.time(), os.waitstatus_to_exitcode(status)
-    with suppress(Exception):  # nothing here may change how it ends
+    with suppress(Exception):  # an error here must not change the end
         if not tee:
             run.script_end.write_text(json.dumps({"code": code, "time": ended}), encoding="utf-8")
         elif code and not any(ended - moment < ASKED_S for moment in received) \
@@ -102,7 +103,7 @@ def main(witness: Witness, command: list[str]) -> int:
         else:
             copying.join(LAST_S)
     if code < 0:
-        _die_alike(-code)
+        die_alike(-code)
     return code
 
 
@@ -114,7 +115,7 @@ def _record(run: RunDirectory, witness: Witness, code: int, ended: float, errors
 
 
 def _passed_on(child: int, forwards: bool) -> list[float]:
-    """Return the times at which signals come from now on, each of which is passed on if ``forwards``."""
+    """Return the list of the times of signals from now on. Each signal is forwarded if ``forwards``."""
     received: list[float] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -130,7 +131,7 @@ def _passed_on(child: int, forwards: bool) -> list[float]:
 
 
 def _variables(witness: Witness, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the process's variables: those of its launch, with its own id where Slurm names the task's."""
+    """Return the process's variables: those of its launch, with its own process id in place of the task's."""
     variables = {name: value for name, value in environ.items() if name != "HPC_MP_STARTING"}
     if witness.launch and TOKEN in environ:
         variables[LAUNCH] = str(witness.launch)
@@ -140,8 +141,8 @@ def _variables(witness: Witness, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _become(command: list[str], witness: Witness, ignored: set[int]) -> int:
-    """Replace this process by the command; a program in the directory goes first, as with srun. Return srun's code if it
-    cannot."""
+    """Replace this process by the command; a program in the directory has precedence, as with srun. Return srun's code on
+    failure."""
     for number in (*PASSED, *RESTORED):
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
@@ -156,10 +157,10 @@ def _become(command: list[str], witness: Witness, ignored: set[int]) -> int:
 
 
 def _copy(source: int, tail: deque[bytes]) -> None:
-    """Copy what the process writes to its errors, and keep the last ``TAIL`` bytes."""
+    """Copy the process's stderr, and store the last ``TAIL`` bytes."""
     size = 0
     while block := os.read(source, BLOCK):
-        with suppress(OSError):  # nobody may read them any more
+        with suppress(OSError):  # the reader may be gone
             view = memoryview(block)
             while view:
                 view = view[os.write(2, view):]
@@ -167,14 +168,6 @@ def _copy(source: int, tail: deque[bytes]) -> None:
         size += len(block)
         while size - len(tail[0]) > TAIL:
             size -= len(tail.popleft())
-
-
-def _die_alike(number: int) -> None:
-    """End by the signal that ended the process, without a core dump of this one."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A comparison of several runs on one page: overlaid curves, the differences of their job files, and how each run ended."""
+"""A comparison of several runs on one page: overlaid curves, the differences of their job files, and their results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECRET = ("environment.set.", "program.environment.")
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A row of a table: its subject, and a text for each run. ``marked``: the run with the best value, if any."""
+    """A row of a table: its subject, and a text for each run. ``marked``: the run with the best value; None without one."""
 
     what: str
     cells: tuple[str, ...]
@@ -71,7 +71,7 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
 
 
 def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
-    """Return labels such as ``demo 0001``; if two runs share one, the part of their paths in which all of them differ."""
+    """Return labels such as ``demo 0001``; if two runs share a label, return the distinct part of their paths."""
     names = [name(run.path, run.spec) for run in runs]
     if len(set(names)) == len(names):
         return tuple(names)
@@ -96,7 +96,7 @@ def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
 
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
-    """Return every run's progress, cost and result; rows without any value are left out."""
+    """Return every run's progress, cost and result; rows without a value are left out."""
     by_loss = _best_by_loss(runs)
     rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), by_loss if what == LOSS else None)
             for what, text in ENDS]
@@ -110,7 +110,7 @@ def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
 
 
 def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
-    """Return the best run of a sweep without held-out losses. The losses of unrelated runs may be of different texts."""
+    """Return the best run of a sweep without held-out losses. Unrelated runs may have losses on different texts."""
     if len({(run.path.resolve().parent, run.sweep.first) if run.sweep else run.path for run in runs}) > 1:
         return None
     series = [losses(run.metrics) for run in runs]
@@ -120,18 +120,17 @@ def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
 
 
 def _same_text(runs: Sequence[RunFacts]) -> bool:
-    """Return True if the newest evaluations of all runs have the same number of tokens. Losses on other texts do not compare."""
+    """Return True if the newest evaluations of all runs have the same number of tokens: else they are not comparable."""
     return len({run.evaluations[-1].label_tokens for run in runs if run.evaluations}) <= 1
 
 
 def notes(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[str, ...]:
-    """Return caveats that a reader must know before comparing."""
+    """Return caveats for the comparison."""
     caveats = [f"{label}: {problem}" for run, label in zip(runs, labels, strict=True) for problem in run.problems]
     if not _same_text(runs):
         counts = ", ".join(f"{label} {run.evaluations[-1].label_tokens:,}" for run, label in zip(runs, labels, strict=True)
                            if run.evaluations)
-        caveats.append("held-out losses are not on the same text, and none of them is called the best: "
-                     f"tokens that count: {counts}")
+        caveats.append(f"the held-out texts differ, so no best loss is marked; counted tokens: {counts}")
     return tuple(caveats)
 
 

@@ -15,13 +15,13 @@ WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
 MOST_POINTS = 600
 LABEL_WIDTH, LABEL_GAP = 64, 4  # of "attempt 123"
-SCALE_OVER_MEDIAN = 3  # a warming-up step takes many times as long as the others and must not flatten them
+SCALE_OVER_MEDIAN = 3  # a warm-up step takes much longer than the others and must not flatten them
 HUGE = 1e300  # larger differences cannot be computed; NaN is not below it either
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One figure: its heading and quantity, and whether its axis starts at 0, cuts outliers off, and shows the held-out loss."""
+    """One figure: its heading and quantity, and flags for an axis from 0, cut outliers, and the held-out loss."""
 
     title: str
     subtitle: str
@@ -43,7 +43,7 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The start of a later attempt: its first step's pixel, and that of its label; None if the label would overlap another."""
+    """The start of a later attempt: the pixels of its first step and of its label; None if the label would overlap another."""
 
     at: float
     attempt: int
@@ -65,11 +65,11 @@ class Curve:
     notes: tuple[str, ...]
 
 
-AS_SAID = "as the program says"
+AS_SAID = "as reported by the program"
 
 
 def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (), of_program: bool = False) -> tuple[Curve, ...]:
-    """Return the figures; none before the first step has ended. For a program, only those of quantities that it reported."""
+    """Return the figures; empty before the first step has ended. For a program, return only the reported quantities."""
     if not metrics:
         return ()
     panels = PANELS if not of_program else tuple(
@@ -91,7 +91,7 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
     notes = [f"{counted(len(every) - len(finite), 'step')} not finite"] if len(finite) < len(every) else []
     if above := [(value, step) for step, value in finite if value > high]:
         largest, at = max(above)
-        notes.append(f"{counted(len(above), 'step')} above the scale, the most {number(largest)} at step {at}")
+        notes.append(f"{counted(len(above), 'step')} above the scale, the highest {number(largest)} at step {at}")
     return Curve(
         panel,
         steps=tuple(step for step, _ in drawn),
@@ -107,7 +107,7 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
 
 
 def labelled(resumes: Sequence[Resume], end: float) -> tuple[Resume, ...]:
-    """Add labels that do not overlap: the newest first, none beyond the pixel ``end``."""
+    """Add labels that do not overlap, the newest first, up to the pixel ``end``."""
     marks, free = [], end
     for resume in reversed(resumes):
         beside = resume.at + LABEL_GAP, resume.at - LABEL_GAP - LABEL_WIDTH  # its line, on either side
@@ -118,7 +118,7 @@ def labelled(resumes: Sequence[Resume], end: float) -> tuple[Resume, ...]:
 
 
 def thinned(points: Sequence[tuple[int, float]], limit: int) -> Sequence[tuple[int, float]]:
-    """Return at most ``limit`` of the points: the lowest and the highest of every stretch, so that no spike is lost."""
+    """Return at most ``limit`` of the points: the lowest and the highest of every stretch, to preserve spikes."""
     if len(points) <= limit:
         return points
     stretches = limit // 2 - 1  # the first and the last point are kept as well

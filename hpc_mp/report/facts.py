@@ -34,10 +34,10 @@ class RunFacts:
     """A run directory.
 
     Attributes:
-        attempt: number of the current one, from 1; ``starts`` and ``failures`` hold all attempts, ``traces`` (by rank),
+        attempt: number of the current attempt, from 1; ``starts`` and ``failures`` contain all attempts, ``traces`` (by rank),
             ``status`` and ``verdict`` only the current one. The failure of a rank that was restarted in the same attempt is
             left out.
-        spec: job file of a training; program: of the user's program. Both None for an invalid job file.
+        spec: job file of a training; program: job file of the user's program. Both None for an invalid job file.
         plan: predicted needs of the current attempt and the division of its layers; None without one.
         causes: attempt → cause of its failure, if known.
         earlier: attempt → its placement, for attempts before the current one.
@@ -45,7 +45,7 @@ class RunFacts:
         usage: its cost until it ended, or until its last record.
         best: the checkpoint with the least loss on held-out text; None if none was evaluated.
         written: unix seconds of the last write to ``metrics.jsonl``; None without the file.
-        problems: files that exist but could not be read.
+        problems: existing files that could not be read.
     """
 
     path: Path
@@ -129,7 +129,7 @@ class _RunReader:
         try:
             return load_resolved(self.run.job)
         except HpcMpError as error:
-            self.problems.append(f"job.toml is not understood: {error}")
+            self.problems.append(f"job.toml is invalid: {error}")
             return None
 
     def placement(self, path: Path) -> Placement | None:
@@ -184,7 +184,7 @@ class _RunReader:
             return ()
         records = tuple(record for record in lines if record is not None)
         if broken := len(lines) - len(records):
-            self.problems.append(f"{self._name(path)}: {broken} of {len(lines)} lines are not understood")
+            self.problems.append(f"{self._name(path)}: {broken} of {len(lines)} lines are invalid")
         return records
 
     def _document(self, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Gantt charts: the pipeline as executed, and as it would be with equal stages and no waiting for messages."""
+"""Gantt charts: the pipeline as executed, and with equal stages and no waiting for messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW, BAR, BETWEEN = 26, 20, 6  # BETWEEN: additional space before the next pipel
 NARROWEST = 4.0  # pixels; narrower boxes are drawn without number and hover text
 DIGIT = 6.4
 
-# kind: (CSS class, name in the hover text). SENDs only hand a message over.
+# kind: (CSS class, name in the hover text). A SEND only submits a message.
 KINDS: dict[str, tuple[str, str]] = {
     "F": ("forward", "forward"),
     "B": ("backward", "backward"),

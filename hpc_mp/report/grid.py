@@ -13,7 +13,7 @@ from hpc_mp.rundir.records import RankStart
 RAMP = ((68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142), (31, 158, 137), (53, 183, 121),
         (110, 206, 88), (181, 222, 43), (253, 231, 37))
 RAMP_BEGIN, RAMP_END = 0.28, 0.9
-DENSITIES = ((32, "roomy"), (128, "close"))  # maximum of ranks for which a cell holds both its labels; beyond: only the number
+DENSITIES = ((32, "roomy"), (128, "close"))  # maximum number of ranks with both labels in a cell; beyond: only the number
 GROUPS = {"dp": "replicas", "pp": "pipeline", "cp": "context group", "tp": "tensor group"}
 MOST_COLUMNS = 4
 MEMBERS_SHOWN = 16
@@ -21,7 +21,7 @@ MEMBERS_SHOWN = 16
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """A fill and the ink that reads on it, as CSS colours."""
+    """A fill and a readable ink on it, as CSS colours."""
 
     fill: str
     ink: str

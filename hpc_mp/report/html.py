@@ -20,7 +20,7 @@ PRIVATE = 0o600  # logs and job files are the user's own
 
 def filled(template: str, now: float, **values: Any) -> str:
     """Return a page as of ``now`` (unix seconds): ``frame.html.j2`` around ``template``. All values are escaped. The style and
-    the only script are ours; the page names the script by its hash, so that no other can run."""
+    the only script are ours; the page allows only the script with its hash."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
@@ -49,5 +49,5 @@ def publish(page: Path, text: str) -> Path:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise HpcMpError(f"report {page}", f"cannot be written ({error.strerror})",
-                         "make room there, or name another file with --output") from None
+                         "free space there, or pass another file with --output") from None
     return page

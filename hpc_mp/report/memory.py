@@ -22,7 +22,7 @@ LIMIT_WITHIN = 3  # the axis includes the limit unless it exceeds this multiple 
 STATE = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
 KNOWN = (*STATE, ("activations", "activations kept for backwards"))
 NAMES = dict(KNOWN) | {"rest": "the rest"}
-REST = ("rest", "the rest up to the peak: what computing needs, buffers, libraries")
+REST = ("rest", "the rest up to the peak: working memory, buffers, libraries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Held:
 def memory(
     traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None, chunks: Sequence[ChunkCounts] = (),
 ) -> MemoryChart | None:
-    """Return one bar per rank, or beyond 64 ranks one per stage; None if no rank has reported its memory.
+    """Return one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory.
 
     Args:
         chunks: chunk counts of every pipeline rank, from its schedule.
@@ -92,16 +92,16 @@ def memory(
     if len(memories) <= MOST_BARS or placement is None:
         per, held = "rank", [_Held(str(rank), f"rank {rank}", memory) for rank, memory in memories.items()]
     else:
-        per, held = "stage, that of its fullest rank", _by_stage(memories, placement)
+        per, held = "stage (its fullest rank)", _by_stage(memories, placement)
     highest = max(max(bar.memory.peak, bar.state) for bar in held)
     limit = min(bar.memory.limit for bar in held)
     in_sight = 0 < limit <= LIMIT_WITHIN * highest
     y = Scale(0, 1.06 * max(highest, limit if in_sight else 0, 1), HEIGHT - BOTTOM, TOP)
-    of_limit = f"{percent(highest / limit)} of the limit of {memory_size(limit)} per rank" if limit else "of a limit not known"
+    of_limit = f"{percent(highest / limit)} of the limit of {memory_size(limit)} per rank" if limit else "limit unknown"
     state = f"model state takes at most {memory_size(max(bar.state for bar in held))} of it"
     for where, elsewhere in (("in the host's memory", [bar.memory.host for bar in held]),
                              ("on a disk", [bar.memory.disk for bar in held])):
-        state += f", and {memory_size(max(elsewhere))} more lie {where}" if any(elsewhere) else ""
+        state += f", and {memory_size(max(elsewhere))} more is {where}" if any(elsewhere) else ""
     present = {kind for bar in held for kind, _ in bar.parts}
     return MemoryChart(
         step=max(trace.step for trace in traces.values()),
@@ -119,12 +119,12 @@ def _activations(spec: JobSpec | None, chunks: Sequence[ChunkCounts]) -> str:
     if spec is None or not chunks:
         return ""
     held, on_device, on_host = (max(getattr(counts, what) for counts in chunks) for what in ("held", "here", "away"))
-    text = (f"; recompute is {spec.parallel.recompute}, and a rank is between forward and backward of at most "
-             f"{counted(held, 'microbatch', 'microbatches')}")
+    text = (f"; recompute is {spec.parallel.recompute}, and a rank has at most {counted(held, 'microbatch', 'microbatches')} "
+            "between forward and backward")
     if spec.offload_horizon is None:
         return text
-    return (f"{text}, of which at most {on_device} have their activations on the device and {on_host} on the host "
-            f"(offload with a horizon of {spec.offload_horizon})")
+    return (f"{text}: at most {on_device} with activations on the device and {on_host} on the host (offload with a horizon of "
+            f"{spec.offload_horizon})")
 
 
 def _by_stage(memories: Mapping[int, RankMemory], placement: Placement) -> list[_Held]:
@@ -135,8 +135,8 @@ def _by_stage(memories: Mapping[int, RankMemory], placement: Placement) -> list[
 
     def held(stage: int, ranks: list[int]) -> _Held:
         by_peak = sorted(ranks, key=lambda rank: memories[rank].peak)
-        heading = (f"stage {stage}: rank {by_peak[-1]}, the fullest of {len(ranks)}\n"
-                   f"the emptiest: rank {by_peak[0]}, peak {memory_size(memories[by_peak[0]].peak)}")
+        heading = (f"stage {stage}: rank {by_peak[-1]}, the highest peak of {len(ranks)}\n"
+                   f"the lowest: rank {by_peak[0]}, peak {memory_size(memories[by_peak[0]].peak)}")
         return _Held(f"stage {stage}", heading, memories[by_peak[-1]])
 
     return [held(stage, ranks) for stage, ranks in sorted(stages.items())]

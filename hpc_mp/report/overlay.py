@@ -11,7 +11,7 @@ from hpc_mp.report.axes import Scale, Tick, ticks
 from hpc_mp.report.curves import AS_SAID, BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
 from hpc_mp.report.facts import RunFacts
 
-FLATTEST = 5  # the curve of the run that falls least takes at least a fifth of the height
+FLATTEST = 5  # the flattest run's curve has at least a fifth of the height
 THROUGHPUT = "Throughput"
 POINTS = 6_000  # in a figure with many runs: a browser draws them at once, and the page has a few hundred kB
 Points = Sequence[tuple[int, float]]
@@ -24,7 +24,7 @@ class OverlayPanel:
     Attributes:
         points: points of a run, over its steps or over the unit named by ``along``.
         low: True if the y axis begins at 0 instead of the lowest value.
-        dots: True if the points are few and each is marked.
+        dots: True if the points are few and marked individually.
     """
 
     title: str
@@ -66,7 +66,7 @@ PANELS = (
     OverlayPanel("Learning rate", "after warm-up and schedule",
                  lambda run: [(metric.step, metric.learning_rate) for metric in run.metrics], low=True),
 )
-BY_TOKENS = OverlayPanel("Loss by tokens", "for the runs' steps are not of one size",
+BY_TOKENS = OverlayPanel("Loss by tokens", "because the runs' steps differ in size",
                          lambda run: [(metric.tokens, metric.loss) for metric in run.metrics], along="token")
 
 
@@ -80,7 +80,7 @@ def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, 
 
 
 def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
-    """Return one figure; None if no run has a finite value, or if programs reported none: their values are then 0."""
+    """Return one figure; None if no run has a finite value, or if programs reported no value: their values are then 0."""
     every = [panel.points(run) for run in runs]
     finite = [[(at, value) for at, value in points if abs(value) < HUGE] for points in every]
     if not any(value for points in finite for _, value in points):

@@ -28,7 +28,7 @@ UNSAVED = "the last checkpoint could not be saved"
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A key number: its name, its value, and a note that puts it into proportion."""
+    """A key number: its name, its value, and a note for comparison."""
 
     name: str
     value: str
@@ -39,7 +39,7 @@ class Number:
 class Summary:
     """The state of the run. ``state``: completed, failed, stopped, running, or another state reported by the launcher.
 
-    ``cause`` is empty unless it failed; ``traceback`` is that of the rank that the cause names, if it left one.
+    ``cause`` is empty unless it failed; ``traceback`` is from the rank in the cause, if recorded.
     """
 
     state: str
@@ -77,7 +77,7 @@ def summarize(facts: RunFacts) -> Summary:
 def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | None = None,
            program: ProgramSpec | None = None) -> str:
     """Return one line: nodes × ranks, degrees, layers of the stages, ZeRO, schedule, order, as far as known. The axes of a
-    ``program`` that has not named them are unknown."""
+    ``program`` are unknown unless its job names them."""
     parts = []
     if placement is not None and program is not None and program.program.axes is None:
         ranks = program.job.ranks_per_node if program.program.start == "node" else placement.ranks_per_node
@@ -102,7 +102,7 @@ def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | No
 
 
 def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
-    """Return the most important numbers; none before the first step has ended."""
+    """Return the most important numbers; empty before the first step has ended."""
     if not facts.metrics:
         return ()
     last = facts.metrics[-1]
@@ -118,7 +118,7 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         _loss(facts.metrics),
         *([Number("Held-out loss", loss_number(held_out.loss), f"after step {held_out.step:,}")] if held_out else []),
         *_best(facts),
-        *([Number("Dropped choices", f"{dropped:.2%}", f"of all that tokens made of experts, {span}")] if dropped >= 0 else []),
+        *([Number("Dropped choices", f"{dropped:.2%}", f"of all expert choices of tokens, {span}")] if dropped >= 0 else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
         *_used(facts.usage),
@@ -146,7 +146,7 @@ def _best(facts: RunFacts) -> Iterator[Number]:
 
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
-    """Return the loss of the first and the last step that have one, and the number of steps without one."""
+    """Return the first and the last loss, and the number of steps without a loss."""
     values = losses(metrics)
     without = len(metrics) - len(values)
     steps = f"{counted(without, 'step')} without one" if without else ""
@@ -183,7 +183,7 @@ def _state(facts: RunFacts, cause: Cause | None) -> str:
 def _doing(facts: RunFacts) -> str:
     status = facts.status
     if status is None:
-        return "no rank has said anything yet" if not facts.starts else "ranks have started"
+        return "no rank has reported yet" if not facts.starts else "ranks have started"
     return f"{status.phase}, {percent(status.done / status.total)}" if status.total else status.phase
 
 
@@ -206,7 +206,7 @@ def _when(facts: RunFacts, state: str) -> str:
 
 
 def _newest(lines: list[str]) -> tuple[str, ...]:
-    """Return the last lines, each once."""
+    """Return the last lines without repetitions."""
     lines = list(dict.fromkeys(lines))
     left_out = [f"({len(lines) - MOST_LINES:,} earlier ones are in log/main.log)"] if len(lines) > MOST_LINES else []
     return (*left_out, *lines[-MOST_LINES:])
@@ -224,7 +224,7 @@ class AttemptRow:
 
 
 def attempts(facts: RunFacts, state: str) -> tuple[AttemptRow, ...]:
-    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count where they were repeated."""
+    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count in the later attempt."""
     return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
 
 

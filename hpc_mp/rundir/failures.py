@@ -1,8 +1,7 @@
 """Failures of ranks: one record per rank.
 
-When a rank dies or stalls, the others lose it, wait for it in vain, and are ended. Most of the records are then echoes.
-``KINDS`` holds all kinds of failure, causes before consequences, and what follows from each. ``hpc_mp.diagnosis`` finds the
-cause.
+If a rank dies or stalls, the others lose it, wait for it in vain, and are ended. Most of the records are then echoes. ``KINDS``
+contains all kinds of failure, causes before consequences, with the reaction to each. ``hpc_mp.diagnosis`` finds the cause.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class FailureKind:
     """A kind of failure.
 
     Attributes:
-    level: precedence: causes have lower levels than their consequences; among equal levels the earliest failure is the cause.
+        level: precedence: causes have lower levels than their consequences; at equal levels the earliest failure is the cause.
     """
 
     level: int
@@ -43,15 +42,15 @@ ECHO = 10  # level from which the end or stall of another rank may have caused a
 KINDS: dict[str, FailureKind] = {
     "memory": FailureKind(0, "ran out of memory"),
     "hardware": FailureKind(1, "has a hardware fault", retry=True, blame_node=True),
-    "node": FailureKind(2, "failed, says Slurm", retry=True, blame_node=True),
+    "node": FailureKind(2, "failed according to Slurm", retry=True, blame_node=True),
     "orphaned": FailureKind(2, "lost the slurmstepd that had started it", retry=True, blame_node=True),
-    "unfit": FailureKind(3, "is not fit for this run", retry=True, blame_node=True),
-    "unwritable": FailureKind(3, "could not write checkpoints, and other nodes could", retry=True, blame_node=True),
+    "unfit": FailureKind(3, "is unfit for this run", retry=True, blame_node=True),
+    "unwritable": FailureKind(3, "could not write checkpoints, but other nodes could", retry=True, blame_node=True),
     "user": FailureKind(4, "refused its input"),
     "error": FailureKind(5, "failed"),
     "removed": FailureKind(5),
-    "space": FailureKind(5, "found no space"),
-    "storage": FailureKind(5, "had an error of its file system", retry=True),
+    "space": FailureKind(5, "ran out of disk space"),
+    "storage": FailureKind(5, "had a file system error", retry=True),
     "crash": FailureKind(5),
     "signal": FailureKind(5, retry=True),
     "exit": FailureKind(5),
@@ -69,8 +68,8 @@ KINDS: dict[str, FailureKind] = {
     "vanished": FailureKind(ECHO + 6, retry=True),
     "unknown": FailureKind(ECHO + 7),
 }
-BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15})  # signals sent by somebody: HUP, INT, USR1, USR2, TERM
-BY_A_LIMIT = frozenset({-24, -25})  # limits on CPU time and file size: another attempt would meet them again
+BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15})  # signals sent on purpose: HUP, INT, USR1, USR2, TERM
+BY_A_LIMIT = frozenset({-24, -25})  # limits on CPU time and file size: another attempt would hit them again
 BY_ITSELF = frozenset({-4, -6, -8, -11})  # signals that code causes itself: ILL, ABRT, FPE, SEGV
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")
@@ -78,7 +77,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """The end of one rank, recorded by itself or, if it could not, by the process that saw it end.
+    """The end of one rank, recorded by itself or, failing that, by the process that saw it end.
 
     Attributes:
         node: the scheduler's name; ``host``: the machine's own.
@@ -92,7 +91,7 @@ class RankFailure:
             node may be the lost one instead.
         standing: state in which it stalled; None if unknown.
         of_node: True if it is the one command of a node, which numbers its ranks itself.
-        inner: the rank that this command reports as failed; None if it reports none.
+        inner: the failed rank that this command reports; None without one.
     """
 
     rank: int
@@ -113,7 +112,7 @@ class RankFailure:
     inner: int | None = None
 
     def __str__(self) -> str:
-        """Return the standard wording: who, where, what it did, and why. For an input error only the message, for its author."""
+        """Return the standard wording: rank, node, failure and reason. For an input error, return only the message."""
         if self.kind == "user":
             return one_line(self.message)
         return sentence(f"node {self.node}" if self.of_node else who(self.rank, self.place, self.node), self.kind, self.message)
@@ -141,7 +140,7 @@ def sentence(subject: str, kind: str, message: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """Return a message of several lines, such as CUDA's, as one line without control sequences: it is the last line of logs."""
+    """Return a message of several lines, such as CUDA's, as one line without control sequences, for the last line of a log."""
     plain = CONTROL.sub("", message)
     return " ".join(line.strip() for line in plain.splitlines() if line.strip())
 
@@ -171,7 +170,7 @@ def write_failure(run: RunDirectory, failure: RankFailure) -> None:
 
 
 def write_end(run: RunDirectory, launch: int, failure: RankFailure, code: int) -> None:
-    """Write the failure of a task of a script's launch, unless one that the task started has done so. Raises OSError.
+    """Write the failure of a task of a script's launch, unless a process of the task has done so. Raises OSError.
 
     Args:
         code: exit code as from ``subprocess``.
@@ -202,16 +201,16 @@ def read_failure(path: Path) -> RankFailure:
             standing_of(standing) if standing else None, bool(tree.get("of_node")),
             int(tree["inner"]) if tree.get("inner") is not None else None)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"no record of a rank's end ({error})") from None
+        raise ValueError(f"not a record of a rank's end ({error})") from None
     if not 0 <= failure.time < YEAR_3000:
-        raise ValueError(f"no record of a rank's end (time = {failure.time})")
+        raise ValueError(f"not a record of a rank's end (time = {failure.time})")
     return failure
 
 
 def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFailure]:
     """Return the failures of all ranks whose end is known, by rank. ``attempt``: None for all attempts.
 
-    Broken records are left out. So is the end of a rank that has started again since in the same attempt.
+    Broken records are left out. So is the end of a rank that has since started again in the same attempt.
     """
     begun = {(line["attempt"], line["rank"]): line for line in announced(run)}
     failures = []

@@ -18,16 +18,16 @@ class AttemptEnd:
     """The end of one attempt.
 
     Attributes:
-        step: step of the newest checkpoint then; for a program the latest step that it ever reported (``hpc_mp.log``), 0 if it
-            reports none.
+        step: step of the newest checkpoint at that time; for a program the latest step that it ever reported (``hpc_mp.log``),
+            0 without one.
         kind: "completed", "stopped", or a key of ``failures.KINDS``.
         nodes: nodes to blame.
-        action: what followed: "done", "requeue", "wait" (a successor continues) or "fail"; "resume" is not an end: the user
-            resumed the run and has fixed what had failed.
+        action: the action that followed: "done", "requeue", "wait" (a successor continues) or "fail"; "resume" is not an end:
+            the user resumed the run and has presumably fixed the failure.
         time: unix seconds.
         rank, node: rank and node of the failure; None if it was not a rank's or not a node's.
-        returned: its nodes that an earlier attempt had blamed and that had come back since: such a failure does not count.
-        departed: the reason why Slurm wanted the job to leave, if it did: such a stop says nothing about the run.
+        returned: its nodes that an earlier attempt had blamed and that had since come back: the failure then does not count.
+        departed: the reason for which Slurm wanted the job to leave: the stop is then not due to the run. Empty without one.
     """
 
     token: str
@@ -50,7 +50,7 @@ class AttemptEnd:
 
 
 def history(run: RunDirectory) -> list[AttemptEnd]:
-    """Return all ends, the earliest first. Raises OSError, KeyError or TypeError for a file that is unreadable or broken."""
+    """Return all ends, the earliest first. Raises OSError, KeyError or TypeError for an unreadable or broken file."""
     return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"]), "returned": tuple(line.get("returned", ()))})
             for line in read_lines(run.history)]
 
@@ -99,7 +99,7 @@ def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...
 
 def complete(run: RunDirectory, spec: AnySpec) -> bool:
     """Return True if the run has a sound checkpoint of its last step and, if the job evaluates, the evaluation after that step.
-    For a program, return True if its last attempt has ended well."""
+    For a program, return True if its last attempt has succeeded."""
     if isinstance(spec, ProgramSpec):
         return any(end.kind == "completed" for end in history(run)[-1:])
     saved = complete_steps(run.checkpoints)

@@ -1,4 +1,4 @@
-"""The verdict: how an attempt of a run ended, and why it failed. Once it is in ``outcome.json``, it is the only answer."""
+"""The verdict: the end of an attempt of a run, and the reason of a failure. Once written to ``outcome.json``, it is final."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cause:
         kind: a key of ``failures.KINDS``.
         message: one sentence or, for "user", one paragraph.
         rank, node: the failed rank and its node; None if it was not a rank.
-        log: the file with more details, if it exists.
+        log: the file with more details; None without one.
         time: unix seconds.
     """
 
@@ -51,10 +51,10 @@ class Outcome:
         first_loss, loss: loss of the first and the last step of the run that have one; None before the first.
         evaluation_loss: loss of the newest evaluation on held-out text; None without one. best_evaluation_loss: the least.
         tokens_per_s: mean over this attempt's steps, without the first, which warms up.
-        checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text, among those evaluated.
-        report: the page drawn of the run; None without one.
-        elements: for an array, the outcome of each of its runs; this outcome is then the worst of them. not_started: number of
-            its runs that were never started.
+        checkpoint: the newest one. best_checkpoint: the evaluated checkpoint with the least loss on held-out text.
+        report: the HTML report of the run; None without one.
+        elements: for an array, the outcome of each of its runs; this outcome is then the worst. not_started: number of its runs
+            that were never started.
     """
 
     run: Path
@@ -114,7 +114,7 @@ def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | Non
         record = Verdict(int(tree.get("attempt") or number), tree["state"], _cause(cause) if cause else None,
                         Path(report) if report else None)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no verdict ({error})") from None
+        raise ValueError(f"not a verdict ({error})") from None
     return record if record.attempt == number else None
 
 

@@ -12,11 +12,11 @@ from hpc_mp.rundir.layout import RunDirectory
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes per optimizer step and axis: those sent by one rank to one partner, or those that leave a node or a switch.
+    """Bytes per optimizer step and axis: sent by one rank to one partner, or leaving a node or a switch.
 
     Attributes:
         tp: activations, to the rank's neighbour in the ring of its tensor group.
-        pp: activations to the next stage, and as many bytes of gradients to the previous one.
+        pp: activations to the next stage, and the same number of bytes of gradients to the previous one.
         cp: keys, values and their gradients, to the rank's neighbour in the ring of its context group.
         cp_pairs: a part of queries, keys, values and outputs, to each other rank of its context group, with ``ulysses``.
         dp: parameters and gradients, to the rank's neighbour in the ring of its shard group.
@@ -73,8 +73,8 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """Maximum of chunks (stage, microbatch) that a pipeline rank holds at once between forward and backward: ``held`` in all,
-    ``here`` with their activations on the device, ``away`` with them on the host."""
+    """Maximum number of chunks (stage, microbatch) that a pipeline rank holds at once between forward and backward: ``held`` in
+    total, ``here`` with activations on the device, ``away`` with activations on the host."""
 
     held: int
     here: int
@@ -89,8 +89,7 @@ class RunPlan:
         layers: number of layers of every pipeline stage.
         traffic: bytes that the busiest stage sends along each axis.
         state: model state of every rank.
-        link_time_s: seconds per step that ranks wait for links between nodes, at the measured rate; None if the doctor has
-            measured none.
+        link_time_s: seconds per step that ranks wait for links between nodes, at the doctor's measured rate; None without one.
         choices: keys of the job that the launch decided, with the reason of each.
         chunks: chunk counts of every pipeline rank.
         place: the back end that starts the ranks: "slurm", "step", "local" or "mpi"; empty in plans of earlier releases.

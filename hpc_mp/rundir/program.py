@@ -1,4 +1,4 @@
-"""``program.json``: the command that every rank of a program executes, and the variables that tell the rank who it is."""
+"""``program.json``: the command that every rank of a program executes, and the variables that identify the rank."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ OWN_PATH = "HPC_MP_PATH"  # the job's PATH, to which an entry was added only for
 
 @dataclass(frozen=True, slots=True)
 class ProgramCommand:
-    """A program and the way its ranks start it.
+    """A program and the form of its start.
 
     Attributes:
         command: the program and its arguments; not read by a shell.
         directory: its working directory.
         environment: additional variables.
-        ranks_per_node: number of ranks that it starts itself on every node, if it is started once per node; None if once per
-            rank.
+        ranks_per_node: number of ranks that it starts itself on every node, if it is started once per node; None if it is
+            started once per rank.
         axes: True if it has axes; its ranks are then given their coordinates.
-        mpi: True if its ranks meet through MPI, which tells each of them who it is.
+        mpi: True if its ranks meet through MPI, which identifies each of them.
         mpirun: True if mpirun starts them in Slurm jobs too.
         script: True if it is a job script, which starts ranks itself.
         signal: the signal that asks it to stop, by its name without SIG.
@@ -60,8 +60,8 @@ def write_program(path: Path, spec: ProgramSpec) -> None:
 
 
 def use_staged(path: Path, prefix: Path) -> None:
-    """Have ranks look up the program on PATH, where the copy of an environment comes first, if the command names it by its path
-    in that environment. Raises OSError.
+    """Make ranks look up the program on PATH, on which the copy of an environment comes first, if the command names it by its
+    path in that environment. Raises OSError.
 
     Args:
         prefix: directory of the environment.
@@ -77,7 +77,7 @@ def _write(path: Path, command: ProgramCommand) -> None:
 
 
 def read_program(path: Path) -> ProgramCommand:
-    """Read ``program.json``. Raises OSError, or ValueError if it is not such a document."""
+    """Read ``program.json``. Raises OSError, or ValueError for another document."""
     return read_record(path, ProgramCommand)
 
 
@@ -86,7 +86,7 @@ def own_variables(program: ProgramCommand, run: RunDirectory, placement: Placeme
     """Return the variables that identify a rank or the one command of a node; empty if MPI identifies it.
 
     Args:
-        meeting: address and port of rank 0's host; nobody listens there yet.
+        meeting: address and port of rank 0's host; no process listens there yet.
     """
     if program.mpi:
         return {}
@@ -101,7 +101,7 @@ def rank_variables(placement: Placement, rank: int, address: str, port: str) -> 
     GROUP_RANK.
 
     Args:
-        address, port: address and port of rank 0's host; nobody listens there yet.
+        address, port: address and port of rank 0's host; no process listens there yet.
     """
     place = placement.ranks[rank]
     node = str(place.node)
@@ -118,7 +118,7 @@ def rank_variables(placement: Placement, rank: int, address: str, port: str) -> 
 
 
 def axis_variables(placement: Placement, rank: int, file: Path) -> dict[str, str]:
-    """Return a rank's coordinates on the program's axes, the sizes of the axes, and the file with those of all ranks."""
+    """Return a rank's coordinates on the program's axes, the sizes of the axes, and the file with the places of all ranks."""
     place, degrees = placement.ranks[rank], placement.degrees
     sizes = {"tp": degrees.tensor, "pp": degrees.pipeline, "cp": degrees.context, "dp": degrees.data}
     at = {f"HPC_MP_{axis.upper()}_RANK": str(getattr(place, axis)) for axis in sizes}

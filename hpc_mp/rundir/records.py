@@ -1,7 +1,7 @@
 """Records that ranks write during a run: one frozen value per document or line, with its writer and reader.
 
-A reader ignores unknown keys, so that it can read a newer run. A document that lacks a key, or has one of the wrong type, is
-refused. ``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` hold the other records.
+A reader ignores unknown keys, so it can read a newer run. A document with a missing key or a wrong type is refused.
+``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` contain the other records.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 Record = TypeVar("Record")
 Count = Annotated[int, Ge(0), Lt(2**63)]
 Seconds = Annotated[float, Ge(0), Lt(32_503_680_000)]
-"""A duration or unix time, before the year 3000: what calendars and axes can show."""
+"""A duration or unix time before the year 3000: calendars and axes cannot show more."""
 
 
 class _NullIsNan:
-    """The reading of ``null`` as NaN. pydantic is imported by readers alone: ranks and their witnesses start without it."""
+    """The reading of ``null`` as NaN. Only readers import pydantic: ranks and their witnesses start without it."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         from pydantic_core import core_schema
@@ -39,7 +39,7 @@ class _NullIsNan:
 
 
 Measured = Annotated[float, _NullIsNan()]
-"""A number that may be none: not finite, and ``null`` in a file, for JSON knows no NaN."""
+"""A number that may be NaN or infinite: it is then ``null`` in a file, because JSON has no NaN."""
 
 LONGEST_LINE = 1024  # bytes; twice the length of a line of metrics.jsonl
 
@@ -50,8 +50,8 @@ class StepMetrics:
 
     Attributes:
         step: from 1.
-        loss: mean over all tokens of the global batch that count, in nats; not finite in a skipped step, if its gradient norm
-            was not finite or none of its tokens counts (``label_tokens`` is 0).
+        loss: mean over all counted tokens of the global batch, in nats; not finite in a skipped step, if its gradient norm was
+            not finite or no token counts (``label_tokens`` is 0).
         tokens: number trained on in all steps so far, including those that do not count in the loss.
         step_time_s: seconds from the step's start to its end on rank 0; evaluations and saves are between two steps.
         tokens_per_s: throughput of this step, all ranks together.
@@ -59,7 +59,7 @@ class StepMetrics:
         peak_memory_bytes: the maximum held by any rank since its start: allocated on its GPU, or on CPUs its resident memory.
         learning_rate: rate of this step, from ``train.warmup_steps`` and ``train.lr_schedule``.
         label_tokens: tokens of this step that count in the loss.
-        attempt: number from 1; a resume or a restart by Slurm is the next one.
+        attempt: number from 1; a resume or a restart by Slurm begins the next one.
         loss_scale: fp16's loss scale after the step; 1 otherwise.
         router_loss: part of the trained loss added by the routers of experts (``train.router_balance``, ``train.router_z``).
         dropped_share: fraction of the expert choices of all tokens in all layers that experts did not take
@@ -82,7 +82,7 @@ class StepMetrics:
 
 
 def losses(steps: Iterable[StepMetrics]) -> list[float]:
-    """Return the losses of the steps that have one."""
+    """Return the finite losses of the steps."""
     return [step.loss for step in steps if math.isfinite(step.loss)]
 
 
@@ -91,8 +91,8 @@ class Evaluation:
     """A line of ``evaluations.jsonl``: the loss on the held-out text after a step, written by rank 0.
 
     Attributes:
-        step: step after which it was made; from 1.
-        loss: mean over all held-out tokens that count, in nats; without dropout.
+        step: the step before it; from 1.
+        loss: mean over all counted held-out tokens, in nats; without dropout.
         label_tokens: tokens of the held-out text that count.
         seconds: duration of the evaluation.
         attempt: from 1.
@@ -189,7 +189,7 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class StagedEnvironment:
-    """``environment.json``: the archive that nodes unpack, the directory that it was packed from, and its size unpacked."""
+    """``environment.json``: the archive that nodes unpack, the directory of its origin, and its unpacked size."""
 
     archive: str
     prefix: str
@@ -208,7 +208,7 @@ def write_record(path: Path, record: Any) -> None:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Read a record. Raises OSError, or ValueError if it is not such a document."""
+    """Read a record. Raises OSError, or ValueError for another document."""
     return _understood(read_json(path), kind)
 
 

@@ -1,7 +1,6 @@
 """Retention of a run's checkpoints: the newest ones, and the best one by its loss on held-out text, are kept.
 
-The newest are what a run resumes from. The best is what a user wants to export in the end; a run that overfits passes it long
-before its last step.
+A run resumes from the newest. A user exports the best in the end; a run that overfits passes it long before its last step.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class BestCheckpoint:
 
 
 def comparable(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations that have a loss and were made on the same text as the newest. A resume may change
-    ``evaluate.files``; losses on another text, recognized by its number of tokens, are not comparable."""
+    """Return the evaluations with a loss on the same text as the newest. A resume may change ``evaluate.files``; losses on
+    another text, recognized by its number of tokens, are not comparable."""
     return [evaluation for evaluation in evaluations
             if math.isfinite(evaluation.loss) and evaluation.label_tokens == evaluations[-1].label_tokens]
 

@@ -1,7 +1,7 @@
-"""Stalled ranks: what each of them waits for, as it records itself.
+"""Stalled ranks: the message that each waits in, by its own record.
 
 Each rank counts the messages that it has reached on every channel, and records the one that it waits in.
-``hpc_mp.diagnosis.waits`` finds out who waits for whom.
+``hpc_mp.diagnosis.waits`` derives the wait chains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Wait:
     Attributes:
         operation: "all_reduce", "recv", "rendezvous" …
         ranks: the other ranks that must reach it.
-        channel: where the others count it: a process group, or one direction between two of its ranks.
+        channel: its channel in the counts: a process group, or one direction between two of its ranks.
         number: number of this message on its channel, from 1.
     """
 
@@ -63,7 +63,7 @@ class Standing:
         at = f" of step {self.step}" if self.step else ""
         if self.wait is not None:
             return f"it waits in {self.wait}{at}"
-        return f"it stands in {self.place or 'native code'}{at} and waits for nobody"
+        return f"it is in {self.place or 'native code'}{at} and waits for no rank"
 
 
 def write_standing(run: RunDirectory, attempt: int, standing: Standing) -> None:
@@ -85,9 +85,9 @@ def read_standings(run: RunDirectory, attempt: int) -> list[Standing]:
 
 
 def standing_of(tree: Mapping[str, Any]) -> Standing:
-    """Build it from its JSON form. Raises ValueError if it is not valid."""
+    """Build a position from its JSON form. Raises ValueError if it is not valid."""
     try:
         wait = tree["wait"]
         return Standing(**{**tree, "wait": Wait(**{**wait, "ranks": tuple(wait["ranks"])}) if wait else None})
     except (TypeError, KeyError) as error:
-        raise ValueError(f"no record of where a rank stands ({error})") from None
+        raise ValueError(f"not a record of a rank's position ({error})") from None

@@ -44,7 +44,7 @@ def read_member(run: RunDirectory) -> SweepMember | None:
 
 
 def members(run: RunDirectory) -> dict[RunDirectory, SweepMember]:
-    """Return all runs of the sweep that this run belongs to, in their order; empty outside of a sweep."""
+    """Return all runs of this run's sweep, in their order; empty outside of a sweep."""
     mine = read_member(run)
     if mine is None:
         return {}
@@ -58,7 +58,7 @@ def members(run: RunDirectory) -> dict[RunDirectory, SweepMember]:
 
 
 def end_sweep(run: RunDirectory) -> None:
-    """Start no further run of the sweep of ``run``. Raises OSError."""
+    """Prevent further runs of the sweep of ``run``. Raises OSError."""
     if (mine := read_member(run)) is not None:
         (run.path.parent / mine.first / RunDirectory.sweep_stop.name).touch()
 

@@ -1,7 +1,7 @@
 """Recovery after the death of a supervisor: the job script, which outlives it, lets the run continue.
 
 The supervisor may be killed, for example by the kernel if memory is exhausted: before the ranks start, while they run, or while
-it records their end. The ranks live on: they are asked to save and stop, and the rest of the attempt's end is done.
+it records their end. The ranks keep running: they are asked to save and stop, and the end of the attempt is completed here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     message = f"the supervisor on {host} {ending(128 - code if killed else code)}"
     resumes = not isinstance(attempt.spec, ProgramSpec) or attempt.spec.program.resumes
-    follows = "save and stop, and the run goes on" if resumes else "go on to their end"  # other programs would start over
+    follows = "save and stop, and the run continues" if resumes else "run to their end"  # other programs would start over
     attempt.say(f"attempt {attempt.record.attempt}: {message}; its ranks {follows}")
     died = RootCause(Cause("supervisor", message, None, host, time=time.time()), (), retry=True)
     if resumes:
@@ -97,7 +97,7 @@ def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
     """Return True if training is complete, or if srun reported that all tasks of a program ended successfully.
 
     Args:
-        ran: True if the tasks were seen to run; else srun's messages may concern an earlier step.
+        ran: True if the tasks ran after the supervisor's death; else srun's messages may concern an earlier step.
     """
     spec, log = attempt.spec, attempt.run.srun_log
     if not isinstance(spec, ProgramSpec):

@@ -56,8 +56,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if attempt.allocation is not None:
         unwatched = watch_running(run, attempt.spec, attempt.record.hosts)
         if unwatched is not None:
-            attempt.say(f"should the first node die, nobody takes excluded nodes back ({unwatched})")
-    if attempt.allocation is not None:  # elsewhere profiles have no effect, and launch has reported that
+            attempt.say(f"if the first node dies, excluded nodes stay excluded ({unwatched})")
+    if attempt.allocation is not None:  # without Slurm, profiles have no effect, and launch has reported it
         command, base, profiled = apply_profile(run, attempt.spec, command, os.environ)
         attempt = replace(attempt, command=command, base_environ=base)
         if profiled is not None:
@@ -85,7 +85,7 @@ def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) ->
     """Return the watch over the ranks of a program, or over a script, which also warns them; None for our own engine.
 
     Args:
-        begins: True if they are started now.
+        begins: True if the ranks are started now.
     """
     if not isinstance(attempt.spec, ProgramSpec):
         return None
@@ -101,16 +101,16 @@ def has_failed(attempt: AttemptContext, watch: ProgramWatch | ScriptWatch | None
 
 
 def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
-    """Return the death of srun as the cause. Its ranks that still run save before their nodes are tidied up."""
+    """Return the death of srun as the cause. Ranks that still run save before their nodes are cleaned up."""
     host, job = node_name(os.environ), attempt.allocation
     if job is not None and is_own(known_job(job.job_id), job.job_id, attempt.run.script):
         end_steps(job.job_id, attempt.record.grace)
-    message = f"on {host} srun, which had started the ranks, {how_it_ended(code)}"
+    message = f"srun on {host}, which had started the ranks, {how_it_ended(code)}"
     return RootCause(Cause("signal", message, node=host), (), retry=True)
 
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:
-    """Conclude a job of a chain that has no work left, or one that was stopped while it waited."""
+    """Conclude a job of a chain without remaining work, or a job that was stopped while it waited."""
     stopped = waiting.run.stop.exists()
     waiting.run.batch_environ.unlink(missing_ok=True)
     waiting.say(f"nothing to do: the run {'was stopped' if stopped else 'is complete'}")

@@ -33,7 +33,7 @@ def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], host
 
 
 def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
-    """Write the end of the attempt in the words of a rank 0."""
+    """Write the end of the attempt, as a rank 0 of our own engine does."""
     say_phase(run, attempt, PHASES.get(state, state))
 
 

@@ -22,8 +22,8 @@ class SupervisedRun:
 
     Attributes:
         allocation: Slurm's allocation; None outside of Slurm.
-        command: the command that starts the ranks, ``srun …`` or ``mpirun …``, by which nodes can be queried too; if empty,
-            they are not queried.
+        command: the command that starts the ranks, ``srun …`` or ``mpirun …``; it can also query nodes. If empty, nodes are not
+            queried.
     """
 
     run: RunDirectory
@@ -64,12 +64,12 @@ class AttemptContext(SupervisedRun):
     @property
     def environ(self) -> dict[str, str]:
         """The environment of every process that is started for this attempt."""
-        meeting = {"MASTER_ADDR": self.record.address} if self.record.address else {}  # else the launcher of the ranks has it
+        meeting = {"MASTER_ADDR": self.record.address} if self.record.address else {}  # else the launcher sets it
         return {**self.base_environ, TOKEN: self.record.token, **meeting, "MASTER_PORT": str(self.record.port)}
 
     @property
     def by_mpirun(self) -> bool:
-        """True if mpirun starts the ranks, possibly in tasks of srun. Then each of them has its own log."""
+        """True if mpirun starts the ranks, possibly in tasks of srun. Each rank then has its own log."""
         return not self.record.hosts or (isinstance(self.spec, ProgramSpec) and self.spec.by_mpirun)
 
     def seats(self) -> tuple[tuple[str, ...], tuple[RankPlace, ...]]:
@@ -87,11 +87,11 @@ class AttemptContext(SupervisedRun):
         return tuple(numbers), tuple(replace(place, node=numbers[host]) for place, host in zip(places, of_rank, strict=True))
 
     def is_current(self) -> bool:
-        """Return True if no later attempt has begun. An attempt whose node Slurm believed dead may live on; it
-        must change nothing."""
+        """Return True if no later attempt has begun. An attempt on a node that Slurm believed dead may still run; it must not
+        change anything."""
         if read_attempt(self.run.attempt_record).token == self.record.token:
             return True
-        print(f"hpc-mp: attempt {self.record.attempt} ({self.record.token}) is not the run's current one any more", flush=True)
+        print(f"hpc-mp: attempt {self.record.attempt} ({self.record.token}) is no longer the run's current one", flush=True)
         return False
 
     def has_failed(self) -> bool:

@@ -9,12 +9,12 @@ from hpc_mp.diagnosis.lines import CANCELLED, OURS
 from hpc_mp.rundir import AttemptRecord
 
 PREEMPTED = "Slurm preempted the job"
-REASONS = {"PREEMPTION": PREEMPTED, "JOB REQUEUE": "the job was queued again (scontrol requeue)"}  # slurmstepd's reasons
-QUEUED_AGAIN = "the job was queued again"
+REASONS = {"PREEMPTION": PREEMPTED, "JOB REQUEUE": "the job was requeued (scontrol requeue)"}  # slurmstepd's reasons
+QUEUED_AGAIN = "the job was requeued"
 
 
 def departure(job: Words, restart: int, messages: Iterable[str]) -> str | None:
-    """Return the reason why the job has to leave, as half a sentence; None if it may stay.
+    """Return the reason why the job has to leave, as a clause; None if it may stay.
 
     During the grace time of a preemption only the ranks get SIGTERM, and only Slurm's record of the job has the reason.
 

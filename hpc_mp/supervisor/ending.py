@@ -43,7 +43,7 @@ from hpc_mp.supervisor.signals import Signals
 
 ENDS_S = 10.0  # to record the run's end before Slurm ends the job
 SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that are more specific than a lost node
-EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could handle it
+EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could handle the signal
               for code in (-number, 128 + number))
 
 
@@ -53,7 +53,7 @@ Ending = Literal["completed", "stopped"] | RootCause
 def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals,
            watch: ProgramWatch | ScriptWatch | None, *,
            lost: RootCause | None = None, died: RootCause | None = None) -> int:
-    """Tidy the nodes up, judge how the ranks ended, and act on it. Return the exit code of the job.
+    """Clean up the nodes, judge the end of the ranks, and act on it. Return the exit code of the job.
 
     Args:
         code: srun's exit code.
@@ -66,7 +66,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     if watch is not None:
         watch.say_begun()
     code = code if isinstance(watch, ScriptWatch) else _first_code(run, code, signals.stop_requested or run.stop.exists())
-    run.batch_environ.unlink(missing_ok=True)  # if no script has read it
+    run.batch_environ.unlink(missing_ok=True)  # unless a script has read it
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
     attempt = _with_end(attempt, job)
@@ -74,7 +74,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     departed = _departed(attempt, job, script)
     if departed == QUEUED_AGAIN and stepd_above() == 0:  # Slurm gives no reason then
         host = node_name(os.environ)
-        message = f"the job's script on {host} lost the slurmstepd that had started it, and Slurm queued the job again"
+        message = f"the job script on {host} lost the slurmstepd that had started it, and Slurm requeued the job"
         departed, lost = "", RootCause(Cause("orphaned", message, node=host), (host,), retry=True)
     ending = "stopped" if departed else lost or _ending(
         attempt, code, script, signals.stop_requested, cancelled, watch, died)
@@ -114,10 +114,10 @@ def lacking(attempt: AttemptContext) -> str:
 
 
 def _first_code(run: RunDirectory, code: int, stop_requested: bool) -> int:
-    """Return the code of the task that ended first, which tells more than srun's, the greatest of those that it knows.
+    """Return the code of the task that ended first; srun's own code, the greatest of the tasks' codes, is less specific.
 
     Args:
-        stop_requested: True if somebody asked the ranks to stop; srun may end with 0 then before it has started them.
+        stop_requested: True if the ranks were asked to stop; srun may then end with 0 before it has started them.
     """
     log = run.srun_log
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
@@ -132,7 +132,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_r
     finished = code == 0 and not again and (isinstance(attempt.spec, ProgramSpec) or history.complete(attempt.run, attempt.spec))
     failed_node = not finished and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
-        well = code == 0 and not attempt.by_mpirun  # a rank left the silent process behind
+        well = code == 0 and not attempt.by_mpirun  # the silent process is a leftover of a rank
         hang = watch.hang() if watch is not None and not well else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or failed_node
@@ -143,7 +143,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_r
                 return died
             record_failure(attempt, code)
         return ending or classify(gather(attempt, code, script, hang=hang, unended=unended))
-    if code == 0 and not again and not failed_node:  # srun also ends so if it is ended while it starts its tasks
+    if code == 0 and not again and not failed_node:  # or srun was stopped while it started its tasks
         return "stopped" if (cancelled or stop_requested) and not history.complete(attempt.run, attempt.spec) else "completed"
     if (code in (STOPPED, *EARLY) or stop_requested or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"
@@ -151,8 +151,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_r
 
 
 def interrupted(attempt: AttemptContext) -> bool:
-    """Return True if Slurm requeued the job though its step ended well: srun may end with 0 if a node fails during its tasks'
-    start-up."""
+    """Return True if Slurm requeued the job although its step succeeded: srun may end with 0 if a node fails while its tasks
+    start."""
     allocation = attempt.allocation
     return (allocation is not None and not history.complete(attempt.run, attempt.spec)
             and queued_again(allocation.job_id, allocation.restart, attempt.run.script))
@@ -160,12 +160,12 @@ def interrupted(attempt: AttemptContext) -> bool:
 
 def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
         departed: str = "", expired: bool = False) -> int:
-    """Carry the decision out, and record the action.
+    """Carry out the decision, and record the action.
 
     Args:
         unreached: nodes that srun could not reach at the end; None if unknown.
         departed: reason why the job had to leave; empty if it could have stayed.
-        expired: True if Slurm ends it for its time limit.
+        expired: True if Slurm ends the job for its time limit.
     """
     if not attempt.is_current():
         return 1
@@ -199,23 +199,23 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
 
     Args:
         refused: reason why it cannot be requeued, if known.
-        expired: True if Slurm ends it for its time limit.
+        expired: True if Slurm ends the job for its time limit.
     """
     allocation, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
         return "done", why
     if allocation is None:
-        return "fail", f"{why}; outside of Slurm nothing queues it again"
+        return "fail", f"{why}; without Slurm, no scheduler requeues it"
     action: str = decision.action
     if queued_again(allocation.job_id, allocation.restart, script):
-        action, why = "requeue", "Slurm has queued the job again"
+        action, why = "requeue", "Slurm has requeued the job"
     elif action == "requeue":
         refused = refused or requeue(allocation.job_id, allocation.restart, script, expired=expired)
         behind = successors(attempt.run, allocation.job_id)
         if refused is not None and behind:
-            return "wait", f"not queued again ({refused}); job {behind[0]} goes on"
+            return "wait", f"not requeued ({refused}); job {behind[0]} continues the run"
         if refused is not None:
-            return "fail", f"{why}; not queued again ({refused}); `hpc-mp launch --resume` goes on"
+            return "fail", f"{why}; not requeued ({refused}); continue with `hpc-mp launch --resume`"
     if action == "requeue":
         why += _left_out(attempt, allocation.job_id, blamed)
         with suppress(CommandFailed):  # then it starts when Slurm's hold ends
@@ -230,16 +230,16 @@ def _await_notice(attempt: AttemptContext, job: Allocation, dead: Sequence[str],
     limit = needed if end is None else max(0.0, min(needed, end - time.time() - ENDS_S))
     names = ", ".join(dead)
     if not queued_again(job.job_id, job.restart, run.script):
-        waits = f"until it has noticed that {names} is dead (SlurmdTimeout), {limit:.0f} s at most"
-        attempt.say(f"attempt {number} has ended: {message}; {AWAITING} {waits}, as a job queued again before would never start")
-        say_phase(run, number, AWAITING, f"{waits}; then the run goes on. {message}")
+        waits = f"until it notices that {names} is dead (SlurmdTimeout), at most {limit:.0f} s"
+        attempt.say(f"attempt {number} has ended: {message}; {AWAITING} {waits}; a job requeued earlier would never start")
+        say_phase(run, number, AWAITING, f"{waits}; then the run continues. {message}")
     if await_notice(job.job_id, job.restart, run.script, dead, limit, lambda: not run.stop.exists()) or limit == needed:
         return None
-    return f"its time limit comes before Slurm has noticed that {names} is dead"
+    return f"its time limit ends before Slurm notices that {names} is dead"
 
 
 def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -> str:
-    """Have Slurm keep the requeued job off bad nodes, as long as it can start without them. Return a clause about it."""
+    """Exclude bad nodes from the requeued job, as far as it can start without them. Return a clause about it."""
     run = attempt.run
     nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
     if not nodes:
@@ -247,11 +247,11 @@ def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -
     try:
         keeping, refused = leave_out(run, attempt.spec, job_id, blamed)
     except (CommandFailed, OSError) as denied:
-        return f"; {', '.join(sorted(nodes))} could not be left out ({denied})"
+        return f"; {', '.join(sorted(nodes))} could not be excluded ({denied})"
     without = f"; without {', '.join(keeping.nodes)}" if keeping.excluded else ""
     needed = ", ".join(finding.node for finding in keeping.taken_back)
-    back = f"; {needed} not left out, as too few others are there" if needed else ""
-    return without + back + (f"; nobody takes nodes back while it waits ({refused})" if refused and keeping.excluded else "")
+    back = f"; {needed} not excluded, because too few other nodes are left" if needed else ""
+    return without + back + (f"; exclusions are not lifted while it waits ({refused})" if refused and keeping.excluded else "")
 
 
 def _returned(attempt: AttemptContext) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ def _returned(attempt: AttemptContext) -> tuple[str, ...]:
 
 
 def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
-    """Record the verdict on the run, with its report, so that it is known without Slurm. Withdraw its queued successors."""
+    """Record the verdict on the run, with its report, to be readable without Slurm. Withdraw its queued successors."""
     run, job_id = supervised.run, supervised.job_id
     cause = ending.cause if isinstance(ending, RootCause) else Cause("cancelled", departed) if departed else None
     state = "failed" if isinstance(ending, RootCause) else ending
@@ -285,5 +285,5 @@ def _remember(attempt: AttemptContext, died: RootCause) -> tuple[BadNode, ...]:
     try:
         record(ledger(attempt.allocation.cluster), blamed)
     except OSError as error:
-        attempt.say(f"bad nodes are not remembered beyond this job ({error})")
+        attempt.say(f"bad nodes are not recorded for later jobs ({error})")
     return blamed

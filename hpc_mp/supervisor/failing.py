@@ -1,8 +1,7 @@
 """A failed rank of a program: the others get a moment to report the reason of their own failure before they are ended.
 
-srun would end them at once (``--kill-on-bad-exit=1``). But if one rank is stuck, the others are the ones that fail: each of
-them gives up waiting, and only all their messages together identify the stuck rank. So srun is told to end no rank, and
-the supervisor ends them.
+srun would end them at once (``--kill-on-bad-exit=1``). But if one rank is stuck, the others fail: each gives up waiting, and
+only all their messages together identify the stuck rank. So srun ends no rank; the supervisor does.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class FailedStep:
 
     Args:
         log: srun's log.
-        stop_requested: returns True if the ranks were asked to stop. Each of them then ends once it has saved.
-        grace: seconds that they have for that.
+        stop_requested: returns True if the ranks were asked to stop. Each rank then ends once it has saved.
+        grace: seconds that they have to save.
         stop_codes: exit codes of ranks that have saved.
         begins: True if the step is started now: earlier lines of the log belong to earlier steps.
     """
@@ -37,7 +36,7 @@ class FailedStep:
             self._lines.read()
 
     def due(self) -> bool:
-        """Return True, once, if the others must be ended now; never for a step that is already being ended."""
+        """Return True, once, if the other ranks must be ended now; never for a step that is already being ended."""
         for line in self._lines.read():
             if ends_step(line):
                 self._since = -math.inf

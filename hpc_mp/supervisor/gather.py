@@ -14,8 +14,8 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.jobs import largest_task
 from hpc_mp.cluster.slurm.nodes import node_states
-from hpc_mp.diagnosis.evidence import LABEL, Evidence, Hang
-from hpc_mp.diagnosis.lines import JOB_CANCELLED, NODE_LOST, OURS, task_ends
+from hpc_mp.diagnosis.evidence import Evidence, Hang
+from hpc_mp.diagnosis.lines import JOB_CANCELLED, LABEL, NODE_LOST, OURS, task_ends
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import RunDirectory
@@ -27,8 +27,8 @@ from hpc_mp.rundir.standings import read_standings
 from hpc_mp.supervisor.context import AttemptContext
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
-LONG_TAIL = 1 << 20  # the same for a program, of which one exception may fill hundreds of KiB, and for srun
-DEEP, DEEP_LINES = 1 << 28, 400  # bytes and lines of a log searched for a task whose output others on its node have drowned
+LONG_TAIL = 1 << 20  # the same for a program, whose exceptions may fill hundreds of KiB, and for srun
+DEEP, DEEP_LINES = 1 << 28, 400  # bytes and lines searched in a log in which other tasks have drowned a task's output
 OVER_LIMIT = re.compile(r"StepId=(\d+\.\d+) exceeded (?:virtual )?memory limit")
 
 
@@ -65,19 +65,19 @@ def before(script: ScriptLog | None) -> list[str]:
 
 
 def user_cancelled(script: ScriptLog | None) -> bool:
-    """Return True if the job was ended with scancel, or its script was sent SIGTERM: slurmstepd gives no reason then."""
+    """Return True if the job was ended with scancel, or its script got SIGTERM: slurmstepd then gives no reason."""
     return any(map(JOB_CANCELLED.search, said_in(script)))
 
 
 def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
-    """Return True if Slurm has ended the job because of a node: it sends SIGTERM then, as for a requested stop."""
+    """Return True if Slurm has ended the job because of a node: it then sends SIGTERM, as for a requested stop."""
     lines = _tail(run.srun_log) + said_in(script)
     return any(NODE_LOST.search(line) for line in lines)
 
 
 def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask,
            hang: Hang | None = None, unended: Sequence[str] = ()) -> Evidence:
-    """Read all available evidence. Anything absent, broken or refused is left out.
+    """Read all available evidence. Absent, broken or refused parts are left out.
 
     Args:
         code: srun's exit code.
@@ -128,7 +128,7 @@ def _by_host(logs: FilesOfRun, size: int = TAIL) -> dict[str, tuple[str, ...]]:
 
 
 def _by_rank(run: RunDirectory, places: Sequence[RankPlace], hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the same if each rank has its own log, with its number before its lines as srun would write it."""
+    """Return the last lines of each host's ranks if each rank has its own log; its number precedes its lines, as from srun."""
     logs: dict[str, tuple[str, ...]] = {}
     for place in places:
         lines = tuple(f"{place.rank}: {line}" for line in _tail(run.rank_log(place.rank), size=LONG_TAIL))

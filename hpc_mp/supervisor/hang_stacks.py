@@ -1,4 +1,4 @@
-"""Recording of stacks before ranks that hang are ended: each rank's stack, and the rank that the others wait for."""
+"""Recording of stacks before hung ranks are ended: each rank's stack, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.srun import StepCommand, follow
 
 MODULE = "hpc_mp.program.stacks"
-MEET_S = 8.0  # until all nodes have been queried: then ranks without a known stack get SIGABRT, on all nodes at once
+MEET_S = 8.0  # until all nodes have been queried: ranks without a known stack then get SIGABRT, on all nodes at once
 AT_MOST_S = 20.0  # for the step: a lost node does not answer, and must not delay the verdict
 
 
 def record_on_all_nodes(attempt: AttemptContext) -> None:
-    """Start a step that records the stacks of all ranks, and ends those that write them only as they die."""
+    """Start a step that records the stacks of all ranks, and ends the ranks that write them only as they die."""
     words = [sys.executable, "-P", "-m", MODULE, str(attempt.run.path), str(attempt.record.attempt), str(time.time() + MEET_S)]
     argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)
-    if argv is None:  # mpirun's ranks, of which only those on this host are visible
+    if argv is None:  # mpirun's ranks: only those on this host are visible
         record_stacks(attempt.run, attempt.record.attempt)
     else:
         follow(StepCommand(argv, one_task_environment(attempt.environ), attempt.run.srun_log), None, at_most=AT_MOST_S)
@@ -40,7 +40,7 @@ def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) 
     for stack in read_stacks(run):
         output = aborted(lines(stack.rank)) if not stack.frames else ()
         if output:
-            head = f"rank {stack.rank}, pid {stack.pid}, {stack.state}: what SIGABRT has made it write"
+            head = f"rank {stack.rank}, pid {stack.pid}, {stack.state}: output at SIGABRT"
             with open(run.rank_stack(stack.rank), "a", encoding="utf-8") as file:
                 file.write("\n".join((head, *output, "")))
 
@@ -57,4 +57,4 @@ def where(run: RunDirectory) -> str:
     """Return the location of the stacks, for the log."""
     ranks = [stack.rank for stack in read_stacks(run)]
     name = f"{run.rank_stack.pattern.partition('{')[0]}*"
-    return f"where {numbers(ranks)} stood: {name}" if ranks else "no stacks of its ranks could be had"
+    return f"stacks of {numbers(ranks)}: {name}" if ranks else "no stacks of its ranks were recorded"

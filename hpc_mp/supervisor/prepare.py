@@ -53,7 +53,7 @@ def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = 
     run, spec, placement, job = waiting.run, waiting.spec, waiting.placement, waiting.allocation
     hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)
-    if earlier is not None and earlier.attempt == run.attempt():  # its files were not put away: Slurm started this script again
+    if earlier is not None and earlier.attempt == run.attempt():  # its files were not archived: Slurm started this script again
         _close(waiting, earlier, ask, script)
         prepare_resume(run)
     number = run.attempt()
@@ -86,12 +86,12 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
     if any(end.token == earlier.token for end in ends):
         return
     down: tuple[str, ...] = ()
-    condition = "Slurm does not tell how its nodes are"
+    condition = "the state of its nodes is unknown"
     with suppress(CommandFailed):
         down = unresponsive_nodes(earlier.hosts, ask) if earlier.hosts else ()
         condition = f"down now: {', '.join(down)}" if down else "all its nodes answer now"
     failures = read_failures(run, earlier.attempt)
-    noted_before = f"; before it {failures[0]}" if failures else ""
+    noted_before = f"; earlier failure: {failures[0]}" if failures else ""
     script_lines = since_begin(before(script), earlier)
     lost = {match[1] or match[2]: line for line in (*tail(run.srun_log), *script_lines) if (match := NODE_FAILURE.search(line))}
     departed = (departure({}, 0, script_lines) or "") if not lost else ""
@@ -104,7 +104,7 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
     else:
         node = next(iter(earlier.hosts), None)
         first = f"its first node, {node}," if node else "its first node"
-        kind, message = "vanished", f"it ended without a word, as where {first} dies; {condition}{noted_before}"
+        kind, message = "vanished", f"it ended without a record, as if {first} had died; {condition}{noted_before}"
     record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), kind, message, down, "requeue",
                            last_sign(run, earlier), node=node, returned=() if departed else returned(ends, earlier.hosts),
                            departed=departed))
@@ -113,7 +113,7 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
         now = time.time()
         with suppress(OSError):  # a full disk must not keep a job from running
             remember(ledger(waiting.allocation.cluster), [
-                BadNode(node, "node", f"down after {run.path} ended without a word there", str(run.path), now, now + AVOIDED_S,
+                BadNode(node, "node", f"down after {run.path} ended there without a record", str(run.path), now, now + AVOIDED_S,
                         "likely") for node in down])
 
 
@@ -128,10 +128,10 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     """Return a host for every node of the placement, and the reason; with ``rank_map = "auto"`` by rates and switches."""
     run, allocation, placement = waiting.run, waiting.allocation, waiting.placement
     if allocation is None:
-        return (), "rank map: as the launcher has it"
+        return (), "rank map: the launcher's"
     if len(allocation.hosts) < placement.nodes:
         raise HpcMpError(f"{len(allocation.hosts)} hosts in the allocation ({', '.join(allocation.hosts)})",
-                         f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
+                         f"are fewer than job.nodes = {placement.nodes}", "request more nodes, or lower job.nodes")
     hosts = allocation.hosts[:placement.nodes]  # srun starts its steps on the first hosts: --relative=0
     measured = read_measured(run.measured)
     rates = measured if measured is not None and measured.cluster == allocation.cluster else None  # node names repeat elsewhere
@@ -141,13 +141,13 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     if rank_map != "auto":
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
-        return hosts, f"rank map: in Slurm's order of hosts, for {run.plan.name} cannot be read"
+        return hosts, f"rank map: Slurm's order of hosts, because {run.plan.name} cannot be read"
     tree, witness = switches(hosts, waiting.command, TopologySources(ask))
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, rates)
     return ordered, f"{why}; switches according to {witness}" if tree.above else why
 
 
-PYXIS_NAMES = "--container-env="  # srun's option; without it the image's values win over these
+PYXIS_NAMES = "--container-env="  # srun's option; without it the image's values win
 
 
 def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], environ: Mapping[str, str],
@@ -168,13 +168,13 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
     job = profile_job(spec.environment.profile, source or NodeSource(), environ, spec.environment.set, container=container,
                       installed=_rank_packages(spec, command, environ))
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
-    scope = "outside of the container, whose own libraries and files are not seen" if container else "for all nodes of the job"
+    scope = "outside of the container, whose libraries and files are not visible" if container else "for all nodes of the job"
     head = f"profile {job.profile.name} ({job.profile.title}), applied on {host}, {scope}"
     with suppress(OSError):  # an unwritable log must not keep a job from running
         write_text(run.profile_log, "".join(f"{line}\n" for line in (head, *job.lines())))
     extended = [f"{word},{','.join(job.exported)}" if word.startswith(PYXIS_NAMES) and job.exported else word
                 for word in command]
-    return extended, job.environ, f"{job.summary()}, as {host} shows itself; {run.profile_log.relative_to(run.path)} says why"
+    return extended, job.environ, f"{job.summary()}, by the facts of {host}; reasons: {run.profile_log.relative_to(run.path)}"
 
 
 def _rank_packages(spec: AnySpec, command: Sequence[str], environ: Mapping[str, str]) -> Installed:

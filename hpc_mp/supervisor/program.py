@@ -53,7 +53,7 @@ class ProgramWatch:
     Attributes:
         silence: detects that they hang; then a step records their stacks, and they are ended.
         unended: detects nodes that do not report their tasks' ends; None if srun does not start the tasks.
-        overdue: True if they continued to their time limit despite the signal, and were ended.
+        overdue: True if they ran to their time limit despite the signal, and were ended.
         warned: True if they were asked to stop, by us or by Slurm.
     """
 
@@ -109,14 +109,14 @@ class ProgramWatch:
         return self.silence.noticed() or self._absent()
 
     def _absent(self) -> bool:
-        """Return True if some ranks have not begun in time though others have. They are recorded as failed, and all are ended."""
+        """Return True if some ranks have not begun in time but others have. They are recorded as failed, and all are ended."""
         if not self._meet or self.silence.seconds < self._meet + SEEN_S:
             return False
         self._meet, run, record = 0.0, self._attempt.run, self._attempt.record
         begun = {int(run.rank_host.values(path)[0]) for path in run.rank_host.found()} | {*self.silence.speakers}
         absent = [place for place in self._attempt.placement.ranks if begun and place.rank not in begun]
         for place in absent:
-            message = f"it has not begun in {self.silence.seconds:.0f} s (job.meet_timeout)"
+            message = f"it did not begin within {self.silence.seconds:.0f} s (job.meet_timeout)"
             write_failure(run, RankFailure(place.rank, record.hosts[place.node], "silent", message, time.time(), record.attempt))
         if absent:
             self._note(OTHERS_ENDED)
@@ -145,7 +145,7 @@ class ProgramWatch:
         return math.inf if end is None else end - min(LAST_S, self._attempt.record.grace / 2)
 
     def _record_stacks(self) -> None:
-        """Have the stacks of all ranks recorded, and end the remaining ranks by SIGABRT, at which Python writes them too."""
+        """Record the stacks of all ranks, and end the remaining ranks by SIGABRT, at which Python writes its stack too."""
         self._note(HANG_ENDED)
         record_on_all_nodes(self._attempt)
         self._send("ABRT")
@@ -173,8 +173,8 @@ class ProgramWatch:
         return []
 
     def warn(self, signals: Signals) -> None:
-        """Forward the request to stop once. Slurm's SIGTERM to the whole job reaches the ranks by itself, and some programs end
-        at once at a second one. If the ranks have not been asked a moment later, it was only for the job script."""
+        """Forward the request to stop, once. Slurm's SIGTERM to the whole job reaches the ranks by itself, and some programs end
+        at once at a second one. If the ranks have not got it a moment later, it was only for the job script."""
         if signals.number == signal.SIGTERM and self._signalled is None:
             self._signalled = time.monotonic()
         elif signals.number is not None:
@@ -213,7 +213,7 @@ def ending_of(
     attempt: AttemptContext, spec: ProgramSpec, code: int, stop_requested: bool, cancelled: bool, overdue: bool = False,
     ranks_asked: bool = False,
 ) -> Literal["completed", "stopped"] | RootCause | None:
-    """Return the end of an attempt in which no rank failed by itself; None if one did.
+    """Return the end of an attempt in which no rank failed by itself; None if a rank failed.
 
     Args:
         code: code of the task that ended first, as from ``subprocess``.
@@ -241,14 +241,14 @@ def ending_of(
     if not warned or not by_signal:
         return None
     limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
-    ends = (f"its ranks went on in spite of SIG{spec.program.signal}" if killed else f"SIG{spec.program.signal} ended its ranks"
-            if code else "its ranks, which were asked to stop, ended with exit code 0, which does not tell that they were done")
-    return RootCause(Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would go on"),
-                     (), retry=False)
+    ends = (f"its ranks kept running after SIG{spec.program.signal}" if killed else f"SIG{spec.program.signal} ended its ranks"
+            if code else "its ranks were asked to stop and ended with exit code 0, which does not prove that they were done")
+    return RootCause(Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would "
+                           "continue"), (), retry=False)
 
 
 def signalled(attempt: AttemptContext, code: int) -> bool:
-    """Return True if a signal of ``SENT`` to all ranks has ended those without a handler: none of them has failed then."""
+    """Return True if a signal of ``SENT`` to all ranks has ended the ranks without a handler: no rank has failed then."""
     if attempt.by_mpirun:  # the guard of a rank that is signalled separately records a failure
         return -code in SENT or code - 128 in SENT
     spec = attempt.spec
@@ -262,7 +262,7 @@ def _met_nobody(attempt: AttemptContext) -> str | None:
     for host in attempt.record.hosts if len(attempt.placement.ranks) > 1 else ():
         with suppress(OSError), open(attempt.run.node_log(host), encoding="utf-8", errors="replace") as log:
             if (why := unmet_mpi((line.rstrip() for line in itertools.islice(log, MPI_SAYS)), ALONE)) is not None:
-                return f"each rank was alone: {why}"
+                return f"each rank ran alone: {why}"
     return None
 
 

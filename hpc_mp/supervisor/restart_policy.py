@@ -10,7 +10,7 @@ from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.rundir.history import AttemptEnd
 
 RestartAction = Literal["done", "requeue", "fail"]
-STOPPED_BY_USER = "stopped as its user wished; `hpc-mp launch --resume` goes on"
+STOPPED_BY_USER = "stopped by its user; continue with `hpc-mp launch --resume`"
 IDLE_STOPS = 3  # stops in a row without progress: the time limit is too short for one step, or the job is always interrupted
 
 
@@ -47,14 +47,14 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         return Decision("done", (), STOPPED_BY_USER)
     if ending == "stopped":
         if saved is None:  # a program may save far more often than it reports a step
-            return Decision("requeue", (), "it goes on from what it has saved")
+            return Decision("requeue", (), "it continues from its saved state")
         if not departed and sum(end.kind == "stopped" and not end.departed for end in stalled) >= IDLE_STOPS:
             return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
-        return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
+        return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint yet")
     if not ending.retry:
-        return Decision("fail", (), "a failure of the program would come again: not queued again")
+        return Decision("fail", (), "a failure of the program would recur: not requeued")
     if returned:
-        why = f"not counted as a failure: {', '.join(returned)} had failed before and just come back"
+        why = f"not counted as a failure: {', '.join(returned)} failed before and had just come back"
         return Decision("requeue", ending.nodes_to_blame, why)
     failed = sum(end.counts for end in stalled)
     if failed >= retries:

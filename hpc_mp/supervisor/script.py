@@ -1,7 +1,7 @@
-"""A job script under the supervisor: its start, as sbatch would start it, the watch over it, and why it failed.
+"""A job script under the supervisor: its start, as sbatch would start it, the watch over it, and the reason of its failure.
 
-It is a child of the supervisor, in no step of Slurm: so its own sruns get the job's CPUs and GPUs as they would without us. A
-witness is its parent, so that its exit code is known even if the supervisor is killed.
+It is a child of the supervisor, outside of Slurm's steps: its own sruns get the job's CPUs and GPUs as they would without us. A
+witness is its parent and records its exit code even if the supervisor is killed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from hpc_mp.supervisor.silence import SilenceWatch, grown
 from hpc_mp.supervisor.srun import LAG_S, Orphan, end_steps
 from hpc_mp.supervisor.unended import MORE_S, patience
 
-BY_CHILDREN, BY_TREE = "proctrack/cgroup", "proctrack/linuxproc"  # whom Slurm signals: slurmstepd's children, or all below it
-OF_OUR_DIRECTIVES = ("SLURM_OPEN_MODE",)  # of --open-mode, for our log: with it `srun --output` would append too
-COPIES = ("HPC_MP_STAGED", "HPC_MP_LOCAL")  # where copies of program.stage lie
+BY_CHILDREN, BY_TREE = "proctrack/cgroup", "proctrack/linuxproc"  # Slurm signals slurmstepd's children, or all below it
+OF_OUR_DIRECTIVES = ("SLURM_OPEN_MODE",)  # from our --open-mode, for our log: `srun --output` of the script would append too
+COPIES = ("HPC_MP_STAGED", "HPC_MP_LOCAL")  # directories of the copies of program.stage
 SOON_S = 30.0  # between the failure of a launch and the end of a script that fails because of it
 
 
@@ -68,8 +68,8 @@ class ScriptWatch:
     """The watch over a running script.
 
     Attributes:
-        overdue: True if it went on to the end of the job in spite of a signal, and was killed.
-        unended: None: no srun of ours reports the ends of tasks.
+        overdue: True if it ran to the end of the job despite a signal, and was killed.
+        unended: None, because no srun of ours reports the ends of tasks.
     """
 
     unended = None
@@ -83,7 +83,7 @@ class ScriptWatch:
         self.silence = SilenceWatch(spec.program.silent_limit, 1, grown([(0, run.srun_log), (0, run.metrics)]), on_hang=self.kill)
 
     def start(self) -> RunningStep:
-        """Start the script. Its output goes to the log of srun, whose messages are among it. Raises OSError."""
+        """Start the script. Its output goes to srun's log, together with the messages of its own sruns. Raises OSError."""
         run, record, program = self._attempt.run, self._attempt.record, self._spec.program
         batch = batch_environ(run)
         write_shims(run, batch)
@@ -115,7 +115,7 @@ class ScriptWatch:
                       self._attempt.record.token, time.time())
 
     def poll(self) -> bool:
-        """Return True if the script and all that it has started are silent for too long, or at the last moment of the job."""
+        """Return True if the script and its processes are silent for too long, or at the last moment of the job."""
         if time.time() >= self._last:
             self._last, self.overdue = math.inf, True
             self.kill()
@@ -131,12 +131,12 @@ class ScriptWatch:
             return
         self._warned, run = True, self._attempt.run
         ends = self._attempt.job_id is not None and known_job(self._attempt.job_id, patient).get("JobState") != "RUNNING"
-        if number == signal.SIGTERM and ends:  # of Slurm, to the whole job
+        if number == signal.SIGTERM and ends:  # from Slurm, to the whole job
             wait = patience(find_settings()) - MORE_S
             self._last = time.time() + wait - REPEAT_S - min(LAST_S, wait / 2)
             if find_settings().get("ProctrackType") == BY_TREE:  # it has reached the script too
                 return
-        if run.stop.exists():  # of `hpc-mp cancel`
+        if run.stop.exists():  # from `hpc-mp cancel`
             number = signal.Signals[f"SIG{self._spec.program.signal}"]
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, number)
@@ -148,7 +148,7 @@ class ScriptWatch:
         return self._warned
 
     def kill(self) -> None:
-        """Kill the script and its children, and have the steps that they leave behind end."""
+        """Kill the script and its children, and end the steps that they leave behind."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -164,7 +164,7 @@ def script_code(run: RunDirectory) -> int | None:
 
 
 def record_failure(attempt: AttemptContext, code: int) -> None:
-    """Record why a script failed: by its last launch, if a task of it failed shortly before; else by itself.
+    """Record the failure of a script: that of a task in its last launch if it is recent, else the script's own.
 
     Args:
         code: exit code of the script, as from ``subprocess``.

@@ -22,7 +22,7 @@ PAUSE_S = 10.0  # between two calls, normally many per second; or half the limit
 SLOW_S = 3.0  # between two calls of a supervisor that was not stopped, on a busy node
 
 Speakers = Callable[[], Collection[int]]
-"""Ranks that have printed something, or logged a step, since the last call."""
+"""Ranks that have printed a line or logged a step since the last call."""
 
 
 class SilenceWatch:
@@ -31,9 +31,9 @@ class SilenceWatch:
     Args:
         limit: seconds of silence that count as a hang; 0: never.
         ranks: number of ranks.
-        speakers: returns the ranks that have printed since the last call.
+        speakers: returns the ranks that have printed a line since the last call.
         on_hang: called once they hang, before they are ended.
-        troubled: returns True if a reason is known why ranks without output may never print any.
+        troubled: returns True if a known problem may keep silent ranks from ever printing.
 
     Attributes:
         hang: the hang, once detected.
@@ -48,9 +48,9 @@ class SilenceWatch:
         self.hang: Hang | None = None
 
     def noticed(self) -> bool:
-        """Return True if the ranks hang; call it repeatedly."""
+        """Return True if the ranks hang. To be called repeatedly."""
         now, paused = self._clock(), self._clock() - self._polled
-        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm, and the ranks too
+        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process and the ranks were stopped, for example by Slurm
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
         self._polled = now
         self._last |= dict.fromkeys(self._speakers(), now)
@@ -69,7 +69,7 @@ class SilenceWatch:
 
     @property
     def speakers(self) -> Collection[int]:
-        """Ranks that have printed something."""
+        """Ranks that have printed a line."""
         return self._last.keys()
 
     def _first(self) -> int | None:
@@ -118,7 +118,7 @@ class NodeLogs:
         self.troubled = False
 
     def __call__(self) -> list[int]:
-        """Return the ranks that have printed something, or logged a step, since the last call."""
+        """Return the ranks that have printed a line or logged a step since the last call."""
         lines = [(host, line) for host, file in self._files.items() for line in file.read()]
         slurms = [line for _, line in lines if MPI_PLUGIN_SAYS.search(line)]
         self.troubled = self.troubled or bool(slurms)

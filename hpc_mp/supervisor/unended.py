@@ -26,7 +26,7 @@ class UnendedTasks:
     Args:
         log: srun's log, with ``--verbose``.
         tasks: number of tasks of each host.
-        settings: returns Slurm's settings, once they are needed.
+        settings: returns Slurm's settings; called when they are needed.
         begins: True if the step is started now: earlier lines of the log belong to earlier steps.
 
     Attributes:
@@ -48,7 +48,7 @@ class UnendedTasks:
         self.hosts: tuple[str, ...] = ()
 
     def noticed(self) -> bool:
-        """Return True if such nodes exist; call it repeatedly."""
+        """Return True if a node does not report. To be called repeatedly."""
         for line in self._lines.read():
             if LAUNCHING in line:
                 self._ended, self.begun = {host: set() for host in self._tasks}, False

@@ -134,9 +134,9 @@ def test_variables_of_the_own_sbatch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "why"), [
-    ("/usr/bin/srun ./a", "not watched one by one"), ("srun --multi-prog c", "not watched one by one"),
-    ("python -m torch.distributed.run t.py", "not watched one by one"), ("torchrun t.py", "reports the rank"),
-    ("mpirun -np 4 ./a", "is watched"), ("srun --container-image=a.sqsh ./a", "not watched one by one"),
+    ("/usr/bin/srun ./a", "not watched individually"), ("srun --multi-prog c", "not watched individually"),
+    ("python -m torch.distributed.run t.py", "not watched individually"), ("torchrun t.py", "reports its failed rank"),
+    ("mpirun -np 4 ./a", "is watched"), ("srun --container-image=a.sqsh ./a", "not watched individually"),
     ("f() { srun ./a; }\nf", "is watched"), ("for i in 1 2; do srun ./a $i; done", "is watched")])
 def test_the_account_says_whose_ranks_are_watched(line: str, why: str, tmp_path: Path) -> None:
     job = adopted(f"{HEAD}echo\n{line}\n", tmp_path)
@@ -144,9 +144,9 @@ def test_the_account_says_whose_ranks_are_watched(line: str, why: str, tmp_path:
 
 
 @pytest.mark.parametrize(("text", "lines", "why"), [
-    ("#SBATCH -N <nodes>\nsrun ./a\n", [2], "filled in"), ("#SBATCH -N 1\nsrun ./a <input> -x\n", [3], "filled in"),
+    ("#SBATCH -N <nodes>\nsrun ./a\n", [2], "placeholder"), ("#SBATCH -N 1\nsrun ./a <input> -x\n", [3], "placeholder"),
     ("#SBATCH --nosuch=1\nsrun ./a\n", [2], "no option"), ("#SBATCH -o $HOME/x -t $T\nsrun ./a\n", [2], "expands"),
-    ("#SBATCH -N 1\nif true; then\nsrun ./a\n", [3], "bash cannot read"), ("#PBS -l x\nsrun ./a\n", [2], "schedulers"),
+    ("#SBATCH -N 1\nif true; then\nsrun ./a\n", [3], "bash cannot parse"), ("#PBS -l x\nsrun ./a\n", [2], "schedulers"),
     ("#SBATCH -i in.txt\nsrun ./a\n", [2], "stdin"), ("#SBATCH --container-image=a.sqsh\nsrun ./a\n", [2], "srun")])
 def test_what_cannot_be_carried_over_is_named_with_its_line(text: str, lines: list[int], why: str, tmp_path: Path) -> None:
     lost = adopted(f"#!/bin/bash\n{text}", tmp_path).lost
@@ -154,7 +154,7 @@ def test_what_cannot_be_carried_over_is_named_with_its_line(text: str, lines: li
 
 
 @pytest.mark.parametrize(("text", "rule"), [
-    ("srun ./a\n", "does not begin with #!"), ("#!/bin/bash\r\nsrun ./a\r\n", "line ends of DOS")])
+    ("srun ./a\n", "does not begin with #!"), ("#!/bin/bash\r\nsrun ./a\r\n", "DOS line ends")])
 def test_what_sbatch_refuses_is_refused(text: str, rule: str, tmp_path: Path) -> None:
     with pytest.raises(HpcMpError, match=rule):
         adopted(text, tmp_path)
@@ -211,7 +211,7 @@ def test_the_difference_writes_nothing_and_json_has_the_account(tmp_path: Path, 
     assert tomllib.loads(document["text"])["program"]["command"]
 
 
-@pytest.mark.parametrize(("content", "rule"), [(b"\x7fELF\x00\x01", "no text"), (b"\n# nothing\n", "no command")])
+@pytest.mark.parametrize(("content", "rule"), [(b"\x7fELF\x00\x01", "not a text file"), (b"\n# nothing\n", "no command")])
 def test_a_file_that_starts_nothing_is_refused(content: bytes, rule: str, tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

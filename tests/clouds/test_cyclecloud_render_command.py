@@ -132,7 +132,7 @@ def test_nothing_is_asked_that_an_option_says_and_nothing_in_vain(tmp_path: Path
     code, said = answer(tmp_path / "out", "")
     assert code == 2 and "not an empty directory" in said and "Size of the nodes" not in said
     code, said = answer(tmp_path / "gone", "")
-    assert code == 1 and "Size of the nodes" in said and not (tmp_path / "gone").exists()
+    assert code == 1 and "Size of the training nodes" in said and not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

@@ -111,7 +111,7 @@ ENDINGS = [
      "memory", (), "rank 4 (dp 1, pp 0, tp 0) on n3 ran out of memory"),
     ("over it, by what ranks held", replace(OVER_LIMIT, resident={3: 9_000_000_000, 4: 600_000_000, 5: 3_210_000_000}), "memory",
      (), f"{RANK_5} ran out of memory: slurmstepd-n3: error: StepId=1.0 exceeded memory limit (376565760 > 314572800), being "
-     "killed; of the 2 ranks there it held most, 2.99 GiB"),
+     "killed; it held the most memory of the 2 ranks there, 2.99 GiB"),
     ("over it, with accounting", replace(OVER_LIMIT, largest=5), "memory", (), f"{RANK_5} ran out of memory"),
     ("cgroup", srun("srun: error: n3: task 5: Out Of Memory",
                     "slurmstepd: error: Detected 1 oom_kill event in StepId=12.1. Some of the step tasks have been OOM Killed."),
@@ -138,13 +138,13 @@ ENDINGS = [
     ("NVSwitch", kernel("n2", "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Fatal, Link 32"), "hardware", ("n2",), "n2"),
     ("Xid 154", kernel("n2", "NVRM: Xid (PCI:0000:c6:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset "
                              "Required)"), "hardware", ("n2",), "n2"),
-    ("node killed", NODE_KILLED, "node", ("n3",), "node n3 (ranks 4, 5) failed, says Slurm: srun: error: Node failure on n3"),
+    ("node killed", NODE_KILLED, "node", ("n3",), "node n3 (ranks 4, 5) failed according to Slurm: srun: error: Node failure"),
     ("node failure, newer words", srun("srun: error: Node failure on n4"), "node", ("n4",), "n4"),
     ("only its state", replace(JOB, states={"n1": "allocated", "n2": "mixed*"}, failures=(PEER,)), "node", ("n2",), "mixed*"),
     ("launch failed", replace(JOB, srun=("srun: error: Task launch for StepId=3.1 failed on node n2: Communication connection "
                                          "failure",)), "node", ("n2",), "n2"),
     ("one node unfit", replace(JOB, code=2, srun=("hpc-mp: n3: the run directory /scratch/r cannot be seen",)),
-     "unfit", ("n3",), "node n3 (ranks 4, 5) is not fit for this run: the run directory"),
+     "unfit", ("n3",), "node n3 (ranks 4, 5) is unfit for this run: the run directory"),
     ("all nodes unfit", replace(JOB, code=2, srun=tuple(f"hpc-mp: {host}: /tmp/x is a symbolic link" for host in HOSTS)),
      "user", (), "n1: /tmp/x is a symbolic link"),
     ("wrong input", died(5, "user", "data.files: match nothing. Mend it."), "user", (), "data.files: match nothing. Mend it."),
@@ -162,10 +162,10 @@ ENDINGS = [
      "exit", (), f"{RANK_5} ended with exit code 1; its last words: ImportError: no module named foo"),
     ("exit without a word, on all nodes", replace(JOB, srun=everywhere(1)), "exit", (), "rank 4 (dp 1, pp 0, tp 0) on n3 ended"),
     ("no Python on one node", replace(srun("srun: error: n2: tasks 2-3: Exited with exit code 127"), logs={"n2": (NO_PYTHON,)}),
-     "unfit", ("n2",), "node n2 (ranks 2, 3) is not fit for this run: rank 2 ended with exit code 127; its last words: env: "),
+     "unfit", ("n2",), "node n2 (ranks 2, 3) is unfit for this run: rank 2 ended with exit code 127; its last words: env: "),
     ("no right to it on one node", srun("srun: error: n2: tasks 2-3: Exited with exit code 126"), "unfit", ("n2",), "code 126"),
     ("no Python on two nodes", srun("srun: error: n2: tasks 2-3: Exited with exit code 127", "srun: error: n3: tasks 4-5: Exited "
-                                    "with exit code 127"), "unfit", ("n3", "n2"), "(ranks 4, 5) is not fit"),
+                                    "with exit code 127"), "unfit", ("n3", "n2"), "(ranks 4, 5) is unfit"),
     ("no Python anywhere", replace(JOB, srun=everywhere(127), logs={"n2": (NO_PYTHON,)}), "user", (), "slurm.python"),
     ("no package on one node", replace(srun("srun: error: n2: task 3: Exited with exit code 1"), logs={
         "n2": ("3: Traceback (most recent call last):", NO_PACKAGE), "n1": (NO_PACKAGE.replace("3:", "0:"),)}),
@@ -194,7 +194,7 @@ ENDINGS = [
                                  "opcode=0 len=0 vendor err 129 (Recv) hca mlx5_3"), "network", (), "hca mlx5_3"),
     ("memlock", log("n2", "3: Call to ibv_reg_mr failed with error Cannot allocate memory"), "network", (), "ibv_reg_mr"),
     ("a node that was back at once", replace(JOB, failures=(PEER,), srun=tuple(line for line in ENDS_OTHERS if "n3" not in line)),
-     "lost", ("n3",), "nothing was heard of n3"),
+     "lost", ("n3",), "no report from n3"),
     ("only peers", replace(JOB, failures=(PEER,), srun=ENDS_OTHERS), "peer", (), "lost another rank"),
     ("watchdog", log("n2", WATCHDOG), "peer", (), "rank"),
     ("a rank without a word for which others waited", replace(JOB, srun=ENDS_OTHERS, failures=(
@@ -204,7 +204,7 @@ ENDINGS = [
      "ranks 0, 1 waited for it"),
     ("a rank that stood elsewhere", replace(JOB, srun=ENDS_OTHERS, failures=(
         said(0, "n1", "hang", "Hung: no step", 50.0, standing=stands(0, 5)),), standings=(stands(5, passed=6),)),
-     "hang", (), f"{RANK_5} made no progress: it stands in forward (stage.py:7) of step 4 and waits for nobody; rank 0 waited"),
+     "hang", (), f"{RANK_5} made no progress: it is in forward (stage.py:7) of step 4 and waits for no rank; rank 0 waited"),
     ("a traceback of nobody's", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), logs={"n3": BOOM}),
      "error", (), f"{RANK_5} failed: ValueError: boom (train.py:7)"),
     ("a traceback that speaks of a peer", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), logs={
@@ -220,15 +220,15 @@ ENDINGS = [
      f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
     ("a plug-in for MPI without its library",
      replace(JOB, code=1, srun=("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",)), "user", (),
-     "slurm.mpi = 'pmix': It is listed by srun, and this Slurm cannot load it"),
+     "slurm.mpi = 'pmix': srun lists it, but this Slurm cannot load it"),
     ("a slurmstepd that was killed", replace(JOB, failures=(PEER, said(4, "n3", "orphaned", "process 71 was killed", 51.0)),
                                              unended=("n3",), srun=("srun: error: n1: tasks 0-1: Exited with exit code 1",)),
      "orphaned", ("n3",), "rank 4 (dp 1, pp 0, tp 0) on n3 lost the slurmstepd that had started it: process 71"),
     ("a node that does not tell of its ends", replace(JOB, srun=ENDS_OTHERS, failures=(PEER,), unended=("n3",)), "lost", ("n3",),
-     "node n3 lost: the job lost contact: no end of its tasks there was told to srun"),
+     "node n3 lost: the job lost contact: it did not report the end of its tasks to srun"),
     ("silence, and what Slurm says of MPI", replace(JOB, program=True, srun=ENDS_OTHERS, hang=Hang(300.0, None), logs={
         "n2": ("2: slurmstepd-n2: error:  mpi/pmix_v4: pmixp_coll_belong_chk: n2 [1]: x.c:280: No process controlled by it",)}),
-     "hang", (), "; Slurm says 'mpi/pmix_v4: pmixp_coll_belong_chk: n2 [1]: x.c:280: No process controlled by it'"),
+     "hang", (), "; Slurm reports 'mpi/pmix_v4: pmixp_coll_belong_chk: n2 [1]: x.c:280: No process controlled by it'"),
     ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
     ("SIGSEGV, and srun was told of the end before (PMIx)", replace(srun(
         "srun: Force Terminated StepId=3.1", "srun: error: n4: task 7: Killed",
@@ -242,7 +242,7 @@ ENDINGS = [
     ("NCCL's watchdogs", replace(JOB, program=True, srun=("srun: error: n1: tasks 0-1: Aborted (core dumped)",), logs={
         host: [f"{task}: {line}" for task in tasks for line in watchdog_said(task)]
         for host, tasks in (("n1", (0, 1)), ("n2", (2, 3)), ("n3", (4,)), ("n4", (6, 7)))}), "hang", (),
-     "rank 5 on n3 made no progress: ranks 0-4, 6, 7 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
+     "rank 5 on n3 made no progress: ranks 0-4, 6, 7 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
     ("a C++ exception of a program", replace(srun("srun: error: n3: task 5: Aborted"), program=True, logs={
         "n3": ("5: terminate called after throwing an instance of 'c10::Error'", "5:   what():  no such kernel", "5: ...")}),
      "crash", (), "was killed by SIGABRT (native code aborted): no such kernel"),
@@ -269,11 +269,11 @@ ENDINGS = [
         **{host: (f"{2 * i}: RuntimeError: No CUDA GPUs are available",) for i, host in enumerate(HOSTS)},
         "n3": (*BOOM[:-2], "5: RuntimeError: No CUDA GPUs are available")}), "error", (), "No CUDA GPUs are available"),
     ("a program's stale file", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
-        "n3": (*BOOM[:-2], "5: OSError: [Errno 116] Stale file handle: 'data.bin'")}), "storage", (), "error of its file system"),
+        "n3": (*BOOM[:-2], "5: OSError: [Errno 116] Stale file handle: 'data.bin'")}), "storage", (), "had a file system error"),
     ("echoes wrapped up, and one that lives on with its exception", replace(
         srun("srun: error: n1: task 0: Exited with exit code 1"), program=True,
         logs={"n1": ("0: ERROR:root:step failed: Connection closed by peer", "1: step 3"), "n3": BOOM[1:6]}),
-     "error", (), "rank 5 on n3 failed: ValueError: boom (train.py:7); it had not ended"),
+     "error", (), "rank 5 on n3 failed: ValueError: boom (train.py:7); it was still running"),
     ("one for which all others have waited", replace(JOB, program=True, srun=("srun: error: n1: task 0: Exited with exit code 1",
         ),
      logs={host: [f"{task}: {line}" for task in tasks for line in (
@@ -281,7 +281,7 @@ ENDINGS = [
              "RuntimeError: Timed out waiting 6000ms for recv")]
          for host, tasks in (("n1", (0, 1)), ("n2", (2, 3)), ("n3", (4,)), ("n4", (6, 7)))}), "hang", (),
      "rank 5 on n3 made no progress: ranks 0-4, 6, 7 gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
-    ("nothing", JOB, "unknown", (), "the job ended with exit code 143, and nothing says why"),
+    ("nothing", JOB, "unknown", (), "the job ended with exit code 143, and no message gives a reason"),
 ]
 # Recorded with PMIx of Slurm 22.05 and mpi4py: rank 2 of four on two nodes ended alone, and PMIx had the others killed.
 MPI = replace(JOB, program=True, by_mpi=True, srun=(
@@ -356,7 +356,7 @@ SHARED = [
         *MPI.srun[:2], "srun: error: n1: task 0: Exited with exit code 14", "srun: error: n2: tasks 2-3: Killed")), "signal", (),
      "the job lost one of its ranks"),
     ("MPI, a step that somebody ended", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: tasks 2-3: Terminated")), "cancelled",
-     (), "somebody has ended its step"),
+     (), "its step was cancelled"),
     ("MPI, memory", replace(MPI, logs={"n2": (*OF_TASK_3[:-1], "3: MemoryError")}), "memory", (),
      "rank 3 on n2 ran out of memory"),
     ("mpirun's code, and the exception of a rank that it has ended", replace(
@@ -397,8 +397,8 @@ LAST_RESORT = [
      "error", (), "the job failed: numpy.linalg.LinAlgError: Singular matrix"),
     ("a step that somebody ended", replace(JOB, program=True, srun=ENDS_OTHERS, logs={
         "n3": ("4: slurmstepd-n3: error: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***",)}), "cancelled", (),
-     "the job was ended by Slurm: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***: somebody has ended its step"),
-    ("no Python error", replace(JOB, logs={"n2": ("2: Error rates: none", "2: no ValueError: here")}), "unknown", (), "nothing"),
+     "the job was ended by Slurm: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***: its step was cancelled"),
+    ("no Python error", replace(JOB, logs={"n2": ("2: Error rates: none", "2: no ValueError: here")}), "unknown", (), "reason"),
 ]
 RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled", "lost", "hang", "silent", "network", "peer",
            "orphaned"}
@@ -584,7 +584,7 @@ def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_no
     silent = replace(ended, failures=())
     cause = classify(silent).cause
     assert (cause.kind, cause.rank, cause.node) == ("launcher", None, "n1")
-    assert cause.message.endswith("exit code 213, which is mpirun's; its last words: mpirun: there are not enough slots"), cause
+    assert cause.message.endswith("exit code 213 (mpirun's code); its last words: mpirun: there are not enough slots"), cause
     assert classify(replace(silent, by_mpirun=False)).cause.rank == 0, "of srun's own ranks a task is one"
 
 

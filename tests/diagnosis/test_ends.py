@@ -135,7 +135,7 @@ ENDS = {
                            "crash", "Check failed: NDIMS"),
     "a name, of lack of memory": ([HEAD, AT, "torch.OutOfMemoryError: CUDA out of memory. Tried", *DURING, HEAD, AT,
                                    "AttributeError: module 'torch' has no attribute 'OutOfMemoryError'"], 1, "memory", "CUDA o"),
-    "a shell whose child crashed": (["begins"], 139, "crash", "exit code 139: what it had started was killed by SIGSEGV"),
+    "a shell whose child crashed": (["begins"], 139, "crash", "exit code 139: its child process was killed by SIGSEGV"),
     "a shell whose child was killed": (["run.sh: line 1: 21435 Killed  python train.py"], 137, "signal", "killed by SIGKILL"),
     "a shell whose python failed": ([*BOOM, "cleaning up"], 3, "error", "ValueError: boom (train.py:7)"),
     "words of an error, then chatter": (["cannot find dataset /data/x", "", "----", "bye"], 1, "exit",
@@ -368,7 +368,7 @@ def test_of_a_launcher_of_a_nodes_ranks(code: str, kind: str, text: str) -> None
     found = words_of_end([line.format(code=code) for line in TABLE], 1, program=True, of_node=True)
     assert found.kind == kind and found.text.startswith(text) and found.inner == 3
     mine = words_of_end([*BOOM, *(line.format(code="1") for line in TABLE)], 1, program=True, of_node=True)
-    assert (mine.kind, mine.text) == ("error", "ValueError: boom (train.py:7), said by its rank 3")
+    assert (mine.kind, mine.text) == ("error", "ValueError: boom (train.py:7), reported by its rank 3")
 
 
 def test_of_our_own_engine_a_crash_is_the_machines() -> None:
@@ -383,7 +383,7 @@ def test_of_our_own_engine_a_crash_is_the_machines() -> None:
 ])
 def test_what_a_rank_has_failed_of_that_lives_on(lines: list[str], kind: str | None) -> None:
     found = given_up(lines)
-    assert (found and found.kind) == kind and (found is None or "it had not ended when the others were ended" in found.text)
+    assert (found and found.kind) == kind and (found is None or "it was still running when the others were ended" in found.text)
 
 
 UNIQUE = ("torch.distributed.DistBackendError: [{}] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via "

@@ -115,13 +115,13 @@ def test_what_slurmstepd_says(text: str, expected: TasksRefused | None) -> None:
 
 @pytest.mark.parametrize("program", [False, True])
 @pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), [
-    (NO_IMAGE, NO_IMAGE, 1, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_PYXIS}. Name an image"),
-    (NO_IMAGE, STARTED, 1, "unfit", ("n1",), f"is not fit for this run: it could not start the ranks: {SEEN_BY_PYXIS}"),
+    (NO_IMAGE, NO_IMAGE, 1, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_PYXIS}. Set slurm.container"),
+    (NO_IMAGE, STARTED, 1, "unfit", ("n1",), f"is unfit for this run: it could not start the ranks: {SEEN_BY_PYXIS}"),
     (NO_REGISTRY, NO_REGISTRY, 1, "user", (), "registry-1.docker.io"),
-    (NO_BASH, NO_BASH, 2, "user", (), "execve(): bash: No such file or directory. Take an image that has it"),
-    (INTERRUPTED, INTERRUPTED, 1, "cancelled", (), "was ended by Slurm: SIGUSR2 came while the container was made"),
+    (NO_BASH, NO_BASH, 2, "user", (), "execve(): bash: No such file or directory. Use an image that contains it"),
+    (INTERRUPTED, INTERRUPTED, 1, "cancelled", (), "was ended by Slurm: SIGUSR2 arrived while the container was created"),
     (NO_IMAGE, INTERRUPTED.replace("signal 12", "signal 15"), 1, "user", (), SEEN_BY_PYXIS),  # srun had the other ended
-    (NO_SIF, NO_SIF, 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Name an image"),
+    (NO_SIF, NO_SIF, 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Set slurm.container"),
     (NO_SIF, STARTED, 255, "unfit", ("n1",), f"it could not start the ranks: {SEEN_BY_APPTAINER}"),
     (NO_APPTAINER, NO_APPTAINER, 2, "user", (), "execve(): apptainer: No such file or directory. Load the module"),
     (STARTED, STARTED, 1, "exit", (), "ended with exit code 1; its last words: step 1"),

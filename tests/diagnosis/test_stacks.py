@@ -45,14 +45,14 @@ NOTHING: tuple[Frame, ...] = ()
     (BARRIER, True, "train.py:60 in barrier"),
     (BACKWARD, True, "train.py:52 in backward"),
     ((Frame(f"{TORCH}/autograd/__init__.py", 9, "<module>"), MAIN), False,
-        "train.py:52 in main, there in <module> of __init__.py:9"),
+        "train.py:52 in main, calling <module> (__init__.py:9)"),
     (MEETS, True, "train.py:52 in init_process_group"),
     (LOADS, False, "train.py:41 in next_batch"),
-    (QUEUE, False, "train.py:41 in next_batch, there in wait of threading.py:331"),
+    (QUEUE, False, "train.py:41 in next_batch, calling wait (threading.py:331)"),
     ((Frame("/home/ann/solver.py", 7, "Mesh.all_reduce"), MAIN), True, "solver.py:7 in all_reduce"),
     ((Frame("/home/ann/solver.py", 7, "wait"), MAIN), False, "solver.py:7 in wait"),
     ((*LOADS, *REDUCES), False, "train.py:41 in next_batch"),
-    (NOTHING, False, "nothing of Python, its process in state D (nfs_wait)"),
+    (NOTHING, False, "no Python frames, its process in state D (nfs_wait)"),
 ])
 def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str) -> None:
     stack = RankStack(0, frames, "state D (nfs_wait)")
@@ -136,7 +136,7 @@ def test_a_rank_of_several_processes(tmp_path: Path) -> None:
                      "rank 1, pid 9, state S: python worker", *thread[:3]])
     written(run, 0, ["rank 0, pid 6, state D: ./solver"])
     assert [(stack.rank, str(stack), stack.state) for stack in read_stacks(run)] == [
-        (0, "nothing of Python, its process in state D", "state D"), (1, "train.py:41 in load", "state S (futex)")]
+        (0, "no Python frames, its process in state D", "state D"), (1, "train.py:41 in load", "state S (futex)")]
 
 
 @given(st.lists(st.text(max_size=40), max_size=20))

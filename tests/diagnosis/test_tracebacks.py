@@ -62,7 +62,7 @@ TORCHRUN = [  # recorded, shortened: torch 2.13
 
 def test_that_a_launcher_has_lost_a_rank_says_nothing_of_why() -> None:
     found = last_error(TORCHRUN)
-    assert found is not None and found.message == "ValueError: boom (train.py:9), said by its rank 3"
+    assert found is not None and found.message == "ValueError: boom (train.py:9), reported by its rank 3"
     before_they_met = last_error([line.removeprefix("[rank3]: ") for line in TORCHRUN])
     assert before_they_met is not None and before_they_met.message == found.message
     assert last_error(TORCHRUN[4:]) is None
@@ -72,10 +72,10 @@ LOST = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by p
 
 
 @pytest.mark.parametrize(("second", "blamed", "words"), [
-    (LOST, 3, "ValueError: boom (train.py:9), said by its rank 3"),  # recorded on two nodes: rank 2 noticed that rank 3 had gone
-    (LOST, 2, "ValueError: boom (train.py:9), said by its rank 3"),
-    ("KeyError: 'x'", 3, "ValueError: boom (train.py:9), said by its rank 3"),
-    ("KeyError: 'x'", 2, "KeyError: 'x' (train.py:7), said by its rank 2")])
+    (LOST, 3, "ValueError: boom (train.py:9), reported by its rank 3"),  # recorded on two nodes: rank 2 noticed rank 3's end
+    (LOST, 2, "ValueError: boom (train.py:9), reported by its rank 3"),
+    ("KeyError: 'x'", 3, "ValueError: boom (train.py:9), reported by its rank 3"),
+    ("KeyError: 'x'", 2, "KeyError: 'x' (train.py:7), reported by its rank 2")])
 def test_of_several_ranks_of_a_launcher_counts_the_one_that_ended_first(second: str, blamed: int, words: str) -> None:
     other = ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "/home/ann/train.py", line 7, in <module>',
              f"[rank2]: {second}"]

@@ -90,5 +90,5 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         write_standing(run, 1, standing)
     run.standing(1, 7).write_text("{")
     assert read_standings(run, 1) == [one, other] and read_standings(run, 2) == []
-    with pytest.raises(ValueError, match="no record"):
+    with pytest.raises(ValueError, match="not a record"):
         standing_of({"rank": 1})

@@ -10,16 +10,16 @@ from hpc_mp.diagnosis.watchdogs import collective_timeout, thrown
 
 @pytest.mark.parametrize(("lines", "apart", "words"), [
     ({0: said(0), 1: said(1), 2: ["step 11"], 3: said(3)}, 2,
-     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
+     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
     ({0: said(0), 1: said(1), 2: said(2, 12, "BROADCAST"), 3: said(3)}, 2,
-     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), it in BROADCAST (12), says NCCL's watchdog"),
-    ({0: said(0), 1: said(1), 2: said(2), 3: said(3)}, None, "ranks 0-3 waited 600 s in ALLREDUCE (12), says NCCL's watchdog"),
-    ({0: said(0), 1: said(1), 2: [], 3: []}, None, "ranks 0, 1 waited 600 s in ALLREDUCE (12), says NCCL's watchdog"),
+     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), while it was in BROADCAST (12) (NCCL's watchdog)"),
+    ({0: said(0), 1: said(1), 2: said(2), 3: said(3)}, None, "ranks 0-3 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
+    ({0: said(0), 1: said(1), 2: [], 3: []}, None, "ranks 0, 1 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
     ({0: said(0, 5), 1: said(1, 7, "ALLGATHER"), 3: said(3, 9)}, 2,
-     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (5), ALLGATHER (7), ALLREDUCE (9), says NCCL's watchdog"),
+     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (5), ALLGATHER (7), ALLREDUCE (9) (NCCL's watchdog)"),
     ({0: said(0, 5), 1: said(1, 7), 2: said(2, 9), 3: said(3, 9)}, None,
-     "ranks 0-3 waited 600 s in ALLREDUCE (5), ALLREDUCE (7), ALLREDUCE (9), says NCCL's watchdog"),
-    ({0: said(0)}, None, "rank 0 waited 600 s in ALLREDUCE (12), says NCCL's watchdog"),
+     "ranks 0-3 waited 600 s in ALLREDUCE (5), ALLREDUCE (7), ALLREDUCE (9) (NCCL's watchdog)"),
+    ({0: said(0)}, None, "rank 0 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
 ])
 def test_who_waited_for_whom(lines: dict[int, list[str]], apart: int | None, words: str) -> None:
     found = collective_timeout(lines, 4)

@@ -66,7 +66,7 @@ def test_never_more_runs_at_once_than_the_sweep_allows(mailing: tuple[Lab, Path]
     array, second = job_id.partition("_")[0], runs(job)[4:]
     wait_until(lambda: said(lab, "status", array).count("running") == 2, "two run", 120)
     words = said(lab, "cancel", f"{array}_3")
-    assert "stopped" in words and "the other runs of the sweep go on" in words
+    assert "stopped" in words and "the other runs of the sweep continue" in words
     said(lab, "cancel", second[0].path, "--all", "--now")
     wait_until(lambda: lab.run(["squeue", "--noheader"]).stdout.strip() == "", "the queue is empty", 60)
     assert "running" not in said(lab, "status", second[0].path.parent)

@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "user": ("user", "data.files = x: is empty"),
     "memory": ("memory", "ran out of memory: MemoryError"),
     "error": ("error", "failed: ValueError: boom in two lines"),
-    "space": ("space", "found no space: OSError: [Errno 28]"),
+    "space": ("space", "ran out of disk space: OSError: [Errno 28]"),
     "exit": ("exit", "ended with exit code 3"),
     "killed": ("signal", "was killed by SIGKILL"),
     "crashed": ("signal", "was killed by SIGSEGV"),

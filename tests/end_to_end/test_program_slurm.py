@@ -114,7 +114,7 @@ ENDS = {
     "an exception of C++": ("print(\"terminate called after throwing an instance of 'c10::Error'\\n  what():  no such kernel\"); "
                             "os.abort()", "time.sleep(60)", "crash", 2, "native code aborted): no such kernel", 1),
     "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); time.sleep(2); "
-                        "os.abort()", "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog", 2),
+                        "os.abort()", "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)", 2),
     "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,
                 "CUDA out of memory", 1),
     "alone": ("sys.exit(0)", "time.sleep(2); raise ConnectionResetError('Connection reset by peer')", "early", 2,
@@ -126,11 +126,11 @@ ENDS = {
     "a stale file": ("raise OSError(116, os.strerror(116), 'x')", "time.sleep(60)", "storage", 2, "Stale file handle: 'x'", 2),
     "drowned": ("time.sleep(2); raise ValueError('boom')", "while rank == 3: print('x' * 1000)\ntime.sleep(60)", "error", 2,
                 "ValueError: boom", 1),
-    "a shell's child": ("sys.exit(137)", "time.sleep(60)", "signal", 2, "what it had started was killed by SIGKILL", 2),
+    "a shell's child": ("sys.exit(137)", "time.sleep(60)", "signal", 2, "its child process was killed by SIGKILL", 2),
     "where it crashed": ("import ctypes; ctypes.string_at(0)", "time.sleep(60)", "crash", 2, "it was in program.py:6, there", 1),
     "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
                                   "time.sleep(90)", "time.sleep(90)", "error", 2,
-                                  "ZeroDivisionError: division by zero (program.py:6); it had not ended", 1),
+                                  "ZeroDivisionError: division by zero (program.py:6); it was still running", 1),
     "hang": ("time.sleep(90)", "time.sleep(5); print('step'); time.sleep(90)", "hang", 2, "it was the first to fall silent", 2),
 }
 
@@ -199,7 +199,7 @@ def test_a_hang_names_the_rank_for_which_the_others_wait(lab: Lab, here: Path, n
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "n2"), f"{cause}\n{logs(found)}"
     assert f"{words}; ranks 0, 1, 3: program.py:12 in all_reduce" in cause.message, cause
-    assert "where ranks 0-3 stood: log/stack-*" in found.main_log.read_text() and cause.message in done.stderr
+    assert "stacks of ranks 0-3: log/stack-*" in found.main_log.read_text() and cause.message in done.stderr
     assert history.history(found)[0].nodes == ()
 
 
@@ -309,7 +309,7 @@ def test_ranks_that_go_on_until_the_time_limit(lab: Lab, here: Path, resumes: bo
     until(lambda: verdict(found) is not None, "the end", 240)
     ended = verdict(found)
     assert ended is not None and (ended.state, found.attempt()) == (("completed", 2) if resumes else ("failed", 1)), logs(found)
-    assert resumes or (ended.cause is not None and "its ranks went on in spite of SIGTERM" in ended.cause.message), ended
+    assert resumes or (ended.cause is not None and "its ranks kept running after SIGTERM" in ended.cause.message), ended
 
 
 SAVES = """
@@ -443,7 +443,7 @@ def test_torchrun_on_every_node(lab: Lab, here: Path, fails: bool) -> None:
     cause = verdict(found).cause  # type: ignore[union-attr]
     if fails:
         assert cause is not None and (cause.kind, cause.node, cause.rank) == ("error", "n2", 3), f"{cause}\n{logs(found)}"
-        assert cause.message == "node n2 failed: ValueError: boom (program.py:10), said by its rank 3"
+        assert cause.message == "node n2 failed: ValueError: boom (program.py:10), reported by its rank 3"
     else:
         assert done.returncode == 0 and cause is None, done.stderr
 

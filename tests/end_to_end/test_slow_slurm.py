@@ -34,7 +34,7 @@ def hpc_mp(lab: Lab, *words: str) -> str:
 def stays_dead(lab: Lab, run: RunDirectory, dead: str) -> None:
     """Queued again at once, the job would never start."""
     until(lambda: awaits(run), "the wait for Slurm", 200)
-    assert f"waiting for Slurm until it has noticed that {dead} is dead" in hpc_mp(lab, "status", str(run.path))
+    assert f"waiting for Slurm until it notices that {dead} is dead" in hpc_mp(lab, "status", str(run.path))
 
 
 def comes_back(lab: Lab, run: RunDirectory, dead: str) -> None:

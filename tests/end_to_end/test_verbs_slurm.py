@@ -250,7 +250,7 @@ def test_following_from_the_queue(cluster: Lab, run: RunDirectory) -> None:
 def test_init_finds_account_qos_and_limits(cluster: Lab, run: RunDirectory) -> None:
     if not cluster.accounting:
         result = call("init", run.path / "new.toml")
-        assert result.exit_code == 0 and "no accounts kept" in result.output
+        assert result.exit_code == 0 and "no accounting" in result.output
         assert "partition   all (default) ← used" in result.output
         assert load_job(run.path / "new.toml").slurm.account is None
         return
@@ -264,5 +264,5 @@ def test_init_finds_account_qos_and_limits(cluster: Lab, run: RunDirectory) -> N
     assert (spec.slurm.account, spec.slurm.qos, spec.job.time_limit, spec.job.nodes) == ("root", None, "00:10:00", 1)
     cluster.run(["scontrol", "update", "PartitionName=all", "AllowQos=normal"], check=True)
     result = call("init", run.path / "other.toml")
-    assert "QOS         normal (the partition does not take your default)" in result.output
+    assert "QOS         normal (the partition refuses your default)" in result.output
     assert load_job(run.path / "other.toml").slurm.qos == "normal"

@@ -85,7 +85,7 @@ def test_the_document_has_every_variable_of_nccl() -> None:
 ])
 def test_a_copy_of_another_machine(kind: str, platform: str, words: list[str]) -> None:
     done = env("--root", str(tree(kind).root), HOME="/nowhere")
-    assert done.exit_code == 0 and f"shows itself as {platform}" in done.stdout
+    assert done.exit_code == 0 and f"Platform {platform}" in done.stdout
     for word in words:
         assert word in done.stdout, done.stdout
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_printed_breaks_no_table(tmp_path: Path) -> None:
 def test_here_it_is_quick_and_needs_no_root() -> None:
     start = time.perf_counter()
     done = env(HOME="/nowhere")
-    assert done.exit_code == 0 and "This machine shows itself as" in done.stdout
+    assert done.exit_code == 0 and "Platform" in done.stdout
     assert time.perf_counter() - start < 60
 
 

@@ -157,7 +157,7 @@ def test_the_supervisor_tells_pyxis_the_names_and_writes_why(tmp_path: Path) -> 
     assert environ == {"A": "1", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
     assert said and "log/profile.log says why" in said
     log = run.profile_log.read_text().splitlines()
-    assert "outside of the container, whose own libraries and files are not seen" in log[0]
+    assert "outside of the container, whose libraries and files are not visible" in log[0]
     assert any(re.match(r"set +NCCL_SOCKET_IFNAME='\^docker,lo,veth'  # containers' interfaces", line) for line in log)
     assert apply_profile(run, with_profile(None), command, {"A": "1"}) == (command, {"A": "1"}, None)
 

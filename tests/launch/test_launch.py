@@ -135,7 +135,7 @@ def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: 
     assert code == 1 and document["state"] == "stopped" and document["cause"] is None
     assert document["steps"] == 1 and document["checkpoint"].endswith(f"step-{document['steps']:08d}")
     assert "saving at the next step" in err
-    assert f"stopped after step {document['steps']}. Go on with: hpc-mp launch {job} --on local --resume" in err
+    assert f"stopped after step {document['steps']}. Continue with: hpc-mp launch {job} --on local --resume" in err
     code, out, err = launch(mark, job, "--json", "--resume")
     assert code == 0 and json.loads(out)["run"] == document["run"] and json.loads(out)["steps"] == 5
     assert [step["step"] for step in map(json.loads, the_run(job).metrics.read_text().splitlines())] == [1, 2, 3, 4, 5]

@@ -137,7 +137,7 @@ def test_waiting_for_a_job_that_fails(cluster: Cluster, job: Path, mark: str, el
 
 @pytest.mark.parametrize(("state", "found", "words"), [
     ("NODE_FAIL", "failed", "Slurm job 4242 ended as NODE_FAIL"),
-    ("CANCELLED", "stopped", "Go on with: hpc-mp launch"),
+    ("CANCELLED", "stopped", "Continue with: hpc-mp launch"),
 ])
 def test_waiting_for_a_job_whose_ranks_say_nothing(
     cluster: Cluster, job: Path, mark: str, state: str, found: str, words: str
@@ -161,9 +161,9 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
 
 @pytest.mark.parametrize(("line", "code", "state", "words"), [
     ("exit 0", 0, "completed", ""),
-    ("exit 75", 1, "stopped", "Go on with"),
-    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and all that is known is 'srun: error: a'"),
-    ("exit 3", 1, "failed", "the job ended with exit code 3, and nothing says why"),
+    ("exit 75", 1, "stopped", "Continue with"),
+    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and the only message is 'srun: error: a'"),
+    ("exit 3", 1, "failed", "the job ended with exit code 3, and no message gives a reason"),
 ])
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)

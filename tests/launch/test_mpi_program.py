@@ -81,7 +81,7 @@ ENDS = {
     "exit code": ("print('no such option', flush=True); os._exit(4)", "exit", "exit code 4; its last words: no such option"),
     "alone": ("os._exit(0)", "early", "rank 2 on node1 ended before the others"),
     "a traceback that MPI keeps from ending": ("raise ValueError('boom')", "error",
-                                               "rank 2 on node1 failed: ValueError: boom (program.py:6); it had not ended"),
+                                               "rank 2 on node1 failed: ValueError: boom (program.py:6); it was still running"),
 }
 
 

@@ -150,7 +150,7 @@ ENDS = {
     "an exception of C++": ("print(\"terminate called after throwing an instance of 'c10::Error'\\n  what():  no such kernel\"); "
                             "os.abort()", "time.sleep(60)", "crash", 2, "native code aborted): no such kernel"),
     "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); os.abort()",
-                        "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
+                        "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
     "alone": ("sys.exit(0)", "time.sleep(1); raise ConnectionResetError('Connection reset by peer')", "early", 2,
               "rank 2 on node1 ended before the others: with exit code 0"),
     "alone, and they hang": ("sys.exit(0)", "time.sleep(60)", "early", 2, "all were silent"),
@@ -168,13 +168,13 @@ ENDS = {
     "harmless words": ("print('CUDA out of memory, a smaller batch'); print('step 1'); raise ValueError('boom')",
                        "print('torch.OutOfMemoryError: No space left on device'); time.sleep(60)", "error", 2,
                        "ValueError: boom"),
-    "a shell's child": ("sys.exit(139)", "time.sleep(60)", "crash", 2, "what it had started was killed by SIGSEGV"),
+    "a shell's child": ("sys.exit(139)", "time.sleep(60)", "crash", 2, "its child process was killed by SIGSEGV"),
     "a stale file": ("raise OSError(116, os.strerror(116), 'x')", "time.sleep(60)", "storage", 2, "Stale file handle: 'x'"),
     "no service": ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')", "time.sleep(60)", "network", 2,
                    "refused"),
     "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
                                   "time.sleep(60)", "time.sleep(60)", "error", 2,
-                                  "ZeroDivisionError: division by zero (program.py:6); it had not ended"),
+                                  "ZeroDivisionError: division by zero (program.py:6); it was still running"),
     "hang": ("time.sleep(60)", "[(time.sleep(2), print('step')) for _ in range(3)]; time.sleep(60)", "hang", 2,
              "it was the first to fall silent"),
 }
@@ -270,7 +270,7 @@ def test_an_interrupt_reaches_the_program_as_its_signal(here: Path, name: str, c
     until(lambda: len(list(here.glob("ready-*"))) == 2, 60)
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=60)
-    assert child.returncode == 1 and "stopped. Go on with:" in said, said
+    assert child.returncode == 1 and "stopped. Continue with:" in said, said
     (found,) = (here / "runs").glob("*/0001")
     assert [RunDirectory(found).rank_log(rank).read_text() for rank in range(2)] == ["begins\nsaves\n"] * 2
 
@@ -290,8 +290,8 @@ def test_a_job_file_and_a_sweep(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ([], "names no program"),
-    (["--nodes", "2", "--set", "job.nodes=3", "--", "true"], "is said by --nodes too"),
+    ([], "needs a program"),
+    (["--nodes", "2", "--set", "job.nodes=3", "--", "true"], "is also set by --nodes"),
     (["--on", "local", "--", "torchrun", "--nproc-per-node", "4", "train.py", "--lr", "1"],
      "-- python train.py --lr 1"),
     (["--on", "local", "--set", "slurm.mpi=pmix", "--set", "program.start=node", "--", "true"],
@@ -414,7 +414,7 @@ def test_torchrun_on_every_node(here: Path) -> None:
     done, found = local(here, [*start, "fail"], "--set", "program.start=node", "--name", "fails")
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert cause is not None and (cause.kind, cause.node, cause.rank) == ("error", "node1", 3), cause
-    assert cause.message == "node node1 failed: ValueError: boom (program.py:10), said by its rank 3"
+    assert cause.message == "node node1 failed: ValueError: boom (program.py:10), reported by its rank 3"
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

@@ -113,9 +113,9 @@ def test_cancelling_of_one_run_and_of_the_sweep(
     code, out, err = launched.end()
     ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
     assert (code, ends) == (1, states) and (not options or words in out), out + err
-    ways = [line for line in err.splitlines() if line.startswith("go on with: ")]
-    alone = f"go on with: hpc-mp launch {the_run(job).job} --on local --resume"
-    whole = f"go on with: hpc-mp launch {job} --on local '--set=sweep.grid={{ \"train.seed\" = [1, 2] }}' --resume"
+    ways = [line for line in err.splitlines() if line.startswith("continue with: ")]
+    alone = f"continue with: hpc-mp launch {the_run(job).job} --on local --resume"
+    whole = f"continue with: hpc-mp launch {job} --on local '--set=sweep.grid={{ \"train.seed\" = [1, 2] }}' --resume"
     assert ways == [whole if options else alone]
     code, out, err = Launch(mark, job, "--resume", "--set", 'sweep.grid={ "train.seed" = [1, 2] }').end()
     ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]

@@ -196,7 +196,7 @@ def test_a_task_of_an_earlier_attempt_ends(here: Path) -> None:
     run = new_run(here)
     write_attempt(run.attempt_record, AttemptRecord("7.1.2", 2, ("n1",), "n1", 1, ""))
     code, output, got = executed(here, "srun sees a", run)
-    assert code == 1 and not got and "not the run's current one" in output
+    assert code == 1 and not got and "no longer the run's current one" in output
 
 
 @pytest.mark.parametrize(("words", "places"), [

@@ -105,7 +105,7 @@ def test_the_command_prints_the_path(run: Run) -> None:
         done = CliRunner().invoke(command, [str(argument)])
         assert (done.exit_code, done.output) == (0, f"{run.run.report}\n")
     refused = CliRunner().invoke(command, [str(run.path / "log")])
-    assert isinstance(refused.exception, HpcMpError) and "is neither a run directory" in str(refused.exception)
+    assert isinstance(refused.exception, HpcMpError) and "is not a run directory" in str(refused.exception)
 
 
 def test_report_is_made_without_matplotlib_or_torch(run: Run) -> None:
@@ -316,7 +316,7 @@ def test_what_the_log_says_of_checkpoints_and_warnings(run: Run) -> None:
 def test_a_run_that_has_only_begun(run: Run) -> None:
     page = run.page()
     assert len(page.all("p", class_="missing")) == 3, "curves, schedule, memory"
-    assert "not started" in page.text and "no rank has said anything yet" in page.text
+    assert "not started" in page.text and "no rank has reported yet" in page.text
     assert len(page.all("div", class_="cell")) == 8
 
 
@@ -326,7 +326,7 @@ def test_an_empty_job_file_alone(tmp_path: Path) -> None:
     (path / "job.toml").touch()
     page = Page(write_report(RunDirectory(path)).read_text())
     assert len(page.all("p", class_="missing")) == 5
-    assert "x 0001" in page.text and "job.toml is not understood" in page.text
+    assert "x 0001" in page.text and "job.toml is invalid" in page.text
 
 
 NAMES = ("job.toml", "placement.json", "metrics.jsonl", "ranks.jsonl", "status.json", "trace/rank-00003.json",

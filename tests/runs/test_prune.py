@@ -177,7 +177,7 @@ def test_a_run_that_another_needs_stays_and_one_that_was_needed_says_so(make: Ma
     (each,) = pruned(first, whole=True).removable
     assert each.referrers == (f"{second.path} (checkpoint.resume)",)
     shown = call(first.path, "--runs").output
-    assert f"began from it: {second.path} (checkpoint.resume)" in shown
+    assert f"started from it: {second.path} (checkpoint.resume)" in shown
 
 
 def test_chains_of_runs(make: Maker) -> None:
@@ -231,7 +231,7 @@ def test_only_yes_removes(make: Maker, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     listed = call()
     assert listed.exit_code == 0 and "runs/t/0001/checkpoints/step-00000001  (older than the newest 2)" in listed.output
-    assert "2 things, " in listed.output and "can be removed: the same with --yes" in listed.output
+    assert "2 things, " in listed.output and "can be removed: repeat with --yes" in listed.output
     assert run.checkpoint(1).exists()
     document = json.loads(call("--json").stdout)
     assert [each["removed"] for each in document["removable"]] == [False, False] and run.checkpoint(1).exists()
@@ -250,7 +250,7 @@ def test_a_directory_of_jobs_means_all_of_their_runs(make: Maker) -> None:
     assert isinstance(missing.exception, HpcMpError) and missing.exception.rule == "is not there"
     with pytest.raises(HpcMpError) as caught:
         find_run(run.path.parent.parent)
-    assert caught.value.remedy == "name one of the jobs whose runs it holds: other, t"
+    assert caught.value.remedy == "pass the directory of one of its jobs: other, t"
 
 
 def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,13 +258,13 @@ def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert "name the runs, with --runs --yes" in call("--runs").output
     refused = call("--runs", "--yes")
-    assert isinstance(refused.exception, HpcMpError) and "by their names alone" in str(refused.exception)
+    assert isinstance(refused.exception, HpcMpError) and "which must be named" in str(refused.exception)
     assert call("runs/t", "--runs", "--yes").exit_code == 0
     assert first.path.exists() and not second.path.exists(), "DIRECTORY/NAME is the newest"
     assert call("runs/t/0001", "--runs", "--yes").exit_code == 0 and not (tmp_path / "runs" / "t").exists()
     assert isinstance(call("--runs", "--keep", "3").exception, HpcMpError)
     nowhere = call()
-    assert isinstance(nowhere.exception, HpcMpError) and "holds no runs" in str(nowhere.exception)
+    assert isinstance(nowhere.exception, HpcMpError) and "contains no runs" in str(nowhere.exception)
 
 
 def test_links_out_of_a_run_are_not_followed(make: Maker, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from hpc_mp.cluster.slurm.job import SlurmJob, explained
 from hpc_mp.job import ProgramSpec, dump_job, load_job
 from hpc_mp.job.program import Program
 from hpc_mp.launch import resume
-from hpc_mp.runs import cancel
 from hpc_mp.launch.backends.slurm import _QueueWatcher
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir import RunDirectory, create_run, write_json
@@ -33,6 +32,7 @@ from hpc_mp.rundir.history import record as write_end
 from hpc_mp.rundir.records import AWAITING, RankStart, RankStatus, StepMetrics, line_of, write_record
 from hpc_mp.rundir.sweep import SweepMember, write_member
 from hpc_mp.rundir.usage import cut_steps, usage
+from hpc_mp.runs import cancel
 from hpc_mp.runs.status import seen
 from hpc_mp.train.rank.logs import StepWords
 
@@ -161,7 +161,7 @@ def test_a_sweep_shows_what_each_run_has(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "options", "cancelled", "others"), [
-    ("12_1", [], "12_1", "the other runs of the sweep go on: 12_0, 12_2; `hpc-mp cancel"),
+    ("12_1", [], "12_1", "the other runs of the sweep continue: 12_0, 12_2; `hpc-mp cancel"),
     ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", ""),
 ])
 def test_cancelling_of_sweeps(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:
@@ -251,7 +251,7 @@ def test_a_restart_says_what_it_came_after(here: Path) -> None:
 
 
 @pytest.mark.parametrize("why", [
-    "stopped: the job was queued again", "stopped: the job was sent SIGTERM",
+    "stopped: the job was requeued", "stopped: the job was sent SIGTERM",
     "stopped: a job with precedence took its nodes (preemption)"])
 def test_a_restart_of_a_run_that_had_to_go_says_why(here: Path, why: str) -> None:
     """Such an end has no cause: it stands in the history alone."""
@@ -275,10 +275,10 @@ def test_what_a_program_has_saved_is_not_known(here: Path) -> None:
 def test_a_run_whose_ranks_have_ended_says_for_what_it_waits(here: Path) -> None:
     """Its next step is not late, and no time is left until the last."""
     run = made(here, "7", steps=5, age=900)
-    write_record(run.status, RankStatus(1, AWAITING, "until it has noticed that n2 is dead", time=time.time()))
+    write_record(run.status, RankStatus(1, AWAITING, "until it notices that n2 is dead", time=time.time()))
     os.utime(run.metrics, (time.time() - 900,) * 2)
     now = seen(run, [SlurmJob("7", "RUNNING")])
-    assert now.phase == "waiting for Slurm until it has noticed that n2 is dead" and not now.late and now.eta is None
+    assert now.phase == "waiting for Slurm until it notices that n2 is dead" and not now.late and now.eta is None
 
 
 @pytest.mark.parametrize(("age", "phase", "late"), [

@@ -95,14 +95,14 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
 
 @pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), [
     ((because("PREEMPTION"),), "", "stopped", (), "stopped: Slurm preempted the job, which ended its ranks and its supervisor"),
-    ((because("JOB REQUEUE"),), "", "stopped", (), "stopped: the job was queued again (scontrol requeue), which ended"),
+    ((because("JOB REQUEUE"),), "", "stopped", (), "stopped: the job was requeued (scontrol requeue), which ended"),
     ((because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), "srun: error: Node failure on n2\n", "node", ("n2",),
-     "node n2 failed, says Slurm: srun: error: Node failure on n2; all its nodes answer now"),
-    (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed, says Slurm"),
-    ((), "", "vanished", (), "it ended without a word, as where its first node, n1, dies; all its nodes answer now"),
+     "node n2 failed according to Slurm: srun: error: Node failure on n2; all its nodes answer now"),
+    (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed according to Slurm"),
+    ((), "", "vanished", (), "it ended without a record, as if its first node, n1, had died; all its nodes answer now"),
     (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
       "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
-     "", "vanished", (), "it ended without a word"),  # an earlier start was preempted
+     "", "vanished", (), "it ended without a record"),  # an earlier start was preempted
     (("hpc-mp: 11:00:00 attempt 1 has ended: node n1 lost: srun: error: Node failure on n1; waiting",), "", "vanished", (), "it"),
 ])
 def test_an_attempt_that_was_ended_with_its_job(
@@ -131,10 +131,11 @@ def test_an_attempt_that_was_ended_with_its_job(
     ((), (because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), RUNS | {"Restarts": "1"}, ""),
     ((), (), RUNS, ""),
     # our own words of the attempt before: this one was blamed on "n2;"
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed, says Slurm: srun: error: Node failure on n2; down now: n2",
+    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: srun: error: Node failure on n2; down now: n2",
           because("PREEMPTION")), RUNS | {"Restarts": "1"}, PREEMPTED),
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed, says Slurm: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),
-          because("JOB REQUEUE")), RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
+    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: "
+          + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), because("JOB REQUEUE")),
+     RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
     ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, ""),
 ])
 def test_a_failed_node_comes_before_what_follows_from_it(

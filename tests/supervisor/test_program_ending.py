@@ -60,7 +60,7 @@ def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, wo
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(f"2: {'-' * 70}\n2: {words}\n2: A 0 1\n3: A 0 1\n")
     found = ended(begun, 0)
-    assert found == "completed" if completed else 'each rank was alone' in found and 'slurm.mpi = "pmix"' in found
+    assert found == "completed" if completed else 'each rank ran alone' in found and 'slurm.mpi = "pmix"' in found
 
 
 @pytest.mark.parametrize(("code", "resumes", "left", "asked", "cancelled", "means"), [
@@ -79,7 +79,7 @@ def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, wo
     (-15, False, HOUR, False, False, None),
     (-15, True, 10, False, False, "stopped"),
     (143, True, HOUR, True, False, "stopped"),
-    (-15, False, HOUR, True, False, "SIGTERM ended its ranks; with program.resumes = true it would go on"),
+    (-15, False, HOUR, True, False, "SIGTERM ended its ranks; with program.resumes = true it would continue"),
     (143, False, 170, False, False, "its time limit was near (job.time_limit = \"01:00:00\")"),
     (143, False, 190, False, False, None),
     (-15, False, HOUR, False, True, "stopped"),
@@ -95,7 +95,7 @@ def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, as
 
 @pytest.mark.parametrize(("code", "resumes", "means"), [
     (0, True, "stopped"), (1, True, "stopped"), (-15, True, "stopped"), (75, False, "stopped"),
-    (0, False, "ended with exit code 0, which does not tell that they were done"), (143, False, "SIGTERM ended its ranks"),
+    (0, False, "ended with exit code 0, which does not prove that they were done"), (143, False, "SIGTERM ended its ranks"),
     (-9, True, None), (137, True, None), (-11, True, None), (1, False, None)])
 def test_ranks_that_slurm_or_somebody_has_told_to_stop(tmp_path: Path, code: int, resumes: bool, means: str | None) -> None:
     """By a signal to the step alone, of which the supervisor gets nothing. SIGKILL is no request."""
@@ -257,7 +257,7 @@ def test_ranks_that_have_not_begun_when_others_have_are_named(
     if absent:
         cause = classify(gather(begun, 137)).cause
         assert (cause.kind, cause.rank, cause.node) == ("silent", *next(iter(absent.items())))
-        assert "gave no sign of life: it has not begun in 152 s (job.meet_timeout)" in cause.message
+        assert "gave no sign of life: it did not begin within 152 s (job.meet_timeout)" in cause.message
 
 
 @pytest.mark.parametrize(("number", "line", "expected"), [
@@ -339,7 +339,7 @@ def test_ranks_that_go_on_until_the_time_limit_are_ended_before_slurm_ends_all(
 
 @pytest.mark.parametrize(("resumes", "overdue", "means"), [
     (True, True, "stopped"), (True, False, None), (False, False, None),
-    (False, True, "time limit was near (job.time_limit = \"01:00:00\"), and its ranks went on in spite of SIGTERM")])
+    (False, True, "time limit was near (job.time_limit = \"01:00:00\"), and its ranks kept running after SIGTERM")])
 def test_the_end_of_ranks_that_went_on(tmp_path: Path, resumes: bool, overdue: bool, means: str | None) -> None:
     for code in (-9, 137) if overdue else (-9,):
         found = ended(attempt(tmp_path, left=5, resumes=resumes), code, overdue=overdue)

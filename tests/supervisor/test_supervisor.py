@@ -91,7 +91,7 @@ def test_a_failure_on_a_node_that_has_just_come_back_is_not_counted() -> None:
     spent = [end()] * 3
     assert decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0).action == "fail"
     decision = decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0, returned=("n3",))
-    assert (decision.action, decision.exclude) == ("requeue", ("n3",)) and "n3 had failed before" in decision.why
+    assert (decision.action, decision.exclude) == ("requeue", ("n3",)) and "n3 failed before" in decision.why
     assert decide(PROGRAM, cancelled=False, retries=3, stalled=[], saved=0, returned=("n3",)).action == "fail"
     forgiven = [replace(end(), returned=("n3",))] * 2
     assert decide(MACHINE, cancelled=False, retries=3, stalled=[*forgiven, end(), end()], saved=0).action == "requeue"
@@ -106,7 +106,7 @@ def test_each_blame_excuses_one_end() -> None:
     assert history.returned([blamed, again, blamed], ("n1", "n3")) == ("n3",)
 
 
-@pytest.mark.parametrize(("saved", "why"), [(0, "no checkpoint was there yet"), (40, "step 40 is saved")])
+@pytest.mark.parametrize(("saved", "why"), [(0, "no checkpoint yet"), (40, "step 40 is saved")])
 def test_a_stop_says_what_is_saved(saved: int, why: str) -> None:
     assert decide("stopped", cancelled=False, retries=3, stalled=[], saved=saved).why == why
 
@@ -308,7 +308,7 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text().startswith("first\n")
     [ended] = history.history(run)
     assert (ended.kind, ended.token, ended.nodes) == ("vanished", "7.0.1", ("n2",))
-    assert ended.message == "it ended without a word, as where its first node, localhost, dies; down now: n2"
+    assert ended.message == "it ended without a record, as if its first node, localhost, had died; down now: n2"
     assert ended.node == "localhost"
     assert ended.time <= time.time() and "n2" in (run.path / "attempts/1/log/main.log").read_text()
     assert set(bad_nodes(ledger("lab"))) == {"n2"}

@@ -373,11 +373,11 @@ def relaunch_with_more(run: RunDirectory, spec: JobSpec) -> RunDirectory:
 
 REFUSED = {
     "another activation": ('model.config.activation_function="relu"',
-                           "model.activation_function = 'gelu_new', and this job has 'relu'"),
-    "fewer layers": ("model.config.n_layer=4", "model.n_layer = 5, and this job has 4"),
-    "an untied head": ("model.config.tie_word_embeddings=false", "model.tie_word_embeddings = True, and this job has False"),
-    "another number of heads": ("model.config.n_head=4", "model.n_head = 8, and this job has 4"),
-    "another optimizer": ('train.optimizer="sgd"', "optimizer = 'adamw', and this job has 'sgd'"),
+                           "model.activation_function = 'gelu_new', but this job has 'relu'"),
+    "fewer layers": ("model.config.n_layer=4", "model.n_layer = 5, but this job has 4"),
+    "an untied head": ("model.config.tie_word_embeddings=false", "model.tie_word_embeddings = True, but this job has False"),
+    "another number of heads": ("model.config.n_head=4", "model.n_head = 8, but this job has 4"),
+    "another optimizer": ('train.optimizer="sgd"', "optimizer = 'adamw', but this job has 'sgd'"),
     "no step more": ("train.steps=2", "leaves nothing to do"),
 }
 

@@ -311,7 +311,7 @@ def test_a_run_keeps_what_it_began_with(place: Path) -> None:
     run = start(spec)
     run_engine(spec, run=run)
     changed = job(place, GPT2, [SEPARATE[1], "train.steps=2"])
-    with pytest.raises(AssertionError, match="was trained with documents = 'separate', and this job has 'joined'"):
+    with pytest.raises(AssertionError, match="was trained with documents = 'separate', but this job has 'joined'"):
         run_engine_again(changed, run)
     other = job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"'])
     begun = start(other)

@@ -328,4 +328,4 @@ def test_the_best_checkpoint_stays_and_is_exported(place: Path, tmp_path: Path, 
         assert isinstance(both.exception, HpcMpError) and "--best --step 4" in str(both.exception)
         run.evaluations.unlink()
         none = CliRunner().invoke(export, [str(run.path), "--best", "--output", str(tmp_path / "other")])
-        assert isinstance(none.exception, HpcMpError) and "has been evaluated" in str(none.exception)
+        assert isinstance(none.exception, HpcMpError) and "was evaluated" in str(none.exception)

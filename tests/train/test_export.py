@@ -339,7 +339,7 @@ def test_a_moved_run_keeps_its_tokenizer_and_one_without_says_so(
         shutil.rmtree(moved / ".cache")
         result = CliRunner().invoke(cli, ["export", str(here.path), "--output", str(tmp_path / "without")])
         assert result.exit_code == 0
-        assert "warning: the run's tokenizer is gone" in result.stderr
+        assert "warning: the run's tokenizer is missing" in result.stderr
 
     apart(attempts)
     assert (tmp_path / "with" / "tokenizer.json").exists()
@@ -351,7 +351,7 @@ def test_the_command_answers_in_one_paragraph_and_exits_2(tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith(f"hpc-mp: run {tmp_path}: is neither a run directory nor holds numbered runs. ")
+    assert done.stderr.startswith(f"hpc-mp: run {tmp_path}: is not a run directory, and contains no numbered runs. ")
     assert done.stderr.count("\n") == 1
 
 

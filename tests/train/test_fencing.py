@@ -70,7 +70,7 @@ def test_a_place_that_no_rank_has_is_refused(host: str, local: int) -> None:
 def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
     placement = place(Degrees(data=4), "DPT", 2)
     for who in (RankEnv(0, 4, 1, "a", "x"), RankEnv(0, 4, 0, "b", "x")):
-        with pytest.raises(RuntimeError, match="says local rank"):
+        with pytest.raises(RuntimeError, match="has local rank"):
             check_place(placement, who, ["a", "b"])
     groups.check_coordinates(placement, 2)
     wrong = dataclasses.replace(placement, ranks=(*placement.ranks[:2], dataclasses.replace(placement.ranks[2], dp=1)))

@@ -4,7 +4,7 @@ from hpc_mp.launch.backends import local, mpi, slurm, step
 from hpc_mp.launch.backends.backend import BackEnd, CallRequest, Launch, SubmittedTasks
 from hpc_mp.launch.depends import dependencies
 
-__all__ = ["BACKENDS", "CallRequest", "Launch", "BackEnd", "SubmittedTasks"]
+__all__ = ["BACKENDS", "BackEnd", "CallRequest", "Launch", "SubmittedTasks"]
 
 BACKENDS = {
     "slurm": BackEnd(slurm.TARGET, slurm.start, arrays=True, depends=dependencies, rehearse=slurm.rehearse, submit=slurm.submit),

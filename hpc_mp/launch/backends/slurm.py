@@ -91,7 +91,8 @@ def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> RehearsedPlans
             raise
         freed = tuple(map(without_avoiding, plans))
         text = script(freed[0], *runs)
-        return RehearsedPlans(freed, text, f"nodes     after all {freed[0].resolution.exclude.why}\n{_tested(freed[0], text.text)}")
+        message = f"nodes     after all {freed[0].resolution.exclude.why}\n{_tested(freed[0], text.text)}"
+        return RehearsedPlans(freed, text, message)
 
 
 def _tested(plan: JobPlan, text: str) -> str:

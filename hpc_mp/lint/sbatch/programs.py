@@ -11,7 +11,7 @@ from hpc_mp.lint.sbatch.word import Word
 
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 FLAGS = frozenset({"standalone", "module", "m", "no-python", "run-path", "use-env"})  # options of torchrun without a value
-HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a Python that does not train
+HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a python call that does not train
 _PYTHON = re.compile(r"python[\d.]*")
 
 
@@ -27,7 +27,7 @@ class Torchrun:
 
 
 def torchrun(words: Sequence[Word]) -> Torchrun | None:
-    """Return the torchrun among the words; None if there is none."""
+    """Return the torchrun call in the words; None without one."""
     at = next((at for at, word in enumerate(words) if word.base in TORCHRUN and " " not in word.text), None)
     if at is None:
         return None
@@ -35,7 +35,7 @@ def torchrun(words: Sequence[Word]) -> Torchrun | None:
 
 
 def _options(words: Sequence[Word], flags: Collection[str]) -> dict[str, tuple[str, int]]:
-    """Return the options before the first other word: dashed name → (value, line). ``flags`` have no value."""
+    """Return the options before the first positional word: dashed name → (value, line). ``flags`` have no value."""
     options: dict[str, tuple[str, int]] = {}
     rest = list(words)
     while rest and rest[0].text.startswith("-"):
@@ -56,10 +56,10 @@ class NodeLauncher:
 
     Attributes:
         name: the name of the command: ``torchrun``, ``accelerate launch``, ``deepspeed``.
-        machines: the number of nodes that it is given; "" if none, or only by a file or a variable.
-        rank: the number of this node; "" if not given.
-        per_node: the number of processes to start per node; "" if not given.
-        elsewhere: True if a file or a variable may contain what the options do not.
+        machines: the number of nodes in its options; "" without it.
+        rank: the number of this node; "" without it.
+        per_node: the number of processes to start per node; "" without it.
+        elsewhere: True if a file or a variable may set the missing values.
         options: as in ``Torchrun``.
     """
 
@@ -72,7 +72,7 @@ class NodeLauncher:
     line: int
 
 
-_LAUNCHERS = {  # options for nodes, node rank and processes; options that give them by other means; flags
+_LAUNCHERS = {  # options for nodes, node rank and processes; options that set them by other means; flags
     "accelerate": ("num-machines", "machine-rank", "", ("config-file", "*"), (
         "multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "m", "module", "no-python",
         "debug", "quiet", "q")),
@@ -82,7 +82,7 @@ _LAUNCHERS = {  # options for nodes, node rank and processes; options that give 
 
 
 def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
-    """Return the launcher of a node's ranks among the words; None if there is none."""
+    """Return the launcher of a node's ranks in the words; None without one."""
     if call := torchrun(words):
         name = next(word.base for word in words if word.base in TORCHRUN)
         return NodeLauncher(name, call.value("nnodes") or "", call.value("node-rank") or "",

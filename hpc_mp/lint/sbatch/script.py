@@ -1,4 +1,4 @@
-"""A job script, parsed once and with its variables expanded, and the queries that rules make."""
+"""A job script, parsed once and with its variables expanded, and the queries of the rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Script:
         return self.header.components[0]
 
     def option(self, name: str) -> Option | None:
-        """Return the last option of that name in the directives, which is the one that sbatch uses."""
+        """Return the last option of that name in the directives: sbatch uses the last."""
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:
@@ -61,7 +61,7 @@ class Script:
         return option.value if option else None
 
     def number(self, name: str) -> int | None:
-        """Return the value of a directive if it is a number; of a range, the minimum."""
+        """Return the value of a directive if it is a number; for a range, the minimum."""
         match = re.match(r"\d+", self.value(name) or "")
         return int(match[0]) if match else None
 
@@ -79,14 +79,14 @@ class Script:
         return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
 
     def of(self, step: Step) -> Script:
-        """Return this script as the step sees it, with only its component of a heterogeneous job."""
+        """Return this script with only the step's component of a heterogeneous job."""
         group = step.value("het-group") or ""
         components = self.header.components
         at = int(group) if group.isdecimal() and int(group) < len(components) else 0
         return replace(self, header=replace(self.header, components=(components[at],)))
 
     def several_tasks(self, step: Step) -> bool:
-        """Return True if a step has, or may have, more than one task."""
+        """Return True if a step may have more than one task."""
         job = self.of(step)
         ntasks, nodes, per_node = (step.value(name) for name in ("ntasks", "nodes", "ntasks-per-node"))
         if ntasks is not None:
@@ -107,7 +107,7 @@ class Script:
         return any(assignment.name == name for assignment in self.shell.assignments)
 
     def shell_option(self, letter: str, name: str) -> Command | None:
-        """Return the ``set`` in the job's own shell that turns an option on: ("u", "nounset"), ("", "pipefail")."""
+        """Return the ``set`` in the job's own shell that enables an option: ("u", "nounset"), ("", "pipefail")."""
         for command in self.commands("set"):
             by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument)
                                        for argument in command.arguments)
@@ -131,7 +131,7 @@ def read_script(text: str, *, directory: Path, version: tuple[int, int] | None) 
 
 
 def _is_for_a_shell(first: str) -> bool:
-    """Return True if the first line names a shell by ``#!``, or has no ``#!``, which counts as bash."""
+    """Return True if the first line names a shell after ``#!``, or has no ``#!``, which counts as bash."""
     if not first.startswith("#!"):
         return True
     words = [part.rpartition("/")[2] for part in first[2:].split()]
@@ -148,7 +148,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
     variables: dict[str, tuple[Word, ...]] = {}
 
     def visit(command: Command, depth: int) -> None:
-        if not command.words:  # it was an empty variable
+        if not command.words:  # only an empty variable
             return
         commands.append(command)
         if not depth:
@@ -181,7 +181,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
 
 
 def _with_results(script: Word) -> str:
-    """Return the text of a ``bash -c "…"`` as that shell gets it, with a placeholder for output of the job's own shell."""
+    """Return the text of a ``bash -c "…"`` that this shell gets, with a placeholder for output of the job's own shell."""
     text = script.text
     for part in script.evaluated:
         text = text.replace(part, "$_" + "\n" * part.count("\n"))
@@ -194,7 +194,7 @@ def _exports(options: Iterable[Option], *, task: bool) -> list[ShellAssignment]:
             for part in (option.value or "").split(",") if "=" in part]
 
 
-MOST_LETTERS = 20_000  # of one value: a script may double a variable on every line
+MOST_LETTERS = 20_000  # in one value: a script may double a variable on every line
 _WHOLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
 _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})")
 
@@ -202,7 +202,7 @@ Variables = Mapping[str, tuple[Word, ...]]
 
 
 def assign(variables: MutableMapping[str, tuple[Word, ...]], assignment: ShellAssignment) -> None:
-    """Record the value of a variable from here on, as far as the script's text shows."""
+    """Record the value of a variable from this assignment on, as far as the script's text shows it."""
     words = expanded(assignment.words if assignment.array else [part for word in assignment.words for part in _split(word)],
                      variables)
     variables[assignment.name] = _bounded(variables.get(assignment.name, ()) + words if assignment.appended else words)

@@ -1,4 +1,4 @@
-"""A shell script as a flat list of commands and assignments, each with its line. Nothing of it is ever run.
+"""A shell script as a flat list of commands and assignments, each with its line. No part of it is ever run.
 
 The grammar is tree-sitter's for bash: it continues after text that it cannot parse, and knows the position of every word.
 (bashlex stops at the first construct it does not know, and its licence is the GPL.)
@@ -90,7 +90,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A parsed script: ``comments`` are (line, text), ``exported`` are names, ``faults`` are lines that could not be parsed."""
+    """A parsed script: ``comments`` are (line, text), ``exported`` are names, ``faults`` are lines that the parser rejects."""
 
     commands: tuple[Command, ...] = ()
     assignments: tuple[ShellAssignment, ...] = ()
@@ -128,7 +128,7 @@ def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[
 
 
 def _words_kept_together(plain: str) -> str:
-    """Replace letters at which the grammar ends a word but bash does not. The length of the text does not change.
+    """Replace letters that end a word in the grammar but not in bash. The length of the text does not change.
 
     The grammar finds a command ``NAME/x`` in ``A=$ROOT/$NAME/x``: the letter after a variable is replaced by a harmless one. It
     joins a line that begins with ``\\rm`` to the line before. In ``python - <<EOF`` it loses the last word, which begins with
@@ -141,7 +141,7 @@ def _words_kept_together(plain: str) -> str:
 def _without_here_documents(plain: str) -> str:
     """Blank out here-documents, which can confuse the grammar. The length of the text does not change.
 
-    The grammar fails on some with quotes and other here-documents, and on those without a command (``<<NOTES``).
+    The grammar fails on some that contain quotes or other here-documents, and on those without a command (``<<NOTES``).
     """
     done: list[str] = []
     ends: list[tuple[str, bool, str]] = []  # of documents that begin after this line: delimiter, ``-``, filler
@@ -162,7 +162,7 @@ def _without_here_documents(plain: str) -> str:
 
 
 def _faults(root: Node) -> int:
-    """Return the number of letters that the grammar could not parse, plus one for each node it had to insert."""
+    """Return the number of letters that the grammar could not parse, plus one for each inserted node."""
     return sum(node.end_byte - node.start_byte + 1 for node in _descendants(root) if node.type == "ERROR" or node.is_missing)
 
 
@@ -171,7 +171,7 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
 
     Args:
         first_line: the number of its first line.
-        task: True if it runs in the tasks of a step.
+        task: True if the script runs in the tasks of a step.
     """
     commands: list[Command] = []
     assignments: list[ShellAssignment] = []
@@ -222,7 +222,7 @@ def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word
 
 
 def inner_script(words: tuple[Word, ...]) -> Word | None:
-    """Return the text that a ``bash -c TEXT`` among the words runs."""
+    """Return the text that a ``bash -c TEXT`` in the words runs."""
     for at, word in enumerate(words):
         if word.base in SHELLS:
             for behind, option in enumerate(words[at + 1:], start=at + 2):
@@ -240,7 +240,7 @@ def _unescaped(text: str) -> str:
 
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
 _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
-# Arithmetic and ``${…}``, in which the letter is an operator; or a variable in a word, and the letter after it.
+# Arithmetic and ``${…}``, in which the letter is an operator; or a variable in a word and the letter after it.
 _TOGETHER = re.compile(r"(\$?\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\[[^\]]*\])|(\$\w+)[/,.+^-]")
 _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
@@ -354,7 +354,7 @@ class NodeReader:
 
 
 def behind_redirections(command: Node) -> Iterator[Node]:
-    """Yield the words of a command after ``> FILE``, which the grammar takes for more files."""
+    """Yield the words of a command after ``> FILE``: the grammar treats them as more files."""
     parent = command.parent
     if parent is None or parent.type != "redirected_statement" or parent.child_by_field_name("body") != command:
         return

@@ -12,7 +12,7 @@ from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, read_tree
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement of the script itself, a whole ``if`` or loop included.
+    """One statement of the script itself; a whole ``if`` or loop is one statement.
 
     Attributes:
         kind: the grammar's node type: ``command``, ``variable_assignment``, ``if_statement``, ``ERROR`` …
@@ -39,7 +39,7 @@ class Source:
 
 
 def read_statements(text: str) -> Source:
-    """Return all statements of a script in order. Text that cannot be parsed is a statement of the kind ``ERROR``."""
+    """Return all statements of a script in order. Text that the parser rejects is a statement of the kind ``ERROR``."""
     root, reader = read_tree(text)
     statements: list[Statement] = []
     comments: set[int] = set()

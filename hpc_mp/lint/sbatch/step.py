@@ -1,4 +1,4 @@
-"""A line with srun: its options, its tasks and their program."""
+"""An srun line: its options, its tasks and their program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Step:
         return self.command.words[0].line
 
     def option(self, name: str) -> Option | None:
-        """Return the last option of that name, which is the one that srun uses."""
+        """Return the last option of that name: srun uses the last."""
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:

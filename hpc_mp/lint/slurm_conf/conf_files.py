@@ -27,7 +27,7 @@ class ConfFiles:
         path: the path of slurm.conf.
         lines: the lines of slurm.conf and of the files that it includes.
         gres, cgroup: the lines of gres.conf and cgroup.conf beside it; None if the file does not exist.
-        release: the release of Slurm that the files are judged for; None for any.
+        release: the release of Slurm that reads the files; None for any.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class ConfFiles:
 
     @property
     def whole(self) -> bool:
-        """True if the files are complete: no other slurm.conf includes this one, and all files that it includes are here."""
+        """True if the files are complete: no other slurm.conf includes this one, and all of its includes were read."""
         return not any(line.unread for line in self.lines) and (self.path.name == "slurm.conf" or "ClusterName" in self.settings)
 
     @cached_property
@@ -48,12 +48,12 @@ class ConfFiles:
 
     @cached_property
     def node_lines(self) -> tuple[tuple[ConfigLine, tuple[str, ...], Words], ...]:
-        """The lines of nodes, the names in them, and their fields, with those of the DEFAULT lines before them."""
+        """The lines of nodes, the names in them, and their fields, with the fields of DEFAULT lines before them."""
         return tuple((line, expanded(fields["NodeName"]), fields) for line, fields in self._records("NodeName"))
 
     @cached_property
     def partition_lines(self) -> tuple[tuple[ConfigLine, Words], ...]:
-        """The lines of partitions, likewise. ``Nodes`` names each node, also if the file has ALL or a node set."""
+        """The lines of partitions, likewise. ``Nodes`` names each node, even if the file has ALL or a node set."""
         everyone = {node: fields for _, nodes, fields in self.node_lines for node in nodes}
         sets = {fields["NodeSet"]: [*expanded(fields.get("Nodes", "")), *(
             node for node, values in everyone.items() if fields.get("Features") in values.get("Features", "").split(","))]
@@ -68,13 +68,13 @@ class ConfFiles:
 
     @cached_property
     def gres_lines(self) -> tuple[tuple[ConfigLine, Words, frozenset[str] | None], ...]:
-        """The lines of gres.conf, their fields by lower-case key, and the nodes that they apply to; None for all."""
+        """The lines of gres.conf, their fields by lower-case key, and the nodes to which they apply; None for all."""
         return tuple((line, line.fields, frozenset(expanded(line.fields["nodename"])) if "nodename" in line.fields else None)
                      for line in self.gres or ())
 
     @property
     def facts(self) -> SlurmFacts:
-        """The settings that ``scontrol`` would show for this cluster, as far as the files contain them."""
+        """The settings that ``scontrol`` would show for this cluster, as far as the files set them."""
         nodes = tuple({**fields, **({"CPUTot": str(processors(fields)[1])} if {"CPUs", "Sockets"} & fields.keys() else {}),
                        "NodeName": node} for _, names, fields in self.node_lines for node in names)
         return SlurmFacts(self.settings, None if self.cgroup is None else first_pairs(self.cgroup),

@@ -19,7 +19,7 @@ from hpc_mp.cluster.topology.model import chosen
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
-    """The known facts about a cluster. A value that Slurm shows as nothing is an empty string.
+    """The known facts about a cluster. A value that Slurm leaves blank is an empty string.
 
     Attributes:
         config: the main section of ``scontrol show config``.

@@ -23,7 +23,7 @@ def _exported(script: Script) -> Iterator[ShellAssignment]:
 
 
 def _in_script(rule: Rule[Settings]) -> Rule[Script]:
-    """Apply a rule about variables to those that a script exports."""
+    """Apply a rule about variables to the exports of a script."""
     return Rule(rule.code, rule.severity, lambda script: rule.find(tuple(_exported(script))), rule.message, rule.fix)
 
 
@@ -59,14 +59,14 @@ def _for_sbatch(script: Script) -> Iterable[Hit]:
 RULES: tuple[Rule[Script], ...] = (
     *map(_in_script, OF_VARIABLES),
     Rule("HM609", "warning", _one_gpu_in_task,
-         "CUDA_VISIBLE_DEVICES={it} in a task shows it one GPU: no peer-to-peer between ranks, and LOCAL_RANK is no "
-         "device number.",
-         "Leave it out and choose the device by LOCAL_RANK."),
+         "CUDA_VISIBLE_DEVICES={it} hides all but one GPU from the task: ranks have no peer-to-peer access, and LOCAL_RANK "
+         "is not a device number.",
+         "Leave it out, and select the device by LOCAL_RANK."),
     Rule("HM610", "info", _gpus_of_the_batch_shell,
-         "CUDA_VISIBLE_DEVICES has no effect on steps with GPUs: Slurm sets it anew for each task.",
-         "Leave it out; ask for GPUs with --gpus-per-node."),
+         "CUDA_VISIBLE_DEVICES has no effect on steps with GPUs: Slurm sets it for each task.",
+         "Leave it out, and request GPUs with --gpus-per-node."),
     Rule(LOOPBACK.code, LOOPBACK.severity, _loopback, LOOPBACK.message, LOOPBACK.fix),
     Rule("HM612", "warning", _not_exported, "{it} is set but not exported: no program sees it.", "export {it}=…"),
-    Rule("HM613", "warning", _for_sbatch, "{it} is read by sbatch when a job is submitted: in the script it does nothing.",
+    Rule("HM613", "warning", _for_sbatch, "sbatch reads {it} when a job is submitted: in the script it has no effect.",
          "Write it as a directive."),
 )

@@ -14,7 +14,7 @@ from hpc_mp.cluster.slurm.option_syntax import Option, option_table, releases, s
 from hpc_mp.lint.sbatch.header import MAGIC
 from hpc_mp.lint.sbatch.script import Script
 
-CLOSE = 0.85  # similarity at which one name is taken for a misspelling of another
+CLOSE = 0.85  # similarity from which one name counts as a misspelling of another
 _RESERVED = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 _SLIP = re.compile(r"#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\b|#(SBTACH|SBACTH|SABTCH|SBATHC|BSATCH|SBATC|SBACH)\b")
 _EXPANSION = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|=)~/")
@@ -67,21 +67,21 @@ def _all(script: Script) -> list[Option]:
 
 
 def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
-    """Yield the options that sbatch does not know, with a suggested replacement if there is one."""
+    """Yield the options that sbatch does not know, with a suggestion; "" without one."""
     of_srun = set(option_table()["names"]["srun"])
     dashed = {word.line for word in script.header.words if _long_with_one_dash(word.text)}
     for option in _all(script):
         if not option.is_known and option.line not in dashed:
             near = _meant(option.name.replace("_", "-"))
             if option.name in of_srun:
-                yield option, f"Give --{option.name} to srun."
+                yield option, f"Pass --{option.name} to srun."
             else:
                 yield option, f"Did you mean --{near}?" if near else ""
 
 
 @functools.cache
 def _meant(written: str) -> str | None:
-    """Return the option that was probably meant: one with nearly the same letters, or the same letters in another order."""
+    """Return the closest option: nearly the same letters, or the same letters in another order."""
     names = sorted(syntax("sbatch").names)
     near = nearest(written, names, CLOSE)
     near += [name for name in names if sorted(name) == sorted(written)]
@@ -149,7 +149,7 @@ def _malformed(script: Script) -> Iterable[Hit]:
 
 
 def malformed(option: Option) -> str | None:
-    """Return a description of the expected form of an option's value, if sbatch does not understand the given value."""
+    """Return the expected form of an option's value if sbatch does not understand the value."""
     forms = option_table()["forms"]
     if not option.is_known or option.name not in forms or option.value is None:
         return None
@@ -158,7 +158,7 @@ def malformed(option: Option) -> str | None:
 
 
 def unexpanded(option: Option) -> str | None:
-    """Return the part of a value that only a shell would expand. sbatch does not use a shell."""
+    """Return the part of a value that needs a shell's expansion. sbatch does not use a shell."""
     match = _EXPANSION.search(option.value or "") if option.name not in _TEXTS else None
     return match[0] if match else None
 
@@ -191,7 +191,8 @@ def _without_value(script: Script) -> Iterable[Hit]:
             if option.value is None:
                 yield Hit(option.line, f"--{option.name}", "sbatch refuses the script")
             elif option.value_line not in (None, option.line):
-                yield Hit(option.line, f"--{option.name}", f"sbatch takes “{option.value}” of line {option.value_line} for it")
+                yield Hit(option.line, f"--{option.name}",
+                          f"sbatch takes “{option.value}” in line {option.value_line} as the value")
 
 
 @functools.lru_cache(maxsize=1)
@@ -206,7 +207,7 @@ def bash_refusal(text: str) -> tuple[int, str] | None:
 
 
 def _refused_by_bash(script: Script) -> Iterable[Hit]:
-    """Yield bash's refusal. bash is only called if the parser met unknown syntax, or an end without a beginning."""
+    """Yield bash's refusal. bash is called only if the parser met unknown syntax, or an end without a beginning."""
     unclear = script.shell.faults or any(script.commands(*_RESERVED))
     if unclear and "bash" in script.lines[0] and (refusal := bash_refusal(script.text.replace("\r\n", "\n"))):
         yield Hit(min(refusal[0], len(script.lines)), refusal[1])
@@ -217,41 +218,40 @@ def _unread(script: Script) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Script], ...] = (
-    Rule("HM101", "error", _no_interpreter, "The first line is no #!: sbatch refuses the script.",
-         "Begin with #!/bin/bash, without anything before it."),
-    Rule("HM102", "error", _dos_lines, "Lines end as in DOS (CR LF): sbatch refuses the script.",
+    Rule("HM101", "error", _no_interpreter, "The first line does not start with #!: sbatch refuses the script.",
+         "Make #!/bin/bash the first line, with nothing before it."),
+    Rule("HM102", "error", _dos_lines, "DOS line ends (CR LF): sbatch refuses the script.",
          "Convert it: dos2unix FILE, or sed -i 's/\\r$//' FILE."),
-    Rule("HM103", "error", _nul, "A NUL character: sbatch refuses the script.", "Remove it; the file may be damaged or UTF-16."),
+    Rule("HM103", "error", _nul, "A NUL character: sbatch refuses the script.", "Remove it. The file may be damaged, or UTF-16."),
     Rule("HM104", "error", _too_late,
-         "“{it}” stands behind the first command: sbatch stops reading there and ignores it, silently.",
-         "Move it up, above every command."),
-    Rule("HM105", "error", _indented, "Blanks before #SBATCH: sbatch takes the line for a comment, silently.",
-         "Let #SBATCH begin the line; write ##SBATCH to switch one off."),
-    Rule("HM106", "warning", _slips, "“{it}” is not #SBATCH: sbatch takes the line for a comment, silently.",
-         "Write #SBATCH; write ##SBATCH to switch one off."),
+         "“{it}” follows the first command: sbatch stops reading there and silently ignores it.",
+         "Move it above every command."),
+    Rule("HM105", "error", _indented, "Blanks before #SBATCH: sbatch silently treats the line as a comment.",
+         "Start the line with #SBATCH, or write ##SBATCH to disable it."),
+    Rule("HM106", "warning", _slips, "“{it}” is not #SBATCH: sbatch silently treats the line as a comment.",
+         "Write #SBATCH, or ##SBATCH to disable it."),
     Rule("HM107", "error", _misspelt, "sbatch has no option --{it}: it refuses the script.", "{advice}"),
     Rule("HM108", "warning", _foreign, "sbatch has no option --{it} unless a plug-in of the site adds it.",
-         "Remove it, or ask sbatch --help on the cluster."),
-    Rule("HM109", "error", _too_new, "{it} exists from Slurm {advice} on: an older sbatch refuses the script.",
-         "Leave it out there."),
-    Rule("HM110", "warning", _twice, "{it} is given twice (first in line {advice}): sbatch takes the last.", "Keep one."),
-    Rule("HM111", "error", _expansions, "“{it}” in a directive: sbatch expands nothing, the text is taken as it stands.",
-         "Write the value out, use a pattern such as %j or %x in file names, or give the option on the command "
-         "line."),
+         "Remove it, or check sbatch --help on the cluster."),
+    Rule("HM109", "error", _too_new, "{it} needs Slurm {advice} or later: an older sbatch refuses the script.",
+         "Leave it out."),
+    Rule("HM110", "warning", _twice, "{it} is set twice (first in line {advice}): sbatch uses the last.", "Remove one."),
+    Rule("HM111", "error", _expansions, "“{it}” in a directive: sbatch expands no variables and uses the text as it is.",
+         "Write the value itself, use a pattern such as %j or %x in file names, or pass the option on the command line."),
     Rule("HM112", "error", _malformed, "{it}: sbatch does not understand the value and refuses the script.", "Write {advice}."),
-    Rule("HM113", "error", _one_dash, "-{it} with one dash is read as letters, not as --{it}.", "Write --{it}=VALUE."),
-    Rule("HM114", "error", _strays, "“{it}” is no option: sbatch refuses the script (invalid directive).",
-         "Write --NAME=VALUE without blanks around “=”, with plain ASCII dashes."),
-    Rule("HM115", "error", _unmatched, "A quote is not closed: sbatch refuses the script.",
-         "Close it, or write \\' and \\\" for the characters themselves."),
+    Rule("HM113", "error", _one_dash, "-{it} with one dash is a group of one-letter options, not --{it}.", "Write --{it}=VALUE."),
+    Rule("HM114", "error", _strays, "“{it}” is not an option: sbatch refuses the script (invalid directive).",
+         "Write --NAME=VALUE with ASCII dashes and without blanks around “=”."),
+    Rule("HM115", "error", _unmatched, "An unclosed quote: sbatch refuses the script.",
+         "Close it, or write \\' or \\\" for a literal quote."),
     Rule("HM116", "info", _unread,
-         "From here on the shell text could not be read with certainty: rules may have missed something.",
+         "The shell text from this line on is ambiguous: rules may have missed something.",
          "Check it: bash -n FILE."),
-    Rule("HM117", "error", _gone, "{it} does not exist from Slurm {advice} on: sbatch refuses the script.", "Leave it out."),
-    Rule("HM118", "error", _value_too_new, "{it} exists from Slurm {advice} on: an older sbatch refuses the script.",
-         "Leave the value out there."),
-    Rule("HM119", "error", _without_value, "{it} has no value in its line: {advice}.",
-         "Write it behind the option, or leave the option out."),
-    Rule("HM120", "error", _refused_by_bash, "bash cannot read the script, and ends it here: {it}.",
-         "Close what is open (a quote, if … fi, do … done, a bracket), and check it: bash -n FILE."),
+    Rule("HM117", "error", _gone, "{it} was removed in Slurm {advice}: sbatch refuses the script.", "Leave it out."),
+    Rule("HM118", "error", _value_too_new, "{it} needs Slurm {advice} or later: an older sbatch refuses the script.",
+         "Use another value."),
+    Rule("HM119", "error", _without_value, "{it} has no value on its line: {advice}.",
+         "Write the value after the option, or leave the option out."),
+    Rule("HM120", "error", _refused_by_bash, "bash cannot parse the script from here on: {it}.",
+         "Close the open quote, bracket, if … fi or do … done, and check it: bash -n FILE."),
 )

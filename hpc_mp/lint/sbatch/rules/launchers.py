@@ -1,4 +1,4 @@
-"""HM35x: launchers of a node's ranks, and mpirun: the number of nodes on which they run, and the resulting number of ranks."""
+"""HM35x: launchers of a node's ranks, and mpirun: their nodes, and the resulting number of ranks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
 
 
 def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
-    """Yield words that name a Slurm variable but are not expanded by the job's shell."""
+    """Yield words with a Slurm variable that the job's shell does not expand."""
     for step in script.steps:
         if is_training(step.program) and not inner_script(step.program):
             for word in step.program:
@@ -126,33 +126,33 @@ def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM351", "error", _waits_for_nodes,
-         "accelerate launch runs on the first of {it} nodes only: the script is executed once. It waits for the others until "
-         "it times out.",
+         "accelerate launch runs only on the first of {it} nodes: the script is executed once. It waits for the other nodes "
+         "until it times out.",
          "srun --ntasks-per-node=1 bash -c 'accelerate launch --machine_rank $SLURM_NODEID …'"),
     Rule("HM352", "warning", _idle_nodes,
-         "{it} runs on the first of {advice} nodes only, and starts ranks there alone: the others are paid for and idle.",
-         "Ask for one node, or start it on each with srun --ntasks-per-node=1 and name their number to it."),
+         "{it} runs and starts ranks only on the first of {advice} nodes: the others are paid for and idle.",
+         "Request one node, or start it on each node with srun --ntasks-per-node=1 and pass the number of nodes."),
     Rule("HM353", "warning", _each_by_itself,
-         "{it} is not told that there are {advice} nodes: each trains by itself, and all write the same files.",
-         "Name the number of nodes and where they meet to {it}."),
-    Rule("HM354", "error", _nodes_that_the_job_lacks, "{it}, and the job has {advice}: it waits until it times out.",
-         "Take the number from Slurm: $SLURM_NNODES."),
+         "{it} has no option for the number of nodes ({advice}): each node trains by itself, and all write the same files.",
+         "Pass the number of nodes and the rendezvous address to {it}."),
+    Rule("HM354", "error", _nodes_that_the_job_lacks, "{it}, but the job has {advice}: it waits until it times out.",
+         "Use the number from Slurm: $SLURM_NNODES."),
     Rule("HM355", "error", _all_first,
-         "Every node calls {it} with the same --{advice}: each takes itself for the first, and they never meet.",
-         "Let each task say its own: srun bash -c '… --{advice} $SLURM_NODEID …' in single quotes."),
+         "Every node calls {it} with the same --{advice}: the nodes never meet.",
+         "Let each task pass its own number: srun bash -c '… --{advice} $SLURM_NODEID …' in single quotes."),
     Rule("HM356", "warning", _ranks_without_gpus,
-         "{it}, and the job has {advice} GPUs there: ranks without a GPU of their own end at once, or two share one, which NCCL "
+         "{it}, but the job has {advice} GPUs there: ranks without a GPU end at once, or two ranks share one, which NCCL "
          "refuses.",
-         "Make the numbers agree: {advice} processes."),
+         "Start {advice} processes."),
     Rule("HM357", "warning", _tasks_without_gpus, "{it} share {advice} GPUs: NCCL refuses two ranks on a GPU.",
-         "Make the numbers agree: --ntasks-per-node={advice}."),
+         "Write --ntasks-per-node={advice}."),
     Rule("HM358", "warning", _more_ranks_than_tasks,
-         "{it}, and the job has {advice} tasks: Open MPI refuses (not enough slots), others crowd the ranks onto these CPUs.",
-         "Leave the number out, so that it takes the job's, or ask for as many tasks."),
+         "{it}, but the job has {advice} tasks: Open MPI refuses (not enough slots), other MPIs oversubscribe the CPUs.",
+         "Leave the number out to use the job's, or request that number of tasks."),
     Rule("HM359", "warning", _more_tasks_than_the_job,
-         "The step asks for {it}, and the job has CPUs for {advice}: srun refuses it, or waits for them.",
-         "Leave --ntasks out of srun, or ask for as many tasks in the directives."),
+         "The step requests {it}, but the job has CPUs for {advice}: srun refuses the step, or waits for CPUs.",
+         "Leave --ntasks out of srun, or request that number of tasks in the directives."),
     Rule("HM360", "error", _expanded_by_nobody,
-         "The program gets the text “${it}”: it is quoted, so the job's shell leaves it, and no shell runs in the task.",
+         "The program gets the text “${it}”: the quotes keep the job's shell from expanding it, and no shell runs in the task.",
          "Let a shell in each task expand it: srun bash -c '… ${it} …' in single quotes."),
 )

@@ -44,7 +44,7 @@ def _several_nodes(launcher: Torchrun, script: Script) -> bool:
 
 
 def _fixed_port(script: Script) -> Iterable[Hit]:
-    """Yield fixed ports. Port 0 means any free port. On exclusive nodes only an earlier attempt of the job could hold one."""
+    """Yield fixed ports. Port 0 means any free port. On exclusive nodes, only an earlier attempt of the job could hold one."""
     alone = script.option("exclusive") and not script.option("requeue")
     yield from (hit for hit in _ports(script) if int(hit.item) and not alone)
 
@@ -179,50 +179,47 @@ def _long_name(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM401", "warning", _fixed_port,
-         "Port {it} is fixed: jobs that share a node collide on it, and a requeued job with its own past.",
+         "Port {it} is fixed: jobs that share a node collide on it, and so do the attempts of a requeued job.",
          "export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))"),
-    Rule("HM402", "error", _port_per_rank, "Every task draws a port of its own: they never meet.",
+    Rule("HM402", "error", _port_per_rank, "Every task draws another port: the ranks never meet.",
          "Choose the port in the job script, before srun."),
     Rule("HM403", "error", _no_endpoint,
-         "torchrun over several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for "
-         "the others.",
+         "torchrun on several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for the others.",
          "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"),
     Rule("HM404", "warning", _hostname_i,
-         "{it} from hostname -i: on many systems that is 127.0.1.1, where no other node can connect.",
+         "{it} from hostname -i: on many systems that is 127.0.1.1, an address that other nodes cannot reach.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM405", "error", _own_address, "Every task sets {it} to its own host: nodes never meet.",
+    Rule("HM405", "error", _own_address, "Every task sets {it} to its own host: the nodes never meet.",
          'Set it in the job script: {it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM406", "error", _localhost, "{it} is {advice} in a job of several nodes: each talks to itself.",
+    Rule("HM406", "error", _localhost, "{it} is {advice} in a job of several nodes: each node connects to itself.",
          'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM407", "warning", _fallback_to_localhost,
-         "{it} falls back to {advice}: when the real address is missing, ranks wait for each other in vain instead "
-         "of saying so.",
+         "{it} falls back to {advice}: if the real address is missing, ranks wait for each other without an error.",
          "Stop instead: ${{it}:?is not set}"),
     Rule("HM408", "warning", _launch_node,
-         "{it} from SLURM_LAUNCH_NODE_IPADDR: that is where srun was called, and it is not set in the job script.",
+         "{it} from SLURM_LAUNCH_NODE_IPADDR: that is the host that called srun, and it is not set in the job script.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM409", "error", _unexpanded_nodelist, "{it} is a list such as node[01-04], not a host name.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM410", "warning", _inert_node_rank,
-         "--node-rank does nothing under --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks need "
-         "not follow Slurm's order.",
-         "Leave it out; where the order matters use srun with a task per GPU, or the static backend."),
+         "--node-rank has no effect with --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks may differ "
+         "from Slurm's order.",
+         "Leave it out. If the order matters, use srun with a task per GPU, or the static backend."),
     Rule("HM411", "error", _expanded_too_early,
-         "${it} is expanded by the job's own shell, where it is 0: every task gets the same number.",
+         "The job's own shell expands ${it}, which is 0 there: every task gets the same number.",
          "Let each task expand it: srun bash -c '… ${it} …' in single quotes."),
     Rule("HM412", "error", _rank_of_the_batch_shell,
-         "{it} is set once, in the job's own shell, where {advice} is 0: every rank takes itself for rank 0.",
+         "{it} is set once, in the job's own shell, in which {advice} is 0: every rank becomes rank 0.",
          "Set it in the tasks: srun bash -c 'export {it}=${advice}; exec python …'"),
     Rule("HM413", "info", _ephemeral_port,
-         "The port may be as high as {it}: from 32768 on Linux gives ports to connections, and this one may be taken.",
+         "The port may be as high as {it}: Linux assigns ports from 32768 on to connections, so it may be in use.",
          "Stay below: $((10000 + SLURM_JOB_ID % 20000))."),
     Rule("HM414", "info", _port_of_the_last_attempt,
-         "A requeued job keeps its number, and with it this port: ranks left on a node that was cut off may still "
-         "hold it.",
-         "Let the attempt count: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
-    Rule("HM415", "warning", _scontrol_in_a_container, "scontrol inside a container: it has no Slurm client.",
-         "Ask in the job script, before srun, and hand the answer on with export."),
+         "A requeued job keeps its job ID and therefore this port: ranks left on an unreachable node may still hold it.",
+         "Include the attempt: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
+    Rule("HM415", "warning", _scontrol_in_a_container, "scontrol inside a container, which has no Slurm client.",
+         "Call it in the job script, before srun, and export the result."),
     Rule("HM416", "info", _long_name,
-         "{it} is the long name of a host: torchrun compares it with the short one, and may find no host that is meant.",
+         "{it} is a fully qualified host name: torchrun compares it with short names, and may match no host.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
 )

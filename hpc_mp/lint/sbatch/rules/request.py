@@ -19,8 +19,8 @@ from hpc_mp.lint.sbatch.script import Script
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 WITHOUT_HINT = ("cpu-bind", "threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node", "extra-node-info")
 ONE_GPU_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
-A_GIGABYTE = 1024  # MB: a program with torch does not start in less
-HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that were not meant as minutes
+A_GIGABYTE = 1024  # MB: a program with torch does not start with less
+HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that probably mean hours, not minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ONE_GPU = re.compile(r"(verbose,)?(single|closest|per_task|map_gpu|mask_gpu)")
 _CPUS = re.compile(r"\$(SLURM_CPUS_PER_TASK\b|\{SLURM_CPUS_PER_TASK\})")
@@ -39,7 +39,7 @@ def _short_time(script: Script) -> Iterable[Hit]:
 
 
 def _cpus_unset(script: Script) -> Iterable[Hit]:
-    """Yield uses of SLURM_CPUS_PER_TASK that is not set: Slurm sets it only if CPUs per task are requested."""
+    """Yield uses of an unset SLURM_CPUS_PER_TASK: Slurm sets it only if CPUs per task are requested."""
     places = (*script.header.components, *(step.options for step in script.steps))
     names = {option.name for options in places for option in options}
     if script.options and not {"cpus-per-task", "tres-per-task"} & names and not script.sets("SLURM_CPUS_PER_TASK"):
@@ -57,7 +57,7 @@ def _count_behind_equals(script: Script) -> Iterable[Hit]:
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
-    """Yield (the later option, both in words, the release since which sbatch refuses them together, advice)."""
+    """Yield (the later option, the names of both, the first release in which sbatch refuses them together, advice)."""
     for options in script.header.components:
         by_name = {option.name: option for option in options} | {_with_kind(option): option for option in options}
         for row in option_table()["conflicts"]:
@@ -82,7 +82,7 @@ def _refused_together(script: Script) -> Iterable[Hit]:
 def _refused_later(script: Script) -> Iterable[Hit]:
     for option, both, since, advice in _conflicts(script):
         if since and not (script.version and script.version >= release(since)):
-            yield Hit(option.line, f"{both} exclude each other: Slurm refuses them together from {since} on", advice)
+            yield Hit(option.line, f"{both} exclude each other: Slurm {since} and later refuse them together", advice)
 
 
 def _hint_dropped(script: Script) -> Iterable[Hit]:
@@ -119,7 +119,7 @@ def _fewer_tasks_than_nodes(script: Script) -> Iterable[Hit]:
 
 
 def _named_nodes(script: Script, name: str) -> frozenset[str]:
-    """Return the hosts of --nodelist or --exclude; none if a file or a variable names them."""
+    """Return the hosts of --nodelist or --exclude; an empty set if a file or a variable names them."""
     try:
         return frozenset(expand(script.value(name) or ""))
     except HpcMpError:
@@ -134,7 +134,7 @@ def _fewer_nodes_than_named(script: Script) -> Iterable[Hit]:
     nodes, named = script.option("nodes"), _named_nodes(script, "nodelist")
     limit = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
     if nodes and limit and len(named) > int(limit[1]):
-        yield Hit(nodes.line, f"--nodes={nodes.value}, and --nodelist names {len(named)}", str(len(named)))
+        yield Hit(nodes.line, f"--nodes={nodes.value}, but --nodelist names {len(named)}", str(len(named)))
 
 
 def _named_and_excluded(script: Script) -> Iterable[Hit]:
@@ -181,7 +181,7 @@ def _bound_to_one(script: Script) -> Iterable[Hit]:
 def _nodes_times_tasks(script: Script) -> Iterable[Hit]:
     ntasks, per_node, nodes = script.option("ntasks"), script.number("ntasks-per-node"), script.value("nodes") or ""
     if ntasks and per_node and nodes.isdecimal() and ntasks.value not in (None, str(int(nodes) * per_node)):
-        product = f"{nodes} nodes × {per_node} are {int(nodes) * per_node} tasks"
+        product = f"{nodes} nodes × {per_node} = {int(nodes) * per_node} tasks"
         yield Hit(ntasks.line, f"--ntasks={ntasks.value}, but {product}")
 
 
@@ -272,69 +272,69 @@ def _array_of_components(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM201", "warning", _no_time,
-         "No --time: the partition's default applies, which may be minutes or the longest wait in the queue.",
+         "No --time: the partition's default applies. It may be a few minutes, or so long that the job waits in the queue.",
          "Add #SBATCH --time=HH:MM:SS."),
-    Rule("HM202", "warning", _short_time, "Two numbers are minutes and seconds: the job ends after {it}.",
-         "Write {advice} for hours and minutes, or 00:MM:SS to say it plainly."),
+    Rule("HM202", "warning", _short_time, "Two numbers mean minutes and seconds: the job ends after {it}.",
+         "Write {advice} for hours and minutes, or 00:MM:SS."),
     Rule("HM203", "error", _refused_together, "{it} exclude each other: sbatch refuses the script.", "{advice}."),
     Rule("HM204", "warning", _refused_later, "{it}.", "{advice}."),
-    Rule("HM205", "warning", _hint_dropped, "--hint beside {it}: Slurm drops the hint silently.", "Keep one of them."),
+    Rule("HM205", "warning", _hint_dropped, "--hint together with {it}: Slurm silently drops the hint.", "Remove one of them."),
     Rule("HM206", "warning", _no_memory,
-         "No --mem: the job gets the site's default, often a few GB per CPU; loading a checkpoint then dies out of "
-         "memory.",
-         "Add #SBATCH --mem=0 for all memory of a node, or the amount you need."),
+         "No --mem: the job gets the site's default, often a few GB per CPU, and may run out of memory when it loads a "
+         "checkpoint.",
+         "Add #SBATCH --mem=0 for all memory of a node, or the amount that you need."),
     Rule("HM207", "warning", _no_memory_of_whole_nodes,
-         "--exclusive without --mem: the nodes are yours, but memory is the site's default per CPU times the CPUs.",
+         "--exclusive without --mem: the job gets whole nodes, but only the site's default memory per CPU.",
          "Add #SBATCH --mem=0."),
     Rule("HM208", "warning", _hidden_peers,
-         "{it} shows every task its own GPU only: peer-to-peer over NVLink between ranks of a node fails, and "
-         "LOCAL_RANK is no device number.",
-         "Ask for --gpus-per-node and choose the device by SLURM_LOCALID, or add --gpu-bind=none."),
+         "{it} hides all GPUs but its own from each task: peer-to-peer over NVLink between ranks of a node fails, and "
+         "LOCAL_RANK is not a device number.",
+         "Request --gpus-per-node and select the device by SLURM_LOCALID, or add --gpu-bind=none."),
     Rule("HM209", "warning", _bound_to_one,
-         "{it} hides the GPUs of a node from each other's ranks: no peer-to-peer between them.",
-         "Leave it out, or write --gpu-bind=none; pin CPUs by LOCAL_RANK instead."),
-    Rule("HM210", "warning", _nodes_times_tasks, "{it}: --ntasks wins, --ntasks-per-node is only a limit then.",
+         "{it} hides the GPUs of the other ranks on a node: ranks have no peer-to-peer access.",
+         "Leave it out, or write --gpu-bind=none, and pin CPUs by LOCAL_RANK."),
+    Rule("HM210", "warning", _nodes_times_tasks, "{it}: --ntasks wins, and --ntasks-per-node is only a limit.",
          "Leave --ntasks out, or make the numbers agree."),
     Rule("HM211", "warning", _output_folder,
-         "The folder {it} is not there: Slurm does not make it, the job dies at its start without a word. mkdir in "
-         "the script comes too late.",
-         "Make it before sbatch: mkdir -p {it}."),
-    Rule("HM212", "warning", _one_file_for_an_array, "{it}: all tasks of the array write over each other in one file.",
-         "Put %A_%a into the name."),
+         "The folder {it} does not exist: Slurm does not create it, and the job fails at its start without a message. mkdir "
+         "in the script is too late.",
+         "Create it before sbatch: mkdir -p {it}."),
+    Rule("HM212", "warning", _one_file_for_an_array, "{it}: all tasks of the array overwrite one file.",
+         "Add %A_%a to the name."),
     Rule("HM213", "warning", _emptied_log,
-         "--requeue without --open-mode=append: a requeued job empties its log, and with it the reason.",
+         "--requeue without --open-mode=append: a requeued job truncates its log, and the reason of the failure is lost.",
          "Add #SBATCH --open-mode=append."),
-    Rule("HM214", "warning", _export_list, "{it} drops every other variable, PATH among them.",
-         "Write --export=ALL,… or set the variables with export in the script."),
-    Rule("HM215", "warning", _export_commas, "“{it}”: a comma ends the value, what follows is taken for another variable.",
+    Rule("HM214", "warning", _export_list, "{it} drops every other variable, including PATH.",
+         "Write --export=ALL,…, or set the variables with export in the script."),
+    Rule("HM215", "warning", _export_commas, "“{it}”: a comma ends the value, and the rest counts as another variable.",
          "Set it with export in the script."),
     Rule("HM216", "warning", _how_many_tasks,
-         "--gpus-per-task without a number of tasks: Slurm cannot tell how many GPUs that makes, and 23.11 and later "
-         "refuse it.",
+         "--gpus-per-task without a number of tasks: the number of GPUs is undefined, and Slurm 23.11 and later refuse it.",
          "Add #SBATCH --ntasks=N."),
-    Rule("HM217", "info", _nodes_without_gpus, "--exclusive gives nodes, not their GPUs, unless the site manages none.",
+    Rule("HM217", "info", _nodes_without_gpus,
+         "--exclusive allocates nodes without their GPUs, unless the site does not manage GPUs.",
          "Add #SBATCH --gpus-per-node=N."),
     Rule("HM218", "info", _long_wait_for_switches,
-         "--switches without a time: the job may wait for that as long as the site lets it (max_switch_wait).",
+         "--switches without a time: the job may wait for the switches up to the site's limit (max_switch_wait).",
          "Write --switches={it}@HH:MM:SS."),
     Rule("HM219", "error", _array_of_components, "A heterogeneous job cannot be an array: sbatch refuses it.",
-         "Submit the components as jobs of their own, or leave --array out."),
+         "Submit the components as separate jobs, or leave --array out."),
     Rule("HM220", "warning", _megabytes,
-         "{it}: without a unit the number counts megabytes, and Slurm ends the job as soon as it uses more.",
+         "{it}: a number without a unit is in megabytes, and Slurm ends the job as soon as it uses more.",
          "Write {advice} for gigabytes."),
-    Rule("HM221", "warning", _minutes, "--time={it} is {it} minutes: one number counts minutes.", "Write {advice} for hours."),
-    Rule("HM222", "warning", _fewer_tasks_than_nodes, "{it}: a task runs on one node, so Slurm gives the job {advice} instead.",
-         "Write --ntasks-per-node=1 instead of --ntasks, or ask for fewer nodes."),
-    Rule("HM223", "warning", _more_threads_than_cpus, "{it} with {advice}: the threads of a task take turns on its CPUs.",
+    Rule("HM221", "warning", _minutes, "--time={it} is {it} minutes: one number is in minutes.", "Write {advice} for hours."),
+    Rule("HM222", "warning", _fewer_tasks_than_nodes, "{it}: a task runs on one node, so Slurm allocates only {advice}.",
+         "Write --ntasks-per-node=1 instead of --ntasks, or request fewer nodes."),
+    Rule("HM223", "warning", _more_threads_than_cpus, "{it} with {advice}: the threads of a task share its CPUs.",
          "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"),
     Rule("HM224", "warning", _cpus_unset,
-         "SLURM_CPUS_PER_TASK is not set where the job does not ask for CPUs by task: this is empty.",
+         "SLURM_CPUS_PER_TASK is empty: Slurm sets it only if the job requests CPUs per task.",
          "Add #SBATCH --cpus-per-task=N, or write ${SLURM_CPUS_PER_TASK:-1}."),
     Rule("HM225", "warning", _count_behind_equals,
-         "{it}: the count of a generic resource stands behind a colon, and sbatch refuses it behind an equals sign.",
+         "{it}: the count of a generic resource follows a colon; sbatch refuses an equals sign.",
          "Write {advice}."),
-    Rule("HM226", "error", _fewer_nodes_than_named, "{it}: a job gets all nodes that are named, and sbatch refuses fewer.",
-         "Write --nodes={advice}, or name fewer; --nodelist is no list to choose from."),
-    Rule("HM227", "error", _named_and_excluded, "--nodelist names {it}, and --exclude takes it out: sbatch refuses the script.",
-         "Name it in one of them."),
+    Rule("HM226", "error", _fewer_nodes_than_named, "{it}: a job gets every node in --nodelist, and sbatch refuses fewer.",
+         "Write --nodes={advice}, or name fewer nodes: Slurm does not select from --nodelist."),
+    Rule("HM227", "error", _named_and_excluded, "Both --nodelist and --exclude name {it}: sbatch refuses the script.",
+         "Remove it from one of them."),
 )

@@ -49,16 +49,15 @@ def _never_released(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM312", "warning", _by_a_rank,
-         "A task asks for the requeue: containers have no scontrol, sites forbid it on compute nodes, and every "
-         "rank asks.",
-         "Let the job script do it, after srun, by the exit code."),
+         "A task requeues the job: containers have no scontrol, sites forbid it on compute nodes, and every rank calls it.",
+         "Requeue in the job script, after srun, by the exit code."),
     Rule("HM313", "warning", _held_for_ever,
-         "scontrol requeuehold ends this shell before it can release the job, which then stays held for ever.",
-         "trap '' TERM before it."),
-    Rule("HM341", "error", _refused, "The job says --no-requeue: this is refused.", "Write #SBATCH --requeue instead."),
-    Rule("HM342", "warning", _excluded_too_early, "ExcNodeList of a running job cannot be changed: the update is refused.",
-         "scontrol requeuehold $SLURM_JOB_ID before it, scontrol release $SLURM_JOB_ID behind it."),
+         "scontrol requeuehold ends this shell before it can release the job, which then stays held forever.",
+         "Add trap '' TERM before it."),
+    Rule("HM341", "error", _refused, "The job has --no-requeue: Slurm refuses to requeue it.", "Write #SBATCH --requeue."),
+    Rule("HM342", "warning", _excluded_too_early, "ExcNodeList of a running job is fixed: Slurm refuses the update.",
+         "Add scontrol requeuehold $SLURM_JOB_ID before it, and scontrol release $SLURM_JOB_ID after it."),
     Rule("HM343", "warning", _never_released,
-         "scontrol requeuehold, and nothing releases the job: it stays held until somebody does.",
-         "scontrol release $SLURM_JOB_ID behind it, or scontrol requeue instead."),
+         "scontrol requeuehold without a release: the job stays held until an operator releases it.",
+         "Add scontrol release $SLURM_JOB_ID after it, or use scontrol requeue."),
 )

@@ -1,4 +1,4 @@
-"""HM33x: delivery to the ranks of the warning signal before the end of a job. Source: sbatch(1) on --signal."""
+"""HM33x: delivery of the warning signal before the end of a job to the ranks. Source: sbatch(1) on --signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_mp.lint.sbatch.shell import SHELLS, Command, inner_script
 _SIGNAL = re.compile(r"(?:([RB]+):)?(?:SIG)?(\w+?)(?:@\d+)?", re.IGNORECASE)
 NUMBERS = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP"}
 
-NOTE = re.compile(r"(?:export )?\w+=\w*")  # a trap that only sets a variable may be lost
+NOTE = re.compile(r"(?:export )?\w+=\w*")  # a trap that only sets a variable: its loss does no harm
 
 
 def _signal_request(script: Script) -> tuple[Option, str, bool] | None:
@@ -76,18 +76,19 @@ def _shell_in_between(script: Script) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Script], ...] = (
-    Rule("HM331", "warning", _reaches_nobody, "--signal without B: goes to steps, and this script has none: {it} reaches nobody.",
+    Rule("HM331", "warning", _reaches_nobody,
+         "--signal without B: goes to steps, and this script has none: no process gets {it}.",
          "Start the program with srun."),
     Rule("HM332", "warning", _kills_the_shell,
-         "--signal=B:{it} goes to the job's shell, which has no trap for it: the signal ends the job instead of "
-         "warning it.",
-         "Leave B: out so that ranks hear it, or set a trap and run srun … & wait."),
-    Rule("HM333", "warning", _trap_too_late, "The trap for {it} runs only when this command has ended: bash waits for it first.",
-         "Run it in the background and wait for it: COMMAND & wait $!"),
+         "--signal=B:{it} goes to the job's shell, which has no trap for it: the signal ends the job.",
+         "Leave B: out to signal the ranks, or set a trap and run srun … & wait."),
+    Rule("HM333", "warning", _trap_too_late,
+         "The trap for {it} runs only after this command has ended: bash waits for the command first.",
+         "Run the command in the background and wait for it: COMMAND & wait $!"),
     Rule("HM334", "warning", _trap_in_vain,
-         "--signal without B: goes to steps only: this trap for {it} never runs at the time limit.",
-         "Let the ranks handle it, or write --signal=B:{it}@SECONDS."),
+         "--signal without B: goes only to steps: this trap for {it} never runs at the time limit.",
+         "Handle it in the ranks, or write --signal=B:{it}@SECONDS."),
     Rule("HM335", "warning", _shell_in_between,
-         "{it} ends the shell around this program before the program has saved: it has no trap and no exec.",
+         "{it} ends the shell around this program before the program has saved: the shell has no trap and no exec.",
          "bash -c 'trap \"\" {it}; …; exec python …'"),
 )
