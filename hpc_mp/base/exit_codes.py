@@ -18,6 +18,7 @@ MEANINGS = {
     signal.SIGXFSZ: "the limit on file size was reached (ulimit -f)",
 }
 NAMES = {number.value: number.name for number in signal.Signals}
+SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}  # by the C library's words
 
 
 def ending(code: int) -> str:

@@ -41,7 +41,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "cluster": ("cluster", "Describe a Slurm cluster; read, write and check its switches."),
     },
     "Get a cluster": {
-        "cloud": ("cloud", "Write a Slurm cluster for Azure, AWS or Google Cloud; check a template."),
+        "cloud": ("cloud", "Write the files of a Slurm cluster for Azure CycleCloud; check a template."),
         "lab": ("lab", "Run a Slurm cluster of several hosts on this machine, for tests."),
     },
     "Understand": {

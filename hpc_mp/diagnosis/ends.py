@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from hpc_mp.base.exit_codes import NAMES, ending
-from hpc_mp.diagnosis.lines import SIGNALS
+from hpc_mp.base.exit_codes import NAMES, SIGNALS, ending
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
 from hpc_mp.diagnosis.texts import TIMED_OUT, kind_of
 from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from hpc_mp.base.exit_codes import SIGNALS
 from hpc_mp.cluster.node.xids import NEEDS, blamed
 from hpc_mp.diagnosis.texts import kind_of
 
@@ -62,7 +63,6 @@ OTHERS_ENDED = f"{OURS}a rank has failed, and the others are ended"
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
                       + f"{HANG_ENDED}|{OTHERS_ENDED}")
 _EXIT = re.compile(r"Exited with exit code (\d+)")
-SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 
 
 @dataclass(frozen=True, slots=True)
