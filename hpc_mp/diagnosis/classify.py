@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
@@ -36,20 +36,7 @@ from hpc_mp.rundir.outcome import Cause
 KILLED = "SIGKILL"  # sent by the kernel if memory is exhausted
 
 
-@dataclass(frozen=True, slots=True)
-class RootCause:
-    """The root cause of a failed attempt.
-
-    Attributes:
-        cause: cause for ``outcome.json``: one sentence with rank, host, coordinates and the evidence.
-    """
-
-    cause: Cause
-    nodes_to_blame: tuple[str, ...]
-    retry: bool
-
-
-def classify(evidence: Evidence) -> RootCause:
+def classify(evidence: Evidence) -> Cause:
     """Return the failure that explains all evidence."""
     symptoms = found_in(evidence) or ended_by_mpi(evidence) or [step_cancelled(evidence) or last_error_line(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {srun_complaint(evidence)}")]
@@ -107,7 +94,7 @@ def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) 
     return replace(symptom, rank=largest, text=text)
 
 
-def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> RootCause:
+def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> Cause:
     consequence = KINDS[symptom.kind]
     same = [other for other in symptoms if other.kind == symptom.kind]
     blamed = (_lost(same, evidence.supervisor_host) if symptom.kind == "lost"
@@ -118,7 +105,7 @@ def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidenc
     log = _log(evidence, symptom)
     time = symptom.time if math.isfinite(symptom.time) else 0.0
     rank = symptom.inner if evidence.of_node else symptom.rank
-    return RootCause(Cause(symptom.kind, message, rank, symptom.host, log, time), blamed, consequence.retry)
+    return Cause(symptom.kind, message, rank, symptom.host, log, time, blamed, consequence.retry)
 
 
 def _log(evidence: Evidence, symptom: Symptom) -> str | None:

@@ -30,6 +30,8 @@ class Cause:
         rank, node: the failed rank and its node; None if it was not a rank.
         log: the file with more details; None without one.
         time: unix seconds.
+        nodes: nodes to blame, which later attempts leave out.
+        retry: True if another attempt may succeed.
     """
 
     kind: str
@@ -38,6 +40,8 @@ class Cause:
     node: str | None = None
     log: str | None = None
     time: float = 0.0
+    nodes: tuple[str, ...] = ()
+    retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.requeue import queued_again
-from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.diagnosis.lines import ended_there, first_code
 from hpc_mp.job import ProgramSpec, load_resolved
 from hpc_mp.layout.placement import from_dict
@@ -61,7 +60,7 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
     resumes = not isinstance(attempt.spec, ProgramSpec) or attempt.spec.program.resumes
     follows = "save and stop, and the run continues" if resumes else "run to their end"  # other programs would start over
     attempt.say(f"attempt {attempt.record.attempt}: {message}; its ranks {follows}")
-    died = RootCause(Cause("supervisor", message, None, host, time=time.time()), (), retry=True)
+    died = Cause("supervisor", message, None, host, time=time.time(), retry=True)
     if resumes:
         signals.stop_requested, signals.number = True, signal.SIGUSR2
     watch = watch_of(attempt, signals)
@@ -82,7 +81,7 @@ def _ending(ended: history.AttemptEnd) -> Ending:
     """Return the ending from its record."""
     if ended.action == "done":
         return "completed" if ended.kind == "completed" else "stopped"
-    return RootCause(Cause(ended.kind, ended.message, ended.rank, ended.node, time=ended.time), (), retry=False)
+    return Cause(ended.kind, ended.message, ended.rank, ended.node, time=ended.time)
 
 
 def _record(run: RunDirectory, job: Allocation | None) -> AttemptRecord | None:

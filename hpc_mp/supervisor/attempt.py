@@ -11,7 +11,6 @@ from pathlib import Path
 from hpc_mp.base.exit_codes import ending as how_it_ended
 from hpc_mp.cluster.slurm.allocation import allocation
 from hpc_mp.cluster.slurm.requeue import is_own, known_job
-from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.job import ProgramSpec, load_resolved
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import first_code as first_code_of_ranks
@@ -50,7 +49,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if sum(end.counts for end in stalled) > retries:  # Slurm does not ask before it requeues a job
         last = next(end for end in stalled if end.counts)
         message = f"{last.message}; {len(stalled)} attempts{lacking(attempt)}"
-        died = RootCause(Cause(last.kind, message, last.rank, last.node, time=last.time), (), retry=False)
+        died = Cause(last.kind, message, last.rank, last.node, time=last.time)
         return act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
 
     if attempt.allocation is not None:
@@ -68,7 +67,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if code == 0 and signals.stop_requested:
         code = STOPPED
     watch = None
-    lost: RootCause | None = None
+    lost: Cause | None = None
     if code == 0:
         watch = watch_of(attempt, signals, begins=True)
         alone = attempt.allocation is None
@@ -100,13 +99,13 @@ def has_failed(attempt: AttemptContext, watch: ProgramWatch | ScriptWatch | None
     return attempt.has_failed if watch is None else lambda: attempt.has_failed() or watch.poll()
 
 
-def _without_srun(attempt: AttemptContext, code: int) -> RootCause:
+def _without_srun(attempt: AttemptContext, code: int) -> Cause:
     """Return the death of srun as the cause. Ranks that still run save before their nodes are cleaned up."""
     host, job = node_name(os.environ), attempt.allocation
     if job is not None and is_own(known_job(job.job_id), job.job_id, attempt.run.script):
         end_steps(job.job_id, attempt.record.grace)
     message = f"srun on {host}, which had started the ranks, {how_it_ended(code)}"
-    return RootCause(Cause("signal", message, node=host), (), retry=True)
+    return Cause("signal", message, node=host, retry=True)
 
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:

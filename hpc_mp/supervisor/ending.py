@@ -19,7 +19,7 @@ from hpc_mp.cluster.slurm.mail import mail_at_end
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.requeue import await_notice, known_job, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
-from hpc_mp.diagnosis.classify import RootCause, classify
+from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.lines import first_code, gave_up
 from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.program.stepd import stepd_above
@@ -47,12 +47,12 @@ EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was 
               for code in (-number, 128 + number))
 
 
-Ending = Literal["completed", "stopped"] | RootCause
+Ending = Literal["completed", "stopped"] | Cause
 
 
 def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals,
            watch: ProgramWatch | ScriptWatch | None, *,
-           lost: RootCause | None = None, died: RootCause | None = None) -> int:
+           lost: Cause | None = None, died: Cause | None = None) -> int:
     """Clean up the nodes, judge the end of the ranks, and act on it. Return the exit code of the job.
 
     Args:
@@ -75,11 +75,11 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
     if departed == QUEUED_AGAIN and stepd_above() == 0:  # Slurm gives no reason then
         host = node_name(os.environ)
         message = f"the job script on {host} lost the slurmstepd that had started it, and Slurm requeued the job"
-        departed, lost = "", RootCause(Cause("orphaned", message, node=host), (host,), retry=True)
+        departed, lost = "", Cause("orphaned", message, node=host, nodes=(host,), retry=True)
     ending = "stopped" if departed else lost or _ending(
         attempt, code, script, signals.stop_requested, cancelled, watch, died)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
-            isinstance(ending, RootCause) and KINDS[ending.cause.kind].level >= KINDS["supervisor"].level)):
+            isinstance(ending, Cause) and KINDS[ending.kind].level >= KINDS["supervisor"].level)):
         ending = died
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=stalled_ends(attempt), lacking=lacking(attempt),
@@ -127,7 +127,7 @@ def _first_code(run: RunDirectory, code: int, stop_requested: bool) -> int:
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_requested: bool, cancelled: bool,
-            watch: ProgramWatch | ScriptWatch | None, died: RootCause | None) -> Ending:
+            watch: ProgramWatch | ScriptWatch | None, died: Cause | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     finished = code == 0 and not again and (isinstance(attempt.spec, ProgramSpec) or history.complete(attempt.run, attempt.spec))
     failed_node = not finished and not cancelled and node_lost(attempt.run, script)
@@ -170,8 +170,8 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
     if not attempt.is_current():
         return 1
     run, record = attempt.run, attempt.record
-    died = ending if isinstance(ending, RootCause) else None
-    message = died.cause.message if died else f"{ending}: {departed}" if departed else str(ending)
+    died = ending if isinstance(ending, Cause) else None
+    message = died.message if died else f"{ending}: {departed}" if departed else str(ending)
     blamed = _remember(attempt, died) if died is not None else ()
     dead = [finding.node for finding in blamed] if unreached is None else unreached
     refused = None
@@ -182,9 +182,9 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
     action, why = _again(attempt, decision, blamed, refused, expired)
     with suppress(OSError):  # a full disk must not change the end of the job
         history.record(run, history.AttemptEnd(
-            record.token, record.attempt, history.furthest_step(run, attempt.spec), died.cause.kind if died else str(ending),
-            message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
-            died.cause.node if died else None, _returned(attempt) if died else (), departed))
+            record.token, record.attempt, history.furthest_step(run, attempt.spec), died.kind if died else str(ending),
+            message, died.nodes if died else (), action, time.time(), died.rank if died else None,
+            died.node if died else None, _returned(attempt) if died else (), departed))
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
     if action in ("done", "fail"):  # readers that wait for the verdict have the text by then
         conclude_run(attempt, record.attempt, ending, departed)
@@ -261,8 +261,8 @@ def _returned(attempt: AttemptContext) -> tuple[str, ...]:
 def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
     """Record the verdict on the run, with its report, to be readable without Slurm. Withdraw its queued successors."""
     run, job_id = supervised.run, supervised.job_id
-    cause = ending.cause if isinstance(ending, RootCause) else Cause("cancelled", departed) if departed else None
-    state = "failed" if isinstance(ending, RootCause) else ending
+    cause = ending if isinstance(ending, Cause) else Cause("cancelled", departed) if departed else None
+    state = "failed" if isinstance(ending, Cause) else ending
     if isinstance(supervised.spec, ProgramSpec):
         say_ended(run, attempt, state)
     conclude(Outcome(run.path, state, job_id, cause=cause, **figures(run, attempt)), attempt)
@@ -274,14 +274,14 @@ def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, depart
     end_watch(run)
 
 
-def _remember(attempt: AttemptContext, died: RootCause) -> tuple[BadNode, ...]:
+def _remember(attempt: AttemptContext, died: Cause) -> tuple[BadNode, ...]:
     """Record the blamed nodes, so that later jobs on this cluster exclude them for a while, and return the findings."""
-    if attempt.allocation is None or not died.nodes_to_blame:
+    if attempt.allocation is None or not died.nodes:
         return ()
-    now, kind = time.time(), died.cause.kind
+    now, kind = time.time(), died.kind
     certainty: Certainty = "certain" if kind in SHOWN_BY_THE_NODE else "likely"
-    blamed = tuple(BadNode(node, kind, died.cause.message, str(attempt.run.path), now, now + AVOIDED_S, certainty)
-                   for node in died.nodes_to_blame)
+    blamed = tuple(BadNode(node, kind, died.message, str(attempt.run.path), now, now + AVOIDED_S, certainty)
+                   for node in died.nodes)
     try:
         record(ledger(attempt.allocation.cluster), blamed)
     except OSError as error:

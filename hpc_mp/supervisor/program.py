@@ -17,7 +17,6 @@ from hpc_mp.cluster.slurm.jobs import patient
 from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.requeue import known_job
 from hpc_mp.cluster.slurm.submit import cancel
-from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.diagnosis.evidence import Hang
 from hpc_mp.diagnosis.lines import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, all_ends, unmet_mpi
 from hpc_mp.job import ProgramSpec
@@ -212,7 +211,7 @@ def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
 def ending_of(
     attempt: AttemptContext, spec: ProgramSpec, code: int, stop_requested: bool, cancelled: bool, overdue: bool = False,
     ranks_asked: bool = False,
-) -> Literal["completed", "stopped"] | RootCause | None:
+) -> Literal["completed", "stopped"] | Cause | None:
     """Return the end of an attempt in which no rank failed by itself; None if a rank failed.
 
     Args:
@@ -229,7 +228,7 @@ def ending_of(
         return "stopped"
     late = record.end is not None and time.time() >= (record.end if spec.by_script else _warned_from(record, record.end))
     if code == 0 and (alone := _met_nobody(attempt)) is not None:
-        return RootCause(Cause("user", alone), (), retry=False)
+        return Cause("user", alone)
     sigkill = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     warned = stop_requested or late or (ranks_asked and not sigkill)  # scancel of a step sends SIGKILL at once
     if code == 0 and not (cancelled or stop_requested or ranks_asked or (late and spec.program.resumes)):
@@ -243,8 +242,8 @@ def ending_of(
     limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
     ends = (f"its ranks kept running after SIG{spec.program.signal}" if killed else f"SIG{spec.program.signal} ended its ranks"
             if code else "its ranks were asked to stop and ended with exit code 0, which does not prove that they were done")
-    return RootCause(Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would "
-                           "continue"), (), retry=False)
+    return Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would "
+                           "continue")
 
 
 def signalled(attempt: AttemptContext, code: int) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.rundir.history import AttemptEnd
+from hpc_mp.rundir.outcome import Cause
 
 RestartAction = Literal["done", "requeue", "fail"]
 STOPPED_BY_USER = "stopped by its user; continue with `hpc-mp launch --resume`"
@@ -23,7 +23,7 @@ class Decision:
     why: str
 
 
-def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
+def decide(ending: Literal["completed", "stopped"] | Cause, *, cancelled: bool, retries: int,
            stalled: Sequence[AttemptEnd], saved: int | None, lacking: str, returned: Sequence[str] = (),
            departed: bool = False) -> Decision:
     """Decide if the job is requeued or ends.
@@ -55,8 +55,8 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         return Decision("fail", (), "a failure of the program would recur: not requeued")
     if returned:
         why = f"not counted as a failure: {', '.join(returned)} failed before and had just come back"
-        return Decision("requeue", ending.nodes_to_blame, why)
+        return Decision("requeue", ending.nodes, why)
     failed = sum(end.counts for end in stalled)
     if failed >= retries:
         return Decision("fail", (), f"failed {failed + 1} times{lacking} (slurm.retries = {retries})")
-    return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries}{lacking}")
+    return Decision("requeue", ending.nodes, f"machine failure {failed + 1} of {retries}{lacking}")

@@ -409,9 +409,9 @@ RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled
 ])
 def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: str) -> None:
     found = classify(evidence)
-    assert (found.cause.kind, found.nodes_to_blame, found.retry) == (kind, nodes, kind in RETRIED)
-    assert words in found.cause.message
-    assert "\n" not in found.cause.message
+    assert (found.kind, found.nodes, found.retry) == (kind, nodes, kind in RETRIED)
+    assert words in found.message
+    assert "\n" not in found.message
 
 
 def test_every_kind_has_an_ending() -> None:
@@ -443,9 +443,9 @@ def test_the_stronger_of_two_explains(one: tuple, other: tuple) -> None:
     both = replace(first, failures=first.failures + second.failures, kernel={**first.kernel, **second.kernel},
                    states={**first.states, **second.states}, hang=first.hang or second.hang,
                    unended=first.unended or second.unended)
-    strongest = min((classify(first).cause.kind, classify(second).cause.kind), key=list(KINDS).index)
+    strongest = min((classify(first).kind, classify(second).kind), key=list(KINDS).index)
     if not (set(first.kernel) & set(second.kernel) or set(first.states) & set(second.states)):
-        assert classify(both).cause.kind == strongest
+        assert classify(both).kind == strongest
 
 
 LINES = st.lists(st.one_of(st.text(max_size=60), st.sampled_from([*ENDS_OTHERS, XID_79, WATCHDOG, *OVER_LIMIT.srun])), max_size=8)
@@ -455,7 +455,7 @@ LINES = st.lists(st.one_of(st.text(max_size=60), st.sampled_from([*ENDS_OTHERS, 
        st.integers(-64, 255))
 def test_any_text(lines: list[str], logs: dict, kernel_: dict, code: int) -> None:
     found = classify(replace(JOB, code=code, srun=tuple(lines), logs=logs, kernel=kernel_))
-    assert found.retry == KINDS[found.cause.kind].retry
+    assert found.retry == KINDS[found.kind].retry
 
 
 @given(st.lists(st.from_regex(r"srun: error: n[1-4]: tasks? [0-9,-]{1,12}: [A-Z][a-z ]{1,20}[0-9]{0,3}", fullmatch=True)))
@@ -540,8 +540,8 @@ def test_gather(tmp_path: Path) -> None:
     assert evidence.srun == OVER_LIMIT.srun
     assert evidence.pids == {("n3", 99): 5}
     assert [failure.rank for failure in evidence.failures] == [0]
-    assert classify(evidence).cause.rank == 5
-    assert classify(evidence).cause.log == str(run.node_log("n3"))
+    assert classify(evidence).rank == 5
+    assert classify(evidence).log == str(run.node_log("n3"))
     assert asked == ["sinfo", "sacct"]
 
 
@@ -559,14 +559,14 @@ def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Pa
 
     spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
     found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
-    assert "ValueError: boom (train.py:7)" in found.cause.message
+    assert "ValueError: boom (train.py:7)" in found.message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
     def silent(argv: tuple[str, ...]) -> str:
         raise CommandFailed("no Slurm here")
 
-    assert classify(gather(attempt(RunDirectory(tmp_path)), 1, None, silent)).cause.kind == "unknown"
+    assert classify(gather(attempt(RunDirectory(tmp_path)), 1, None, silent)).kind == "unknown"
 
 
 # srun's words of the tasks of two nodes of which rank 2 of mpirun has ended: the daemon's end is no rank's, nor is mpirun's.
@@ -578,14 +578,14 @@ MPIRUN = ("srun: launch/slurm: _task_finish: n2: task 1: Completed",
 def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_node() -> None:
     ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True,
                     failures=(said(2, "n2", "exit", "ended with exit code 4", 40.0),))
-    found = classify(ended).cause
+    found = classify(ended)
     assert (found.kind, found.rank, found.node) == ("exit", 2, "n2")
     assert found.log == "/run/log/rank-00002.log"
     silent = replace(ended, failures=())
-    cause = classify(silent).cause
+    cause = classify(silent)
     assert (cause.kind, cause.rank, cause.node) == ("launcher", None, "n1")
     assert cause.message.endswith("exit code 213 (mpirun's code); its last words: mpirun: there are not enough slots"), cause
-    assert classify(replace(silent, by_mpirun=False)).cause.rank == 0, "of srun's own ranks a task is one"
+    assert classify(replace(silent, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
 
 
 @pytest.mark.parametrize(("end", "words"), [
@@ -596,7 +596,7 @@ def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words:
     lost = [said(rank, node, "exit", f"ended with exit code 14{more}", 39.99) for rank, node, more in (
         (0, "n1", ""), (3, "n2", "; its last words: and MPI will try to terminate your MPI job as well)"))]
     ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True, failures=(*lost, said(2, "n2", end, words, 40.0)))
-    found = classify(ended).cause
+    found = classify(ended)
     assert (found.kind, found.rank, found.node) == (end, 2, "n2"), found
-    alone = classify(replace(ended, failures=(said(0, "n1", "exit", "ended with exit code 15", 39.0), *ended.failures))).cause
+    alone = classify(replace(ended, failures=(said(0, "n1", "exit", "ended with exit code 15", 39.0), *ended.failures)))
     assert alone.rank == 0, "any other code is an end of its own"

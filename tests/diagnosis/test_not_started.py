@@ -128,8 +128,8 @@ def test_what_slurmstepd_says(text: str, expected: TasksRefused | None) -> None:
 ])
 def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
     found = classify(replace(ended(one, other, code), program=program))
-    assert (found.cause.kind, found.nodes_to_blame) == (kind, nodes)
-    assert words in found.cause.message
+    assert (found.kind, found.nodes) == (kind, nodes)
+    assert words in found.message
 
 
 @pytest.mark.parametrize("words", [
@@ -143,6 +143,6 @@ def test_an_mpi_that_does_not_know_its_launcher_names_the_key(words: str) -> Non
     said = {"n1": (f"0: {words}", "0: *** An error occurred in MPI_Init"), "n2": ()}
     srun = ("srun: error: n1: tasks 0-1: Exited with exit code 1",)
     found = classify(replace(JOB, logs=said, srun=srun, program=True))
-    assert 'slurm.mpi = "pmix" for Open MPI' in found.cause.message and words in found.cause.message and not found.retry
+    assert 'slurm.mpi = "pmix" for Open MPI' in found.message and words in found.message and not found.retry
     other = classify(replace(JOB, logs={"n1": ("0: MPI_ABORT was invoked",), "n2": ()}, srun=srun, program=True))
-    assert "slurm.mpi" not in other.cause.message
+    assert "slurm.mpi" not in other.message

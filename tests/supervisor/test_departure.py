@@ -13,7 +13,6 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.requeue import requeue
 from hpc_mp.cluster.slurm.steps import use_up_numbers
-from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.diagnosis.lines import NODE_FAILURE
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run
@@ -89,7 +88,7 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
             (gone, True, "requeue"), (gone, False, "requeue"), (idle, True, "requeue"), (idle, False, "fail")):
         decided = decide("stopped", cancelled=False, retries=0, stalled=stalled, saved=0, lacking="", departed=departed)
         assert decided.action == action
-    dead = RootCause(Cause("lost", "n2 vanished"), ("n2",), retry=True)
+    dead = Cause("lost", "n2 vanished", nodes=("n2",), retry=True)
     assert decide(dead, cancelled=False, retries=1, stalled=gone, saved=0, lacking="").action == "requeue"
 
 

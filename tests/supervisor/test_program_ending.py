@@ -14,12 +14,13 @@ import pytest
 from rendering import executable, job
 
 from hpc_mp.cluster.slurm.allocation import Allocation
-from hpc_mp.diagnosis.classify import RootCause, classify
+from hpc_mp.diagnosis.classify import classify
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, create_run, cut_metrics, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failures, write_failure
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
+from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import program
 from hpc_mp.supervisor.context import AttemptContext
@@ -48,7 +49,7 @@ def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, r
 def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
     assert isinstance(begun.spec, ProgramSpec)
     found = ending_of(begun, begun.spec, code, **{"stop_requested": False, "cancelled": False} | given)
-    return found.cause.message if isinstance(found, RootCause) else found
+    return found.message if isinstance(found, Cause) else found
 
 
 @pytest.mark.parametrize(("words", "completed"), [
@@ -255,7 +256,7 @@ def test_ranks_that_have_not_begun_when_others_have_are_named(
     assert {failure.rank: failure.node for failure in failures} == absent and sent == ([("7.1", "KILL")] if absent else [])
     assert (noticed == [152]) == bool(absent), "90 s, a tenth of a second for each rank, and a minute"
     if absent:
-        cause = classify(gather(begun, 137)).cause
+        cause = classify(gather(begun, 137))
         assert (cause.kind, cause.rank, cause.node) == ("silent", *next(iter(absent.items())))
         assert "gave no sign of life: it did not begin within 152 s (job.meet_timeout)" in cause.message
 

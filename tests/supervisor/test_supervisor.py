@@ -22,7 +22,6 @@ from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, notice_s, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
-from hpc_mp.diagnosis.classify import RootCause
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
@@ -34,8 +33,8 @@ from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS
 from hpc_mp.supervisor.restart_policy import decide as decide_of
 
-MACHINE = RootCause(Cause("lost", "n3 vanished"), nodes_to_blame=("n3",), retry=True)
-PROGRAM = RootCause(Cause("error", "rank 1 raised"), nodes_to_blame=(), retry=False)
+MACHINE = Cause("lost", "n3 vanished", nodes=("n3",), retry=True)
+PROGRAM = Cause("error", "rank 1 raised")
 
 
 def end(kind: str = "lost", step: int = 0, token: str = "7.0.1") -> AttemptEnd:
@@ -364,9 +363,9 @@ def test_a_node_that_fails_while_ranks_start_is_named(
     attempt.run.srun_log.parent.mkdir(exist_ok=True)
     attempt.run.srun_log.write_text("srun: error: Node failure on n2\nsrun: forcing job termination\n")
     end = _ending(attempt, 0, None, True, cancelled, None, None)
-    assert isinstance(end, RootCause) == named
-    if isinstance(end, RootCause):
-        assert (end.cause.kind, end.cause.node, end.nodes_to_blame) == ("node", "n2", ("n2",))
+    assert isinstance(end, Cause) == named
+    if isinstance(end, Cause):
+        assert (end.kind, end.node, end.nodes) == ("node", "n2", ("n2",))
 
 
 @pytest.mark.parametrize(("whole", "asked", "cancelled", "end"), [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hpc_mp.diagnosis.classify import RootCause, classify
+from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.ends import unsaid_end
 from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.job.program import Program
@@ -96,15 +96,15 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
     if program is not None:  # a rank that we had to end is the cause only if all others have waited for it
         ends = tuple(failure for failure in ends if failure.kind != "straggled") or ends
     root_cause = _root_cause(attempt, ends, placement, program) if ends else None
-    if root_cause is not None and not (ended.interrupted and root_cause.cause.kind == "peer"):
-        return "failed", root_cause.cause
+    if root_cause is not None and not (ended.interrupted and root_cause.kind == "peer"):
+        return "failed", root_cause
     by_user = program is not None and ended.interrupted  # many programs exit with 0 after SIGTERM
     return ("stopped" if by_user or any(end.code for end in ended.exits) else "completed"), None
 
 
 def _root_cause(
     attempt: AttemptReader, ends: tuple[RankFailure, ...], placement: Placement, program: Program | None,
-) -> RootCause:
+) -> Cause:
     return classify(Evidence(
         failures=ends, standings=tuple(read_standings(attempt.run, attempt.number)), run=attempt.run,
         places={place.rank: place for place in placement.ranks},
