@@ -20,8 +20,8 @@ Release = tuple[int, int]
 
 
 @click.command(help="Find problems of files; exit 1 for an error on any cluster. It detects the kind of a file: a job script "
-                    "(read as if sbatch were called in this directory, and never run), a job file, variables (output of env, shell "
-                    "exports, nccl.conf), slurm.conf, topology.conf, an Azure CycleCloud template or project.")
+                    "(read as if sbatch were called in this directory, and never run), a job file, variables (output of env, "
+                    "shell exports, nccl.conf), slurm.conf, topology.conf, an Azure CycleCloud template or project.")
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
 @click.option("--as", "kind", type=click.Choice(list(KINDS)),
               help="Kind of the files, instead of the detected one.")

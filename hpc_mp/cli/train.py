@@ -13,8 +13,8 @@ from hpc_mp.base.errors import HpcMpError
 
 
 @click.command(help="The command of each rank (under srun, mpirun, torchrun or the emulator). With --dry-run: the memory, "
-                    "messages, connections and files of one rank of a job of any size, without its hardware. With --profile: the cost "
-                    "of embedding, block and head on this device, for parallel.partition = \"profile\".")
+                    "messages, connections and files of one rank of a job of any size, without its hardware. With --profile: the "
+                    "cost of embedding, block and head on this device, for parallel.partition = \"profile\".")
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Build one rank, run one step on tensors without values, and print its needs.")
 @click.option("--profile", is_flag=True, help="Measure time and memory of the model's units on this device, and write them.")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hpc_mp.base.exit_codes import NAMES, ending
-from hpc_mp.diagnosis.lines import SIGNALS
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
 from hpc_mp.diagnosis.texts import TIMED_OUT, kind_of
 from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error
@@ -38,6 +37,7 @@ LAUNCHER_WORDS = tuple(map(re.compile, (
 # The rank that another rank waited for: the sender of NCCL's id, or a rank that did not reach a barrier.
 MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<rank>\d+)\]|"
                     r"Ranks? (?P<late>\d+) failed to pass monitoredBarrier")
+SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.xids import NEEDS, blamed
+from hpc_mp.diagnosis.ends import SIGNALS
 from hpc_mp.diagnosis.texts import kind_of
 
 # The kernel's message about a process killed for lack of memory; only newer kernels give the cgroup and the user.
@@ -62,7 +63,6 @@ OTHERS_ENDED = f"{OURS}a rank has failed, and the others are ended"
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
                       + f"{HANG_ENDED}|{OTHERS_ENDED}")
 _EXIT = re.compile(r"Exited with exit code (\d+)")
-SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 
 
 @dataclass(frozen=True, slots=True)
