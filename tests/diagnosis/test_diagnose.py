@@ -441,6 +441,7 @@ def test_the_stronger_of_two_explains(one: tuple, other: tuple) -> None:
     """Records, kernel and states of two ends together; a word from a rank that ended without one is the exception."""
     first, second = (replace(end[1], srun=(), logs={}) for end in (one, other))
     both = replace(first, failures=first.failures + second.failures, kernel={**first.kernel, **second.kernel},
+                   pids={**first.pids, **second.pids},
                    states={**first.states, **second.states}, hang=first.hang or second.hang,
                    unended=first.unended or second.unended)
     strongest = min((classify(first).kind, classify(second).kind), key=list(KINDS).index)

@@ -118,7 +118,7 @@ ENDS = {
     "an echo that was logged": ([f"ERROR:root:step failed: {GONE}", "bye"], 1, "peer", "exit code 1; its last words: ERROR:root"),
     "an echo, and a crash": ([f"ERROR:root:step failed: {GONE}", "terminate called without an active exception"], -6, "peer",
         "step"),
-    "JAX, another's end": (JAX, -6, "peer", "gave up): F0926 17:26:32.075587  157988 client.h:77] Terminating process"),
+    "JAX, another's end": (JAX, -6, "peer", "aborted): F0926 17:26:32.075587  157988 client.h:77] Terminating process"),
     "JAX, another's end, quietly": (JAX, 1, "peer", "ended with exit code 1: F0926"),
     "JAX, missing heartbeats": (MISSING, -6, "peer", "missing heartbeats"),
     "JAX, missing heartbeats, quietly": (MISSING, 1, "peer", "missing heartbeats"),
