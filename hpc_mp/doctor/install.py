@@ -17,7 +17,7 @@ from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import PACKED_ROWS
 from hpc_mp.catalogue.read import own_files, read_rows
-from hpc_mp.cluster.node.mounts import SHARED
+from hpc_mp.cluster.node.mounts import SHARED, mount_table
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.cluster.slurm.records import find_settings
 
@@ -115,12 +115,13 @@ def _present(directory: Path, ask: Runner) -> str | None:
 
 
 def _refuse_shared(directory: Path, source: NodeSource) -> None:
+    """Refuse a directory on a network file system, also behind a symlink or mounted over the placeholder of an automounter."""
     try:
-        rows = [line.split() for line in source.text("/proc/mounts").splitlines()]
+        types = {where: type_ for _, where, type_, _ in mount_table(source)}
     except Unavailable:
         return
-    over = [row for row in rows if directory == Path(row[1]) or Path(row[1]) in directory.parents]
-    type_ = max(over, key=lambda row: len(row[1]))[2] if over else ""
+    real = directory.resolve()
+    type_ = types.get(max(filter(real.is_relative_to, types), key=len, default=""))
     if type_ in SHARED:
         raise HpcMpError(f"--install {directory}", f"is on {type_}: the check would hang with the file server",
                          "name a directory on the node's own disk, such as /usr/local/libexec, in the image of the nodes")

@@ -56,15 +56,24 @@ class Mounts:
 
 def read_mounts(source: NodeSource) -> Mounts:
     """Read disks and network file systems; each is queried in a separate process. Raises Unavailable."""
-    rows = [line.split()[:4] for line in source.text("/proc/mounts").splitlines()]
-    everywhere = {_plain(where) for _, where, *_ in rows}
-    last = {_plain(where): (device, type_, options.split(",")) for device, where, type_, options in rows
+    rows = mount_table(source)
+    last = {where: (device, type_, options.split(",")) for device, where, type_, options in rows
             if type_ in LOCAL or type_ in SHARED}
     queries = {where: functools.partial(room, source, where) for where in last}
     rooms = in_time(queries, _PATIENCE_S, keep(source, "hung-mounts.json"))
     mounts = tuple(Mount(device, where, type_, tuple(options), rooms[where])
                    for where, (device, type_, options) in sorted(last.items()))
+    everywhere = {where for _, where, *_ in rows}
     return Mounts(mounts, {where: type_ for where, type_ in _promised(source).items() if where not in everywhere})
+
+
+def mount_table(source: NodeSource) -> list[tuple[str, str, str, str]]:
+    """Return device, mount point, type and options of every mount, in order: of two on one path the last hides the first.
+
+    Raises Unavailable.
+    """
+    rows = (line.split()[:4] for line in source.text("/proc/mounts").splitlines())
+    return [(device, _plain(where), type_, options) for device, where, type_, options in rows]
 
 
 def room(source: NodeSource, where: str) -> Room:
