@@ -62,7 +62,8 @@ def _ends(process: subprocess.Popen[str], gpu: int, end: float) -> Iterator[Mess
         error = "{value} {rule}".format(**reports["refused"])
     for direction in (0, 1):
         if process.returncode:
-            yield {"rail": gpu, "direction": direction, "why": (error.strip().splitlines() or [f"exit code {process.returncode}"])[-1]}
+            why = error.strip().splitlines() or [f"exit code {process.returncode}"]
+            yield {"rail": gpu, "direction": direction, "why": why[-1]}
         elif "row" in reports:
             seconds, *_ = reports["row"]["ranks"][direction]["out_of_place"]
             yield {"rail": gpu, "direction": direction, "rate": reports["row"]["size"] / seconds}
