@@ -122,7 +122,7 @@ def test_the_matrix_and_the_bars_show_the_fault() -> None:
 
 def test_shades_go_from_red_to_blue_and_can_be_read() -> None:
     for share, rgb in STOPS:
-        assert shade(share).ground == f"#{bytes(rgb).hex()}"
+        assert shade(share).fill == f"#{bytes(rgb).hex()}"
     assert shade(-1) == shade(0) and shade(9) == shade(STOPS[-1][0]) and shade(None) != shade(0)
     assert {shade(share / 50).ink for share in range(60)} == {"#ffffff", "#111111"}
 
