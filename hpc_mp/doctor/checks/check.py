@@ -45,6 +45,14 @@ class Check(Generic[Facts]):
                 for finding in self.judge(facts)]
 
 
+def or_well(code: str, bad: Iterable[Finding], well: str) -> Iterator[Finding]:
+    """Yield the findings, or if there is none one that is ok. ``well``: its text; empty if the machine has no such part."""
+    findings = tuple(bad)
+    yield from findings
+    if well and not findings:
+        yield Finding(code, "ok", "", well)
+
+
 Said = dict[str, list[Finding]]  # by the code of the check
 Answers = Callable[[Mapping[str, Callable[[], Said]], float, "Path | None"], Mapping[str, "Said | Unavailable"]]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.cpu import Cpus, read_cpus
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")
 _GOOD_GOVERNORS = ("performance", "schedutil")
@@ -30,11 +30,9 @@ def count(cpus: Cpus) -> Iterator[Finding]:
 
 
 def governor(cpus: Cpus) -> Iterator[Finding]:
-    bad = {name: many for name, many in cpus.governors.items() if name not in _GOOD_GOVERNORS}
-    for name, many in bad.items():
-        yield Finding("cpu-governor", "warning", "", f"{name} on {many} of {cpus.online} processors")
-    if cpus.governors and not bad:
-        yield Finding("cpu-governor", "ok", "", ", ".join(f"{name} on {many}" for name, many in cpus.governors.items()))
+    bad = (Finding("cpu-governor", "warning", "", f"{name} on {many} of {cpus.online} processors")
+           for name, many in cpus.governors.items() if name not in _GOOD_GOVERNORS)
+    yield from or_well("cpu-governor", bad, ", ".join(f"{name} on {many}" for name, many in cpus.governors.items()))
 
 
 def frequency(cpus: Cpus) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.mounts import Disks, Mounts, read_disks, read_mounts
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
@@ -61,18 +61,15 @@ def readonly(mounts: Mounts) -> Iterator[Finding]:
 
 
 def missing(mounts: Mounts) -> Iterator[Finding]:
-    for where, type_ in mounts.missing.items():
-        yield Finding("mount-missing", "error", where, f"/etc/fstab has it ({type_}), it is not mounted")
-    if not mounts.missing:
-        yield Finding("mount-missing", "ok", "", "all that /etc/fstab has is mounted")
+    lost = (Finding("mount-missing", "error", where, f"/etc/fstab has it ({type_}), it is not mounted")
+            for where, type_ in mounts.missing.items())
+    yield from or_well("mount-missing", lost, "all that /etc/fstab has is mounted")
 
 
 def controllers(disks: Disks) -> Iterator[Finding]:
-    for name, state in disks.controllers.items():
-        if state != "live":
-            yield Finding("nvme-state", "error", name, f"{disks.models[name]}: {state}")
-    if disks.controllers and set(disks.controllers.values()) == {"live"}:
-        yield Finding("nvme-state", "ok", "", f"{len(disks.controllers)} controllers are live")
+    dead = (Finding("nvme-state", "error", name, f"{disks.models[name]}: {state}")
+            for name, state in disks.controllers.items() if state != "live")
+    yield from or_well("nvme-state", dead, f"{len(disks.controllers)} controllers are live" if disks.controllers else "")
 
 
 def count(disks: Disks) -> Iterator[Finding]:

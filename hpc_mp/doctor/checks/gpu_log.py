@@ -11,7 +11,7 @@ from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.kernel_log import KernelMessage
 from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
 
 RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot
@@ -60,13 +60,11 @@ def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
 
 def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     entries = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
-    for (switch, number), (entry, times, age) in entries.items():
-        fresh = entry.fatal and age is not None and age <= RECENT_S
-        yield Finding("gpu-sxid", "error" if fresh else "warning", switch,
-                      f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}",
-                      REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
-    if lines and not entries:
-        yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
+    bad = (Finding("gpu-sxid", "error" if entry.fatal and age is not None and age <= RECENT_S else "warning", switch,
+                   f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}",
+                   REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
+           for (switch, number), (entry, times, age) in entries.items())
+    yield from or_well("gpu-sxid", bad, "no error of an NVSwitch in the kernel's log" if lines else "")
 
 
 def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, str]],

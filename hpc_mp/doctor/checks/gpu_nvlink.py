@@ -12,7 +12,7 @@ from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, read_imex
 from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
 MOST_ERRORS = 5  # on one link between two readings; the threshold of imbue's cluster-health
@@ -37,7 +37,8 @@ def inactive(links: NvLinks) -> Iterator[Finding]:
     for gpu, dark in down.items():
         if dark:  # a card without a bridge may be beside two that have a bridge
             grave: Severity = "error" if len(dark) < len(by_gpu[gpu]) or _expected(links, gpu) else "warning"
-            yield Finding("gpu-nvlink-down", grave, f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
+            yield Finding("gpu-nvlink-down", grave, f"GPU {gpu}",
+                          f"{counted(len(dark), 'NVLink')} inactive: {', '.join(map(str, dark))}")
     if by_gpu and not any(down.values()) and not links.errors:
         yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(by_gpu), 'GPU')} are active")
 
@@ -66,13 +67,10 @@ def rates(links: NvLinks) -> Iterator[Finding]:
 
 
 def errors(changes: Changes) -> Iterator[Finding]:
-    grown = changes.of(COUNTERS)
-    bad = {name: count for name, count in grown.items() if count}
-    for name, count in bad.items():
-        yield Finding("gpu-nvlink-errors", "error" if count >= MOST_ERRORS else "warning", name.partition(" link ")[0],
-                      f"link {name.partition(' link ')[2]}: {count} more within {duration(changes.seconds)}")
-    if grown and not bad:
-        yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {duration(changes.seconds)}")
+    grown, within = changes.of(COUNTERS), f"within {duration(changes.seconds)}"
+    bad = (Finding("gpu-nvlink-errors", "error" if count >= MOST_ERRORS else "warning", name.partition(" link ")[0],
+                   f"link {name.partition(' link ')[2]}: {count} more {within}") for name, count in grown.items() if count)
+    yield from or_well("gpu-nvlink-errors", bad, f"no error counter of an NVLink grew {within}" if grown else "")
 
 
 def fabric_state(gpu: GpuReport) -> GpuFault | None:
@@ -207,10 +205,6 @@ def _commonest(pairs: dict[tuple[str, str], str]) -> str:
     """Return the GPU that all bad pairs have in common, "" if there is not exactly one."""
     common = set.intersection(*(set(pair) for pair in pairs))
     return common.pop() if len(common) == 1 else ""
-
-
-def _list(numbers: list[int]) -> str:
-    return ", ".join(str(number) for number in numbers)
 
 
 _RESET = "drain the node and reset all its GPUs together, or reboot; if it comes back, have GPU or board replaced"

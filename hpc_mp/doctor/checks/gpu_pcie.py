@@ -13,7 +13,7 @@ from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payload
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 from hpc_mp.doctor.checks.per_gpu import GpuFault, number, row, seen, usual_of
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
@@ -25,11 +25,9 @@ _LIMITED = re.compile(r"(?:nvidia|pci) ([0-9a-f]{4,}:[0-9a-f:.]+): [\d.]+ Gb/s a
 
 def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
     mine = _nvidia(gpus)
-    lost = [gpu for gpu in mine if not gpu.answers]
-    for gpu in lost:
-        yield Finding("gpu-bus", "error", gpu.bus, "its PCI registers read as all ones: it has fallen off the bus")
-    if mine and not lost:
-        yield Finding("gpu-bus", "ok", "", f"{counted(len(mine), 'GPU')} answer on the PCI bus")
+    lost = (Finding("gpu-bus", "error", gpu.bus, "its PCI registers read as all ones: it has fallen off the bus")
+            for gpu in mine if not gpu.answers)
+    yield from or_well("gpu-bus", lost, f"{counted(len(mine), 'GPU')} answer on the PCI bus" if mine else "")
 
 
 def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
@@ -81,39 +79,28 @@ def speed(gpu: GpuReport) -> GpuFault | None:
 
 def replays(answer: SmiAnswer) -> Iterator[Finding]:
     """Check the rate of replayed packets: a few in weeks are harmless."""
-    measured = bad = False
-    for gpu in seen(answer).gpus:
-        count = gpu.number("pci/replay_counter")
-        if count is None or not answer.uptime:
-            continue
-        measured = True
-        rate = count / max(answer.uptime / 60, 1)
-        if rate > MOST_REPLAYS:
-            bad = True
-            yield Finding("gpu-pcie-replay", "error", str(gpu), f"{count:.0f} packets repeated since boot, {rate:.0f} a minute")
-    if measured and not bad:
-        yield Finding("gpu-pcie-replay", "ok", "", "hardly any PCIe packet was repeated")
+    counts = {str(gpu): count for gpu in seen(answer).gpus if (count := gpu.number("pci/replay_counter")) is not None}
+    minutes = max((answer.uptime or 0) / 60, 1)
+    bad = (Finding("gpu-pcie-replay", "error", gpu, f"{count:.0f} packets repeated since boot, {count / minutes:.0f} a minute")
+           for gpu, count in counts.items() if count / minutes > MOST_REPLAYS)
+    if answer.uptime:
+        yield from or_well("gpu-pcie-replay", bad, "hardly any PCIe packet was repeated" if counts else "")
 
 
 def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
     usual = usual_of([str(size.used) for size in payloads.values()])
-    bad = False
-    for bus, size in payloads.items():
-        if size.used < LEAST_PAYLOAD <= (size.able or LEAST_PAYLOAD) or (usual and size.used < int(usual)):
-            bad = True
-            evidence = f"MaxPayload {size.used} bytes; most have {usual or 'other values'}, it is able to {size.able or 'untold'}"
-            yield Finding("gpu-pcie-payload", "warning", bus, evidence)
-    if payloads and not bad:
-        yield Finding("gpu-pcie-payload", "ok", "", f"MaxPayload {usual} bytes on all GPUs")
+    bad = (Finding("gpu-pcie-payload", "warning", bus, f"MaxPayload {size.used} bytes; most have {usual or 'other values'}, "
+                   f"it is able to {size.able or 'untold'}") for bus, size in payloads.items()
+           if size.used < LEAST_PAYLOAD <= (size.able or LEAST_PAYLOAD) or (usual and size.used < int(usual)))
+    yield from or_well("gpu-pcie-payload", bad, f"MaxPayload {usual} bytes on all GPUs" if payloads else "")
 
 
 def limited(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     """Check the kernel log for missing lanes. Its speeds are ignored: the link is idle when the kernel compares them."""
     narrow = {match[1]: match for line in lines if (match := _LIMITED.search(line.text)) and int(match[2]) < int(match[4])}
-    for bus, match in narrow.items():
-        yield Finding("gpu-pcie-limited", "warning", bus, f"the kernel saw {match[2]} lanes of {match[4]} at {match[3]}")
-    if lines and not narrow:
-        yield Finding("gpu-pcie-limited", "ok", "", "no GPU with lanes missing in the kernel's log")
+    bad = (Finding("gpu-pcie-limited", "warning", bus, f"the kernel saw {match[2]} lanes of {match[4]} at {match[3]}")
+           for bus, match in narrow.items())
+    yield from or_well("gpu-pcie-limited", bad, "no GPU with lanes missing in the kernel's log" if lines else "")
 
 
 def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:

@@ -11,7 +11,7 @@ from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, driver_error, row, seen, usual_of
 
 # Exit codes of nvidia-smi, from its manual page and azurehpc-health-checks.
@@ -103,29 +103,27 @@ def device_files(driver: GpuDriver) -> Iterator[Finding]:
 
 
 def excluded(driver: GpuDriver) -> Iterator[Finding]:
-    for bus in driver.excluded:
-        yield Finding("gpu-excluded", "warning", bus, "the driver was told to leave this GPU alone (NVreg_ExcludedGpus)")
-    if driver.taken and not driver.excluded:
-        yield Finding("gpu-excluded", "ok", "", "no GPU is left alone on purpose")
+    left = (Finding("gpu-excluded", "warning", bus, "the driver was told to leave this GPU alone (NVreg_ExcludedGpus)")
+            for bus in driver.excluded)
+    yield from or_well("gpu-excluded", left, "no GPU is left alone on purpose" if driver.taken else "")
 
 
 def alike(answer: SmiAnswer) -> Iterator[Finding]:
     """Check that the GPUs of a node are of one kind: a slow one slows all. GPUs that the driver cannot read are left out."""
     gpus = [gpu for gpu in seen(answer).gpus if not gpu.failed()]
-    differ = False
+    well = f"{counted(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}" if gpus else ""
+    yield from or_well("gpu-alike", _differing(gpus), well)
+
+
+def _differing(gpus: Sequence[GpuReport]) -> Iterator[Finding]:
     for what, path in ALIKE.items():
         values = [gpu.says(path) or "nothing" for gpu in gpus]
-        if len(set(values)) <= 1:
-            continue
-        differ = True
         usual = usual_of(values)
-        if usual is None:
+        if usual is None and values:
             yield Finding("gpu-alike", "warning", "", f"{what} differs: {', '.join(sorted(set(values)))}")
         for gpu, value in zip(gpus, values, strict=True):
             if usual is not None and value != usual:
                 yield Finding("gpu-alike", "warning", str(gpu), f"{what} {value}, most others {usual}")
-    if gpus and not differ:
-        yield Finding("gpu-alike", "ok", "", f"{counted(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
 
 
 def answers(gpu: GpuReport) -> GpuFault | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 from hpc_mp.doctor.checks.per_gpu import GpuFault, driver_error, row, says
 
 IDLE_MEMORY_MIB = 1024  # allowed use without a program: memory of the driver and of a monitoring daemon
@@ -32,12 +32,10 @@ def compute_mode(gpu: GpuReport) -> GpuFault | None:
 
 
 def leftovers(holders: Holders) -> Iterator[Finding]:
-    left = [(holder, ill) for holder in holders.holders if (ill := _left(holder, holders.slurm))]
-    for holder, ill in left:
-        message = f"process {holder.pid} ({holder.name}) {ill.evidence}"
-        yield Finding("gpu-leftover", ill.severity, holder.gpu, message, ill.remedy)
-    if holders.gpus and not left:
-        yield Finding("gpu-leftover", "ok", "", f"{counted(len(holders.holders), 'program')} on the GPUs, none left over")
+    left = (Finding("gpu-leftover", ill.severity, holder.gpu, f"process {holder.pid} ({holder.name}) {ill.evidence}", ill.remedy)
+            for holder in holders.holders if (ill := _left(holder, holders.slurm)))
+    well = f"{counted(len(holders.holders), 'program')} on the GPUs, none left over" if holders.gpus else ""
+    yield from or_well("gpu-leftover", left, well)
 
 
 def _left(holder: Holder, slurm: bool) -> GpuFault | None:
@@ -50,17 +48,13 @@ def _left(holder: Holder, slurm: bool) -> GpuFault | None:
 
 def memory_held(holders: Holders) -> Iterator[Finding]:
     busy = {holder.gpu for holder in holders.holders}
-    held = [(gpu, used) for gpu, used in holders.gpus if used > IDLE_MEMORY_MIB and gpu not in busy]
-    for gpu, used in held:
-        if holders.hidden:
-            yield Finding("gpu-memory-held", "unknown", gpu,
-                          f"{memory_size(used * 2**20)} in use, by whom cannot be seen in a container")
-        else:
-            yield Finding("gpu-memory-held", "warning", gpu, f"{memory_size(used * 2**20)} in use and no program holds the GPU")
-    for gpu, message in holders.failed:
-        yield Finding("gpu-memory-held", "error", gpu, driver_error(message), "drain the node and reset the GPU, or reboot")
-    if holders.gpus and not held and not holders.failed:
-        yield Finding("gpu-memory-held", "ok", "", "no memory is in use without a program")
+    severity: Severity = "unknown" if holders.hidden else "warning"
+    why = "in use, by whom cannot be seen in a container" if holders.hidden else "in use and no program holds the GPU"
+    held = [Finding("gpu-memory-held", severity, gpu, f"{memory_size(used * 2**20)} {why}") for gpu, used in holders.gpus
+            if used > IDLE_MEMORY_MIB and gpu not in busy]
+    failed = [Finding("gpu-memory-held", "error", gpu, driver_error(message), "drain the node and reset the GPU, or reboot")
+              for gpu, message in holders.failed]
+    yield from or_well("gpu-memory-held", held + failed, "no memory is in use without a program" if holders.gpus else "")
 
 
 CHECKS = (

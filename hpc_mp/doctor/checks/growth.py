@@ -6,11 +6,12 @@ Lifetime totals are never judged, except uncorrected memory errors since boot.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 
 # Name of a counter: (warning above, error above), within three hours. The warning limit is that of Azure's healthagent.
 Bounds = dict[str, tuple[float, float]]
@@ -57,7 +58,7 @@ def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
     return growth
 
 
-def _bounded(code: str, changes: Changes, room: str, bounds: Bounds) -> Iterator[Finding]:
+def bounded(code: str, room: str, bounds: Bounds, changes: Changes) -> Iterator[Finding]:
     for subject, counters in _subjects(changes, room).items():
         watched = {name: grown for name, grown in counters.items() if name in bounds}
         bad = {name: grown for name, grown in watched.items() if _severity(grown, bounds[name]) != "ok"}
@@ -68,22 +69,6 @@ def _bounded(code: str, changes: Changes, room: str, bounds: Bounds) -> Iterator
             yield Finding(code, grave, label, ", ".join(f"{name} +{grown}" for name, grown in bad.items()) + f" {_over(changes)}")
         elif watched:
             yield Finding(code, "ok", label, f"{len(watched)} counters of errors stood still {_over(changes)}")
-
-
-def link(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("fabric-errors", changes, "fabric/", LINK)
-
-
-def transport(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("fabric-retransmits", changes, "fabric/", TRANSPORT)
-
-
-def efa(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("efa-errors", changes, "fabric/", EFA)
-
-
-def ethernet(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("ethernet-errors", changes, "net/", ETHERNET)
 
 
 def congestion(changes: Changes) -> Iterator[Finding]:
@@ -165,25 +150,22 @@ def heat(changes: Changes) -> Iterator[Finding]:
 
 
 def pci(changes: Changes) -> Iterator[Finding]:
-    devices = _subjects(changes, "pci/")
-    bad = 0
-    for subject, counters in devices.items():
-        fatal, mended = counters.get("fatal", 0) + counters.get("nonfatal", 0), counters.get("correctable", 0)
-        if fatal or mended > 1000:
-            bad += 1
-            yield Finding("pci-errors", "error" if fatal else "warning", subject,
-                          f"{fatal} errors that could not be corrected, {mended} corrected {_over(changes)}")
-    if devices and not bad:
-        yield Finding("pci-errors", "ok", "", f"{len(devices)} devices report their errors; none grew {_over(changes)}")
+    counts = {subject: (counters.get("fatal", 0) + counters.get("nonfatal", 0), counters.get("correctable", 0))
+              for subject, counters in _subjects(changes, "pci/").items()}
+    bad = (Finding("pci-errors", "error" if fatal else "warning", subject,
+                   f"{fatal} errors that could not be corrected, {mended} corrected {_over(changes)}")
+           for subject, (fatal, mended) in counts.items() if fatal or mended > 1000)
+    well = f"{len(counts)} devices report their errors; none grew {_over(changes)}" if counts else ""
+    yield from or_well("pci-errors", bad, well)
 
 
 _SINCE = "compared with the oldest reading of the last 3 h, or over 1 s"
 CHECKS: tuple[Check[Changes], ...] = (
-    Check("fabric-errors", read_changes, link,
+    Check("fabric-errors", read_changes, partial(bounded, "fabric-errors", "fabric/", LINK),
           f"`ports/*/counters/*`, {_SINCE}",
           "warning: a counter of errors grew by more than 3 (VL15_dropped 100); error: by more than 100 to 1000",
           "clean and reseat the cable, then replace it; if the errors stay with the port, replace the adapter"),
-    Check("fabric-retransmits", read_changes, transport,
+    Check("fabric-retransmits", read_changes, partial(bounded, "fabric-retransmits", "fabric/", TRANSPORT),
           f"`ports/*/hw_counters/*`, {_SINCE}",
           "warning: local_ack_timeout_err grew by more than 3, packet_seq_err by 100, out_of_sequence by 1000 …; "
           "error: by 1000 …",
@@ -192,7 +174,7 @@ CHECKS: tuple[Check[Changes], ...] = (
           f"`ports/*/counters/{{port_xmit_wait,port_xmit_data}}`, {_SINCE}",
           "warning: the port waited in more than 10 % of the ticks in which it had data",
           "the receiver or a switch behind it is the slow part: compare the ports of all nodes"),
-    Check("efa-errors", read_changes, efa,
+    Check("efa-errors", read_changes, partial(bounded, "efa-errors", "fabric/", EFA),
           f"`ports/*/hw_counters/*` of EFA, {_SINCE}",
           "warning: impaired or unresponsive connections grew by more than 3, timeouts by 1000, dropped packets by 100; "
           "error: by 1000 …",
@@ -201,7 +183,7 @@ CHECKS: tuple[Check[Changes], ...] = (
           f"`/sys/class/net/*/carrier_changes`, `counters/link_downed`, {_SINCE}",
           "warning: a link went down; error: more than 3 times (InfiniBand 5)",
           "reseat or replace the cable; look at the switch's log for the other end"),
-    Check("ethernet-errors", read_changes, ethernet,
+    Check("ethernet-errors", read_changes, partial(bounded, "ethernet-errors", "net/", ETHERNET),
           f"`/sys/class/net/*/statistics/*errors`, `ethtool -S`, {_SINCE}",
           "warning: a counter of errors grew by more than 3; error: by 1000 or 10,000",
           "clean and reseat the cable or transceiver, then replace it"),

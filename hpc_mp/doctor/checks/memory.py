@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, or_well
 
 _SIZE_TOLERANCE = 0.95  # of the machine kind's memory; the firmware reserves some
 _NODE_TOLERANCE = 0.9  # of the largest memory node
@@ -26,12 +26,10 @@ def installed(memory: HostMemory) -> Iterator[Finding]:
 def nodes(memory: HostMemory) -> Iterator[Finding]:
     if len(memory.nodes) > 1:
         largest = max(memory.nodes.values())
-        small = [node for node, size in memory.nodes.items() if size < _NODE_TOLERANCE * largest]
-        for node in small:
-            yield Finding("memory-nodes", "warning", f"memory node {node}",
-                          f"{memory_size(memory.nodes[node])}; the largest has {memory_size(largest)}")
-        if not small:
-            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {memory_size(largest)}")
+        small = (Finding("memory-nodes", "warning", f"memory node {node}",
+                         f"{memory_size(size)}; the largest has {memory_size(largest)}")
+                 for node, size in memory.nodes.items() if size < _NODE_TOLERANCE * largest)
+        yield from or_well("memory-nodes", small, f"{len(memory.nodes)} memory nodes of {memory_size(largest)}")
 
 
 def free(memory: HostMemory) -> Iterator[Finding]:
@@ -56,10 +54,12 @@ def huge(memory: HostMemory) -> Iterator[Finding]:
                   f"{total} are set aside, {idle} of them unused ({memory_size(reserved)})" if total else "none are set aside")
 
 
-def reclaim(memory: HostMemory) -> Iterator[Finding]:
-    mode = memory.settings.get("zone_reclaim_mode")
-    if mode is not None:
-        yield Finding("memory-reclaim", "warning" if mode else "ok", "", f"vm.zone_reclaim_mode = {mode}")
+def _setting(code: str, name: str, good: Callable[[int], bool]) -> Callable[[HostMemory], Iterator[Finding]]:
+    """Return a judge of the kernel's setting ``vm.NAME``."""
+    def judge(memory: HostMemory) -> Iterator[Finding]:
+        if (value := memory.settings.get(name)) is not None:
+            yield Finding(code, "ok" if good(value) else "warning", "", f"vm.{name} = {value}")
+    return judge
 
 
 def balancing(memory: HostMemory) -> Iterator[Finding]:
@@ -68,18 +68,6 @@ def balancing(memory: HostMemory) -> Iterator[Finding]:
         bad = on != 0 and memory.gpus and len(memory.nodes) > 1
         yield Finding("numa-balancing", "warning" if bad else "ok", "",
                       f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
-
-
-def overcommit(memory: HostMemory) -> Iterator[Finding]:
-    mode = memory.settings.get("overcommit_memory")
-    if mode is not None:
-        yield Finding("memory-overcommit", "warning" if mode == 2 else "ok", "", f"vm.overcommit_memory = {mode}")
-
-
-def maps(memory: HostMemory) -> Iterator[Finding]:
-    limit = memory.settings.get("max_map_count")
-    if limit is not None:
-        yield Finding("memory-maps", "ok" if limit >= _MAPS else "warning", "", f"vm.max_map_count = {limit}")
 
 
 def shared(shm: SharedMemory) -> Iterator[Finding]:
@@ -124,15 +112,15 @@ CHECKS: tuple[Check[HostMemory] | Check[SharedMemory], ...] = (
           "`/proc/meminfo`: HugePages_*",
           "warning: unused ones hold more than 10 % of the memory",
           "set vm.nr_hugepages to what is used; unused huge pages serve nobody else"),
-    Check("memory-reclaim", read_memory, reclaim,
+    Check("memory-reclaim", read_memory, _setting("memory-reclaim", "zone_reclaim_mode", lambda mode: mode == 0),
           "`/proc/sys/vm/zone_reclaim_mode`",
           "warning: not 0",
           "sysctl vm.zone_reclaim_mode=0: a full memory node else throws page cache away instead of using its neighbour"),
-    Check("memory-overcommit", read_memory, overcommit,
+    Check("memory-overcommit", read_memory, _setting("memory-overcommit", "overcommit_memory", lambda mode: mode != 2),
           "`/proc/sys/vm/overcommit_memory`",
           "warning: 2",
           "sysctl vm.overcommit_memory=0: CUDA and forked data workers reserve far more than they use"),
-    Check("memory-maps", read_memory, maps,
+    Check("memory-maps", read_memory, _setting("memory-maps", "max_map_count", lambda limit: limit >= _MAPS),
           "`/proc/sys/vm/max_map_count`",
           "warning: below 65,530",
           "sysctl vm.max_map_count=262144"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import several
 from hpc_mp.cluster.node.pci import Bridges, Direct, Link, Rails, read_bridges, read_direct, read_links, read_rails
 from hpc_mp.cluster.node.rdma import RdmaAdapter
 from hpc_mp.cluster.node.source import Unavailable
@@ -39,8 +40,8 @@ def redirecting(bridges: Bridges) -> Iterator[Finding]:
     if isinstance(bridges.redirecting, Unavailable):
         raise bridges.redirecting
     if bridges.redirecting:
-        shown = ", ".join(bridges.redirecting[:4]) + (" …" if len(bridges.redirecting) > 4 else "")
-        yield Finding("pci-acs", "warning", shown, f"access control redirects in {len(bridges.redirecting)} PCI bridges of a "
+        yield Finding("pci-acs", "warning", several(bridges.redirecting),
+                      f"access control redirects in {len(bridges.redirecting)} PCI bridges of a "
                       "machine that is not virtual: transfers between GPUs and adapters go through the root, slowly, or hang")
     else:
         yield Finding("pci-acs", "ok", "", "no PCI bridge above a GPU or adapter redirects")
@@ -51,7 +52,7 @@ def translated(bridges: Bridges) -> Iterator[Finding]:
         return
     bad = [address for address, domain in bridges.domains.items() if domain != "identity"]
     if bad:
-        yield Finding("pci-iommu", "warning", ", ".join(bad[:4]) + (" …" if len(bad) > 4 else ""),
+        yield Finding("pci-iommu", "warning", several(bad),
                       f"the IOMMU translates the addresses of {len(bad)} GPUs and adapters (type {bridges.domains[bad[0]]})")
     else:
         state = f"lets all {len(bridges.domains)} pass" if bridges.domains else "is off"
