@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from doctor_faults import CPU, FAULTS, IB, RAID, STAT, SYS, Fault, logged, process, up
 from machines.tree import HANGS
 
@@ -113,115 +115,10 @@ MORE: tuple[Fault, ...] = (
     Fault("connection-tracking", "ethernet", {f"{SYS}/net/netfilter/nf_conntrack_count": "1040000"}, "error",
           "1040000 of 1048576"),
 )
-# Lines as kernels from RHEL 7 to Linux 6.17 write them; rewritten from reports and the kernel's sources.
-WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("kernel-hardware", "error"): (
-        "mce: [Hardware Error]: CPU 7: Machine Check Exception: 5 Bank 0: b200000000030005",
-        "CPU 0: Machine Check Exception: 4 Bank 4: f600000000070f0f",
-        "mce: [Hardware Error]: Machine check: Processor context corrupt",
-        "mce: Uncorrected hardware memory error in user-access at 3f6b2c00",
-        "[Hardware Error]: CPU:24 (17:31:0) MC4_STATUS[Over|UE|MiscV|AddrV|PCC|-|-|-|-]: 0xfe00000000070f0f",
-        "EDAC MC0: UE page 0x1f2c3, offset 0x0, grain 4096, row 2, labels \":\": i3200 UE",
-        "Kernel panic - not syncing: Fatal machine check",
-        "NMI: PCI system error (SERR) for reason a1 on CPU 0.",
-        "pcieport 0000:00:03.0: AER: Multiple Uncorrected (Fatal) error received: 0000:00:03.0",
-        "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer, (Requester ID)",
-        "pcieport 0000:00:03.0: AER: device recovery failed",
-        "pcieport 0000:15:01.0: DPC: ERR_FATAL detected",
-        "pcieport 0000:15:01.0: DPC: containment event, status:0x3f05, ERR_FATAL received from 0000:16:00.0",  # Linux 6.16
-        "SError Interrupt on CPU12, code 0x00000000be000011 -- SError",
-        "Internal error: synchronous external abort: 0000000096000410 [#1] SMP",
-        "EEH: Frozen PE#fd on PHB#6 detected", "[Hardware Error]: System Fatal error.",
-        "{1}[Hardware Error]: event severity: panic",
-        "mlx5_core 0000:81:00.0: Unable to change power state from D3cold to D0, device inaccessible",
-        "nvme 0000:5e:00.0: can't change power state from D3cold to D0 (config space inaccessible)"),
-    ("kernel-hardware", "warning"): (
-        "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Requester ID)",
-        "pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received from 0000:17:00.0",
-        "pcieport 0000:15:01.0: DPC: unmasked uncorrectable error detected",
-        "pcieport 0000:15:01.0: DPC: containment event, status:0x3f01: unmasked uncorrectable error detected",
-        "pcieport 0000:15:01.0: DPC: containment event, status:0x3f03, ERR_NONFATAL received from 0000:16:00.0",
-        "pcieport 0000:15:01.0: DPC: containment event, status:0x3f0f: RP PIO error detected",
-        "[Hardware Error]: Deferred error, no action required.",
-        "[Hardware Error]: event severity: fatal", "[Hardware Error]: event severity: recoverable"),  # BERT: of the boot before
-    ("kernel-lockup", "warning"): (
-        "rcu: INFO: rcu_sched self-detected stall on CPU", "INFO: rcu_sched_state detected stall on CPU 3 (t=60000 jiffies)",
-        "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 3-.... }",
-        "rcu: rcu_sched kthread starved for 60002 jiffies! g1289 f0x0", "NMI watchdog: Watchdog detected hard LOCKUP on cpu 5",
-        "INFO: task dd:911 blocked in I/O wait for more than 120 seconds.",
-        "BUG: workqueue lockup - pool cpus=3 node=0 stuck for 33s!",
-        "XFS: python3(911) possible memory allocation deadlock size 65552 in kmem_alloc",
-        "nfs: server 10.0.0.4 not responding, timed out",
-        "CIFS: VFS: \\\\files has not responded in 180 seconds. Reconnecting...",
-        "LustreError: 167-0: fs-MDT0000-mdc-ffff: This client was evicted by fs-MDT0000; in progress operations will fail.",
-        "Lustre: fs-OST0003-osc-ffff: Connection to fs-OST0003 (at 10.0.0.4@tcp) was lost; in progress operations will wait",
-        "Lustre: 9:0:(client.c:2295:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply: [sent 1/real 1]",
-        "LustreError: 911:0:(osc_cache.c:941:osc_extent_wait()) LBUG", "ceph: mds0 hung",
-        "ceph: [0f1e2d3c-3d4e-11ee-9d5a-0050569e1c1c 4123]: mds0 hung",  # Linux 6.8
-        "ceph: [0f1e2d3c-3d4e-11ee-9d5a-0050569e1c1c 4123]: mds1 caps stale",
-        "Lustre: 9:0:(client.c:2289:ptlrpc_expire_one_request()) @@@ Request sent has failed due to network error: [sent 1]",
-        "LNetError: 9:0:(o2iblnd_cb.c:3338:kiblnd_check_txs_locked()) Timed out tx: active_txs, 1 seconds",
-        "LNet: 9:0:(o2iblnd_cb.c:3413:kiblnd_check_conns()) Timed out RDMA with 10.0.0.7@o2ib (63): c: 8, oc: 0, rc: 8",
-        "GPFS Deadman Switch timer [0] has expired; IOs in progress: 1",
-        "libceph: mon0 (1)10.0.0.9:6789 session lost",
-        "NFS: state manager: lease expired failed on NFSv4 server 10.0.0.4 with error 5"),
-    ("kernel-disk", "error"): (
-        "blk_update_request: critical medium error, dev sda, sector 1234567 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
-        "critical medium error, dev nvme0n1, sector 99 op 0x0:(READ)", "end_request: I/O error, dev sda, sector 99",
-        "Buffer I/O error on dev sda1, logical block 12, async page read", "Buffer I/O error on device dm-2, logical block 7",
-        "Buffer I/O error on dev nvme0n1p2, logical block 8, lost async page write",
-        "sd 0:0:0:0: [sda] tag#12 Sense Key : Medium Error [current]", "sd 0:0:0:0: [sda]  Sense Key : Hardware Error [current]",
-        "sd 0:0:0:0: [sda] Add. Sense: Unrecovered read error", "ata1.00: error: { UNC }",
-        "nvme0n1: Read(0x2) @ LBA 99, 8 blocks, Unrecovered Read Error (sct 0x2 / sc 0x81) DNR",
-        "nvme nvme0: Removing after probe failure status: -19", "nvme nvme0: Disabling device after reset failure: -19",
-        "nvme nvme0: I/O tag 12 (100c) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096",
-        "md/raid1:md0: Disk failure on sda1, disabling device.", "EXT4-fs (sda1): previous I/O error to superblock detected",
-        "EXT4-fs warning (device sda1): ext4_end_bio:343: I/O error 10 writing to inode 2", "Aborting journal on device sda1-8.",
-        "JBD2: Detected IO errors while flushing file data on sda1-8",
-        "JBD2: Error -5 detected when updating journal superblock for sda1-8.", "XFS (nvme0n1): log I/O error -5",
-        "XFS (nvme0n1): Filesystem has been shut down due to log error (0x2).",
-        "XFS (sda1): Metadata corruption detected at xfs_agf_read_verify+0x5e/0x110 [xfs], xfs_agf block 0x1",
-        "XFS (sda1): metadata I/O error in \"xlog_iodone\" at daddr 0x1 len 64 error 5",
-        "XFS (sda1): xfs_do_force_shutdown(0x2) called from line 1294 of file fs/xfs/xfs_log.c",
-        "BTRFS: error (device sda2: state EA) in btrfs_commit_transaction:2438: errno=-5 IO failure",
-        "WARNING: Pool 'tank' has encountered an uncorrectable I/O failure and has been suspended.",
-        "zio pool=tank vdev=/dev/disk/by-id/nvme-x-part1 error=5 type=2 offset=270336 size=8192 flags=180880",
-        "device offline error, dev sda, sector 99 op 0x1:(WRITE) flags 0x0", "timeout error, dev nvme0n1, sector 99",
-        "critical space allocation error, dev dm-3, sector 99 op 0x1:(WRITE)", "sd 2:0:0:0: rejecting I/O to offline device",
-        "sd 0:2:0:0: Device offlined - not ready after error recovery", "mpt3sas_cm0: fault_state(0x5854)!",
-        "megaraid_sas 0000:18:00.0: 1921 (671s/0x0001/CRIT) - VD 00/0 is now DEGRADED",
-        "megaraid_sas 0000:18:00.0: Found FW in FAULT state, will reset adapter scsi0.",
-        "nvme nvme1: resetting controller due to persistent internal error", "block nvme0n1: no available path - failing I/O",
-        "EXT4-fs (dm-0): This should not happen!! Data will be lost", "XFS (md127): Failing async write on buffer block 0x2a1c0.",
-        "dm-3: writeback error on inode 131, offset 0, sector 99", "XFS (nvme1n1): log mount/recovery failed: error -5",
-        "BTRFS warning (device nvme0n1p2): csum failed root 5 ino 257 off 131072 csum 0x8941f998 expected csum 0x76f7 mirror 1"),
-    ("kernel-oom", "warning"): (
-        "Out of memory: Kill process 456 (python) score 50 or sacrifice child",
-        "Out of memory (oom_kill_allocating_task): Killed process 456 (python) total-vm:1kB",
-        "Kernel panic - not syncing: Out of memory and no killable processes..."),
-    ("kernel-network", "error"): (
-        "mlx5_core 0000:61:00.0: wait_func_handle_exec_timeout:1104:(pid 7): cmd[22]: CREATE_DCT(0x710) No done completion",
-        "mlx5_core 0000:61:00.0: wait_func:1132:(pid 7): CREATE_DCT(0x710) timeout. Will cause a leak of a command resource",
-        "mlx5_core 0000:61:00.0: cmd[4]: MODIFY_QP(0x50a) Async, timeout. Will cause a leak of a command resource",
-        "mlx5_core 0000:4b:00.0: Port module event[error]: module 0, Cable error, Power budget exceeded",
-        "mlx5_core 0000:4b:00.0: Port module event[error]: module 1, Cable error, High Temperature",
-        "mlx5_port_module_event:1131:(pid 0): Port module event[error]: module 0, Cable error, Shorted cable",
-        "mlx5_core 0000:4b:00.0: poll_health:833:(pid 0): Fatal error 1 detected",
-        "mlx5_core 0000:4b:00.0 ens1np0: TX timeout detected", "ixgbe 0000:03:00.0 eth2: Detected Tx Unit Hang",
-        "NETDEV WATCHDOG: eth0 (bnxt_en): transmit queue 5 timed out 5016 ms", "ib0: transmit timeout: latency 1999 msecs",
-        "mlx5_core 0000:4b:00.0: print_health_info:488:(pid 0): Health issue observed, HW fatal error, severity(3) ERROR:",
-        "mlx5_core 0000:4b:00.0: print_health_info:488:(pid 0): Health issue observed, EQ error, severity(2) CRITICAL:",
-        "mlx5_core 0000:4b:00.0: print_health_info:394:(pid 0): synd 0x8: unrecoverable hardware error",
-        "mlx5_core 0000:4b:00.0: health_recover_work:310:(pid 8): health recovery flow aborted, PCI reads still not working",
-        "mlx5_core 0000:4b:00.0: wait_fw_init:199:(pid 8): firmware over 120000 MS in pre-initializing state, aborting",
-        "mlx5_core 0000:4b:00.0: mlx5_health_try_recover:340:(pid 3): handling bad device here",
-        "bnxt_en 0000:19:00.0 ens1f0: Error (timeout: 5000015) msg {0x20 0x4c2a} len:0",
-        "bnxt_en 0000:19:00.0 ens1f0: Firmware not responding, status: 0x40d06",
-        "bnxt_re 0000:19:00.0: cmdq[0x5a]=0x3 timedout (20000)msec", "mana 7870:00:00.0: HWC: Request timed out!",
-        "ena 0000:00:05.0 ens5: Keep alive watchdog timeout.", "Neighbour table overflow.",
-        "ip_conntrack: table full, dropping packet.", "TCP: out of memory -- consider tuning tcp_mem"),
-}
+KERNEL_LINES = [tuple(map(str.strip, row.split("|", 2)))
+                for row in Path(__file__).with_name("kernel_lines.txt").read_text(encoding="utf-8").splitlines() if row[0] != "#"]
+BENIGN = [line for _, severity, line in KERNEL_LINES if severity == "ok"]
 ALL: tuple[Fault, ...] = FAULTS + MORE + tuple(
-    Fault(code, "ndv5", logged(line), severity, line[:20]) for (code, severity), lines in WORDINGS.items() for line in lines)
+    Fault(code, "ndv5", logged(line), severity, line[:20]) for code, severity, line in KERNEL_LINES if severity != "ok")
 ROCE = {f"{IB}/mlx5_ib{{0..7}}/ports/1/link_layer": "Ethernet", f"{IB}/mlx5_ib{{0..7}}/ports/1/gid_attrs/types/1": "RoCE v2",
         f"{IB}/mlx5_ib{{0..7}}/ports/1/gids/1": "0000:0000:0000:0000:0000:ffff:0a00:000{1..8}"}

@@ -12,7 +12,7 @@ import test_doctor_gpu_memory
 import test_doctor_gpu_pcie
 import test_doctor_gpu_presence
 import test_doctor_gpu_use
-from gpu_machines import CODES, GPU_KINDS, findings, ills
+from gpu_machines import CODES, GPU_KINDS, Case, findings, ills
 
 from hpc_mp.doctor.checks import registry
 from hpc_mp.doctor.checks.registry import GPU as CHECKS
@@ -31,10 +31,16 @@ def test_a_healthy_machine_is_well(kind: str) -> None:
     assert len({finding.code for finding in found}) >= 35
 
 
+@pytest.mark.parametrize("case", [case for module in MODULES for case in module.CASES], ids=str)
+def test_what_is_broken_is_named_and_what_is_unusual_is_well(case: Case) -> None:
+    case.holds()
+
+
 def test_every_check_is_well_somewhere_and_ill_somewhere() -> None:
     well = {finding.code for kind in GPU_KINDS for finding in findings(tree(kind)) if finding.severity == "ok"}
     assert set(CODES) - well <= SOMEWHERE_ELSE  # those have healthy cases of their own in the files of their topic
-    assert {case.code for module in MODULES for case in module.CASES} | {"gpu-nvlink-errors"} == set(CODES)
+    ill = {case.code for module in MODULES for case in module.CASES if case.outcome != "ok"}
+    assert ill | {"gpu-nvlink-errors"} == set(CODES)
     assert len(CODES) == len(set(CODES)) >= 25
 
 

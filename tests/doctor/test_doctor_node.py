@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from doctor_faults import GOOD, IB, METAL, Fault, earlier, logged, resource_limit
-from doctor_faults_more import ALL, ROCE
+from doctor_faults_more import ALL, BENIGN, ROCE
 from in_process import in_process
 from machines.tree import HANGS, KINDS, broken, machine, tree
 
@@ -94,36 +94,7 @@ def test_old_complaints_of_the_kernel_are_over() -> None:
         assert len(bad(looked(source, (BY_CODE["kernel-hardware"],)))) == many
 
 
-@pytest.mark.parametrize("line", [
-    "mce: [Hardware Error]: Machine check events logged", "{1}[Hardware Error]: event severity: corrected",
-    "[Hardware Error]:    Uncorrected: true", "[Hardware Error]: Corrected error, no action required.",
-    "blk_update_request: I/O error, dev fd0, sector 0",
-    "mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 6: cc59dec000041152",
-    "mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 7: 9c00004001010092",
-    "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 128: 0000000088010a82",
-    "[Hardware Error]: CPU:2 (17:31:0) MC0_STATUS[-|CE|MiscV]: 0x9c",
-    "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 128: 2000000088010a82",
-    "mce: CPU0: Core temperature above threshold, cpu clock throttled",
-    "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Channel#1", "NMI watchdog: Shutting down hard lockup detector on all cpus",
-    "pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
-    "pcieport 0000:00:1c.0: AER: Correctable error message received from 0000:02:00.0",
-    "pcieport 0000:15:01.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+ RP PIO Log 4",
-    "mlx5_core 0000:4b:00.0: print_health_info:488:(pid 0): Health issue observed, unrecognized error, severity(6) INFO:",
-    "mlx5_core 0000:4b:00.0: mlx5_pcie_event:301:(pid 1): Detected insufficient power on the PCIe slot (27W).",
-    "bnxt_en 0000:01:00.1 s1p2: hwrm req_type 0xe0 seq id 0xcdf error 0x3", "nvme nvme0: Shutdown timeout set to 8 seconds",
-    "I/O error, dev loop3, sector 0 op 0x0:(READ)", "SQUASHFS error: Unable to read data cache entry [4a1b2c]",  # an image
-    "Memory cgroup out of memory: Kill process 456 (python) score 50 or sacrifice child",
-    "Memory cgroup out of memory: Killed process 456 (python) total-vm:1kB",
-    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
-    "Buffer I/O error on dev sr0, logical block 0, async page read", "sr 1:0:0:0: [sr0] Sense Key : Not Ready [current]",
-    "blk_update_request: critical target error, dev sda, sector 0 op 0x3:(DISCARD)", "XFS (sda1): Ending clean mount",
-    "XFS (sda1): Unmounting Filesystem", "EXT4-fs (sda1): mounted filesystem with ordered data mode. Opts: errors=remount-ro",
-    "mlx5_core 0000:4b:00.1: Port module event: module 1, Cable unplugged",
-    "mlx5_core 0000:4b:00.0: Port module event: module 0, Cable plugged",
-    "mlx5_core 0000:4b:00.0: mlx5_cmd_out_err:808:(pid 7): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)",
-    "Lustre: fs-OST0003-osc-ffff: Connection restored to 10.0.0.4@tcp (at 10.0.0.4@tcp)", "nfs: server 10.0.0.4 OK",
-    "rcu: Preemptible hierarchical RCU implementation.", "md/raid1:md0: active with 2 out of 2 mirrors",
-])
+@pytest.mark.parametrize("line", BENIGN)
 def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> None:
     found = looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))
     assert bad(found) == []
