@@ -134,12 +134,9 @@ def test_a_hair_slower_is_healthy() -> None:
 
 
 def test_two_nodes_cannot_tell_which() -> None:
-    fabric = cluster(2, faults=(Fault("node", 1, 0.4),))
-    *_, verdict = localise(fabric.names, fabric.measure, None, healthy=50.0)
-    [suspect] = verdict.suspects
-    assert suspect.members == ("n1", "n2") and not suspect.certain and "cannot tell which" in suspect.evidence
-    healthy = cluster(2)
-    assert [*localise(healthy.names, healthy.measure, None, healthy=50.0)][-1].suspects == ()
+    [suspect] = last(cluster(2, faults=(Fault("rail", 1, 0.4, 2),), rails=4), known=False).suspects
+    assert suspect.members == ("n1 rail 2", "n2 rail 2") and not suspect.certain and "cannot tell which" in suspect.evidence
+    assert last(cluster(2, rails=4), known=False).suspects == ()
 
 
 @pytest.mark.parametrize("leaf", [0, 1])

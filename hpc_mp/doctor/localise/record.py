@@ -176,16 +176,12 @@ class ClusterLayout:
         names: names of the nodes.
         leaf: index of each node's leaf; None: unknown.
         leaf_names: names of the leaves, in the order of these indices.
-        healthy: GB/s per rail that a healthy pair must reach, if known.
-        taper: oversubscription of healthy uplinks, if known.
     """
 
     names: tuple[str, ...]
     leaf: Ints | None
     leaf_names: tuple[str, ...]
     rails: int
-    healthy: float | None
-    taper: float | None
 
     @property
     def size(self) -> int:
