@@ -103,8 +103,7 @@ CASES = (
     *(Case(code, "ndv4", edits, "ok", "") for code in ("gpu-ecc-sram", "gpu-ecc-dram") for edits in (
         volta(0), volta(0, UNITS), smi("ndv4", 0, MIG),
         volta(0, aggregate_single_bit_total=3, aggregate_single_bit_device_memory=3))),  # mended
-    Case("gpu-ecc-mode", "ndv5", smi("ndv5", 2, {"ecc_mode": None}), "unknown", "", "GPU 2 (0003:00:00.0)",
-         frozenset({"gpu-ecc-sram", "gpu-ecc-dram"})),
+    Case("gpu-ecc-mode", "ndv5", smi("ndv5", 2, {"ecc_mode": None}), "unknown", "", "GPU 2 (0003:00:00.0)"),
     Case("gpu-temperature", "ndv5", smi("ndv5", None, {"temperature/gpu_temp": "Unknown Error"}), "unknown", "",
          also=frozenset({"gpu-answers"})),
 )

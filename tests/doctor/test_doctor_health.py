@@ -74,9 +74,14 @@ def test_it_imports_nothing_but_itself_and_the_standard_library(archive: Path) -
     assert not [file for file in files if file not in ours and ("site-packages" in file or "dist-packages" in file)]
 
 
-def test_its_sources_are_python_3_10() -> None:
+def test_its_sources_are_python_3_10_and_import_the_standard_library_alone_wherever_they_import() -> None:
+    """Inside of functions too. What reads the catalogue's files is not packed: a node has its rows as JSON."""
     for file in packed():
-        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            roots = {name.split(".")[0] for name in names} - {"hpc_mp"}
+            assert roots <= sys.stdlib_module_names - {"tomllib"}, (file, roots)
 
 
 def test_what_the_check_imports_is_packed_and_nothing_of_the_training() -> None:
