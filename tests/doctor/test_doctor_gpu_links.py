@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
-from gpu_machines import SMI, Case, answer, findings, ills, of, smi
+from case import Case
+from gpu_machines import SMI, answer, findings, ills, of, smi
 
 from hpc_mp.cluster.node.counters import Changes
 from hpc_mp.cluster.node.gpu_links import link_counters, read_topology
@@ -68,9 +69,9 @@ V100 = "/proc/driver/nvidia/gpus/{0001,0002,0003,0004,000b,000c,000d,000e}:00:00
 
 CASES = (
     Case("gpu-nvlink-down", "ndv5", links("ndv5", 2, "Link 7: 26.562 GB/s", "Link 7: <inactive>"), "error",
-         "1 NVLink inactive: 7", "GPU 2", also=frozenset({"gpu-nvlink-rate"})),
+         "1 NVLink inactive: 7", "GPU 2", also=("gpu-nvlink-rate",)),
     Case("gpu-nvlink-down", "p4d", links("p4d", 0, "25 GB/s", "<inactive>"), "error", "12 NVLinks inactive", "GPU 0",
-         also=frozenset({"gpu-nvlink-rate"})),
+         also=("gpu-nvlink-rate",)),
     *(Case("gpu-nvlink-rate", "ndv5", {STATUS: dark("ndv5", gpus)}, "error", "0 links of 0 GB/s", f"GPU {gpus[-1]}")
       for gpus in ((4,), tuple(range(8)))),  # one GPU of a board, and all
     *(Case("gpu-nvlink-down", "ndv5", {STATUS: dark("ndv5", (4,), f"NVML: {words}")}, "error", words, "GPU 4")

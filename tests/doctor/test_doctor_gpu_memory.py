@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gpu_machines import Case, findings, of, smi
+from case import Case
+from gpu_machines import findings, of, smi
 
 from tests.machines.tree import Edit, broken
 
@@ -91,9 +92,8 @@ CASES = (
     Case("gpu-temperature", "ndv4", smi("ndv4", 4, {"temperature/gpu_temp": "90 C"}), "error", "90 °C, slows down at 89 °C"),
     Case("gpu-temperature", "ndv5", smi("ndv5", 4, {"temperature/gpu_temp": "89 C", "temperature/gpu_temp_tlimit": "-2 C"}),
          "error", "89 °C, -2 below its limit"),
-    Case("gpu-temperature", "p4d",
-         smi("p4d", 4, {"temperature/gpu_temp": "93 C", "temperature/gpu_temp_slow_threshold": "N/A"}), "error",
-         "slows down at 93 °C"),
+    Case("gpu-temperature", "p4d", smi("p4d", 4, {"temperature/gpu_temp": "93 C", "temperature/gpu_temp_slow_threshold": "N/A"}),
+         "error", "slows down at 93 °C"),
     Case("gpu-memory-temperature", "p4d", smi("p4d", 4, {"temperature/memory_temp": "96 C"}), "error",
          "memory 96 °C, allowed 95"),
     # ---- what is well, or not told ----------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ CASES = (
         volta(0, aggregate_single_bit_total=3, aggregate_single_bit_device_memory=3))),  # mended
     Case("gpu-ecc-mode", "ndv5", smi("ndv5", 2, {"ecc_mode": None}), "unknown", "", "GPU 2 (0003:00:00.0)"),
     Case("gpu-temperature", "ndv5", smi("ndv5", None, {"temperature/gpu_temp": "Unknown Error"}), "unknown", "",
-         also=frozenset({"gpu-answers"})),
+         also=("gpu-answers",)),
 )
 
 

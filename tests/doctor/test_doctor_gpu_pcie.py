@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gpu_machines import Case, answer, findings, of, smi
+from case import Case
+from gpu_machines import answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log

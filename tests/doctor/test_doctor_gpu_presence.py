@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gpu_machines import APPS, SMI, USED, Case, answer, findings, of, smi
+from case import Case
+from gpu_machines import APPS, SMI, USED, answer, findings, of, smi
 
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import GPU as CHECKS
@@ -65,7 +66,7 @@ CASES = (
          "WARNING: infoROM is corrupted at gpu 0000:53:00.0: a GPU's infoROM is corrupt"),
     Case("gpu-temperature", "ndv4",  # the rest of the answer counts
          {SMI: (14, smi("ndv4", 4, {"temperature/gpu_temp": "90 C"})[SMI] + "\nWARNING: infoROM is corrupted\n")},
-         "error", "90 °C", also=frozenset({"gpu-smi"})),
+         "error", "90 °C", also=("gpu-smi",)),
     Case("gpu-smi", "p5", {SMI: answer("p5", SMI) + "\nWARNING: infoROM is corrupted at gpu 0000:53:00.0\n"}, "error",
          "0000:53:00.0"),
     Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gpu_machines import APPS, SMI, USED, Case, answer, findings, smi
+from case import Case
+from gpu_machines import APPS, SMI, USED, answer, findings, smi
 
 from hpc_mp.cluster.node.nvidia_smi import address, parse_smi, read_load
 from hpc_mp.cluster.node.source import Unavailable

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doctor_faults import GOOD, IB, METAL, Fault, earlier, logged, resource_limit
+from case import Case
+from doctor_faults import GOOD, IB, METAL, earlier, logged, resource_limit
 from doctor_faults_more import ALL, BENIGN, ROCE
 from in_process import in_process
 from machines.tree import HANGS, KINDS, broken, machine, tree
@@ -44,13 +45,13 @@ def test_every_check_has_a_healthy_machine_that_it_praises(code: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ALL, ids=[f"{fault.code}-{at}" for at, fault in enumerate(ALL)])
-def test_a_broken_machine_is_found_out(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_machine_is_found_out(fault: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     source, check = broken(fault.kind, fault.edits), (BY_CODE[fault.code],)
     if hangs := HANGS in fault.edits.values():
         monkeypatch.setattr(mounts, "_PATIENCE_S", 5.0)
     found = bad(run(check, source, 15.0) if hangs else looked(source, check))
     assert [finding.severity for finding in found].count(fault.outcome) == len(found) == fault.many, found
-    assert fault.says in " | ".join(f"{finding.subject}: {finding.message}" for finding in found), found
+    assert fault.evidence in " | ".join(f"{finding.subject}: {finding.message}" for finding in found), found
     assert all(finding.code == fault.code and (finding.fix or finding.severity == "unknown") for finding in found)
 
 
