@@ -19,7 +19,7 @@ from hpc_mp.doctor.survey.agents import Message
 from hpc_mp.planner.collectives import PLACED
 from hpc_mp.rundir import SECRET
 
-PROGRAM = "hpc_mp.doctor.bench.ranks"
+PROGRAM = "hpc_mp.doctor.bench.ranks.program"
 WARM_UPS = 3
 
 
