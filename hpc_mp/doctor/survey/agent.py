@@ -105,8 +105,8 @@ ACTIONS: dict[str, Callable[[Agent, Message], Message | None]] = {
 def _messages(ends: Iterable[TransferEnd]) -> Iterator[Message]:
     """Yield the ends as messages without empty fields: srun carries every byte."""
     for end in ends:
-        fields = {"why": end.why, **(asdict(end.sent) if end.sent else {})}
-        yield {"rail": end.key.rail, "direction": end.key.direction, **{name: value for name, value in fields.items() if value}}
+        fields = {name: value for name, value in asdict(end).items() if value and name != "key"}
+        yield {"rail": end.key.rail, "direction": end.key.direction, **fields}
 
 
 def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> int:

@@ -73,7 +73,7 @@ def measure_size(network: Network, spec: BenchSpec, size: int, voice: Voice) -> 
     buffers = allocate(network, counts)
     samples = {placed: measure(network, collective, counts, buffers, placed, spec.warmup, spec.iterations, spec.check)
                for placed in PLACED}
-    results = network.gather({placed: [sample.mean, sample.wrong, sample.iterations] for placed, sample in samples.items()})
+    results = network.gather(samples)
     if results is not None:
         voice.say("row", size=size, ranks=results)
 
