@@ -11,7 +11,6 @@ import test_doctor_gpu_use
 from case import Case
 from gpu_machines import CODES, GPU_KINDS, findings, holds, ills
 
-from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines import rebuild_gpu
 from tests.machines.tree import MACHINES, tree
 
@@ -48,8 +47,3 @@ def test_trees_are_what_their_program_writes() -> None:
     for kind in rebuild_gpu.KINDS:
         for name, text in rebuild_gpu.render(kind).items():
             assert (MACHINES / kind.name / name).read_text(encoding="utf-8") == text
-
-
-def test_every_check_says_where_it_looks_and_what_to_do() -> None:
-    for check in CHECKS:
-        assert check.code.startswith("gpu-") and check.reads and check.rule
