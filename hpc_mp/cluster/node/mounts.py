@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.deadline import in_time
@@ -74,6 +75,15 @@ def mount_table(source: NodeSource) -> list[tuple[str, str, str, str]]:
     """
     rows = (line.split()[:4] for line in source.text("/proc/mounts").splitlines())
     return [(device, _plain(where), type_, options) for device, where, type_, options in rows]
+
+
+def type_at(source: NodeSource, path: str | Path) -> str:
+    """Return the type of the file system that contains a path, its symlinks resolved; empty if the mounts cannot be read."""
+    try:
+        types = {where: type_ for _, where, type_, _ in mount_table(source)}
+    except Unavailable:
+        return ""
+    return types.get(max(filter(Path(path).resolve().is_relative_to, types), key=len, default=""), "")
 
 
 def room(source: NodeSource, where: str) -> Room:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hpc_mp.base.text import data_rate
+from hpc_mp.cluster.topology.reading import natural
 from hpc_mp.doctor.localise import LINK
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.report import Report
@@ -120,11 +121,11 @@ def switches(report: Report) -> Switches:
     members: dict[str, list[str]] = {}
     for node in (*evidence.nodes, *evidence.absent):
         members.setdefault(evidence.leaves.get(node, ""), []).append(node)
-    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=_natural)))
+    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=natural)))
               for name, nodes in members.items()]
-    leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), _natural(leaf.name)))
+    leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), natural(leaf.name)))
     links = tuple((diagnosis.subject, diagnosis.code) for diagnosis in report.diagnoses if diagnosis.code.startswith("link"))
-    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: _natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
+    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
 
 
 def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
@@ -144,9 +145,3 @@ def shade(share: float | None) -> Shade:
 
 def _expected(report: Report) -> float | None:
     return report.verdict.expected if report.verdict is not None and report.verdict.expected else None
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """Return a sort key that puts n2 before n10."""
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem):] or 0)
