@@ -87,7 +87,7 @@ class Agent:
             if self.rank in (one, other):
                 side, source = int(self.rank == other), here()
                 before = read_port_bytes(source)
-                ends = measure(side, self._book[one][0][0], ports, order, self._token)
+                ends = measure(side, self._book[one][0][0], ports, order, self._token, self.facts.interfaces[0].name)
                 findings = judge_ports(before, read_port_bytes(source), sent(ends, len(ports), order))
                 return {"ends": ends, "found": [finding.document() for finding in findings if finding.severity in REPORTED]}
         return None

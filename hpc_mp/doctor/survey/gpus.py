@@ -30,12 +30,16 @@ def free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in listeners]
 
 
-def measure(side: int, address: str, ports: Sequence[int], order: Message, token: str) -> list[Message]:
-    """Measure every GPU. Return the ends of both directions from side 0, which has the results; from side 1 only failures."""
+def measure(side: int, address: str, ports: Sequence[int], order: Message, token: str, interface: str) -> list[Message]:
+    """Measure every GPU. Return the ends of both directions from side 0, which has the results; from side 1 only failures.
+
+    Args:
+        interface: network interface of this node for the ranks' messages about the measurement.
+    """
     spec = BenchSpec("sendrecv", order["backend"], 2, 1, ((0, 1),), (order["size"],), "float", WARM_UPS, order["messages"], False,
                      order["patience"])
-    shared = {**os.environ, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(side), "SLURM_NTASKS": "2", "MASTER_ADDR": address,
-              SECRET: token}  # ranks of the pair, not of the survey's step
+    shared = {"GLOO_SOCKET_IFNAME": interface, **os.environ, "MASTER_ADDR": address, SECRET: token,
+              "SLURM_STEP_ID": "0", "SLURM_PROCID": str(side), "SLURM_NTASKS": "2"}  # ranks of the pair, not of the survey's step
     running = [subprocess.Popen([sys.executable, "-P", "-m", PROGRAM, dump_spec(spec)], stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
                                 env=shared | {"SLURM_LOCALID": str(gpu), "MASTER_PORT": str(port)})
