@@ -17,8 +17,8 @@ from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import PACKED_ROWS
 from hpc_mp.catalogue.read import own_files, read_rows
-from hpc_mp.cluster.node.mounts import SHARED
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.mounts import SHARED, type_at
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.records import find_settings
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
@@ -115,13 +115,8 @@ def _present(directory: Path, ask: Runner) -> str | None:
 
 
 def _refuse_shared(directory: Path, source: NodeSource) -> None:
-    try:
-        rows = [line.split() for line in source.text("/proc/mounts").splitlines()]
-    except Unavailable:
-        return
-    over = [row for row in rows if directory == Path(row[1]) or Path(row[1]) in directory.parents]
-    type_ = max(over, key=lambda row: len(row[1]))[2] if over else ""
-    if type_ in SHARED:
+    """Refuse a directory on a network file system, also behind a symlink or mounted over the placeholder of an automounter."""
+    if (type_ := type_at(source, directory)) in SHARED:
         raise HpcMpError(f"--install {directory}", f"is on {type_}: the check would hang with the file server",
                          "name a directory on the node's own disk, such as /usr/local/libexec, in the image of the nodes")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_rate, data_size
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.mounts import Mount, read_mounts
+from hpc_mp.cluster.node.mounts import SHARED, type_at
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _BLOCK = 4 << 20
@@ -66,10 +66,10 @@ def measure(directory: str, size_limit: int = 256 << 20, seconds: float = 1.0) -
     return Rates(written / write_s / 1e9, position / read_s / 1e9, _files(name, seconds / 2), same and position > 0, written)
 
 
-def judge(where: str, mount: Mount | None, rates: Rates | Unavailable) -> Finding:
-    """Return one finding: ``storage-shared`` or ``storage-local``, by the type of the file system."""
-    code = "storage-shared" if mount is not None and mount.shared else "storage-local"
-    kind = f"{mount.type}, " if mount is not None else ""
+def judge(where: str, type_: str, rates: Rates | Unavailable) -> Finding:
+    """Return one finding: ``storage-shared`` or ``storage-local``, by the type of the file system (empty: unknown)."""
+    code = "storage-shared" if type_ in SHARED else "storage-local"
+    kind = f"{type_}, " if type_ else ""
     if isinstance(rates, Unavailable):
         return Finding(code, "unknown", where, f"{kind}{rates}")
     text = (f"{kind}{data_rate(rates.write)} written, {data_rate(rates.read)} read, {rates.files:.0f} files/s made and removed "
@@ -85,11 +85,7 @@ def judge(where: str, mount: Mount | None, rates: Rates | Unavailable) -> Findin
 def storage(directories: Sequence[str], source: NodeSource, deadline: float = 6.0) -> list[Finding]:
     """Test each directory in a separate process. One that hangs is unknown after ``deadline`` seconds."""
     rates = in_time({where: functools.partial(_measured, where) for where in directories}, deadline)
-    try:
-        mounts = read_mounts(source).all
-    except Unavailable:
-        mounts = ()
-    return [judge(where, _under(where, mounts), rates[where]) for where in directories]
+    return [judge(where, type_at(source, where), rates[where]) for where in directories]
 
 
 def _measured(where: str) -> Rates:
@@ -97,13 +93,6 @@ def _measured(where: str) -> Rates:
         return measure(where)
     except OSError as error:
         raise Unavailable(f"{error.strerror or error}") from None
-
-
-def _under(where: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Return the file system that contains a directory."""
-    real = os.path.realpath(where)
-    over = [mount for mount in mounts if os.path.commonpath((real, mount.where)) == mount.where]
-    return max(over, key=lambda mount: len(mount.where), default=None)
 
 
 def _numbered(block: bytes, at: int) -> bytes:

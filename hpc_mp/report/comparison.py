@@ -16,7 +16,7 @@ from hpc_mp.job.sweep import words_of
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.report import curves
 from hpc_mp.report.facts import RunFacts, read_facts
-from hpc_mp.report.html import filled, publish
+from hpc_mp.report.html import HERE, filled, publish
 from hpc_mp.report.overlay import overlays
 from hpc_mp.report.page import HIDDEN
 from hpc_mp.report.summary import later_half, layout, lifetime, name, summarize
@@ -55,7 +55,7 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
     labels = labels_of(runs)
     states = [summarize(run) for run in runs]
     return filled(
-        "comparison.html.j2", now,
+        HERE / "comparison.html.j2", now,
         title=f"{labels[0]} and {counted(len(runs) - 1, 'other')}" if len(runs) > 2 else " and ".join(labels),
         runs=[{"label": label, "path": str(run.path.resolve()), "state": state.state, "cause": state.cause,
                "swept": words_of(run.sweep.values) if run.sweep else "",

@@ -9,7 +9,8 @@ from hpc_mp.base.text import duration, percent, short_unit
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
-from hpc_mp.report.grid import Shade, present_axes, shade
+from hpc_mp.report.colours import Shade
+from hpc_mp.report.grid import present_axes, shade
 from hpc_mp.report.pipeline import Bubble, Line, chosen, compared, executed, idle, simulated, wall_time
 from hpc_mp.rundir.records import RankTrace, TracedAction
 

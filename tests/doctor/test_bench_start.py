@@ -89,11 +89,6 @@ def test_forked_ranks_measure_and_leave_nothing() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_wrong_data_of_one_rank_come_out() -> None:
-    done = follow(spec_of(), entry("wrong_data"), Silent())
-    assert [row.wrong for row in done.rows] == [2, 2], "one element in each placement"
-
-
 def test_a_rank_that_fails_is_named_with_its_words() -> None:
     with pytest.raises(RunFailed, match=r"(?s)rank 1 .*the card fell off the bus"):
         list(entry("crash"))

@@ -72,11 +72,6 @@ def test_a_machine_whose_nccl_takes_sockets_refuses_the_job(node: Node, tmp_path
     assert "NCCL uses Socket in 1 process; the machine has InfiniBand" in said and "environment.health = false" in said
 
 
-def test_a_machine_whose_nccl_lacks_gpudirect_refuses_the_job(node: Node, tmp_path: Path) -> None:
-    said = node.refused("--health", sys.executable, **recorded(tmp_path, tree(KIND).root, "one-rank-no-gdr"))
-    assert "nccl-gdr" in said and "GPUDirect impossible for 8 of 8 adapters" in said
-
-
 @pytest.mark.parametrize("probe", [{"log": HEALTHY}, {"out": ""}, {"code": 1, "err": "CUDA error: unknown error"}],
                          ids=["healthy", "silent", "fails"])
 def test_a_machine_whose_nccl_is_well_or_says_nothing_passes(node: Node, tmp_path: Path, probe: dict[str, Any]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from reported import Page, Run
+from html_page import Page
+from reported import Run
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command

@@ -18,7 +18,8 @@ from statistics import median
 
 import pytest
 from click.testing import CliRunner
-from reported import BEGIN, MIB, Page, Run
+from html_page import Page
+from reported import BEGIN, MIB, Run
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command

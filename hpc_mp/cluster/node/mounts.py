@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.deadline import in_time
@@ -56,15 +57,33 @@ class Mounts:
 
 def read_mounts(source: NodeSource) -> Mounts:
     """Read disks and network file systems; each is queried in a separate process. Raises Unavailable."""
-    rows = [line.split()[:4] for line in source.text("/proc/mounts").splitlines()]
-    everywhere = {_plain(where) for _, where, *_ in rows}
-    last = {_plain(where): (device, type_, options.split(",")) for device, where, type_, options in rows
+    rows = mount_table(source)
+    last = {where: (device, type_, options.split(",")) for device, where, type_, options in rows
             if type_ in LOCAL or type_ in SHARED}
     queries = {where: functools.partial(room, source, where) for where in last}
     rooms = in_time(queries, _PATIENCE_S, keep(source, "hung-mounts.json"))
     mounts = tuple(Mount(device, where, type_, tuple(options), rooms[where])
                    for where, (device, type_, options) in sorted(last.items()))
+    everywhere = {where for _, where, *_ in rows}
     return Mounts(mounts, {where: type_ for where, type_ in _promised(source).items() if where not in everywhere})
+
+
+def mount_table(source: NodeSource) -> list[tuple[str, str, str, str]]:
+    """Return device, mount point, type and options of every mount, in order: of two on one path the last hides the first.
+
+    Raises Unavailable.
+    """
+    rows = (line.split()[:4] for line in source.text("/proc/mounts").splitlines())
+    return [(device, _plain(where), type_, options) for device, where, type_, options in rows]
+
+
+def type_at(source: NodeSource, path: str | Path) -> str:
+    """Return the type of the file system that contains a path, its symlinks resolved; empty if the mounts cannot be read."""
+    try:
+        types = {where: type_ for _, where, type_, _ in mount_table(source)}
+    except Unavailable:
+        return ""
+    return types.get(max(filter(Path(path).resolve().is_relative_to, types), key=len, default=""), "")
 
 
 def room(source: NodeSource, where: str) -> Room:

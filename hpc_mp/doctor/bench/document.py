@@ -74,12 +74,7 @@ def _result(spec: BenchSpec, result: GroupResult) -> dict[str, Any]:
 
 def _iterations(timing: Timing) -> dict[str, Any]:
     times = timing.iterations
-    of = statistics(times)
-    entry: dict[str, Any] = {
-        "skipped_iterations": 0, "min_us": of.low * 1e6, "max_us": of.high * 1e6, "avg_us": of.mean * 1e6, "p50_us": of.p50 * 1e6,
-        "p95_us": of.p95 * 1e6, "p99_us": of.p99 * 1e6, "stdev_us": of.deviation * 1e6, "cv_pct": of.variation,
-        "times_us": [time * 1e6 for time in times],
-    }
+    entry: dict[str, Any] = {"skipped_iterations": 0, **statistics(times), "times_us": [time * 1e6 for time in times]}
     if len(timing.ranks) > 1:
         entry["per_process_max_times_us"] = [[time * 1e6 for time in rank_times] for rank_times in timing.ranks]
     return entry

@@ -58,33 +58,14 @@ class Timing:
         return tuple(sorted(spikes, key=lambda spike: -spike.times))
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Statistics of iterations in seconds, as in nccl-tests with ``-I 1``; percentiles are nearest ranks."""
-
-    low: float
-    high: float
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    deviation: float
-
-    @property
-    def variation(self) -> float:
-        """Standard deviation in percent of the mean."""
-        return 100 * self.deviation / self.mean if self.mean else 0.0
-
-
-def statistics(times: Sequence[float]) -> Statistics:
-    ordered = sorted(times)
-    mean = fmean(ordered)
-
-    def nearest(percent: int) -> float:
-        return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-    return Statistics(ordered[0], ordered[-1], mean, ordered[len(ordered) // 2], nearest(95), nearest(99),
-                      math.sqrt(fmean((time - mean) ** 2 for time in ordered)))
+def statistics(times: Sequence[float]) -> dict[str, float]:
+    """Return the statistics of iterations as nccl-tests with ``-I 1`` writes them; percentiles are nearest ranks."""
+    ordered, mean = sorted(times), fmean(times)
+    deviation = math.sqrt(fmean((time - mean) ** 2 for time in times))
+    places = {"min": 0, "max": -1, "p50": len(times) // 2,
+              **{f"p{percent}": max(0, math.ceil(len(times) * percent / 100) - 1) for percent in (95, 99)}}
+    return {**{f"{name}_us": ordered[place] * 1e6 for name, place in places.items()}, "avg_us": mean * 1e6,
+            "stdev_us": deviation * 1e6, "cv_pct": 100 * deviation / mean if mean else 0.0}
 
 
 @dataclass(frozen=True, slots=True)

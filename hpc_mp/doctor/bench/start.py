@@ -35,8 +35,8 @@ from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, sru
 from hpc_mp.program.mpirun import family
 from hpc_mp.program.mpirun import patient as ask_mpirun
 
-PROGRAM = "hpc_mp.doctor.bench.ranks"
-ENTRY = f"{PROGRAM}.program:forked"
+PROGRAM = "hpc_mp.doctor.bench.ranks.program"
+ENTRY = f"{PROGRAM}:forked"
 POLL_S = 0.1  # seconds between two polls of forked ranks' output
 KEPT = 12  # last lines of the ranks' output, shown if they fail
 PATIENCE_S = 10.0  # for srun to end its ranks after an interrupt
@@ -55,7 +55,7 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpc-mp-bench-")))
         (folder / "spec.json").write_text(dump_spec(spec), encoding="utf-8")
-        emulator = stack.enter_context(Emulator((f"{PROGRAM}.torch_network", entry.partition(":")[0]), shared))
+        emulator = stack.enter_context(Emulator(("hpc_mp.doctor.bench.ranks.torch_network", entry.partition(":")[0]), shared))
         lock = stack.enter_context(open(folder / "lock", "w"))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.world)))
         step = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}

@@ -6,13 +6,22 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpc_mp.base.findings import SEVERITIES, Finding, Severity
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
 Facts = TypeVar("Facts")
+
+
+class Judgement(NamedTuple):
+    """A finding without its code, which its check adds. A fault without a remedy gets that of the check."""
+
+    severity: Severity
+    message: str
+    subject: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,15 +31,15 @@ class Check(Generic[Facts]):
     Attributes:
         code: stable identifier: lower case words with hyphens.
         reader: function that reads the facts; raises Unavailable if it cannot. Checks with the same reader share one reading.
-        judge: function from facts to findings; none if the machine has no such part. A finding without a remedy gets ``remedy``.
+        judge: function from facts to judgements; none if the machine has no such part.
         reads: files and programs that are read, for people.
         rule: conditions of a warning and an error, for people.
-        remedy: default remedy of a finding that is not ok.
+        remedy: default remedy of a judgement that is not ok.
     """
 
     code: str
     reader: Callable[[NodeSource], Facts]
-    judge: Callable[[Facts], Iterable[Finding]]
+    judge: Callable[[Facts], Iterable[Judgement]]
     reads: str = ""
     rule: str = ""
     remedy: str = ""
@@ -41,8 +50,16 @@ class Check(Generic[Facts]):
         return next((severity for severity in SEVERITIES if severity in self.rule), "ok")
 
     def findings(self, facts: Facts) -> list[Finding]:
-        return [finding if finding.severity == "ok" else replace(finding, fix=finding.fix or self.remedy)
-                for finding in self.judge(facts)]
+        return [Finding(self.code, severity, subject, message, fix if severity == "ok" else fix or self.remedy)
+                for severity, message, subject, fix in self.judge(facts)]
+
+
+def or_well(bad: Iterable[Judgement], well: str) -> Iterator[Judgement]:
+    """Yield the judgements, or one that is ok instead of none. ``well``: its text; empty if the machine has no such part."""
+    faults = tuple(bad)
+    yield from faults
+    if well and not faults:
+        yield Judgement("ok", well)
 
 
 Said = dict[str, list[Finding]]  # by the code of the check

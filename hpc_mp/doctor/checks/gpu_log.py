@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.kernel_log import KernelMessage
 from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
 
 RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot
@@ -29,7 +29,7 @@ _GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # continuatio
 Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
-def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
+def xids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
     entries = _by_part(_whole(lines), xid, lambda entry: (entry.bus, entry.kind))
     grave = False
     for entry, times, age in entries.values():
@@ -38,13 +38,13 @@ def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
         grave = True
         fresh = entry.action in NEEDS and age is not None and age <= RECENT_S
         severity: Severity = "error" if fresh else "unknown" if entry.action == "unknown" else "warning"
-        yield Finding("gpu-xid", severity, f"GPU {entry.bus}".strip(), f"{entry}; {_when(times, age)}", REMEDIES[entry.action])
+        yield Judgement(severity, f"{entry}; {_when(times, age)}", f"GPU {entry.bus}".strip(), REMEDIES[entry.action])
     if lines and not grave:
         also = ""
         for action, text in HARMLESS.items():
             numbers = sorted({entry.number or 0 for entry, *_ in entries.values() if entry.action == action})
             also += f"; Xid {', '.join(map(str, numbers))} {text}" if numbers else ""
-        yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
+        yield Judgement("ok", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
 
 
 def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
@@ -58,15 +58,13 @@ def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
     return messages
 
 
-def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
+def sxids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
     entries = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
-    for (switch, number), (entry, times, age) in entries.items():
-        fresh = entry.fatal and age is not None and age <= RECENT_S
-        yield Finding("gpu-sxid", "error" if fresh else "warning", switch,
-                      f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}",
-                      REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
-    if lines and not entries:
-        yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
+    bad = (Judgement("error" if entry.fatal and age is not None and age <= RECENT_S else "warning",
+                     f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}", switch,
+                     REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
+           for (switch, number), (entry, times, age) in entries.items())
+    yield from or_well(bad, "no error of an NVSwitch in the kernel's log" if lines else "")
 
 
 def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, str]],
@@ -86,7 +84,6 @@ def _when(times: int, age: float | None) -> str:
 
 CHECKS = (
     Check("gpu-xid", read_log_with_gpus, xids, "kernel log: NVRM: Xid, fallen off the bus, RmInitAdapter",
-          "error: within two hours one after which the GPU needs a reset, a reboot or hands",
-          REMEDIES["reset"]),
+          "error: within two hours one after which the GPU needs a reset, a reboot or hands", REMEDIES["reset"]),
     Check("gpu-sxid", read_log_with_gpus, sxids, "kernel log: SXid", "error: a fatal one within two hours", REMEDIES["reset"]),
 )

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.nvidia_smi import GpuReport, SmiReport
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check
-
-
-class GpuFault(NamedTuple):
-    """A fault of one GPU. If it has no remedy, it gets that of the check."""
-
-    severity: Severity
-    evidence: str
-    remedy: str = ""
+from hpc_mp.doctor.checks.check import Check, Judgement
 
 
 class NotApplicable(Exception):
     """Raised if a GPU has no such part: the driver reports N/A."""
 
 
-FindFault = Callable[[GpuReport], GpuFault | None]
+FindFault = Callable[[GpuReport], Judgement | None]
 _LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers for older GPUs do not report
 
 
@@ -36,7 +26,7 @@ def seen(answer: SmiAnswer) -> SmiReport:
     return answer.smi
 
 
-def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Finding]]:
+def each(find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Judgement]]:
     """Return a judge that checks every GPU.
 
     Args:
@@ -44,8 +34,8 @@ def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterato
         well: text of the finding if all GPUs with that part are ok.
     """
 
-    def judge(answer: SmiAnswer) -> Iterator[Finding]:
-        findings, well_ones, unseen = [], 0, []
+    def judge(answer: SmiAnswer) -> Iterator[Judgement]:
+        faults, well_ones, unseen = [], 0, []
         for gpu in seen(answer).gpus:
             try:
                 ill = find(gpu)
@@ -57,20 +47,20 @@ def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterato
             if ill is None:
                 well_ones += 1
             else:
-                findings.append(Finding(code, ill.severity, str(gpu), ill.evidence, ill.remedy))
-        yield from findings
+                faults.append(ill._replace(subject=str(gpu)))
+        yield from faults
         if unseen:
             several = f"{len(unseen)} of {len(seen(answer).gpus)} GPUs: " if len(unseen) > 1 else ""
-            yield Finding(code, "unknown", "" if several else str(unseen[0][0]), several + unseen[0][1])
-        elif well_ones and not findings:
-            yield Finding(code, "ok", "", f"{counted(well_ones, 'GPU')}: {well}")
+            yield Judgement("unknown", several + unseen[0][1], "" if several else str(unseen[0][0]))
+        elif well_ones and not faults:
+            yield Judgement("ok", f"{counted(well_ones, 'GPU')}: {well}")
 
     return judge
 
 
 def row(code: str, find: FindFault, well: str, rule: str, remedy: str) -> Check[SmiAnswer]:
     """Return the check that applies ``find`` to every GPU in nvidia-smi's answer."""
-    return Check(code, ask_smi, each(code, find, well), "nvidia-smi -q -x", rule, remedy)
+    return Check(code, ask_smi, each(find, well), "nvidia-smi -q -x", rule, remedy)
 
 
 def number(gpu: GpuReport, *paths: str) -> float:

@@ -48,10 +48,9 @@ def _device(name: str) -> ComputeDevice:
 
 
 def _rates(measured: Iterator[tuple[str, Pieces]]) -> dict[str, Any]:
-    summary: dict[str, Any] = {"rates": {}, "slowest": {}, "unsteady": []}
+    summary: dict[str, Any] = {"rates": {}, "unsteady": []}
     for name, pieces in measured:
         summary["rates"][name] = statistics.median(pieces.rates)
-        summary["slowest"][name] = min(pieces.rates) / summary["rates"][name]
         summary["unsteady"] += [] if pieces.steady else [name]
         if pieces.share is not None:
             summary.setdefault("share", pieces.share)  # of the first kind of work, which keeps all processors busy

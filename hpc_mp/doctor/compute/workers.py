@@ -100,7 +100,7 @@ class _Worker:
         answers = self.answers
         mine = next((_loaded(load) for load in loads if load.bus == answers.get("bus")), {})
         return Result(host, self.device, answers.get("kind", ""), answers.get("software", ""), answers.get("rates", {}),
-                      answers.get("slowest", {}), tuple(answers.get("wrong", ())), tuple(answers.get("unsteady", ())),
+                      tuple(answers.get("wrong", ())), tuple(answers.get("unsteady", ())),
                       answers.get("digests", {}), answers.get("share"), mine, self.error)
 
     def end(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isqrt, log
+from math import isqrt
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class NetworkState:
 
 def analyse(record: RoundLog, cluster: ClusterLayout, rule: DecisionRule) -> NetworkState:
     table = record.table
-    base = _base(table, cluster)
+    base = _base(table)
     node, noise = _nodes(table, cluster, base, rule, None)
     if cluster.leaf is not None:
         return NetworkState(table, base, noise, node, of_leaves(table, cluster, cluster.leaf, base, node, rule))
@@ -62,12 +62,9 @@ def _sparse(table: PairTable, behind: Bools) -> PairTable:
     return replace(table, alone=table.alone & ~crowded)
 
 
-def _base(table: PairTable, cluster: ClusterLayout) -> float:
+def _base(table: PairTable) -> float:
     parts = [values for rows in (table.alone, ~table.alone) if (values := table.rate[rows].ravel()).size >= ENOUGH]
-    base = max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
-    if cluster.healthy is not None and base < log(cluster.healthy) - NEAR:
-        return log(cluster.healthy)
-    return base
+    return max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
 
 
 def _nodes(

@@ -58,14 +58,10 @@ def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float,
     judging = measured & (flows >= LOADED * np.maximum(sizes[rows.one], sizes[rows.other]))
     if not judging.any():
         return Load(nothing(leaves, rails), rows.take(~every), False, leaf, np.zeros((0, 0)))
-    log_flows, usual = np.log(flows)[:, None], base
-    if leaves > 2 and cluster.taper is None:
-        usual = level(typical[judging].ravel())
-        tapered = usual < base - NEAR
-        carried = level((typical + log_flows)[judging].ravel())  # throughput of a healthy uplink, log GB/s per rail
-    else:
-        tapered = (cluster.taper or 1.0) > 1.0
-        carried = base - log(cluster.taper or 1.0) + log(float(np.median(sizes)))
+    log_flows = np.log(flows)[:, None]
+    usual = level(typical[judging].ravel()) if leaves > 2 else base
+    tapered = usual < base - NEAR
+    carried = level((typical + log_flows)[judging].ravel())  # throughput of a healthy uplink, log GB/s per rail
     due = np.minimum(base, carried - log_flows) if tapered else np.full((len(keys), 1), usual)
     residual = typical - due
     # Bad nodes leave the others a larger share of a slow uplink: then the total rate is used.

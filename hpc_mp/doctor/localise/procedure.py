@@ -64,9 +64,12 @@ class Search:
         return self.knowledge.undisturbed(rounds.matching(chosen, self.random))
 
 
-def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] | None = None, rails: int = 1, seed: int = 0, *,
-             healthy: float | None = None, taper: float | None = None, rule: DecisionRule = RULE) -> Iterator[Localisation]:
+def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] | None = None, rails: int = 1, seed: int = 0,
+             rule: DecisionRule = RULE) -> Iterator[Localisation]:
     """Yield a verdict after every round; the last one is complete.
+
+    Rates are relative to the fastest pairs: two nodes with one rail cannot be slow. The oversubscription of healthy uplinks is
+    estimated with three or more leaves; two count as 1:1.
 
     Args:
         nodes: names of the nodes.
@@ -74,9 +77,6 @@ def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] |
         leaves: leaf switch of every node; None: unknown.
         rails: number of separately measured NICs of every node.
         seed: seed of the random rounds.
-        healthy: GB/s per rail that a healthy pair must reach, if known. Without it, rates are relative to the fastest pairs,
-            and two nodes with one rail cannot be slow.
-        taper: oversubscription of healthy uplinks, if known. With three or more leaves it is estimated; two count as 1:1.
 
     Raises:
         HpcMpError: fewer than two nodes, or a node without a leaf.
@@ -89,7 +89,7 @@ def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] |
     leaf_names = tuple(sorted({leaves[node] for node in nodes})) if leaves is not None else ()
     number = {name: index for index, name in enumerate(leaf_names)}
     leaf = np.array([number[leaves[node]] for node in nodes]) if leaves is not None else None
-    search = Search(ClusterLayout(tuple(nodes), leaf, leaf_names, rails, healthy, taper), seed, rule)
+    search = Search(ClusterLayout(tuple(nodes), leaf, leaf_names, rails), seed, rule)
     first = 0
     for round_ in search.first_pass():
         search.note(round_, measure)

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 Pair = tuple[int, int]
 """Indices of two nodes, the smaller first."""
 
+LINK = "–"
+"""The sign between the two ends of a link."""
+
 SuspectKind = Literal["node", "rail", "uplink", "link", "down"]
 
 
@@ -61,7 +64,6 @@ class Localisation:
         expected: rate of an undisturbed healthy pair in GB/s.
         rounds: number of rounds so far, including retests.
         retests: number of rounds after the first pass, which takes at most 2·log2(n) + 6 rounds.
-        samples: all samples so far.
         complete: True if nothing is left to measure; else this is a partial verdict.
     """
 
@@ -69,8 +71,12 @@ class Localisation:
     expected: float
     rounds: int
     retests: int
-    samples: tuple[RailSample, ...]
     complete: bool
+
+
+def nodes_of(members: Iterable[str]) -> list[str]:
+    """Return the nodes in names of nodes, rails and links."""
+    return [end.partition(" rail ")[0] for member in members for end in member.split(LINK)]
 
 
 Floats = NDArray[np.float64]
@@ -123,10 +129,9 @@ class PairTable:
 
 @dataclass(slots=True)
 class RoundLog:
-    """The log of rounds: their samples in order, the table of pairs that answered, and the pairs that did not."""
+    """The log of rounds: the table of pairs that answered, and the pairs that did not."""
 
     rails: int
-    samples: list[RailSample] = field(default_factory=list)
     rounds: int = 0
     silent: list[tuple[int, Pair]] = field(default_factory=list)
     answered: dict[int, int] = field(default_factory=dict)
@@ -146,7 +151,6 @@ class RoundLog:
             alone=np.array([alone for _, alone in talked], dtype=bool), full=np.full(len(talked), round_.full),
             aimed=np.array([[node in round_.aimed for node in pair] for pair, _ in talked], dtype=bool).reshape(-1, 2),
             rate=np.log(np.array([rates[pair] for pair, _ in talked], dtype=float).reshape(-1, self.rails))))
-        self.samples += samples
         self.rounds += 1
 
     @property
@@ -172,16 +176,12 @@ class ClusterLayout:
         names: names of the nodes.
         leaf: index of each node's leaf; None: unknown.
         leaf_names: names of the leaves, in the order of these indices.
-        healthy: GB/s per rail that a healthy pair must reach, if known.
-        taper: oversubscription of healthy uplinks, if known.
     """
 
     names: tuple[str, ...]
     leaf: Ints | None
     leaf_names: tuple[str, ...]
     rails: int
-    healthy: float | None
-    taper: float | None
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.doctor.localise.fit import NEAR, Health
 from hpc_mp.doctor.localise.known import Known
-from hpc_mp.doctor.localise.record import DEAD, Bools, Localisation, PairTable, Suspect, SuspectKind
+from hpc_mp.doctor.localise.record import DEAD, LINK, Bools, Localisation, PairTable, Suspect, SuspectKind
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
 from hpc_mp.doctor.localise.weigh import weighed
 
@@ -27,8 +27,7 @@ def verdict(knowledge: Known, retests: int, complete: bool) -> Localisation:
     suspects = tuple(_suspects(knowledge, complete))
     if complete and knowledge.cluster.size <= ALL_PAIRS:
         suspects = tuple(weighed(suspects, knowledge.state, knowledge.cluster))
-    return Localisation(suspects=suspects, expected=exp(knowledge.state.base), rounds=knowledge.record.rounds,
-                   retests=retests, samples=tuple(knowledge.record.samples), complete=complete)
+    return Localisation(suspects, exp(knowledge.state.base), knowledge.record.rounds, retests, complete)
 
 
 def _suspects(knowledge: Known, complete: bool) -> Iterator[Suspect]:
@@ -56,7 +55,7 @@ def _links(knowledge: Known) -> Iterator[Suspect]:
     for one, other in bad:
         ends = [int(leaf[node]) for node in (one, other)] if leaf is not None else []
         apart = len({*ends}) < 2 or all(uplinks[end] == 1 for end in ends)
-        yield Suspect("link", (f"{names[one]}–{names[other]}",), bad[one, other], often[one] == often[other] == 1 and apart,
+        yield Suspect("link", (f"{names[one]}{LINK}{names[other]}",), bad[one, other], often[one] == often[other] == 1 and apart,
                       f"{bad[one, other]:.0%} of the healthy rate, though both nodes are fast with others")
     shared = [end for end, count in sorted(uplinks.items()) if count > 1]
     doubted = knowledge.state.load.health.bad | knowledge.state.load.health.open
@@ -73,7 +72,7 @@ def _silent(knowledge: Known, complete: bool) -> Iterator[Suspect]:
     if silence.aside:
         yield Suspect("down", tuple(names[node] for node in sorted(silence.aside)), 0.0, False, "no answer between these")
     for one, other in sorted(silence.cut):
-        yield Suspect("link", (f"{names[one]}–{names[other]}",), 0.0, True, "twice no answer, though both answer others")
+        yield Suspect("link", (f"{names[one]}{LINK}{names[other]}",), 0.0, True, "twice no answer, though both answer others")
 
 
 def _ends(kind: SuspectKind, names: tuple[str, ...], health: Health, complete: bool, how: str) -> Iterator[Suspect]:

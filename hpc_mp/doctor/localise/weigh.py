@@ -12,7 +12,7 @@ from hpc_mp.base.text import data_rate
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.doctor.localise.analysis import NetworkState
 from hpc_mp.doctor.localise.fit import RULE
-from hpc_mp.doctor.localise.record import ClusterLayout, Pair, Suspect
+from hpc_mp.doctor.localise.record import LINK, ClusterLayout, Pair, Suspect
 from hpc_mp.doctor.localise.uneven import (
     Outstanding,
     Pairs,
@@ -166,7 +166,7 @@ def _part(suspect: Suspect, member: str, pairs: Pairs, cluster: ClusterLayout) -
     name, _, rail = member.partition(" rail ")
     number = {name: index for index, name in enumerate(cluster.names)}
     if suspect.kind == "link":
-        one, other = sorted(number[end] for end in name.split("–"))
+        one, other = sorted(number[end] for end in name.split(LINK))
         return SuspectPart(pairs=frozenset({(one, other)}))
     if suspect.kind != "uplink" and name in number:
         return SuspectPart(nodes=frozenset({number[name]}), rail=int(rail) if rail else None)
@@ -189,7 +189,7 @@ def _node(node: int, faults: Outstanding, pairs: Pairs, cluster: ClusterLayout) 
 
 
 def _link(link: Pair, faults: Outstanding, pairs: Pairs, cluster: ClusterLayout) -> Suspect:
-    return Suspect("link", ("–".join(cluster.names[node] for node in link),), exp(pairs.rate[link] - faults.level), True,
+    return Suspect("link", (LINK.join(cluster.names[node] for node in link),), exp(pairs.rate[link] - faults.level), True,
                    f"{_rate(pairs.rate[link])}, though both nodes are faster with others; {_others(faults.left)}")
 
 

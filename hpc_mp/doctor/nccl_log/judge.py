@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import several
 from hpc_mp.cluster.node.gpu_driver import read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
@@ -81,8 +82,8 @@ def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
                       "look for the EFA provider with fi_info -p efa; install EFA's libfabric on every node and in the container")
     elif slow and machine.fabric:
         severity: Severity = "warning" if machine.fabric == "roce" else "error"
-        yield Finding(code, severity, _few(hosts), f"NCCL uses {used}; the machine has {_FABRICS[machine.fabric]}{_set(truth)}",
-                      _REMEDIES[machine.fabric])
+        evidence = f"NCCL uses {used}; the machine has {_FABRICS[machine.fabric]}{_set(truth)}"
+        yield Finding(code, severity, several(hosts), evidence, _REMEDIES[machine.fabric])
     elif truth.networks:
         yield Finding(code, "ok", "", f"NCCL uses {used}" + ("" if machine.fabric else "; no fast network is seen here"))
     elif truth.nodes == 1:
@@ -103,9 +104,9 @@ def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         return
     devices = sorted({channel.device for channel in without if channel.device is not None})
     disabled = sorted(name for name, possible in truth.gdr.items() if not possible)
-    which = f"; NCCL found it impossible for {_few(disabled)}" if disabled else ""
+    which = f"; NCCL found it impossible for {several(disabled)}" if disabled else ""
     severity: Severity = "error" if machine.fabric in ("infiniband", "efa") else "warning"
-    yield Finding("nccl-gdr", severity, f"network device {_few([str(device) for device in devices])}",
+    yield Finding("nccl-gdr", severity, f"network device {several([str(device) for device in devices])}",
                   f"{len(without)} of {len(paths)} paths between nodes go through the host's memory, without GPUDirect"
                   f"{which}{_set(truth)}", _GDR)
 
@@ -119,7 +120,7 @@ def _gdr_possible(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         yield Finding("nccl-gdr", "ok", "", f"NCCL found GPUDirect possible for all {len(truth.gdr)} adapters")
         return
     grave = machine.fabric in ("infiniband", "efa") and len(disabled) == len(truth.gdr)
-    yield Finding("nccl-gdr", "error" if grave else "warning", _few(disabled),
+    yield Finding("nccl-gdr", "error" if grave else "warning", several(disabled),
                   f"NCCL found GPUDirect impossible for {len(disabled)} of {len(truth.gdr)} adapters: what they carry goes "
                   f"through the host's memory{_set(truth)}", _GDR)
 
@@ -135,7 +136,7 @@ def _nics(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     for (count, of_all), hosts in sorted(few.items()):
         others = f" of {_FABRICS[machine.fabric]}, and {of_all - count} others" if of_all > count and machine.fabric else ""
         evidence = f"NCCL found {count} adapters{others}; the machine has {machine.nics} ports up{_set(truth)}"
-        yield Finding("nccl-nics", "warning", _few(hosts), evidence,
+        yield Finding("nccl-nics", "warning", several(hosts), evidence,
                       "look at NCCL_IB_HCA, at the ports' state, and at the devices of the container or job")
     if counts and not few:
         used = len({channel.device for channel in truth.channels if truth.between_nodes(channel)})
@@ -149,7 +150,7 @@ def _inside(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     shown = ", ".join(f"{count} via {via}" for via, count in sorted(paths.items()))
     if detour and machine.switched:
         pairs = sorted({f"{channel.sender}→{channel.receiver}" for channel in inside if channel.via != "P2P"})
-        yield Finding("nccl-inside", "warning", f"ranks {_few(pairs)}",
+        yield Finding("nccl-inside", "warning", f"ranks {several(pairs)}",
                       f"inside a node {shown}: the GPUs are joined by NVSwitches and do not use them{_set(truth)}",
                       "give every task all GPUs of the node (--gpus-per-node, never --gpus-per-task), unset NCCL_P2P_DISABLE, "
                       "and look at gpu-p2p")
@@ -161,9 +162,9 @@ def _started(truth: NcclTruth) -> Iterator[Finding]:
     missing = sorted(truth.started - truth.completed)
     if missing and truth.completed | truth.started:
         hosts = sorted({truth.hosts[key] for key in missing})
-        yield Finding("nccl-start", "warning", _few(hosts),
+        yield Finding("nccl-start", "warning", several(hosts),
                       f"{len(missing)} of {len(truth.started)} ranks never completed their start: "
-                      f"{_few([str(rank) for _, rank in missing])}",
+                      f"{several([str(rank) for _, rank in missing])}",
                       "look at these hosts' network, and at what else this log says of them")
     elif truth.completed:
         yield Finding("nccl-start", "ok", "", f"{len(truth.completed)} ranks completed their start"
@@ -204,10 +205,6 @@ def _set(truth: NcclTruth) -> str:
 
 def _is_socket(name: str) -> bool:
     return "socket" in name.lower()
-
-
-def _few(names: list[str], limit: int = 6) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 _FABRICS = {"infiniband": "InfiniBand", "efa": "EFA", "roce": "RoCE"}

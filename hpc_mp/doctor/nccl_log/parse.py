@@ -18,12 +18,10 @@ LONGEST = 4096  # parsed characters of a line; NCCL's own lines have at most 102
 MOST_WARNINGS = 200  # kept warnings without a known meaning
 _PREFIX = re.compile(r"(?<![\w.-])([A-Za-z0-9][\w.-]*):(\d+):(\d+) \[(-?\d+)\] (?:([^\[\]\n]{1,300}?):\d+ (?:\(\w+\) )?)?NCCL "
                      r"(INFO|WARN) ")  # a plug-in writes its function with arguments in the place of NCCL's file
-_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
 _ADAPTER = re.compile(r"\[\d+\] ?([\w.@-]+:\d+(?:::?\d+)?/\w+)")
 _INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
 _STATUS = re.compile(r"(?:status=(?:\w+\()?|with (?:error|status) )(\d+)")
 _HCA = re.compile(r"\bhca (\S+)|\bon dev ([\w.-]+):\d|NET/IB : ([\w.-]+):\d+ ")
-_PEER = re.compile(r"from peer (\S+)")
 _OLD_ALGORITHMS = {"0": "TREE", "1": "RING"}  # numbers until 2.24
 _OLD_PROTOCOLS = {"0": "LL", "1": "LL128", "2": "SIMPLE"}
 
@@ -50,7 +48,6 @@ class _Reading:
 
     def __init__(self) -> None:
         self.count = 0
-        self.version: str | None = None
         self.network: dict[Who, str] = {}
         self.adapters: dict[str, tuple[str, ...]] = {}
         self.gdr: dict[str, bool] = {}
@@ -62,15 +59,11 @@ class _Reading:
         self.started: set[tuple[int, int]] = set()
         self.completed: set[tuple[int, int]] = set()
         self.algorithms: Counter[tuple[str, str, str]] = Counter()
-        self.nvls: bool | None = None
-        self.dmabuf = False
         self.environment: dict[str, str] = {}
         self.troubles: dict[Trouble, None] = {}
         self.warnings = 0
 
     def line(self, line: str) -> None:
-        if self.version is None and (match := _VERSION.search(line)):
-            self.version = match[1]
         for who, place, level, text in _messages(line):
             self.count += 1
             meant = False
@@ -86,9 +79,9 @@ class _Reading:
         if kind == UNKNOWN and self.warnings > MOST_WARNINGS:
             return
         rank = self.place[who][1] if who in self.place else None
-        status, hca, peer = _STATUS.search(text), _HCA.search(text), _PEER.search(text)
+        status, hca = _STATUS.search(text), _HCA.search(text)
         self.troubles[Trouble(kind, who.host, rank, text.strip()[:300], next(filter(None, hca.groups())) if hca else "",
-                              peer[1] if peer else "", int(status[1]) if status else None)] = None
+                              int(status[1]) if status else None)] = None
 
     def nodes(self, ranks: int) -> int | None:
         """Count the nodes of a communicator if all its ranks wrote lines: older versions do not log the number."""
@@ -101,11 +94,11 @@ class _Reading:
             hosts[name].add(who.host)
         ranks = max((ranks for ranks, _ in self.started | self.completed | set(self.place.values())), default=None)
         return NcclTruth(
-            lines=self.count, version=self.version, networks=dict(Counter(self.network.values())),
+            lines=self.count, networks=dict(Counter(self.network.values())),
             network_hosts={name: frozenset(names) for name, names in hosts.items()}, adapters=self.adapters, gdr=self.gdr,
             provider=self.provider, channels=tuple(self.channels), hosts=self.hosts, ranks=ranks,
             nodes=None if ranks is None else self.shape.get(ranks) or self.nodes(ranks), started=frozenset(self.started),
-            completed=frozenset(self.completed), algorithms=dict(self.algorithms), nvls=self.nvls, dmabuf=self.dmabuf,
+            completed=frozenset(self.completed), algorithms=dict(self.algorithms),
             environment=self.environment, troubles=tuple(self.troubles))
 
 
@@ -186,14 +179,6 @@ def _tuning(reading: _Reading, who: Who, match: re.Match[str]) -> None:
     reading.algorithms[match[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
 
 
-def _nvls(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    reading.nvls = match[1] is None and reading.nvls is not False
-
-
-def _dmabuf(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    reading.dmabuf = True
-
-
 def _set(reading: _Reading, who: Who, match: re.Match[str]) -> None:
     reading.environment[match[1]] = match[2].strip().rstrip(".")
 
@@ -212,7 +197,5 @@ _MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[s
         ("nNodes", r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) ", _nodes),
         ("Init ", r"comm \S+ rank (\d+) nranks (\d+) .*Init (START|COMPLETE)", _start),
         ("-> Algo", r"^(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)", _tuning),
-        ("NVLS multicast", r"^NVLS multicast support is (not )?available", _nvls),
-        ("DMA-BUF", r"^DMA-BUF is available on GPU device", _dmabuf),
         ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _set),
     ))

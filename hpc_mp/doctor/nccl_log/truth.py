@@ -38,7 +38,6 @@ class Trouble:
     Attributes:
         kind: kind of a row in ``env/nccl-troubles.toml``.
         hca: adapter of the process that wrote the line ("mlx5_3"); empty if the line names none.
-        peer: address of the other side; empty if the line names none.
         code: status of a completion, or errno.
     """
 
@@ -47,7 +46,6 @@ class Trouble:
     rank: int | None
     words: str
     hca: str = ""
-    peer: str = ""
     code: int | None = None
 
 
@@ -57,7 +55,6 @@ class NcclTruth:
 
     Attributes:
         lines: number of NCCL's lines.
-        version: version of NCCL.
         networks: number of processes by network: {"IB": 16}.
         network_hosts: hosts by network, to name hosts that deviate.
         adapters: adapters that NCCL found, by host: ("mlx5_ib0:1/IB", …); for plain sockets the interfaces.
@@ -68,14 +65,11 @@ class NcclTruth:
         ranks, nodes: size of the largest communicator; None if the log does not contain it.
         started, completed: (ranks, rank) of starts and of completed starts in the log.
         algorithms: number of choices by (collective, algorithm, protocol).
-        nvls: True if NVSwitch multicast is available; None if the log does not contain it.
-        dmabuf: True if NCCL reported DMA-BUF for a GPU.
         environment: NCCL's variables that were set, with their values.
         troubles: errors and warnings without duplicates.
     """
 
     lines: int = 0
-    version: str | None = None
     networks: Mapping[str, int] = field(default_factory=dict)
     network_hosts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -88,8 +82,6 @@ class NcclTruth:
     started: frozenset[tuple[int, int]] = frozenset()
     completed: frozenset[tuple[int, int]] = frozenset()
     algorithms: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    nvls: bool | None = None
-    dmabuf: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     troubles: tuple[Trouble, ...] = ()
 

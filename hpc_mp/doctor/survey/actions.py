@@ -11,7 +11,8 @@ from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger, record, take_ba
 from hpc_mp.cluster.bad_nodes import findings as held_against
 from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.slurm.drain import drain_command
-from hpc_mp.doctor.survey.diagnosis import LINK, REMEDIES, Diagnosis
+from hpc_mp.doctor.localise import nodes_of
+from hpc_mp.doctor.survey.diagnosis import REMEDIES, Diagnosis
 from hpc_mp.doctor.survey.node_report import CODES, faulty
 from hpc_mp.doctor.survey.report import Report
 
@@ -66,13 +67,13 @@ def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
     answered = {node for node in evidence.nodes if node not in evidence.absent}
     reported = {evidence.nodes[node] for node in evidence.reports}
     paired = {evidence.nodes[node] for leg in evidence.legs if leg.rate is not None for node in leg.pair}
-    suspects = {name for diagnosis in report.diagnoses for member in diagnosis.members for name in _ends(member)}
+    suspects = {name for diagnosis in report.diagnoses for name in nodes_of(diagnosis.members)}
     suspects |= {node for noted in report.noted if noted.finding.severity == "error" for node in noted.nodes}
 
     def measured_there(finding: BadNode) -> bool:
         if finding.code in CODES:
             return finding.node in reported
-        ends = {*_ends(finding.evidence.partition(":")[0])} if finding.code.startswith("link") else set()
+        ends = {*nodes_of([finding.evidence.partition(":")[0]])} if finding.code.startswith("link") else set()
         return (finding.code in {*REMEDIES, *GONE} - COMPUTED) and {finding.node, *ends} <= paired
 
     return tuple(item for item in held if item.time <= report.time and item.node in answered - suspects and measured_there(item))
@@ -83,12 +84,13 @@ def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
     sets of suspects are left to people.
     """
     certain = [diagnosis for diagnosis in diagnoses if diagnosis.certain]
-    avoided = {_node(diagnosis): diagnosis for diagnosis in reversed(certain) if diagnosis.code.startswith(("node", "rail"))}
+    avoided = {nodes_of(diagnosis.members)[0]: diagnosis for diagnosis in reversed(certain)
+               if diagnosis.code.startswith(("node", "rail"))}
     links = [diagnosis for diagnosis in certain if diagnosis.code.startswith("link")]
-    while remaining := [link for link in links if not avoided.keys() & {*link.members[0].split(LINK)}]:
-        count = Counter(node for link in remaining for node in link.members[0].split(LINK))
+    while remaining := [link for link in links if not avoided.keys() & {*nodes_of(link.members)}]:
+        count = Counter(node for link in remaining for node in nodes_of(link.members))
         node = max(sorted(count, reverse=True), key=lambda node: count[node])
-        avoided[node] = next(link for link in remaining if node in link.members[0].split(LINK))
+        avoided[node] = next(link for link in remaining if node in nodes_of(link.members))
     return avoided
 
 
@@ -113,18 +115,9 @@ def measured(report: Report) -> LinkRates:
     return LinkRates(report.cluster or "", report.time, evidence.nodes, tuple(pairs), latency, platform)
 
 
-def _ends(member: str) -> list[str]:
-    """Return the nodes in the name of a member: a node, a rail of a node, or a link."""
-    return [end.partition(" rail ")[0] for end in member.split(LINK)]
-
-
 def _evidence(diagnosis: Diagnosis) -> str:
     """Return the evidence, for a link prefixed with its name: the ledger entry would else not name its other end."""
     return f"{diagnosis.subject}: {diagnosis.evidence}" if diagnosis.code.startswith("link") else diagnosis.evidence
-
-
-def _node(diagnosis: Diagnosis) -> str:
-    return diagnosis.members[0].partition(" rail ")[0]
 
 
 def _plain(text: str) -> str:

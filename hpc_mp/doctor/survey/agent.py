@@ -87,8 +87,8 @@ class Agent:
             if self.rank in (one, other):
                 side, source = int(self.rank == other), here()
                 before = read_port_bytes(source)
-                ends = measure(side, self._book[one][0][0], ports, order)
-                findings = judge_ports(before, read_port_bytes(source), sent(ends, side, order))
+                ends = measure(side, self._book[one][0][0], ports, order, self._token, self.facts.interfaces[0].name)
+                findings = judge_ports(before, read_port_bytes(source), sent(ends, len(ports), order))
                 return {"ends": ends, "found": [finding.document() for finding in findings if finding.severity in REPORTED]}
         return None
 
@@ -105,8 +105,8 @@ ACTIONS: dict[str, Callable[[Agent, Message], Message | None]] = {
 def _messages(ends: Iterable[TransferEnd]) -> Iterator[Message]:
     """Yield the ends as messages without empty fields: srun carries every byte."""
     for end in ends:
-        fields = {"why": end.why, **(asdict(end.sent) if end.sent else {})}
-        yield {"rail": end.key.rail, "direction": end.key.direction, **{name: value for name, value in fields.items() if value}}
+        fields = {name: value for name, value in asdict(end).items() if value and name != "key"}
+        yield {"rail": end.key.rail, "direction": end.key.direction, **fields}
 
 
 def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> int:

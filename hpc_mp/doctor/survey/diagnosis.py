@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from hpc_mp.doctor.localise import Localisation, Suspect
-from hpc_mp.doctor.survey.blame import blames
+from hpc_mp.base.text import several
+from hpc_mp.doctor.localise import Localisation, Suspect, nodes_of, of_pairs
 from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
-
-LINK = "–"  # between the two ends of a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def _unreached(evidence: SurveyEvidence, node: int, rail: int) -> str:
     """Return the probe's evidence on a node with another MTU."""
     lost = [evidence.nodes[echo.sender] for echo in evidence.echoes
             if (echo.receiver, echo.rail) == (node, rail) and echo.counts.small and not echo.counts.full]
-    return f"; full-size packets from {_listed(lost)} do not reach it" if lost else ""
+    return f"; full-size packets from {several(lost)} do not reach it" if lost else ""
 
 
 def _loss(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
@@ -148,10 +146,8 @@ def _loss(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
 
 def _blamed(evidence: SurveyEvidence, kind: str, bad: Iterable[Pair], good: Iterable[Pair], message: str) -> Iterable[Diagnosis]:
     """Yield diagnoses for bad pairs; ``message``: the evidence."""
-    for culprit in blames(_named(evidence, bad), _named(evidence, good), evidence.leaves):
-        members = (LINK.join(culprit.members),) if culprit.kind == "link" else culprit.members
-        between = _listed([f"{one} and {other}" for one, other in culprit.pairs])
-        yield Diagnosis(f"{culprit.kind}-{kind}", members, culprit.certain, f"{message}; between {between}")
+    for suspect in of_pairs(_named(evidence, bad), _named(evidence, good), evidence.leaves):
+        yield Diagnosis(f"{suspect.kind}-{kind}", suspect.members, suspect.certain, f"{message}; {suspect.evidence}")
 
 
 def _named(evidence: SurveyEvidence, pairs: Iterable[Pair]) -> set[tuple[str, str]]:
@@ -172,7 +168,7 @@ def _network(evidence: SurveyEvidence, verdict: Localisation, faults: Sequence[D
 
 
 def _code(evidence: SurveyEvidence, suspect: Suspect) -> str:
-    nodes = {evidence.nodes.index(name) for name in _nodes(suspect.members) if name in evidence.nodes}
+    nodes = {evidence.nodes.index(name) for name in nodes_of(suspect.members) if name in evidence.nodes}
     if suspect.kind == "down":
         return "node-cut" if nodes and nodes <= evidence.counters.keys() else "node-down"
     between = [leg for leg in evidence.legs if {*leg.pair} == nodes]
@@ -184,7 +180,7 @@ def _explains(diagnosis: Diagnosis, suspect: Suspect) -> bool:
     """Return True if the diagnosis explains the suspect. A faulty node explains itself and its links, a link or uplink only
     itself.
     """
-    touched, sick = _nodes(suspect.members), _nodes(diagnosis.members)
+    touched, sick = {*nodes_of(suspect.members)}, {*nodes_of(diagnosis.members)}
     if diagnosis.code.startswith("node"):
         return suspect.kind != "uplink" and not touched.isdisjoint(sick)
     return touched == sick
@@ -192,24 +188,14 @@ def _explains(diagnosis: Diagnosis, suspect: Suspect) -> bool:
 
 def _leads_through(evidence: SurveyEvidence, suspect: Suspect, uplinks: set[str]) -> bool:
     """Return True if all traffic of a suspected link crosses one of the uplinks."""
-    leaves = {evidence.leaves.get(node, "") for node in _nodes(suspect.members)}
+    leaves = {evidence.leaves.get(node, "") for node in nodes_of(suspect.members)}
     return len(leaves) > 1 and not leaves.isdisjoint(uplinks)
-
-
-def _nodes(members: Iterable[str]) -> set[str]:
-    """Return the nodes in names of nodes, rails and links."""
-    return {name.partition(" rail ")[0] for member in members for name in member.split(LINK)}
 
 
 def _share(legs: Iterable[Leg]) -> float:
     """Return the fraction of lost segments."""
     transfers = [*legs]
     return sum(leg.lost for leg in transfers) / max(1, sum(leg.segments for leg in transfers))
-
-
-def _listed(names: list[str]) -> str:
-    """Return at most four of the names as text, and the number of the others."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 SLOW_CPU, SUSPECT_CPU = 0.85, 0.9

@@ -11,6 +11,7 @@ from typing import Any, Self
 import psutil
 
 from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.doctor.compute.device import cpu_name
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import read_machine
 
@@ -65,7 +66,7 @@ def node_facts(node: str, requested: Sequence[str], port: int) -> NodeFacts:
     Raises:
         LookupError: a requested interface does not exist or has no IPv4 address.
     """
-    return NodeFacts(node, _interfaces(node, requested), _cpu_model(), len(os.sched_getaffinity(0)), port,
+    return NodeFacts(node, _interfaces(node, requested), cpu_name(), len(os.sched_getaffinity(0)), port,
                      platform(read_machine(NodeSource())).name)
 
 
@@ -101,10 +102,3 @@ def _default_route(names: Sequence[str]) -> str | None:
     with open(ROUTES, encoding="ascii") as lines:
         routes = [line.split() for line in lines]
     return next((fields[0] for fields in routes if fields[1] == "00000000" and fields[0] in names), None)
-
-
-def _cpu_model() -> str:
-    """Return the model name in /proc/cpuinfo, or the architecture: Arm kernels give no name there."""
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(named, os.uname().machine)

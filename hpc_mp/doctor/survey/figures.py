@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from hpc_mp.base.text import data_rate
-from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
+from hpc_mp.cluster.topology.reading import natural
+from hpc_mp.doctor.localise import LINK
+from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.report import Report
+from hpc_mp.report import colours
+from hpc_mp.report.colours import Shade
 
 MOST_CELLS = 256  # nodes; a larger matrix is unreadable
 MOST_BARS = 48  # of more nodes only the slowest are shown
@@ -22,14 +25,6 @@ NOTHING = (58, 58, 58)  # no transfer succeeded
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixShade:
-    """A background colour and a readable text colour, as ``#rrggbb``."""
-
-    ground: str
-    ink: str
-
-
-@dataclass(frozen=True, slots=True)
 class MatrixCell:
     """A cell for one direction of one pair: row = sender, column = receiver; ``text``: percent of the expected rate."""
 
@@ -37,7 +32,7 @@ class MatrixCell:
     column: int
     text: str
     tip: str
-    shade: MatrixShade
+    shade: Shade
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class RateBar:
     rate: float | None
     share: float
     fault: str
-    shade: MatrixShade
+    shade: Shade
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +121,11 @@ def switches(report: Report) -> Switches:
     members: dict[str, list[str]] = {}
     for node in (*evidence.nodes, *evidence.absent):
         members.setdefault(evidence.leaves.get(node, ""), []).append(node)
-    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=_natural)))
+    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=natural)))
               for name, nodes in members.items()]
-    leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), _natural(leaf.name)))
+    leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), natural(leaf.name)))
     links = tuple((diagnosis.subject, diagnosis.code) for diagnosis in report.diagnoses if diagnosis.code.startswith("link"))
-    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: _natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
+    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
 
 
 def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
@@ -143,30 +138,10 @@ def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
     return faults
 
 
-def shade(share: float | None) -> MatrixShade:
+def shade(share: float | None) -> Shade:
     """Return the colour of a fraction of the expected rate; None: no transfer succeeded."""
-    rgb = NOTHING if share is None else _mixed(share)
-    return MatrixShade(f"#{bytes(rgb).hex()}", "#ffffff" if _luminance(rgb) < 0.25 else "#111111")
+    return colours.shade(NOTHING if share is None else colours.mixed(STOPS, share))
 
 
 def _expected(report: Report) -> float | None:
     return report.verdict.expected if report.verdict is not None and report.verdict.expected else None
-
-
-def _mixed(share: float) -> tuple[int, ...]:
-    shown = min(max(share, STOPS[0][0]), STOPS[-1][0])
-    (low, before), (high, after) = next((a, b) for a, b in pairwise(STOPS) if shown <= b[0])
-    part = (shown - low) / (high - low)
-    return tuple(round(start + part * (end - start)) for start, end in zip(before, after, strict=True))
-
-
-def _luminance(rgb: Sequence[int]) -> float:
-    """Return the relative luminance, 0 … 1 (WCAG 2.2)."""
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """Return a sort key that puts n2 before n10."""
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem):] or 0)

@@ -75,28 +75,22 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """The sender's measurement.
+class TransferEnd:
+    """The result of one end of a connection; a receiver has only its error.
 
     Attributes:
         rate: rate in bytes per second.
         segments, lost, limited: as in ``Info``.
         latency: half a round trip in seconds; None if it was not measured.
+        why: the error, "" if there was none.
     """
 
-    rate: float
-    segments: int
-    lost: int
-    limited: float
-    latency: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TransferEnd:
-    """The result of one end of a connection. ``sent``: None at a receiver; ``why``: the error, "" if there was none."""
-
     key: Key
-    sent: Sent | None = None
+    rate: float = 0.0
+    segments: int = 0
+    lost: int = 0
+    limited: float = 0.0
+    latency: float | None = None
     why: str = ""
 
 
@@ -111,7 +105,7 @@ def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[
                 _pull(connection, plan)
                 return TransferEnd(key)
             latency = median(_echoes(connection))
-            return TransferEnd(key, replace(_push(connection, plan), latency=latency))
+            return replace(_push(connection, plan, key), latency=latency)
 
     ends = []
     with ThreadPoolExecutor(len(addresses) * plan.streams) as pool:
@@ -128,7 +122,7 @@ def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[Tran
     def serve(connection: socket.socket, key: Key) -> TransferEnd:
         with connection:
             if key.direction:
-                return TransferEnd(key, _push(connection, plan))
+                return _push(connection, plan, key)
             _echo(connection)
             _pull(connection, plan)
             return TransferEnd(key)
@@ -167,7 +161,7 @@ def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket
         yield connection, Key(rail, stream, direction)
 
 
-def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
+def _push(connection: socket.socket, plan: TransferPlan, key: Key) -> TransferEnd:
     """Send for the planned time. Raises OSError if the receiver stops reading."""
     connection.settimeout(plan.pause)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANG_UP)
@@ -186,7 +180,7 @@ def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
     (since, first), (until, last) = samples[0], samples[-1]
     rates = [sample.rate for _, sample in samples if sample.rate is not None]
     rate = median(rates) if len(rates) >= SAMPLES else (last.acked - first.acked) / (until - since)
-    return Sent(rate, last.segments, last.lost, last.limited)
+    return TransferEnd(key, rate, last.segments, last.lost, last.limited)
 
 
 def _enough(samples: Sequence[tuple[float, Info]], plan: TransferPlan) -> bool:

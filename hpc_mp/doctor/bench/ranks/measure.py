@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_mp.doctor.bench.ranks import pattern
 from hpc_mp.doctor.bench.ranks.network import Network
@@ -33,13 +33,12 @@ def allocate(network: Network, counts: Counts) -> Buffers:
     return Buffers(network.buffer(counts.total), network.buffer(counts.total))
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The measurement of one rank: seconds of each iteration, their mean by the host's clock, number of wrong elements."""
+class Sample(NamedTuple):
+    """The measurement of one rank: mean seconds by the host's clock, number of wrong elements, seconds of each iteration."""
 
     mean: float
-    iterations: list[float]
     wrong: int
+    iterations: list[float]
 
 
 def measure(
@@ -69,7 +68,7 @@ def measure(
         run()
         network.finish()
         wrong = _wrong(network, collective, counts, receive, 1)
-    return Sample(mean, network.between(stamps), wrong)
+    return Sample(mean, wrong, network.between(stamps))
 
 
 def _fill(network: Network, collective: Collective, send: Any, receive: Any, repetition: int) -> None:

@@ -1,4 +1,7 @@
-"""The program of a rank: meet the other ranks, measure every size, let rank 0 print the results."""
+"""The program of a rank: meet the other ranks, measure every size, let rank 0 print the results.
+
+srun, mpirun and survey agents start it: ``python -m hpc_mp.doctor.bench.ranks.program SPEC``, a specification as a line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
@@ -15,11 +17,6 @@ from hpc_mp.doctor.bench.ranks.measure import allocate, measure
 from hpc_mp.doctor.bench.ranks.network import Network
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Collective
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run ``python -m hpc_mp.doctor.bench.ranks SPEC``, with the specification as one line of JSON."""
-    return run(load_spec(arguments[0]))
 
 
 def forked(path: Path) -> int:
@@ -76,6 +73,10 @@ def measure_size(network: Network, spec: BenchSpec, size: int, voice: Voice) -> 
     buffers = allocate(network, counts)
     samples = {placed: measure(network, collective, counts, buffers, placed, spec.warmup, spec.iterations, spec.check)
                for placed in PLACED}
-    results = network.gather({placed: [sample.mean, sample.wrong, sample.iterations] for placed, sample in samples.items()})
+    results = network.gather(samples)
     if results is not None:
         voice.say("row", size=size, ranks=results)
+
+
+if __name__ == "__main__":
+    sys.exit(run(load_spec(sys.argv[1])))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_mp.doctor.survey.blame import Blame, blames
+from hpc_mp.doctor.localise import nodes_of, of_pairs
 
 FOUR = ("n1", "n2", "n3", "n4")
 LEAVES = {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
@@ -19,9 +19,10 @@ Named = list[tuple[str, tuple[str, ...], bool]]
 
 
 def named(nodes: tuple[str, ...], bad: set[tuple[str, str]], leaves: dict[str, str] | None = None) -> Named:
-    found = blames(bad, {*combinations(nodes, 2)} - bad, leaves or {})
-    assert {pair for one in found for pair in one.pairs} == bad  # all are explained
-    return [(one.kind, one.members, one.certain) for one in found]
+    found = [*of_pairs(bad, {*combinations(nodes, 2)} - bad, leaves or {})]
+    touched = {member for suspect in found for member in (*suspect.members, *nodes_of(suspect.members))}
+    assert all(touched & {*pair, *((leaves or {}).get(node) for node in pair)} for pair in bad)  # all are explained
+    return [(suspect.kind, suspect.members, suspect.certain) for suspect in found]
 
 
 def of(node: str, nodes: tuple[str, ...] = FOUR) -> set[tuple[str, str]]:
@@ -35,10 +36,10 @@ def across(leaf: str, leaves: dict[str, str]) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(("bad", "said"), [
     (set(), []),
     (of("n3"), [("node", ("n3",), True)]),
-    ({("n1", "n3")}, [("link", ("n1", "n3"), True)]),
-    ({("n1", "n3"), ("n2", "n4")}, [("link", ("n1", "n3"), True), ("link", ("n2", "n4"), True)]),
+    ({("n1", "n3")}, [("link", ("n1–n3",), True)]),
+    ({("n1", "n3"), ("n2", "n4")}, [("link", ("n1–n3",), True), ("link", ("n2–n4",), True)]),
     (of("n1") | of("n3"), [("node", ("n1",), True), ("node", ("n3",), True)]),
-    (of("n1") - {("n1", "n2")}, [("link", ("n1", "n3"), True), ("link", ("n1", "n4"), True)]),
+    (of("n1") - {("n1", "n2")}, [("link", ("n1–n3",), True), ("link", ("n1–n4",), True)]),
     ({*combinations(FOUR, 2)}, [("node", FOUR, False)]),
 ])
 def test_four_nodes(bad: set[tuple[str, str]], said: Named) -> None:
@@ -50,7 +51,8 @@ def test_two_nodes_cannot_be_told_apart() -> None:
 
 
 def test_a_node_that_has_nothing_good_is_suspected_before_a_link() -> None:
-    assert blames({("n1", "n2")}, {("n2", "n3")}, {}) == (Blame("node", ("n1",), (("n1", "n2"),)),)
+    [suspect] = of_pairs({("n1", "n2")}, {("n2", "n3")}, {})
+    assert (suspect.kind, suspect.members, suspect.evidence) == ("node", ("n1",), "between n1 and n2")
 
 
 def test_uplinks() -> None:
@@ -73,4 +75,4 @@ def test_a_single_bad_node_or_link_is_always_named(count: int, data: st.DataObje
     assert named(nodes, of(bad, nodes)) == [("node", (bad,), True)]
     if count > 3:
         pair = data.draw(st.sampled_from([*combinations(nodes, 2)]))
-        assert named(nodes, {pair}) == [("link", pair, True)]
+        assert named(nodes, {pair}) == [("link", ("–".join(pair),), True)]
