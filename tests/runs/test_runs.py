@@ -23,7 +23,6 @@ from hpc_mp.cluster.slurm.job import SlurmJob, explained
 from hpc_mp.job import ProgramSpec, dump_job, load_job
 from hpc_mp.job.program import Program
 from hpc_mp.launch import resume
-from hpc_mp.runs import cancel
 from hpc_mp.launch.backends.slurm import _QueueWatcher
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir import RunDirectory, create_run, write_json
@@ -33,6 +32,7 @@ from hpc_mp.rundir.history import record as write_end
 from hpc_mp.rundir.records import AWAITING, RankStart, RankStatus, StepMetrics, line_of, write_record
 from hpc_mp.rundir.sweep import SweepMember, write_member
 from hpc_mp.rundir.usage import cut_steps, usage
+from hpc_mp.runs import cancel
 from hpc_mp.runs.status import seen
 from hpc_mp.train.rank.logs import StepWords
 

@@ -115,6 +115,9 @@ class Program:
         with open(os.devnull) as nothing:
             self.process = Fork(program, [nothing.fileno(), *self._said], env)
 
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
     def end(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """Wait for the program and return its result. Raises subprocess.TimeoutExpired."""
         code = self.process.wait(timeout)
