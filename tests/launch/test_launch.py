@@ -13,27 +13,28 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 import pytest
 import warm
-from launching import answers, environment, mark, marked, record, silent, the_run, until, write_job
+from launching import answers, environment, held, make_run, mark, marked, record, silent, the_run, until, write_job
 
 import hpc_mp.launch.launch
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.launch import _curve_words, command
-from hpc_mp.job import dump_job, load_any, load_job
+from hpc_mp.job import load_any, load_job
 from hpc_mp.launch.launch import LaunchRequest, preview
 from hpc_mp.launch.listener import Teller
 from hpc_mp.launch.plan import newest_run
 from hpc_mp.launch.resume import resuming
-from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_manifest
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import Outcome
 
-HERE = Path(__file__).parent
+FAKE_CLI = Path(__file__).with_name("fake_cli.py")
 
 __all__ = ["mark"]  # a fixture
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
@@ -43,27 +44,19 @@ def job(tmp_path: Path) -> Path:
 # --- the command, with fake ranks ---------------------------------------------------------------------------
 
 
-
-
-class Launch:
-    """``hpc-mp launch`` in a process of its own, with fake ranks (or real ones) that train."""
-
-    def __init__(self, mark: str, job: Path, *arguments: str, program: tuple[str, ...] = (str(HERE / "fake_cli.py"),),
-                 stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *program, "launch", str(job), "--on", "local", *arguments], stdout=stdout,
-            stderr=stderr, text=True, env=environment(mark, **{"DEED": "train", **environ}))
-
-    def end(self) -> tuple[int, str, str]:
-        """The exit code and what was printed."""
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err or ""
+def start(mark: str, job: Path, *arguments: str, program: tuple[str | Path, ...] = (FAKE_CLI,), **environ: str) -> warm.Program:
+    """``hpc-mp launch`` with fake ranks (or real ones) that train."""
+    return warm.Program([*program, "launch", job, "--on", "local", *arguments], environment(mark, **{"DEED": "train", **environ}))
 
 
 def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
-    program = [HERE / "fake_cli.py", "launch", job, "--on", "local", *arguments]
-    done = warm.Program(program, environment(mark, **{"DEED": "train", **environ})).end(60)
-    return done.returncode, done.stdout, done.stderr
+    return start(mark, job, *arguments, **environ).outcome()
+
+
+def cold(mark: str, job: Path, out: int = subprocess.PIPE, err: int = subprocess.PIPE, **environ: str) -> subprocess.Popen[str]:
+    """The same as a Python of its own, whose output is buffered as any other's and whose processes are all known by the mark."""
+    return subprocess.Popen([sys.executable, str(FAKE_CLI), "launch", str(job), "--on", "local"], stdout=out, stderr=err,
+                            text=True, env=environment(mark, **{"DEED": "train", **environ}))
 
 
 KEYS = ["run", "state", "job_id", "steps", "first_step", "first_loss", "loss", "evaluation_loss", "best_evaluation_loss",
@@ -95,12 +88,12 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
 
 
 def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
-    running = Launch(mark, job, "--json", PAUSE="60")
+    running = start(mark, job, "--json", PAUSE="60")
     run = the_run(job)
     until(lambda: run.metrics.exists() and run.rank_log(3).exists())
     began = time.monotonic()
-    rank_process(mark, run, 3).kill()
-    code, out, err = running.end()
+    rank_process(running, run, 3).kill()
+    code, out, err = running.outcome()
     assert time.monotonic() - began < 30
     assert code == 1
     document = json.loads(out)
@@ -113,10 +106,11 @@ def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
     assert "attempt 1 failed: rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL" in run.main_log.read_text()
 
 
-def rank_process(mark: str, run: RunDirectory, rank: int) -> psutil.Process:
-    """A rank, known by its log (its environment in /proc is the zygote's)."""
+def rank_process(launcher: warm.Program, run: RunDirectory, rank: int) -> psutil.Process:
+    """A rank, known by its log."""
     log = str(run.rank_log(rank))
-    return next(p for p in marked(mark) if os.readlink(f"/proc/{p.pid}/fd/1") == log)
+    return next(p for p in psutil.Process(launcher.process.pid).children(recursive=True)
+                if os.readlink(f"/proc/{p.pid}/fd/1") == log)
 
 
 def test_wrong_input_found_by_a_rank_is_the_users(job: Path, mark: str) -> None:
@@ -127,10 +121,9 @@ def test_wrong_input_found_by_a_rank_is_the_users(job: Path, mark: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: int) -> None:
-    running = Launch(mark, job, "--json", PAUSE="60")
+    running = start(mark, job, "--json", PAUSE="60")
     until(the_run(job).metrics.exists)
-    running.process.send_signal(number)
-    code, out, err = running.end()
+    code, out, err = running.outcome(number)
     document = json.loads(out)
     assert code == 1 and document["state"] == "stopped" and document["cause"] is None
     assert document["steps"] == 1 and document["checkpoint"].endswith(f"step-{document['steps']:08d}")
@@ -143,23 +136,23 @@ def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: 
 
 def test_a_reader_that_goes_takes_nothing_with_it(job: Path, mark: str) -> None:
     """Ctrl-C ends ``| tee`` at once; the run must still save and stop."""
-    running = Launch(mark, job, PAUSE="60")
+    running = cold(mark, job, PAUSE="60")
     until(the_run(job).metrics.exists)
-    for pipe in (running.process.stdout, running.process.stderr):
+    for pipe in (running.stdout, running.stderr):
         assert pipe is not None
         pipe.close()
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(20) == 1
-    outcome = json.loads((the_run(job).path / "outcome.json").read_text())
+    running.send_signal(signal.SIGINT)
+    assert running.wait(20) == 1
+    outcome = json.loads(the_run(job).outcome.read_text())
     assert outcome["state"] == "stopped" and outcome["checkpoint"].endswith("step-00000001")
 
 
 def test_a_full_disk_below_the_output_is_said(job: Path, mark: str) -> None:
     with open("/dev/full", "w") as full:
-        running = Launch(mark, job, stdout=full.fileno())
-    code, _, err = running.end()
-    assert code == 1 and err == "hpc-mp: standard output is incomplete (No space left on device)\n"
-    assert json.loads((the_run(job).path / "outcome.json").read_text())["state"] == "completed"
+        running = cold(mark, job, out=full.fileno())
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 1 and err == "hpc-mp: standard output is incomplete (No space left on device)\n"
+    assert json.loads(the_run(job).outcome.read_text())["state"] == "completed"
 
 
 def test_variables_are_not_printed(job: Path, mark: str) -> None:
@@ -179,9 +172,7 @@ def test_variables_are_not_printed(job: Path, mark: str) -> None:
     ("job.device=cuda", r"job\.device = cuda: nvidia-smi finds no GPU"),
     ("model.config.hidden_sise=64", "Did you mean 'hidden_size'"),
 ])
-def test_what_is_refused_leaves_nothing_behind(
-    job: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_leaves_nothing_behind(job: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
     before = set(psutil.Process().children())
     with pytest.raises(HpcMpError, match=said):
@@ -227,9 +218,8 @@ def previewed(job: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, resum
     ("90", 'is 1 h 30 min, as Slurm counts; hours are written "90:00:00"'), ("024", 'is 24 min, .*"24:00:00"'),
     ("12:00", 'is 12 min, as Slurm counts; hours are written "12:00:00"'), ("1:30", 'is 1 min 30 s, .*"01:30:00"'),
     ("24:00:00", ""), ("00:24:00", ""), ("1-12", ""), ("1-00:00", ""), ("1440", ""), ("0", "")])
-def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(
-    job: Path, monkeypatch: pytest.MonkeyPatch, limit: str, words: str,
-) -> None:
+def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(job: Path, monkeypatch: pytest.MonkeyPatch, limit: str,
+                                                                  words: str) -> None:
     said = previewed(job, monkeypatch, f"job.time_limit='{limit}'")
     assert re.search(f"\nlimit     job.time_limit = {limit} {words}", said) if words else "\nlimit " not in said
 
@@ -241,11 +231,11 @@ STOP = {"attempt": 1, "state": "stopped", "cause": None}
     ([STOP], 3, "0001 of this job stopped at step 4/5"), ([STOP | {"state": "failed"}], 3, "0001 of this job failed at step 4/5"),
     ([STOP | {"state": "completed"}, STOP], 3, "0002 of this job stopped at step 4/5"), ([STOP], 0, ""),
     ([STOP | {"state": "completed"}], 3, ""), ([STOP, STOP | {"state": "completed"}], 3, ""), ([{}], 3, ""), ([], 0, "")])
-def test_a_forgotten_resume_is_noted(
-    job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[dict[str, Any]], saved: int, words: str,
-) -> None:
+def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[dict[str, Any]], saved: int,
+                                     words: str) -> None:
     for verdict in verdicts:
-        run = begun(job, saved)
+        run = make_run(load_any(job), *([saved] if saved else []))
+        run.metrics.write_text("".join(record(step) + "\n" for step in range(1, 5)) if saved else "")
         if verdict:  # else it goes on still
             run.outcome.write_text(json.dumps(verdict))
     said = previewed(job, monkeypatch, "train.eps=1e-8")
@@ -262,20 +252,8 @@ def test_of_a_program_that_cannot_go_on_no_resume_is_forgotten(
 ) -> None:
     job = tmp_path / "job.toml"
     job.write_text(f'[job]\nname = "t"\n[program]\ncommand = ["true"]\nresumes = {str(resumes).lower()}\n')
-    begun(job, 0).outcome.write_text(json.dumps(STOP))
+    make_run(load_any(job)).outcome.write_text(json.dumps(STOP))
     assert ("note: run 0001 of this job stopped, and this is a new one" in previewed(job, monkeypatch)) == resumes
-
-
-def begun(job: Path, saved: int) -> RunDirectory:
-    """The next run of the job, which has trained four steps and saved one of them, if any."""
-    run = create_run(job.parent / "runs", "t")
-    run.job.write_text(dump_job(load_any(job)))
-    run.placement.write_text("{}")
-    if saved:
-        run.metrics.write_text("".join(record(step) + "\n" for step in range(1, 5)))
-        (run.checkpoints / f"step-{saved:08d}").mkdir()
-        write_manifest(run.checkpoints / f"step-{saved:08d}", Manifest(saved, {}))
-    return run
 
 
 # --- going on -----------------------------------------------------------------------------------------------
@@ -285,12 +263,7 @@ def begun(job: Path, saved: int) -> RunDirectory:
 def finished(tmp_path: Path) -> Path:
     """A job whose run has done its five steps, without the cost of running it."""
     path = write_job(tmp_path)
-    run = create_run(tmp_path / "runs", "t")
-    run.job.write_text(dump_job(load_job(path)))
-    run.placement.write_text("{}")
-    for step in (3, 5):
-        (run.checkpoints / f"step-{step:08d}").mkdir()
-        write_manifest(run.checkpoints / f"step-{step:08d}", Manifest(step, {}))
+    make_run(load_job(path), 3, 5)
     return path
 
 
@@ -328,8 +301,7 @@ def test_what_must_not_change(finished: Path, override: str, said: str) -> None:
 def test_the_key_that_begins_with_a_runs_state_is_named_where_it_may_change_that(
     finished: Path, override: str, saved: bool, way: bool,
 ) -> None:
-    run = newest_run(load_job(finished))
-    assert run is not None
+    run = the_run(finished)
     if not saved:
         run.checkpoints.rename(run.path / "gone")
     with pytest.raises(HpcMpError) as refused:
@@ -377,41 +349,30 @@ def test_a_finished_run_is_extended(job: Path, mark: str) -> None:
 
 
 def test_a_run_is_held_by_one_launch(job: Path, mark: str) -> None:
-    running = Launch(mark, job, PAUSE="60")
+    running = start(mark, job, PAUSE="60")
     until(the_run(job).metrics.exists)
     code, _, err = launch(mark, job, "--resume")
     assert code == 2 and "is still going on, or another launch resumes it" in err
-    running.process.send_signal(signal.SIGTERM)
-    assert running.end()[0] == 1
-    pair = [Launch(mark, job, "--resume", PAUSE="60") for _ in range(2)]
+    assert running.outcome(signal.SIGTERM)[0] == 1
+    pair = [start(mark, job, "--resume", PAUSE="60") for _ in range(2)]
     refused = until(lambda: [one for one in pair if one.process.poll() is not None])
-    assert len(refused) == 1 and refused[0].end()[0] == 2
+    assert len(refused) == 1 and refused[0].outcome()[0] == 2
     (winner,) = (one for one in pair if one not in refused)
     until(lambda: len(the_run(job).metrics.read_text().splitlines()) == 2)
-    winner.process.send_signal(signal.SIGTERM)
-    assert winner.end()[0] == 1
+    assert winner.outcome(signal.SIGTERM)[0] == 1
     assert [path.name for path in (the_run(job).path / "attempts").iterdir()] == ["1"]
-
-
-def free(lock: IO[str]) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def test_ranks_hold_the_run_after_their_launcher(job: Path, mark: str) -> None:
     """The lock is the open file's, and every rank has it: a dead launcher alone does not free a run."""
-    running = Launch(mark, job, DEED="hang")
-    run = the_run(job)
+    running, run = cold(mark, job, DEED="hang"), the_run(job)
     until(run.rank_log(3).exists)
-    with open(run.path / ".lock") as lock:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        running.process.kill()
-        until(lambda: not marked(mark))
-        until(lambda: free(lock), 3)  # the kernel closes a dead process's files a moment later
-    running.process.communicate()
+    with open(run.lock) as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    running.kill()
+    until(lambda: not marked(mark))
+    with held(run):  # now
+        running.communicate()
 
 
 def test_a_queued_run_is_not_resumed(finished: Path) -> None:
@@ -428,14 +389,14 @@ def test_a_queued_run_is_not_resumed(finished: Path) -> None:
 
 def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
     keyboard, screen = pty.openpty()
-    running = Launch(mark, job, stderr=screen, PAUSE="0.3")
+    running = cold(mark, job, err=screen, PAUSE="0.3")
     os.close(screen)
     shown = ""
     with suppress(OSError):  # EIO: nobody has the screen open any more
         while text := os.read(keyboard, 1 << 16):
             shown += text.decode(errors="replace")
-    code, out, _ = running.end()
-    assert code == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}, 200 tokens/s", shown), shown
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}, 200 tokens/s", shown), shown
     assert "step 3/5" not in out
 
 
@@ -444,13 +405,12 @@ def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
 
 @pytest.mark.prove  # in make test tests/end_to_end/test_one_cause.py kills one of four
 def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
-    program = ("-m", "hpc_mp")
-    running = Launch(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=program)
+    running = start(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=("-m", "hpc_mp"))
     run = the_run(job)
     until(lambda: run.metrics.exists() and run.metrics.read_text().count("\n") > 3, 60)
     began = time.monotonic()
-    rank_process(mark, run, 1).kill()
-    code, out, err = running.end()
+    rank_process(running, run, 1).kill()
+    code, out, err = running.outcome()
     assert time.monotonic() - began < 45  # with the report
     document = json.loads(out)
     assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document

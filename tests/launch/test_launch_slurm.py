@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from launching import mark, record, said, the_run, until, write_job
-from played_slurm import Cluster, outcome
+from played_slurm import Cluster
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
@@ -128,7 +128,7 @@ def test_waiting_for_the_end_of_a_job(cluster: Cluster, job: Path, mark: str, tm
 def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, mark: str) -> None:
     program = cluster.start(mark, job, "--on", "slurm", "--wait", "--json")
     until((cluster.folder / "looked").exists)
-    code, out, err = outcome(program, signal.SIGINT)
+    code, out, err = program.outcome(signal.SIGINT)
     assert code == 0 and json.loads(out)["state"] == "submitted"
     assert "job 4242 goes on, `hpc-mp cancel" in err
 
@@ -160,5 +160,5 @@ def test_an_interrupted_step_saves_and_the_second_interrupt_kills(
     cluster.runs(f"trap '{answer}' USR2; touch {ready}; while :; do sleep 0.1; done")
     program = cluster.start(mark, job, "--json", **STEP)
     until(ready.exists)
-    code, out, err = outcome(program, *signals)
+    code, out, err = program.outcome(*signals)
     assert code == 1 and json.loads(out)["state"] == "stopped" and words in err

@@ -8,31 +8,27 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner, Result
-from launching import mark, record, the_run, until, write_job
+from launching import call, make_run, mark, record, the_run, until, write_job
 from rendering import CPU, PYTHON, RUN, facts
 from rendering import job as resolved
-from test_launch import Launch
+from test_launch import start
 from test_run_job import interrupt, job
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.main import cli
 from hpc_mp.job import load_job
 from hpc_mp.launch.fit import check_fit
 from hpc_mp.launch.launch import LaunchRequest, preview
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.render import render
 from hpc_mp.launch.sweep import best_runs
-from hpc_mp.rundir import RunDirectory, create_run, write_json
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.sweep import SweepMember, best_of, members, read_member, write_member
+from hpc_mp.runs.status import seen
 
 __all__ = ["job", "mark"]  # fixtures
 GRID = 'sweep.grid={ "train.seed" = [1, 2, 3] }'
-
-
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(each) for each in arguments], catch_exceptions=False)
+PAIR = GRID.replace(", 3", "")
 
 
 def runs_of(job: Path) -> list[RunDirectory]:
@@ -107,19 +103,21 @@ def test_cancelling_of_one_run_and_of_the_sweep(
 ) -> None:
     """From another terminal: the launch goes on with the next run, or ends."""
     job = write_job(tmp_path)
-    launched = Launch(mark, job, "--set", 'sweep.grid={ "train.seed" = [1, 2] }', PAUSE="0.3")
+    launched = start(mark, job, "--set", PAIR, PAUSE="0.3")
     until(the_run(job).metrics.exists, 60)
     call("cancel", the_run(job).path, "--now", *options)
-    code, out, err = launched.end()
-    ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
-    assert (code, ends) == (1, states) and (not options or words in out), out + err
+    code, out, err = launched.outcome()
+    assert (code, ends(out)) == (1, states) and (not options or words in out), out + err
     ways = [line for line in err.splitlines() if line.startswith("go on with: ")]
     alone = f"go on with: hpc-mp launch {the_run(job).job} --on local --resume"
-    whole = f"go on with: hpc-mp launch {job} --on local '--set=sweep.grid={{ \"train.seed\" = [1, 2] }}' --resume"
+    whole = f"go on with: hpc-mp launch {job} --on local '--set={PAIR}' --resume"
     assert ways == [whole if options else alone]
-    code, out, err = Launch(mark, job, "--resume", "--set", 'sweep.grid={ "train.seed" = [1, 2] }').end()
-    ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
-    assert (code, ends) == (0, ["completed"] * 2), "what was asked for then does not end this launch"
+    code, out, _ = start(mark, job, "--resume", "--set", PAIR).outcome()
+    assert (code, ends(out)) == (0, ["completed"] * 2), "what was asked for then does not end this launch"
+
+
+def ends(out: str) -> list[str]:
+    return [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
 
 
 def test_the_end_of_a_sweep_in_words(job: Path) -> None:
@@ -142,12 +140,12 @@ def test_a_sweep_of_one_run_is_a_job(job: Path) -> None:
 
 def test_a_dry_run_shows_every_run(job: Path) -> None:
     said: list[str] = []
-    shown = preview(LaunchRequest(job, "local", (GRID,)), SimpleNamespace(say=said.append, note=said.append))  # type: ignore[arg-type]
+    ear: Listener = SimpleNamespace(say=said.append, note=said.append)  # type: ignore[assignment]
+    shown = preview(LaunchRequest(job, "local", (GRID,)), ear)
     assert shown.document()["sweep"] == [{"train.seed": seed} for seed in (1, 2, 3)] and "  2  train.seed = 2" in "\n".join(said)
     assert preview(LaunchRequest(job, "local"), Listener()).document()["sweep"] == []
     many = [f"{{ train.seed = {seed} }}" for seed in range(40)]
-    preview(LaunchRequest(job, "local", (f"sweep.runs=[{', '.join(many)}]",)),
-            SimpleNamespace(say=said.append, note=said.append))  # type: ignore[arg-type]
+    preview(LaunchRequest(job, "local", (f"sweep.runs=[{', '.join(many)}]",)), ear)
     assert any(line.endswith(" 20  train.seed = 19\n               and 20 others") for line in said)
 
 
@@ -182,13 +180,9 @@ def test_the_best_run(losses: list[tuple[float | None, float | None]], best: tup
 
 
 def test_each_sweep_has_a_best_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_mp.runs.status import seen
-
     found = []
     for number in range(5):
-        run = create_run(tmp_path / "runs", "t")
-        run.job.write_text(write_job(tmp_path).read_text())
-        write_json(run.placement, {})
+        run = make_run(load_job(write_job(tmp_path)))
         run.metrics.write_text(record(1, loss=9.0 - number) + "\n")
         if number != 4:
             write_member(run, SweepMember("0001" if number < 2 else "0003", number % 2, 2, {"train.seed": number}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import warm
@@ -49,12 +48,4 @@ class Cluster:
         return warm.Program([FAKE_CLI, "launch", job, *arguments], environment(mark, FAKE_CLI.parent, **environ))
 
     def launch(self, mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
-        return outcome(self.start(mark, job, *arguments, **environ))
-
-
-def outcome(program: warm.Program, *signals: signal.Signals) -> tuple[int, str, str]:
-    """Send the signals, wait for the end, and return the exit code, the output and the errors."""
-    for number in signals:
-        program.send(number)
-    done = program.end(60)
-    return done.returncode, done.stdout, done.stderr
+        return self.start(mark, job, *arguments, **environ).outcome()
