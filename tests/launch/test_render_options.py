@@ -38,26 +38,22 @@ def test_the_table_agrees_with_itself() -> None:
     assert named - {"partition", "constraint"} <= known.keys() | OPTIONS["refused"].keys()
 
 
-@pytest.mark.parametrize(("given_name", "meant"), [
-    ("exclusiv", "exclusive"), ("cpu-per-task", "cpus-per-task"), ("partitions", "partition"), ("license", "licenses"),
-    ("mail-typ", "mail-type"), ("cluster", "clusters")])
-def test_unknown_options_are_answered_with_the_nearest(given_name: str, meant: str) -> None:
-    assert f"did you mean '{meant}'" in refusal(**{given_name: "1"}).remedy
+def test_unknown_options_are_answered_with_the_nearest() -> None:
+    slips = {"exclusiv": "exclusive", "cpu-per-task": "cpus-per-task", "partitions": "partition", "license": "licenses",
+             "mail-typ": "mail-type", "cluster": "clusters"}
+    for name, meant in slips.items():
+        assert f"did you mean '{meant}'" in refusal(**{name: "1"}).remedy
 
 
-def test_an_option_twice_is_refused() -> None:
-    assert refusal(gpus_per_node=2).rule == "is set by the script already"
-    assert refusal(requeue=True).rule == "is set by the script already"
+def test_options_that_say_nothing() -> None:
+    assert refusal(gpus_per_node=2).rule == refusal(requeue=True).rule == "is set by the script already"
+    assert "says nothing to sbatch" in refusal(contiguous=False).rule
 
 
 def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
     slurm = {"gpu_request": "none", "extra": {"gres": "gpu:2,nvme:1", "clusters": "a,b", "licenses": "fs:1"}}
     assert {"--gres=gpu:2,nvme:1", "--clusters=a,b", "--licenses=fs:1"} <= set(directives(text(job(slurm=slurm))))
     assert "--requeue" not in directives(text(job(slurm={"extra": {"no-requeue": True}})))
-
-
-def test_false_is_refused() -> None:
-    assert "says nothing to sbatch" in refusal(contiguous=False).rule
 
 
 def test_whole_nodes_unless_told_otherwise() -> None:
@@ -131,16 +127,9 @@ def test_every_option_of_the_template_is_guarded(name: str) -> None:
             form(name, (26, 5), slurm=slurm | {"extra": extra | {option: "1"}})
 
 
-@pytest.mark.parametrize(("written", "version"), [("23.11", (23, 11)), ("23.11.4", (23, 11)), ("22.5", (22, 5))])
-def test_versions_as_they_are_written(written: str, version: Version) -> None:
-    assert parse_version(written) == version
-
-
-@pytest.mark.parametrize("written", ["", "23", "slurm 23.11", "23.111", "v23.11"])
-def test_versions_that_are_none(written: str) -> None:
-    with pytest.raises(HpcMpError, match=r"does not read YEAR\.MONTH"):
-        parse_version(written)
-
-
-def test_the_releases_are_in_order() -> None:
+def test_versions_as_they_are_written() -> None:
+    assert [parse_version(written) for written in ("23.11", "23.11.4", "22.5")] == [(23, 11), (23, 11), (22, 5)]
+    for written in ("", "23", "slurm 23.11", "23.111", "v23.11"):
+        with pytest.raises(HpcMpError, match=r"does not read YEAR\.MONTH"):
+            parse_version(written)
     assert list(releases()) == sorted(releases()) and releases()[0] == (22, 5) and releases()[-1] == (26, 5)
