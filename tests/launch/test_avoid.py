@@ -36,10 +36,8 @@ def training(nodes: int, **extra: str) -> JobSpec:
 
 
 @pytest.mark.parametrize(("nodes", "extra", "found", "down", "excluded", "words"), [
-    (2, {}, (), (), None, None),
-    (2, {}, ("n3",), (), "n3", "avoided: n3 (lost: n3 vanished)"),
-    (2, {"exclude": "n4"}, ("n3",), (), "n[4,3]", "avoided: n3"),
-    (2, {"exclude": "n3"}, ("n3",), (), "n3", None),
+    (2, {}, (), (), None, None), (2, {}, ("n3",), (), "n3", "avoided: n3 (lost: n3 vanished)"),
+    (2, {"exclude": "n4"}, ("n3",), (), "n[4,3]", "avoided: n3"), (2, {"exclude": "n3"}, ("n3",), (), "n3", None),
     (2, {}, ("x9",), (), None, None),
     (4, {}, ("n3",), (), None, "not avoided, as only 3 other nodes are there: n3"),
     (3, {}, ("n2", "n3"), (), "n3", "avoided: n3 (lost: n3 vanished); not avoided, as only 2 other nodes are there: n2"),

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import emulated
 import psutil
@@ -77,6 +78,7 @@ def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
     assert [run.rank_log(rank).read_text() for rank in range(8)] == [f"rank {rank} lives\n" for rank in range(8)]
 
 
+@pytest.mark.prove  # in make test ranks of tests/launch/test_submit.py and tests/end_to_end are forked so
 def test_ranks_compute_with_the_torch_that_was_imported_once(run: RunDirectory, mark: str) -> None:
     modules = ("torch", "transformers.models.gpt2.modeling_gpt2")
     ended = emulated.emulate(run, 4, environment(mark, DEED="multiply", OMP_NUM_THREADS="2"), modules)
@@ -85,15 +87,7 @@ def test_ranks_compute_with_the_torch_that_was_imported_once(run: RunDirectory, 
         assert run.rank_log(rank).read_text() == f"rank {rank} lives\nsame True, several threads True\n"
 
 
-def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str, tmp_path: Path) -> None:
-    (tmp_path / "emulated.py").write_text("import a_library_that_is_not_there\n")
-    ended = emulate(run, 2, mark, tmp_path)
-    assert ended.exits == ()
-    assert ended.broken == ("what ranks need cannot be imported "
-                            "(ModuleNotFoundError: No module named 'a_library_that_is_not_there')")
-
-
-def test_the_launcher_has_functions_called_where_the_ranks_modules_are(run: RunDirectory, mark: str, tmp_path: Path) -> None:
+def test_the_launcher_has_functions_called_where_the_ranks_modules_are(run: RunDirectory, mark: str) -> None:
     with (Emulator((ENTRY.partition(":")[0],), environment(mark, DEED="tell")) as emulator, open(run.path / ".lock", "w") as lock,
           socket.create_server(("127.0.0.1", 0)) as listener):
         assert emulator.call("emulated:asked", "numbers") == [1, 2.5]
@@ -111,7 +105,13 @@ def test_the_launcher_has_functions_called_where_the_ranks_modules_are(run: RunD
     assert [end.code for end in emulator.exits] == [0] and emulator.broken is None
     assert "LEFT" not in json.loads((run.path / "told-0.json").read_text())["environ"]  # what a call does leaves nothing behind
 
+
+def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str, tmp_path: Path) -> None:
     (tmp_path / "emulated.py").write_text("import a_library_that_is_not_there\n")
+    ended = emulate(run, 2, mark, tmp_path)
+    assert ended.exits == ()
+    assert ended.broken == ("what ranks need cannot be imported "
+                            "(ModuleNotFoundError: No module named 'a_library_that_is_not_there')")
     with (Emulator(("emulated",), environment(mark, tmp_path)) as emulator,
           pytest.raises(RunFailed, match=r"cannot be imported .*a_library_that_is_not_there")):
         emulator.call("emulated:asked", "numbers")
@@ -129,43 +129,27 @@ def test_the_current_directory_is_not_on_the_path(run: RunDirectory, mark: str, 
 # --- a rank that ends badly ends the others ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("deed", "code", "logged"), [("fail", 1, "ValueError: boom"), ("segfault", -11, "")])
-def test_one_bad_end_ends_all(run: RunDirectory, mark: str, deed: str, code: int, logged: str) -> None:
-    ended = emulate(run, 8, mark, DEED="hang", DEED_3=deed)
-    exits = by_rank(ended)
-    assert len(exits) == 8 and exits[3].code == code and not exits[3].ours
-    assert all(end.code == -signal.SIGTERM and end.ours for rank, end in exits.items() if rank != 3)
-    assert logged in run.rank_log(3).read_text()
-    assert 2 < seconds(ended) < 30
-    assert not ended.interrupted and ended.broken is None
+TERMINATED, KILLED = (-signal.SIGTERM, True), (-signal.SIGKILL, True)  # by us
 
 
-def test_a_rank_deaf_to_sigterm_is_killed(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 3, mark, DEED="hang_deaf", DEED_1="killed")
-    assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: -9, 1: -9, 2: -9}
-    assert [by_rank(ended)[rank].ours for rank in range(3)] == [True, False, True]
-    assert 2 < seconds(ended) < 30
-
-
-def test_a_rank_that_does_not_end_with_the_others_is_ended(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 3, mark, DEED_1="hang", LAG="0.5")
-    assert {rank: (end.code, end.ours) for rank, end in by_rank(ended).items()} == {
-        0: (0, False), 1: (-signal.SIGTERM, True), 2: (0, False)}
-    assert 0.5 < seconds(ended) < 30
-
-
-def test_echoes_are_collected_before_anything_is_killed(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 4, mark, DEED="echo", DEED_2="killed")
-    exits = by_rank(ended)
-    assert {rank: end.code for rank, end in exits.items()} == {0: 1, 1: 1, 2: -9, 3: 1}
-    assert min(exits.values(), key=lambda end: end.time).rank == 2
-    assert not any(end.ours for end in exits.values())
-    assert seconds(ended) < 30
-
-
-def test_an_exit_code_is_passed_on(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 2, mark, DEED="echo", DEED_0="leave")
-    assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: 7, 1: 1}
+@pytest.mark.parametrize(("deeds", "ends", "first", "least"), [
+    pytest.param({"DEED": "hang", "DEED_3": "fail"}, [TERMINATED] * 3 + [(1, False)] + [TERMINATED] * 4, 3, 2, id="one fails"),
+    pytest.param({"DEED": "hang", "DEED_1": "segfault"}, [TERMINATED, (-11, False), TERMINATED], 1, 2, id="one crashes"),
+    pytest.param({"DEED": "hang_deaf", "DEED_1": "killed"}, [KILLED, (-9, False), KILLED], 1, 2, id="deaf to SIGTERM"),
+    pytest.param({"DEED_1": "hang", "LAG": "0.5"}, [(0, False), TERMINATED, (0, False)], None, 0.5, id="one does not end"),
+    pytest.param({"DEED": "echo", "DEED_2": "killed"}, [(1, False), (1, False), (-9, False), (1, False)], 2, 0, id="echoes"),
+    pytest.param({"DEED": "echo", "DEED_0": "leave"}, [(7, False), (1, False)], 0, 0, id="an exit code is passed on"),
+])
+def test_a_rank_that_ends_badly_ends_the_others(
+    run: RunDirectory, mark: str, deeds: dict[str, str], ends: list[tuple[int, bool]], first: int | None, least: float,
+) -> None:
+    """Echoes are collected before anything is killed."""
+    ended = emulate(run, len(ends), mark, **deeds)
+    assert [(end.code, end.ours) for _, end in sorted(by_rank(ended).items())] == ends
+    assert first in (None, min(ended.exits, key=lambda end: end.time).rank)
+    assert least < seconds(ended) < 30 and not ended.interrupted and ended.broken is None
+    logs = "".join(run.rank_log(rank).read_text() for rank in range(len(ends)))
+    assert ("ValueError: boom" in logs) == ("fail" in deeds.values())
 
 
 # --- a launcher in a process of its own -------------------------------------------------------------------------------
@@ -202,29 +186,35 @@ class Launcher:
         return RanksEnd(tuple(Exit(**end) for end in document["exits"]), document["asked"], document["broken"])
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "Ctrl-C"])
+    def interrupt(self, how: str) -> None:
+        if how == "Ctrl-C":
+            os.write(self.keyboard, b"\x03")
+        else:
+            self.process.send_signal(signal.Signals[how])
+
+
+def some(*seldom: str) -> list[Any]:
+    """Return ways to interrupt: those that ``make test`` takes, and those of the same path that ``make prove`` takes."""
+    return ["Ctrl-C", *(pytest.param(how, marks=pytest.mark.prove) for how in seldom)]
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", *some("SIGINT", "SIGHUP")])
 def test_the_first_interrupt_saves_and_stops(run: RunDirectory, mark: str, how: str) -> None:
     launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="save_and_stop")
     launcher.wait_for("ready")
-    if how == "Ctrl-C":
-        os.write(launcher.keyboard, b"\x03")
-    else:
-        launcher.process.send_signal(signal.Signals[how])
+    launcher.interrupt(how)
     ended = launcher.ended()
     assert [end.code for end in ended.exits] == [75] * 4 and ended.interrupted
     assert "saving at the next step" in launcher.err.read_text()
     assert "KeyboardInterrupt" not in launcher.err.read_text()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "Ctrl-C"])
+@pytest.mark.parametrize("how", some("SIGTERM", "SIGINT"))
 def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> None:
     launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="hang_deaf")
     launcher.wait_for("ready")
     for word in ("saving", "killed"):
-        if how == "Ctrl-C":
-            os.write(launcher.keyboard, b"\x03")
-        else:
-            launcher.process.send_signal(signal.Signals[how])
+        launcher.interrupt(how)
         until(lambda word=word: word in launcher.err.read_text())
     ended = launcher.ended()
     assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.interrupted
@@ -248,20 +238,14 @@ def test_under_nohup_a_closed_terminal_is_nothing() -> None:
         signal.signal(signal.SIGHUP, old)
 
 
-def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str) -> None:
-    launcher = Launcher(run, 4, mark, DEED="hang_deaf")
-    launcher.wait_for("ready")
-    assert len(marked(mark)) == 6
-    launcher.process.kill()
-    launcher.process.wait()
-    until(lambda: not marked(mark))
-
-
-def test_a_zygote_that_still_imports_ends_after_its_launcher(run: RunDirectory, mark: str, tmp_path: Path) -> None:
-    slow = f"import pathlib, time\npathlib.Path({str(run.path)!r}, 'importing').touch()\ntime.sleep(2)\n"
+@pytest.mark.parametrize("imports", [False, True])
+def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str, tmp_path: Path, imports: bool) -> None:
+    """Nor a zygote that still imports."""
+    slow = f"import pathlib, time\npathlib.Path({str(run.path)!r}, 'ready-').touch()\ntime.sleep(2)\n"
     (tmp_path / "emulated.py").write_text(slow)
-    launcher = Launcher(run, 1, mark, tmp_path)
-    until(lambda: (run.path / "importing").exists())
+    launcher = Launcher(run, 1 if imports else 4, mark, tmp_path if imports else None, DEED="hang_deaf")
+    launcher.wait_for("ready")
+    assert imports or len(marked(mark)) == 6
     launcher.process.kill()
     launcher.process.wait()
     until(lambda: not marked(mark))

@@ -81,12 +81,10 @@ def test_a_job_that_would_never_start_is_refused(given: dict[str, Any], slurm: d
 @pytest.mark.parametrize(("given", "slurm"), [
     ({"nodes": 4, "ranks_per_node": 4}, {}),
     ({"nodes": 4, "time_limit": "9-0"}, {"partition": "short,lab"}),  # one that could is enough
-    ({"nodes": 9}, {"partition": "lab,hidden"}),
-    ({"nodes": 9}, {"extra": {"clusters": "other"}}),
+    ({"nodes": 9}, {"partition": "lab,hidden"}), ({"nodes": 9}, {"extra": {"clusters": "other"}}),
     ({"nodes": 4, "time_limit": "0"}, {"partition": "short", "qos": "long"}),  # which may lift the limits of a partition
     ({"nodes": 2, "time_limit": "9-0"}, {"partition": "short", "extra": {"time-min": "10"}}),
-    ({"nodes": 2, "time_limit": "1-0"}, {"partition": "short"}),
-    ({"ranks_per_node": 64}, {"extra": {"overcommit": True}}),
+    ({"nodes": 2, "time_limit": "1-0"}, {"partition": "short"}), ({"ranks_per_node": 64}, {"extra": {"overcommit": True}}),
     ({"nodes": 4}, {"extra": {"exclude": "/home/me/bad"}}),
     ({"nodes": 2, **CUDA}, {"partition": "mixed", "gpu_request": "gpus-per-node"}),
     ({"nodes": 3, **CUDA}, {"partition": "mixed", "gpu_request": "none"}),

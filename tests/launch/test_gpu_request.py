@@ -31,17 +31,14 @@ H100, A100, PLAIN, NONE, SLICES = (("h100", 8),), (("a100", 4),), ((None, 4),), 
 
 
 @pytest.mark.parametrize(("kinds", "device", "slurm", "expected"), [
-    ((NONE,), "auto", {}, ("cpu", "none", None)),
-    ((NONE,), "cuda", {}, ("cuda", "none", None)),
-    ((PLAIN,), "auto", {}, ("cuda", "gpus-per-node", None)),
-    ((PLAIN,), "cpu", {}, ("cpu", "gpus-per-node", None)),
+    ((NONE,), "auto", {}, ("cpu", "none", None)), ((NONE,), "cuda", {}, ("cuda", "none", None)),
+    ((PLAIN,), "auto", {}, ("cuda", "gpus-per-node", None)), ((PLAIN,), "cpu", {}, ("cpu", "gpus-per-node", None)),
     ((H100,), "auto", {}, ("cuda", "gpus-per-node", "h100")),
     ((H100, NONE), "auto", {"gpu_request": "gres"}, ("cuda", "gres", "h100")),
     ((H100, A100), "auto", {"gpu_type": "a100"}, ("cuda", "gpus-per-node", "a100")),
     ((H100, A100), "auto", {"constraint": "ib"}, ("cuda", "gpus-per-node", None)),
     ((H100, A100), "auto", {"extra": {"nodelist": "n0"}}, ("cuda", "gpus-per-node", None)),
-    ((H100, SLICES), "auto", {}, ("cuda", "gpus-per-node", "h100")),
-    ((SLICES,), "cpu", {}, ("cpu", "gpus-per-node", None)),
+    ((H100, SLICES), "auto", {}, ("cuda", "gpus-per-node", "h100")), ((SLICES,), "cpu", {}, ("cpu", "gpus-per-node", None)),
     ((H100,), "auto", {"gpu_request": "none"}, ("cuda", "none", None)),
 ])
 def test_settle(kinds: tuple[Gpus, ...], device: str, slurm: dict[str, Any], expected: tuple[str, str, str | None]) -> None:

@@ -163,12 +163,9 @@ def test_variables_are_not_printed(job: Path, mark: str) -> None:
 
 
 @pytest.mark.parametrize(("override", "said"), [
-    ("train.steps=0", r"train\.steps = 0"),
-    ("parallel.tensor=3", "does not divide"),
+    ("train.steps=0", r"train\.steps = 0"), ("parallel.tensor=3", "does not divide"),
     ("data.sequence_length=100", "is longer than the model's 64 positions"),
-    ("data.files=['none/*.txt']", "none/"),
-    ("slurm.extra.nodez=1", "nodez"),
-    ("checkpoint.resume=elsewhere", "elsewhere"),
+    ("data.files=['none/*.txt']", "none/"), ("slurm.extra.nodez=1", "nodez"), ("checkpoint.resume=elsewhere", "elsewhere"),
     ("job.device=cuda", r"job\.device = cuda: nvidia-smi finds no GPU"),
     ("model.config.hidden_sise=64", "Did you mean 'hidden_size'"),
 ])
@@ -282,8 +279,7 @@ def test_nothing_to_resume(job: Path) -> None:
     ("model.config.n_layer=3", r"model\.config\.n_layer = 3: was 2 when"),
     ("model.config.n_inner=3", r"model\.config\.n_inner = 3: was left out when"),
     ("data.files=['job.toml']", r"data\.files = .*job\.toml.*: was .*text\.txt.* when"),
-    ("data.sequence_length=16", r"data\.sequence_length = 16: was 32"),
-    ("train.seed=1", r"train\.seed = 1: was 0"),
+    ("data.sequence_length=16", r"data\.sequence_length = 16: was 32"), ("train.seed=1", r"train\.seed = 1: was 0"),
     ("train.global_batch=16", r"train\.global_batch = 16: was 8"),
     ("train.optimizer=sgd", r"train\.optimizer = \"sgd\": was \"adamw\""),
     ("train.eps=1e-3", r"train\.eps = 0\.001: was 1e-08"),

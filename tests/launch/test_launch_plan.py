@@ -162,12 +162,10 @@ GPUS = (Gpu(0, "H200", 100 * GIB), Gpu(1, "H200", 100 * GIB))
 
 
 @pytest.mark.parametrize(("asked", "ranks", "gpus", "built", "kind", "why"), [
-    ("auto", 2, GPUS, True, "cuda", "a GPU for every rank"),
-    ("auto", 3, GPUS, True, "cpu", "2 GPUs are fewer than 3 ranks"),
+    ("auto", 2, GPUS, True, "cuda", "a GPU for every rank"), ("auto", 3, GPUS, True, "cpu", "2 GPUs are fewer than 3 ranks"),
     ("auto", 2, (), True, "cpu", "nvidia-smi finds no GPU"),
     ("auto", 2, GPUS, False, "cpu", "the installed torch is built without CUDA"),
-    ("cpu", 2, GPUS, True, "cpu", "job.device = cpu"),
-    ("cuda", 5, GPUS, True, "cuda", "5 ranks share 2 GPUs"),
+    ("cpu", 2, GPUS, True, "cpu", "job.device = cpu"), ("cuda", 5, GPUS, True, "cuda", "5 ranks share 2 GPUs"),
 ])
 def test_device(asked: Any, ranks: int, gpus: tuple[Gpu, ...], built: bool, kind: str, why: str) -> None:
     device = choose(asked, ranks, gpus, built, 8 * GIB)
@@ -444,8 +442,7 @@ PLACED = place(Degrees(data=4), "DPT", 2)
 
 
 @pytest.mark.parametrize(("words", "exits", "state", "kind", "rank"), [
-    ({}, [end(0, 0), end(1, 0)], "completed", None, None),
-    ({}, [end(0, 75), end(1, 75)], "stopped", None, None),
+    ({}, [end(0, 0), end(1, 0)], "completed", None, None), ({}, [end(0, 75), end(1, 75)], "stopped", None, None),
     ({1: ("error", 5.0)}, [end(1, 1, 6.0), end(0, -15, 7.0, ours=True)], "failed", "error", 1),
     # the earliest wins, whatever the order in which ends were noticed, and an exception counts when it was raised
     ({1: ("error", 5.0), 2: ("error", 4.0)}, [end(1, 1, 5.1), end(2, 1, 5.2)], "failed", "error", 2),

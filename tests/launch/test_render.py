@@ -118,12 +118,10 @@ def test_launch_writes_for_the_release_that_it_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("slurm", "device", "expected"), [
-    ({}, "auto", "gpus-per-node=4"),
-    ({"gpu_type": "h100"}, "cuda", "gpus-per-node=h100:4"),
+    ({}, "auto", "gpus-per-node=4"), ({"gpu_type": "h100"}, "cuda", "gpus-per-node=h100:4"),
     ({"gpu_request": "gres"}, "auto", "gres=gpu:4"),
     ({"gpu_request": "gres", "gpu_type": "h100"}, "auto", "gres=gpu:h100:4"),
-    ({"gpu_request": "none"}, "cuda", None),
-    ({"gpu_type": "h100"}, "cpu", None),
+    ({"gpu_request": "none"}, "cuda", None), ({"gpu_type": "h100"}, "cpu", None),
 ])
 def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -> None:
     assert gpu_request(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm)) == expected
@@ -132,12 +130,8 @@ def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -
 @pytest.mark.parametrize(("extra", "cpus", "per_core", "request_", "threads"), [
     ({}, 128, 2, 32, 16),
     ({}, 126, 2, 30, 15),  # whole cores: 4 x 31 CPUs of two threads would need 64 cores, and 63 are there
-    ({}, 3, 1, 1, 1),
-    ({"hint": "nomultithread"}, 128, 2, 16, 16),
-    ({"threads-per-core": 1}, 128, 2, 16, 16),
-    ({"cpus-per-task": 6}, 128, 2, 6, 3),
-    ({"cpus-per-task": "6"}, None, 1, 6, 6),
-    ({}, None, 1, None, None),
+    ({}, 3, 1, 1, 1), ({"hint": "nomultithread"}, 128, 2, 16, 16), ({"threads-per-core": 1}, 128, 2, 16, 16),
+    ({"cpus-per-task": 6}, 128, 2, 6, 3), ({"cpus-per-task": "6"}, None, 1, 6, 6), ({}, None, 1, None, None),
     ({"exclusive": False}, 128, 2, None, None),  # without a GPU nothing tells a rank's share of a shared node
 ])
 def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, request_: int | None,
@@ -165,13 +159,9 @@ def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
 
 
 @pytest.mark.parametrize(("slurm", "environment", "expected"), [
-    ({}, {}, PYTHON),
-    ({"python": "/usr/bin/python3.12"}, {}, "/usr/bin/python3.12"),
-    ({"venv": "/v"}, {}, "/v/bin/python"),
-    ({"conda": "/c/envs/x"}, {}, "/c/envs/x/bin/python"),
-    ({"conda": "x"}, {}, '"$CONDA_PREFIX/bin/python"'),
-    ({"venv": "/v", "python": "/p"}, {}, "/p"),
-    ({"container": "a"}, {}, "python3"),
+    ({}, {}, PYTHON), ({"python": "/usr/bin/python3.12"}, {}, "/usr/bin/python3.12"), ({"venv": "/v"}, {}, "/v/bin/python"),
+    ({"conda": "/c/envs/x"}, {}, "/c/envs/x/bin/python"), ({"conda": "x"}, {}, '"$CONDA_PREFIX/bin/python"'),
+    ({"venv": "/v", "python": "/p"}, {}, "/p"), ({"container": "a"}, {}, "python3"),
     ({"container": "a", "python": "/opt/bin/python"}, {}, "/opt/bin/python"),
     ({}, {"stage": True}, '"$HPC_MP_LOCAL/env/bin/python"'),
 ])
@@ -250,10 +240,8 @@ TWO = [{"nodes": 1}, {"nodes": 1}]
     (1, {"container": "x", "container_mounts": ["/a:/b,/c:/d"]}, "does not read SOURCE"),
     (1, {"container_mounts": ["/a"]}, "without slurm.container"),
     (1, {"container": "x", "venv": "/v"}, "slurm.venv with slurm.container"),
-    (1, {"container": "--nv"}, "would be read as an option"),
-    (1, {"python": "-c x"}, "would be read as an option"),
-    (1, {"modules": ["a", "-b"]}, "would be read as an option"),
-    (1, {"conda": "-n x"}, "would be read as an option"),
+    (1, {"container": "--nv"}, "would be read as an option"), (1, {"python": "-c x"}, "would be read as an option"),
+    (1, {"modules": ["a", "-b"]}, "would be read as an option"), (1, {"conda": "-n x"}, "would be read as an option"),
     (1, {"extra": {"cpus-per-task": "2;3"}}, "must be a whole number"),
 ])
 def test_contradictions(nodes: int, slurm: dict[str, Any], words: str) -> None:
@@ -336,8 +324,7 @@ def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("content", "words"), [
     ("[train]\nsteps = 1\n", "train in .*site.toml: is not a site's to decide"),
-    ("slurm = 1\n", "slurm in .*is not a site's"),
-    ("[slurm\n", "cannot be read"),
+    ("slurm = 1\n", "slurm in .*is not a site's"), ("[slurm\n", "cannot be read"),
 ])
 def test_a_broken_site_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
     executable(tmp_path / "hpc-mp/site.toml", content)

@@ -69,12 +69,9 @@ def test_options_of_which_sbatch_would_drop_one(names: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("names", "version", "refused"), [
-    (("mem", "mem-per-cpu"), (22, 5), True),
-    (("exclusive", "oversubscribe"), (23, 2), True),
-    (("exclusive", "oversubscribe"), (22, 5), False),
-    (("exclusive", "oversubscribe"), None, True),
-    (("cpus-per-task", "cpus-per-gpu"), (23, 2), False),
-    (("cpus-per-task", "cpus-per-gpu"), (23, 11), True),
+    (("mem", "mem-per-cpu"), (22, 5), True), (("exclusive", "oversubscribe"), (23, 2), True),
+    (("exclusive", "oversubscribe"), (22, 5), False), (("exclusive", "oversubscribe"), None, True),
+    (("cpus-per-task", "cpus-per-gpu"), (23, 2), False), (("cpus-per-task", "cpus-per-gpu"), (23, 11), True),
 ])
 def test_options_that_sbatch_refuses_together(names: tuple[str, str], version: Version | None, refused: bool) -> None:
     extra = dict.fromkeys(names, "1")
@@ -87,11 +84,9 @@ def test_options_that_sbatch_refuses_together(names: tuple[str, str], version: V
 
 @pytest.mark.parametrize(("option", "value", "version", "words"), [
     ("segment", 4, (23, 2), r"exists from Slurm 24\.05 on; this cluster runs 23\.02"),
-    ("segment", 4, (24, 5), None),
-    ("segment", 4, None, None),
+    ("segment", 4, (24, 5), None), ("segment", 4, None, None),
     ("power", "x", (24, 5), r"exists before Slurm 24\.05; this cluster runs 24\.05"),
-    ("power", "x", (23, 11), None),
-    ("requeue", "expedite", (25, 5), r"exists from Slurm 25\.11 on"),
+    ("power", "x", (23, 11), None), ("requeue", "expedite", (25, 5), r"exists from Slurm 25\.11 on"),
     ("requeue", "expedite", (25, 11), None),
 ])
 def test_options_are_checked_against_the_release(option: str, value: object, version: Version | None,

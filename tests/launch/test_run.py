@@ -392,10 +392,8 @@ SALLOC = {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x3)"}
 
 
 @pytest.mark.parametrize(("given", "place", "environ", "gpus", "nodes", "each", "why"), [
-    ((2, 4), "local", {}, 8, 2, 4, ""),
-    ((None, None), "local", {}, 8, 1, 8, "a rank per GPU of this machine"),
-    ((None, None), "local", {}, 0, 1, 1, "no GPU is known"),
-    ((2, None), "local", {}, 4, 2, 4, "a rank per GPU"),
+    ((2, 4), "local", {}, 8, 2, 4, ""), ((None, None), "local", {}, 8, 1, 8, "a rank per GPU of this machine"),
+    ((None, None), "local", {}, 0, 1, 1, "no GPU is known"), ((2, None), "local", {}, 4, 2, 4, "a rank per GPU"),
     ((None, 3), "local", {}, 8, 1, 3, "1 node"),
     ((None, None), "step", SALLOC, 8, 3, 1, "3 nodes of the allocation, one rank per node"),
     ((None, None), "step", SALLOC | {"SLURM_GPUS_ON_NODE": "4"}, 8, 3, 4, "a rank per GPU"),

@@ -146,9 +146,7 @@ def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize(("kinds", "cause"), [
-    (["peer", "error", "peer"], 1),
-    (["peer", "hang", "lost"], 2),
-    (["error", "memory", "peer"], 1),
+    (["peer", "error", "peer"], 1), (["peer", "hang", "lost"], 2), (["error", "memory", "peer"], 1),
     (["error", "error", "error"], 2),  # the earliest
 ])
 def test_the_cause_among_many_failures(run: RunDirectory, kinds: list[str], cause: int) -> None:
@@ -263,8 +261,7 @@ def test_a_rank_and_a_node_of_the_emulator(run: RunDirectory) -> None:
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--rank", "9"], "--rank 9: has no log; attempt 1 has started ranks 0, 1"),
     (["--node", "x"], "--node x: has no log; attempt 1 has started nodes node0"),
-    (["--attempt", "2"], "--attempt 2: there are attempts 1 to 1"),
-    (["--rank", "0", "--node", "x"], "exclude each other"),
+    (["--attempt", "2"], "--attempt 2: there are attempts 1 to 1"), (["--rank", "0", "--node", "x"], "exclude each other"),
 ])
 def test_what_is_not_there_is_named(run: RunDirectory, arguments: list[str], words: str) -> None:
     for rank in (0, 1):
