@@ -24,8 +24,6 @@ from hpc_mp.launch.backends.watch import RanksEnd
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.rundir import RunDirectory, create_run
 
-HERE = Path(__file__).parent
-
 __all__ = ["mark"]  # a fixture
 
 # Makes standard input the controlling terminal, so that Ctrl-C written to its other end becomes SIGINT.
@@ -161,10 +159,9 @@ class Launcher:
     def __init__(self, run: RunDirectory, ranks: int, mark: str, path: Path | None = None, terminal: bool = False,
                  **deeds: str) -> None:
         self.run, self.ranks, self.mark = run, ranks, mark
-        command = [sys.executable, str(HERE / "emulated.py"), str(run.path), str(ranks)]
+        command = [sys.executable, emulated.__file__, str(run.path), str(ranks)]
         environ = environment(mark, path, **deeds)
-        self.out = run.path / "out"
-        self.err = run.path / "err"
+        self.out, self.err = run.path / "out", run.path / "err"
         with open(self.out, "w") as out, open(self.err, "w") as err:
             if terminal:
                 self.keyboard, inside = pty.openpty()

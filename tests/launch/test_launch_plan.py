@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from launching import JOB, answers, executable, make_run, record, said, silent, write_job
+from launching import answers, executable, make_run, record, said, silent, write_job
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
@@ -123,9 +123,7 @@ def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: s
 
 
 def test_a_stale_allocation_is_told_in_one_line() -> None:
-    def ask(argv: Any) -> str:
-        raise CommandFailed("squeue: error: no DNS\nsqueue: fatal: no controller")
-
+    ask = Mock(side_effect=CommandFailed("squeue: error: no DNS\nsqueue: fatal: no controller"))
     assert decide("auto", {"SLURM_JOB_ID": "7"}, ask).why == (
         "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
 
@@ -173,13 +171,10 @@ def test_device(asked: Any, ranks: int, gpus: tuple[Gpu, ...], built: bool, kind
     assert sorted(rank for pool in device.pools for rank in pool.ranks) == list(range(ranks))
 
 
-@pytest.mark.parametrize(("gpus", "built", "rule"), [((), True, "finds no GPU"), (GPUS, False, "built without CUDA")])
-def test_cuda_is_refused_where_there_is_none(gpus: tuple[Gpu, ...], built: bool, rule: str) -> None:
-    with pytest.raises(HpcMpError, match=rule):
-        choose("cuda", 1, gpus, built, GIB)
-
-
 def test_shared_gpus_add_up() -> None:
+    for gpus, built, rule in (((), True, "finds no GPU"), (GPUS, False, "built without CUDA")):
+        with pytest.raises(HpcMpError, match=rule):
+            choose("cuda", 1, gpus, built, GIB)
     device = choose("cuda", 4, GPUS, True, GIB)
     assert [pool.ranks for pool in device.pools] == [(0, 2), (1, 3)]
     check_memory([50 * GIB, 10 * GIB, 50 * GIB, 10 * GIB], device)
@@ -248,11 +243,9 @@ def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path) -> None:
     plan = planned(given)
     with begin(plan, None) as begun:
         found = read_plan(begun.run)
-        assert found == plan.record and found is not None
+        assert found == plan.record and found is not None and newest_run(given) == begun.run
         assert load_job(begun.run.job).parallel.partition == found.layers == (1, 1)
-        assert newest_run(given) == begun.run
-    assert given.parallel.partition == "auto"
-    assert len(found.state) == 4 and found.traffic.pp > 0 and found.link_time_s is None
+    assert given.parallel.partition == "auto" and len(found.state) == 4 and found.traffic.pp > 0 and found.link_time_s is None
     assert {choice.key for choice in found.choices} >= {"job.device", "parallel.partition", "parallel.order"}
 
 
@@ -296,17 +289,14 @@ def test_every_way_to_cut_reaches_the_plan_and_the_ranks(
 
 
 def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path) -> None:
-    def layers(earlier: tuple[int, ...], pipeline: int = 2, more: str = "") -> tuple[int, ...]:
-        given = spec_of(tmp_path, 2, 2, f"[parallel]\npipeline = {pipeline}\n{more}")
-        config = {**(given.model.config or {}), "n_layer": 4}
-        deeper = given.model_copy(update={"model": given.model.model_copy(update={"config": config})})
-        old = RunPlan(earlier, Traffic(), ())
-        return planned(deeper, earlier=old).record.layers
+    def layers(earlier: tuple[int, ...], *keys: str) -> tuple[int, ...]:
+        deeper = spec_of(tmp_path, 2, 2, "", "model.config.n_layer=4", *(keys or ["parallel.pipeline=2"]))
+        return planned(deeper, earlier=RunPlan(earlier, Traffic(), ())).record.layers
 
     assert layers((3, 1)) == (3, 1), "another release would have cut 2 + 2"
     assert layers((1, 1, 1, 1)) == layers((4, 1)) == (2, 2)  # another layout, another model
-    assert layers((3, 1), pipeline=4) == (1, 1, 1, 1)
-    assert layers((3, 1), more="partition = [1, 3]\n") == (1, 3)
+    assert layers((3, 1), "parallel.pipeline=4") == (1, 1, 1, 1)
+    assert layers((3, 1), "parallel.pipeline=2", "parallel.partition=[1, 3]") == (1, 3)
 
 
 @pytest.mark.parametrize(("chosen", "changed", "words"), [
@@ -358,26 +348,20 @@ def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
     assert not keys & {"checkpoint.every", "train.steps", "job.nodes", "data.sequence_length", "slurm.account"}
 
 
-@pytest.mark.parametrize(("place", "more", "words"), [
-    ("slurm", '[slurm]\nchain = 2\nmodules = ["x"]\naccount = "a"', None),
-    ("step", '[slurm]\nmodules = ["x"]\npartition = "gpu"\n[environment]\nstage = true', None),
-    ("step", "[slurm]\nchain = 2", "slurm.chain has no effect here"),
-    ("step", '[sweep]\nruns = [{ "train.seed" = 1 }]\nsimultaneous = 1\n[slurm]\naccount = "a"\ndepends = ["123"]',
-     "slurm.account, slurm.depends, sweep.simultaneous have no effect here"),
-    ("step", "[slurm.extra]\nlicenses = 'fs:1'\nhint = 'nomultithread'\ncpus-per-task = 2",
-     "slurm.extra.licenses has no effect here"),
-    ("mpi", "[slurm]\nmpi = 'pmix'\nretries = 3", "slurm.mpi has no effect here"),
-    ("local", "[data]\nstage = true\n[environment]\nlocal = '/x'\nset = { A = '1' }",
-     "environment.local, data.stage have no effect here"),
-    ("local", "", None),
+@pytest.mark.parametrize(("place", "keys", "words"), [
+    ("slurm", ["slurm.chain=2", "slurm.modules=['x']", "slurm.account=a"], ""),
+    ("step", ["slurm.modules=['x']", "slurm.partition=gpu", "environment.stage=true"], ""),
+    ("step", ["slurm.chain=2"], "slurm.chain has"),
+    ("step", ["sweep.runs=[{ train.seed = 1 }]", "sweep.simultaneous=1", "slurm.account=a", "slurm.depends=['123']"],
+     "slurm.account, slurm.depends, sweep.simultaneous have"),
+    ("step", ["slurm.extra.licenses='fs:1'", "slurm.extra.hint=nomultithread", "slurm.extra.cpus-per-task=2"],
+     "slurm.extra.licenses has"),
+    ("mpi", ["slurm.mpi=pmix", "slurm.retries=3"], "slurm.mpi has"),
+    ("local", ["data.stage=true", "environment.local=/x", "environment.set.A='1'"], "environment.local, data.stage have"),
+    ("local", [], ""),
 ])
-def test_keys_without_effect_are_named(tmp_path: Path, place: Any, more: str, words: str | None) -> None:
-    text = JOB.format(nodes=1, ranks=1)
-    if more.startswith("[data]"):
-        text, more = text.replace("[data]", "[data]\nstage = true"), more.removeprefix("[data]\nstage = true\n")
-    path = tmp_path / "job.toml"
-    path.write_text(text + more)
-    assert without_effect(load_job(path), place) == words
+def test_keys_without_effect_are_named(tmp_path: Path, place: Any, keys: list[str], words: str) -> None:
+    assert (without_effect(spec_of(tmp_path, 1, 1, "", *keys), place) or "").removesuffix(" no effect here") == words
 
 
 def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
@@ -417,13 +401,10 @@ def test_what_was_accepted_is_asked_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == [one, other, one]
 
 
-def test_a_home_that_takes_no_file_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_that_transformers_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that takes no file costs time alone."""
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert check_model({"model_type": "gpt2"}, 512) == []
-
-
-def test_configs_that_transformers_takes() -> None:
     gpt2, llama = {"model_type": "gpt2"}, {"model_type": "llama"}
     assert check_model(gpt2 | {"hidden_size": 64, "n_layer": 2}, 512) == []
     assert check_model(llama | {"rope_theta": 5e5, "num_key_value_heads": 2}, 512) == []
@@ -514,13 +495,11 @@ def test_tail_gives_every_complete_line_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = NewLines(path)
     assert tail.read() == []
+    path.write_text('{"a": 1}\n{"a": ')
+    assert tail.read() == ['{"a": 1}']
     with open(path, "a") as file:
-        file.write('{"a": 1}\n{"a": ')
-        file.flush()
-        assert tail.read() == ['{"a": 1}']
         file.write("2}\n")
-        file.flush()
-        assert tail.read() == ['{"a": 2}']
+    assert tail.read() == ['{"a": 2}']
     (tmp_path / "new").write_text('{"a": 1}\n{"a": 3}\n')  # a resume cuts the file back
     os.replace(tmp_path / "new", path)
     assert tail.read() == ['{"a": 1}', '{"a": 3}']

@@ -29,9 +29,9 @@ def fake(directory: Path, name: str, text: str) -> str:
     return f"{directory}:{os.environ['PATH']}"
 
 
-def living(token: str = TOKEN) -> subprocess.Popen[bytes]:
-    """A rank of an attempt."""
-    return subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": token, "PATH": os.environ["PATH"]})
+def living() -> subprocess.Popen[bytes]:
+    """A rank of the first attempt."""
+    return subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": TOKEN, "PATH": os.environ["PATH"]})
 
 
 def test_shellcheck() -> None:
@@ -107,7 +107,7 @@ def test_the_same_place_for_another_start(node: Node) -> None:
     (node.job / "data" / "old").write_text("")
     node.begin("7.0.2")
     with living() as rank:
-        assert "is in use by attempt 7.0.1" in node.refused()
+        assert f"is in use by attempt {TOKEN}" in node.refused()
         rank.kill()
     node.start()
     assert not (node.job / "data" / "old").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -13,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm
 from click.testing import CliRunner, Result
-from launching import until
+from launching import call, until
 from watchdog_words import SAYS
 
 from hpc_mp.base.errors import HpcMpError
@@ -66,8 +66,24 @@ def cause_of(done: Result, found: RunDirectory) -> Cause:
     return ended.cause
 
 
+MEETS = """import socket
+where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank == 0:
+    server = socket.create_server(where)
+    assert [server.accept()[0].recv(1) for _ in range(3)] == [b"x"] * 3
+else:
+    while True:
+        try:
+            socket.create_connection(where).sendall(b"x")
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+"""
+
+
 def test_every_rank_gets_the_command_byte_for_byte(here: Path) -> None:
-    command = program(here, "import json\nprint(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))")
+    """And they can meet at the port."""
+    command = program(here, MEETS + "import json\nprint(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))")
     done, found = local(here, [*command, *HARD], "--set", 'program.environment={A = "b c"}')
     assert done.exit_code == 0, done.output + repr(done.exception)
     ranks = [json.loads(found.rank_log(rank).read_text()) for rank in range(4)]
@@ -83,7 +99,7 @@ def test_every_rank_gets_the_command_byte_for_byte(here: Path) -> None:
     assert verdict(found).state == "completed" and read_json(found.status)["phase"] == "done"  # type: ignore[union-attr]
     assert [(start.rank, start.node) for start in read_records(found.ranks, RankStart)] == [
         (0, "node0"), (1, "node0"), (2, "node1"), (3, "node1")]
-    assert "completed" in CliRunner().invoke(cli, ["status", str(found.path)]).output
+    assert "completed" in call("status", found.path).output
     assert "no checkpoint" not in done.output and "export" not in done.output
 
 
@@ -121,24 +137,6 @@ def test_an_order_that_is_not_used_is_not_claimed(here: Path, keys: list[str], w
     sets = [f"--set={key}" for key in keys]
     done = run("--on", "local", "--nodes", "2", "--ranks-per-node", "2", *sets, "--dry-run", "--", "true")
     assert done.exit_code == 0 and words in " ".join(done.output.split()), done.output
-
-
-def test_the_ranks_can_meet_at_the_port(here: Path) -> None:
-    done, _ = local(here, program(here, """
-        import socket
-        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if rank == 0:
-            server = socket.create_server(where)
-            print([server.accept()[0].recv(1) for _ in range(3)])
-        else:
-            while True:
-                try:
-                    socket.create_connection(where).sendall(b"x")
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.05)
-        """))
-    assert done.exit_code == 0, done.output
 
 
 # (what rank 2 of 4 does, what the others do, kind, words of the cause): a path through the code each. How tracebacks and last
@@ -217,7 +215,7 @@ def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path, name: str) 
     assert (cause.kind, cause.rank, cause.node) == ("hang", 2, "node1"), cause
     assert f"{words}; ranks 0, 1, 3: program.py:16 in all_reduce" in cause.message, cause
     assert all("all_reduce" in found.rank_stack(rank).read_text() for rank in (0, 1, 3))
-    shown = CliRunner().invoke(cli, ["logs", str(found.path)]).output
+    shown = call("logs", found.path).output
     assert "log/stack-*" in shown and cause.message in shown
 
 
@@ -233,10 +231,9 @@ def test_a_failed_run_is_resumed_by_its_own_job_file(here: Path) -> None:
                             "sys.exit(0 if os.environ.get('HPC_MP_RESUME') else 5)")
     done, found = local(here, command, nodes=1, each=1)
     assert f"launch {str(found.job)!r} --on local --resume" in str(done.exception)
-    again = CliRunner().invoke(cli, ["launch", str(found.job), "--on", "local", "--resume"])
-    assert again.exit_code == 0, again.output
+    assert call("launch", found.job, "--on", "local", "--resume").exit_code == 0
     assert found.rank_log(0).read_text() == "2 1\n" and verdict(found).state == "completed"  # type: ignore[union-attr]
-    third = CliRunner().invoke(cli, ["launch", str(found.job), "--on", "local", "--resume"])
+    third = call("launch", found.job, "--on", "local", "--resume")
     assert "nothing is left to do: the run is complete" in third.output and found.attempt() == 2
 
 
@@ -250,12 +247,10 @@ def test_an_interrupt_reaches_the_program_as_its_signal(here: Path, name: str, c
         open(f"ready-{{rank}}", "w").close()
         time.sleep(60)
         """)
-    child = subprocess.Popen([sys.executable, "-m", "hpc_mp", "run", "--on", "local", "--ranks-per-node", "2", *options, "--",
-                              *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = warm.Program(["-m", "hpc_mp", "run", "--on", "local", "--ranks-per-node", "2", *options, "--", *command], os.environ)
     until(lambda: len(list(here.glob("ready-*"))) == 2, 60)
-    child.send_signal(signal.SIGINT)
-    said, _ = child.communicate(timeout=60)
-    assert child.returncode == 1 and "stopped. Go on with:" in said, said
+    ended, out, err = child.outcome(signal.SIGINT)
+    assert ended == 1 and "stopped. Go on with:" in out + err, out + err
     (found,) = (here / "runs").glob("*/0001")
     assert [RunDirectory(found).rank_log(rank).read_text() for rank in range(2)] == ["begins\nsaves\n"] * 2
 
@@ -267,8 +262,7 @@ def test_a_job_file_and_a_sweep(here: Path) -> None:
     done = CliRunner().invoke(cli, ["launch", "job.toml", "--on", "local"])
     assert done.exit_code == 0, done.output + repr(done.exception)
     assert sorted(path.read_text() for path in here.glob("runs/job/*/log/rank-00000.log")) == ["LR 1e-3\n", "LR 3e-4\n"]
-    listed = CliRunner().invoke(cli, ["status", "runs/job"])
-    assert "LR" in CliRunner().invoke(cli, ["status", "runs"]).output or "completed" in listed.output
+    assert "LR" in call("status", "runs").output or "completed" in call("status", "runs/job").output
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -413,12 +407,10 @@ def test_sizes_that_nobody_has_given(given: tuple[int | None, int | None], place
     assert (nothing.nodes, nothing.tasks_per_node, nothing.gpus_per_node) == (1, 0, 0)
 
 
-@pytest.mark.parametrize(("words", "name"), [
-    (("python", "src/train.py", "--x"), "train"), (("./solve",), "solve"), (("python", "-m", "pkg.train"), "python"),
-    (("bash", "a b.sh"), "a-b"), (("漢.py",), "program"), (("/",), "program"),
-])
-def test_what_a_run_is_called(words: tuple[str, ...], name: str) -> None:
-    assert name_of(words) == name
+def test_what_a_run_is_called() -> None:
+    for words, name in ((("python", "src/train.py", "--x"), "train"), (("./solve",), "solve"), (("bash", "a b.sh"), "a-b"),
+                        (("python", "-m", "pkg.train"), "python"), (("漢.py",), "program"), (("/",), "program")):
+        assert name_of(words) == name
 
 
 def test_explain_names_no_key_that_a_program_may_not_have(here: Path) -> None:

@@ -30,16 +30,16 @@ def where() -> tuple[int, str, str]:
 def raises() -> None:
     if os.environ["RANK"] == "1":
         raise ValueError("boom")
-    time.sleep(60)
-
-
-def sleep() -> None:
-    time.sleep(60)
+    sleep()
 
 
 def killed() -> None:
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
+    sleep()
+
+
+def sleep() -> None:
     time.sleep(60)
 
 

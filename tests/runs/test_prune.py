@@ -80,6 +80,7 @@ def call(*words: Any) -> Result:
 
 
 def test_old_checkpoints_go_but_the_newest_and_the_best(make: Maker) -> None:
+    """And a job file that is not understood leaves all."""
     run = make(1, 2, 3, 4, 5)
     run.evaluations.write_text("".join(line_of(Evaluation(step, loss, 9, 1.0)) + "\n" for step, loss in ((2, 1.0), (5, 3.0))))
     (run.checkpoints / ".step-00000006.token").mkdir()
@@ -93,6 +94,8 @@ def test_old_checkpoints_go_but_the_newest_and_the_best(make: Maker) -> None:
     assert remove(found, lambda each: gone.append(each.path)) == {}
     assert [path.name for path in gone] == names(found)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000002", "step-00000004", "step-00000005"]
+    run.job.write_text("[job\n")
+    assert names(pruned(run, keep=1)) == [] and why(pruned(run), run.path) == "its job.toml is not understood"
 
 
 def test_the_newest_complete_checkpoint_stays_whatever_lies_beside_it(make: Maker) -> None:
@@ -105,12 +108,6 @@ def test_the_newest_complete_checkpoint_stays_whatever_lies_beside_it(make: Make
     assert "complete.json is missing" in why(found, run.checkpoint(3))
     remove(found, lambda each: None)
     assert run.checkpoint(2).exists()
-
-
-def test_a_job_file_that_is_not_understood_leaves_all(make: Maker) -> None:
-    run = make(1, 2, 3)
-    run.job.write_text("[job\n")
-    assert names(pruned(run)) == [] and why(pruned(run), run.path) == "its job.toml is not understood"
 
 
 # --- live runs -------------------------------------------------------------------------------------------------------
@@ -175,8 +172,7 @@ def test_chains_of_runs(make: Maker) -> None:
     second = make(name="second", resume=first.path)
     third = make(name="third", resume=second.path)
     assert {each.path for each in pruned(first, second, third, whole=True).removable} == {first.path, second.path, third.path}
-    found = pruned(first, second, whole=True)
-    assert found.removable == () and {each.path for each in found.spared} == {first.path, second.path}
+    assert {each.path for each in pruned(first, second, whole=True).spared} == {first.path, second.path}
 
 
 def test_models_and_tokenizers_inside_of_a_run(make: Maker) -> None:
@@ -257,12 +253,10 @@ def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monke
 
 
 def test_links_out_of_a_run_are_not_followed(make: Maker, tmp_path: Path) -> None:
-    run = make(1)
-    outside = tmp_path / "outside"
+    run, outside = make(1), tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("x" * 10_000)
     (run.path / "link").symlink_to(outside)
     found = pruned(run, whole=True)
-    assert found.bytes < 10_000
-    assert remove(found, lambda each: None) == {}
+    assert found.bytes < 10_000 and remove(found, lambda each: None) == {}
     assert not run.path.exists() and (outside / "file").exists()

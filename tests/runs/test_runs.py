@@ -6,7 +6,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,19 +153,16 @@ def test_a_sweep_shows_what_each_run_has(here: Path) -> None:
     ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", ""),
 ])
 def test_cancelling_of_sweeps(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:
-    for element in range(3):
-        made(here, f"12_{element}", member=element)
+    runs = [made(here, f"12_{element}", member=element) for element in range(3)]
     queued(here, *(f"12_{element}|PENDING|N/A||0|0|Priority|" for element in range(3)))
     text = call("cancel", word, *options).stdout
     assert (here / "cancelled").read_text() == f"{cancelled}\n"
     assert others in text and ("other runs" in text) == bool(others)
-
-
-def test_running_elements_are_all_asked_before_any_is_waited_for(here: Path) -> None:
-    runs = [made(here, f"12_{element}", member=element) for element in range(3)]
+    (here / "cancelled").unlink()
     queued(here, *running_jobs("12_0", "12_1", "12_2"))
     call("cancel", "12")
-    assert (here / "cancelled").read_text() == "--signal=USR2 12_0 12_1 12_2\n" and all(run.stop.exists() for run in runs)
+    assert (here / "cancelled").read_text() == "--signal=USR2 12_0 12_1 12_2\n" and all(run.stop.exists() for run in runs), (
+        "running ones are all asked before any is waited for")
 
 
 @pytest.mark.parametrize(("phase", "ended"), [("stopped", True), ("running", False)])
@@ -213,16 +209,14 @@ def test_what_a_run_has_cost(here: Path) -> None:
     queued(here, f"7|RUNNING|{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(now))}|n1|1|0|None|")
     text = call("status", "7").stdout
     assert "3 steps trained again" in text and "GPU hours" in text
-
-
-def test_a_vanished_attempt_costs_its_steps_and_not_the_wait_for_the_next(here: Path) -> None:
-    run = made(here, "7", steps=5, age=9000)
-    began = run.job.stat().st_mtime
-    started(run, 1, 1, began, device="cpu")
-    write_end(run, AttemptEnd("7.0", 1, 0, "vanished", "it ended without a word", (), "requeue", began + 10))
-    put_away(run, 1)
-    cost = usage(run, began + 7200, waits=True)
-    assert cost.node_hours == pytest.approx(10 / 3600) and cost.gpu_hours == 0 and cost.queue_s == pytest.approx(7190, abs=5)
+    vanished = made(here, "8", steps=5, age=9000)
+    began = vanished.job.stat().st_mtime
+    started(vanished, 1, 1, began, device="cpu")
+    write_end(vanished, AttemptEnd("8.0", 1, 0, "vanished", "it ended without a word", (), "requeue", began + 10))
+    put_away(vanished, 1)
+    cost = usage(vanished, began + 7200, waits=True)
+    assert cost.node_hours == pytest.approx(10 / 3600) and cost.gpu_hours == 0 and cost.queue_s == pytest.approx(7190, abs=5), (
+        "its steps and not the wait for the next")
 
 
 def test_a_restart_says_what_it_came_after(here: Path) -> None:
@@ -300,10 +294,8 @@ def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_silent_follower_says_now_and_then_that_it_lives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "SECONDS", (0.01,))
     monkeypatch.setattr(follow, "SILENCE_S", 0.0)
-    run = made(here)
-    going = seen(run, [SlurmJob("7", "RUNNING")])
-    polls: Iterator[list[Any]] = iter([[going], [going], [seen(run, [SlurmJob("7", "COMPLETED")])]])
-    said: list[str] = []
+    run, said = made(here), list[str]()
+    polls = iter([[seen(run, [SlurmJob("7", state)])] for state in ("RUNNING", "RUNNING", "COMPLETED")])
     monkeypatch.setattr(follow.click, "echo", said.append)
     follow.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
     assert [line.split()[-1] for line in said] == ["running", "running", "completed"]
@@ -368,12 +360,6 @@ def test_a_job_that_no_node_started_is_released(here: Path, reason: str, answer:
 # --- logs -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_of_a_run_that_waits(here: Path) -> None:
-    made(here, "7")
-    queued(here, "7|PENDING|N/A||0|0|Resources|")
-    assert call("logs", "7").stdout.startswith("job 7 waits in the queue (Resources: ")
-
-
 def test_the_main_log_has_a_line_about_steps_now_and_then(here: Path) -> None:
     def said(seconds: float, last: int) -> list[str]:
         lines: list[str] = []
@@ -389,7 +375,10 @@ def test_the_main_log_has_a_line_about_steps_now_and_then(here: Path) -> None:
 
 
 def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> None:
-    run = made(here, "7", state="completed")
+    run = made(here, "7")
+    queued(here, "7|PENDING|N/A||0|0|Resources|")
+    assert call("logs", "7").stdout.startswith("job 7 waits in the queue (Resources: ")
+    write_json(run.outcome, {"attempt": 1, "state": "completed", "cause": None})
     run.slurm_log("7").write_text("module loaded\nhpc-mp: 10:00:00 attempt 1 failed\n"
                                   "hpc-mp: 10:01:00 attempt 2 (7.1) on n1, n2\n")
     run.main_log.write_text("10:01:00 attempt 2 (7.1) on n1, n2\n10:01:09 step 1/5: loss 6.0000, 50 tokens/s\n")

@@ -9,7 +9,7 @@ from launching import environment, executable
 
 import hpc_mp.launch.launch  # noqa: F401  (imported once, for all forks)
 
-FAKE_CLI = Path(__file__).parents[1] / "launch" / "fake_cli.py"
+FAKE_CLI = Path(__file__).with_name("fake_cli.py")
 
 
 class Cluster:
@@ -45,7 +45,7 @@ class Cluster:
 
     def start(self, mark: str, job: Path, *arguments: str, **environ: str) -> warm.Program:
         environ = {"PATH": f"{self.bin}:/usr/bin:/bin", **environ}
-        return warm.Program([FAKE_CLI, "launch", job, *arguments], environment(mark, FAKE_CLI.parent, **environ))
+        return warm.Program([FAKE_CLI, "launch", job, *arguments], environment(mark, **environ))
 
     def launch(self, mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
         return self.start(mark, job, *arguments, **environ).outcome()
