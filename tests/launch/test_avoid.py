@@ -137,7 +137,6 @@ def test_what_slurm_refuses_on_all_nodes_is_refused(tmp_path: Path, job: Path) -
         rehearse(plan_job(LaunchRequest(job, "slurm")), [tmp_path / "0"])
 
 
-@pytest.mark.prove
 def test_a_launch_says_so_and_its_run_is_kept_off_no_node(tmp_path: Path, job: Path, mark: str) -> None:
     code, out, err = play(tmp_path, "alike", REFUSES).launch(mark, job, "--on", "slurm")
     run = the_run(job)

@@ -60,20 +60,16 @@ def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
     assert ended.broken is None and not ended.interrupted
     told = [json.loads((run.path / f"told-{rank}.json").read_text()) for rank in range(8)]
     for rank, one in enumerate(told):
-        assert one["environ"]["SLURM_PROCID"] == str(rank) and one["environ"]["SHARED"] == "yes"
-        assert one["cwd"] == os.getcwd()
-        assert one["sigint"] and one["sigterm"] and one["sigchld"]
-        assert one["fds"]["0"] == os.devnull
-        assert one["fds"]["1"] == one["fds"]["2"] == str(run.rank_log(rank))
-        assert str(run.path / ".lock") in one["fds"].values()
+        assert (one["environ"]["SLURM_PROCID"], one["environ"]["SHARED"], one["cwd"]) == (str(rank), "yes", os.getcwd())
+        assert one["sigint"] and one["sigterm"] and one["sigchld"] and not one["torch"]
+        log = str(run.rank_log(rank))
+        assert [one["fds"][number] for number in "012"] == [os.devnull, log, log] and str(run.lock) in one["fds"].values()
         sockets = [where for where in one["fds"].values() if where.startswith("socket:")]
         assert len(sockets) == (rank == 0) and one["listening"] == (rank == 0)
-        assert not one["torch"]
         shown = (run.path / f"alive-{rank}").read_text().rstrip("\0")
         assert shown.startswith(f"hpc-mp rank {rank} of ") and str(run.path).endswith(shown.partition(" of ")[2]), "to ps"
-        assert shown.endswith("/job/0001")
+        assert shown.endswith("/job/0001") and run.rank_log(rank).read_text() == f"rank {rank} lives\n"
     assert len({one["parent"] for one in told}) == 1
-    assert [run.rank_log(rank).read_text() for rank in range(8)] == [f"rank {rank} lives\n" for rank in range(8)]
 
 
 @pytest.mark.prove  # in make test ranks of tests/launch/test_submit.py and tests/end_to_end are forked so
@@ -217,20 +213,15 @@ def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> N
     assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.interrupted
 
 
-def test_a_closed_terminal_never_kills() -> None:
+@pytest.mark.parametrize(("nohup", "counts"), [(False, (1, 0, 1, 0)), (True, (0, 0, 1, 0))])
+def test_a_closed_terminal_never_kills(nohup: bool, counts: tuple[int, ...]) -> None:
     """Kernel and shell may each send a SIGHUP, and it may follow a Ctrl-C; a signal of another kind then does kill."""
-    with Interrupts() as interrupts:
-        for number, count in ((signal.SIGHUP, 1), (signal.SIGHUP, 0), (signal.SIGTERM, 1), (signal.SIGHUP, 0)):
-            os.kill(os.getpid(), number)
-            assert interrupts.received() == count
-
-
-def test_under_nohup_a_closed_terminal_is_nothing() -> None:
-    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
     try:
         with Interrupts() as interrupts:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert interrupts.received() == 0
+            for number, count in zip((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP), counts, strict=True):
+                os.kill(os.getpid(), number)
+                assert interrupts.received() == count
     finally:
         signal.signal(signal.SIGHUP, old)
 
@@ -253,18 +244,15 @@ def test_ranks_do_not_outlive_a_killed_zygote(run: RunDirectory, mark: str) -> N
     launcher.wait_for("ready")
     launcher.zygote().kill()
     ended = launcher.ended()
-    assert ended.exits == ()
-    assert ended.broken is not None and "was killed by SIGKILL" in ended.broken
+    assert ended.exits == () and "was killed by SIGKILL" in (ended.broken or "")
     until(lambda: not marked(mark))
 
 
 def test_a_rank_killed_from_outside_is_told_apart(run: RunDirectory, mark: str) -> None:
     launcher = Launcher(run, 4, mark, DEED="hang")
     launcher.wait_for("alive")
-    ranks = sorted(launcher.zygote().children(), key=lambda p: p.pid)
-    ranks[2].kill()
-    ended = launcher.ended()
-    assert [end.rank for end in ended.exits if not end.ours] == [2]
+    sorted(launcher.zygote().children(), key=lambda p: p.pid)[2].kill()
+    assert [end.rank for end in launcher.ended().exits if not end.ours] == [2]
 
 
 def test_the_check_for_left_overs_can_fail(mark: str) -> None:

@@ -58,11 +58,6 @@ def test_without_slurm(tmp_path: Path, machine: ThisMachine, expected: tuple[int
     assert (spec.job.device, spec.slurm.partition) == ("auto", None)
 
 
-def test_the_small_model_is_small(tmp_path: Path) -> None:
-    small, large = load(tmp_path, LAPTOP), load(tmp_path, replace(LAPTOP, gpus=(Gpu(0, "H200", 141 * GIB),)))
-    assert small.model.config["n_embd"] < large.model.config["n_embd"] and small.train.steps == 20  # type: ignore[index]
-
-
 @pytest.mark.parametrize(("found", "expected"), [
     (site(), (2, 8, 2, 2, 4)), (site(nodes=1), (1, 8, 2, 2, 2)), (site(gpus=((None, 1),)), (2, 1, 1, 2, 1)),
     (site(gpus=((None, 3),), nodes=1), (1, 3, 1, 1, 3)), (site(gpus=()), (2, 2, 2, 2, 1)),
@@ -83,10 +78,7 @@ def test_a_gpu_brings_its_share_of_the_node(tmp_path: Path) -> None:
     assert spec.slurm.gpu_type == "h100"
     assert spec.slurm.extra == {"cpus-per-task": 15, "mem": "0"}
     assert "#SBATCH --gpus-per-node=h100:8\n" in render(spec, tmp_path, python="/usr/bin/python3").text
-
-
-def test_nodes_without_gpus_are_shared(tmp_path: Path) -> None:
-    spec = load(tmp_path, LAPTOP, site(gpus=(), accounts=()))
+    spec = load(tmp_path, LAPTOP, site(gpus=(), accounts=()))  # nodes without GPUs are shared
     assert (spec.job.device, spec.slurm.gpu_type, spec.slurm.account) == ("cpu", None, None)
     assert spec.slurm.extra == {"mem-per-cpu": "2048M"}
 
@@ -96,7 +88,9 @@ def test_the_time_limit_keeps_to_the_partitions(tmp_path: Path) -> None:
     assert {limit: load(tmp_path, LAPTOP, site(limit=limit)).job.time_limit for limit in limits} == limits
 
 
-def test_names_that_toml_must_quote(tmp_path: Path) -> None:
+def test_the_small_model_is_small_and_names_are_quoted(tmp_path: Path) -> None:
+    small, large = load(tmp_path, LAPTOP), load(tmp_path, replace(LAPTOP, gpus=(Gpu(0, "H200", 141 * GIB),)))
+    assert small.model.config["n_embd"] < large.model.config["n_embd"] and small.train.steps == 20  # type: ignore[index]
     name = 'a "b" \\ # ü'
     found = site()
     slurm = load(tmp_path, LAPTOP, replace(found, chosen=replace(found.chosen, name=name), terms=JobTerms(name, name))).slurm
@@ -133,10 +127,7 @@ def test_an_association_with_the_partition_goes_before() -> None:
     special = (*MINE, Association("a", "p", ("long",), "long", "30:00"))
     assert terms("p", None, ("a",), special, KNOWN, PartitionAccess()) == JobTerms("a", None, KNOWN["long"], "30:00")
     assert terms("q", None, ("a",), special, KNOWN, PartitionAccess()).quality == KNOWN["short"]
-
-
-def test_without_accounts_the_partitions_limit_holds() -> None:
-    assert terms("p", "10:00", (), (), {}, PartitionAccess()) == JobTerms(None, None, None, "10:00")
+    assert terms("p", "10:00", (), (), {}, PartitionAccess()) == JobTerms(None, None, None, "10:00"), "without accounts"
 
 
 def test_what_slurm_says_of_limits() -> None:

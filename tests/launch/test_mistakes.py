@@ -33,7 +33,7 @@ GOOD: dict[str, dict[str, Any]] = {
 TEXT = "\n".join(f"Line {number} of a text that is long enough for a few steps." for number in range(4000))
 
 # name: (keys of the job file, whole tables, None: left out; what the answer says). Directories that a value names hold what
-# FILES says.
+# FILES says. Those of tests/job/test_job.py are answered by the same command.
 Row = tuple[dict[str, Any], str]
 KEYS: dict[str, Row] = {
     "steps as text": ({"train.steps": "100"}, r"train.steps = '100': must be a whole number. Write it without quotes"),
@@ -158,35 +158,23 @@ def write(file: Path, changes: dict[str, Any]) -> None:
     file.write_text(tomli_w.dumps(job))
 
 
-def test_there_are_sixty_and_more() -> None:
+def test_there_are_sixty_and_the_right_job_would_begin(answer: Answer) -> None:
     assert len(KEYS) + len(JOB_FILES) + len(COMMANDS) >= 60
-
-
-def test_the_right_job_would_begin(answer: Answer) -> None:
     with pytest.raises(Begun):
         answer("launch", "job.toml", "--on", "local")
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_a_key(name: str, answer: Answer, tmp_path: Path) -> None:
-    changes, words = KEYS[name]
-    write(tmp_path / "job.toml", changes)
-    _refused(words, *answer("launch", "job.toml", "--on", "local"))
-
-
-@pytest.mark.parametrize("name", JOB_FILES)
-def test_a_job_file(name: str, answer: Answer, tmp_path: Path) -> None:
-    file, text, words = JOB_FILES[name]
-    (tmp_path / file).write_text(text)
-    _refused(words, *answer("launch", file, "--on", "local"))
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command(name: str, answer: Answer) -> None:
-    given, words = COMMANDS[name]
-    _refused(words, *answer(*given))
-
-
-def _refused(words: str, code: int, said: str) -> None:
-    assert code == 2
-    assert re.search(words, " ".join(said.split())), said
+@pytest.mark.parametrize("name", [*KEYS, *JOB_FILES, *COMMANDS])
+def test_a_mistake(name: str, answer: Answer, tmp_path: Path) -> None:
+    given: tuple[str, ...] = ("launch", "job.toml", "--on", "local")
+    if name in KEYS:
+        changes, words = KEYS[name]
+        write(tmp_path / "job.toml", changes)
+    elif name in JOB_FILES:
+        file, text, words = JOB_FILES[name]
+        (tmp_path / file).write_text(text)
+        given = ("launch", file, "--on", "local")
+    else:
+        given, words = COMMANDS[name]
+    code, said = answer(*given)
+    assert code == 2 and re.search(words, " ".join(said.split())), said

@@ -43,9 +43,6 @@ def test_unknown_options_are_answered_with_the_nearest() -> None:
              "mail-typ": "mail-type", "cluster": "clusters"}
     for name, meant in slips.items():
         assert f"did you mean '{meant}'" in refusal(**{name: "1"}).remedy
-
-
-def test_options_that_say_nothing() -> None:
     assert refusal(gpus_per_node=2).rule == refusal(requeue=True).rule == "is set by the script already"
     assert "says nothing to sbatch" in refusal(contiguous=False).rule
 

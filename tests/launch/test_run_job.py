@@ -143,9 +143,6 @@ def test_a_preview_is_a_value(job: Path) -> None:
     document = json.loads(json.dumps(shown.document()))
     assert document["state"] == "planned"
     assert {"key": "job.device", "value": "cpu", "why": "nvidia-smi finds no GPU"} in document["choices"]
-
-
-def test_values_of_variables_are_not_in_the_command_that_goes_on(job: Path) -> None:
     request = LaunchRequest(job, "local", (
         "environment.set.TOKEN=hunter2", "train.steps=7", "environment.stage=true", "program.environment.KEY=hunter2",
         "sweep.grid.'program.environment.KEY'=['hunter2']", "program={ environment = { KEY = 'hunter2' } }"))
@@ -167,6 +164,8 @@ def imported(code: str) -> str:
 def test_the_door_imports_nothing_heavy(job: Path) -> None:
     assert imported("import hpc_mp; hpc_mp.run_job") == imported("import hpc_mp; hpc_mp.submit") == "[]"
     assert "click" in imported("import hpc_mp.cli.launch"), "what is heavy would be seen"
+    with pytest.raises(AttributeError, match="no attribute 'submitted'"):
+        _ = hpc_mp.submitted
     code = ("import pathlib; [sys.modules.__setitem__(name, None) for name in ('torch', 'tokenizers')]; "
             "from hpc_mp.launch.launch import LaunchRequest, plan_job; "
             f"print(plan_job(LaunchRequest(pathlib.Path({str(job)!r}), 'local'))[0].spec.job.device)")

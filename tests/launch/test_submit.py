@@ -118,11 +118,6 @@ def test_what_is_refused_at_once(here: dict[str, Any], call: Any, arguments: dic
     assert not any(path.name.startswith("int") for path in Path(here["directory"]).glob("*"))
 
 
-def test_no_other_name_is_at_the_door() -> None:  # which is light: test_run_job.py
-    with pytest.raises(AttributeError, match="no attribute 'submitted'"):
-        _ = hpc_mp.submitted
-
-
 # --- a real Slurm, without accounting -----------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.render import render
 from hpc_mp.launch.sweep import best_runs
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.sweep import SweepMember, best_of, members, read_member, write_member
 from hpc_mp.runs.status import seen
 
@@ -39,10 +40,9 @@ def runs_of(job: Path) -> list[RunDirectory]:
 
 
 def test_all_runs_of_a_sweep_are_run_here(job: Path) -> None:
-    said: list[str] = []
-    outcome = hpc_mp.run_job(job, on="local", overrides=[GRID, "sweep.simultaneous=2"], say=said.append)
-    text = "\n".join(said)
-    assert (outcome.state, len(outcome.elements)) == ("completed", 3)
+    shown = call("launch", job, "--on", "local", "--set", GRID, "--set", "sweep.simultaneous=2")
+    text, lines = shown.output, shown.stdout.splitlines()
+    assert shown.exit_code == 0 and [verdict(run).state for run in runs_of(job)] == ["completed"] * 3  # type: ignore[union-attr]
     assert [load_job(run.job).train.seed for run in runs_of(job)] == [1, 2, 3]
     assert [read_member(run) for run in runs_of(job)] == [
         SweepMember("0001", number, 3, {"train.seed": number + 1}) for number in range(3)]
@@ -52,6 +52,17 @@ def test_all_runs_of_a_sweep_are_run_here(job: Path) -> None:
         "every run is checked before the first one is started")
     assert list(members(runs_of(job)[1])) == runs_of(job)
     assert "--array" not in runs_of(job)[0].script.read_text()
+    assert "0002      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 2" in lines
+    assert "0001      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 1  ← best by loss" in lines
+    assert f"compare   hpc-mp report {the_run(job).path} --all" in lines
+    table = call("status", job.parent / "runs").stdout
+    assert table.count("best by loss") == 1 and "train.seed = 3" in table.splitlines()[1]
+    document = json.loads(call("status", the_run(job).path, "--json").stdout)
+    assert document["sweep"] == {"first": "0001", "number": 0, "of": 3, "values": {"train.seed": 1}}
+    second = runs_of(job)[1]  # its job file means that run, and not the newest of its name
+    outcome = hpc_mp.run_job(second.job, on="local", overrides=["train.steps=7"], resume=True)
+    assert (outcome.run, outcome.steps) == (second.path, 7) and len(runs_of(job)) == 3
+    assert read_member(second) is not None, "it still belongs to its sweep"
 
 
 def test_a_run_that_fails_is_followed_by_the_next(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,15 +97,6 @@ def test_an_interrupt_ends_the_sweep_and_resume_goes_on_with_all_of_it(job: Path
         hpc_mp.run_job(job, on="local", overrides=['sweep.grid={ "train.seed" = [8, 9] }'], resume=True)
 
 
-def test_the_job_file_of_a_run_means_that_run(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not the newest of its name."""
-    hpc_mp.run_job(job, on="local", overrides=[GRID])
-    second = runs_of(job)[1]
-    outcome = hpc_mp.run_job(second.job, on="local", overrides=["train.steps=7"], resume=True)
-    assert (outcome.run, outcome.steps) == (second.path, 7) and len(runs_of(job)) == 3
-    assert read_member(second) is not None, "it still belongs to its sweep"
-
-
 @pytest.mark.parametrize(("options", "states", "words"), [
     ([], ["stopped", "completed"], "the other runs"), (["--all"], ["stopped"], "1 run not started; --resume starts it"),
 ])
@@ -118,19 +120,6 @@ def test_cancelling_of_one_run_and_of_the_sweep(
 
 def ends(out: str) -> list[str]:
     return [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
-
-
-def test_the_end_of_a_sweep_in_words(job: Path) -> None:
-    shown = call("launch", job, "--on", "local", "--set", GRID)
-    lines = shown.stdout.splitlines()
-    assert shown.exit_code == 0
-    assert "0002      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 2" in lines
-    assert "0001      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 1  ← best by loss" in lines
-    assert f"compare   hpc-mp report {the_run(job).path} --all" in lines
-    table = call("status", job.parent / "runs").stdout
-    assert table.count("best by loss") == 1 and "train.seed = 3" in table.splitlines()[1]
-    document = json.loads(call("status", the_run(job).path, "--json").stdout)
-    assert document["sweep"] == {"first": "0001", "number": 0, "of": 3, "values": {"train.seed": 1}}
 
 
 def test_a_sweep_of_one_run_is_a_job(job: Path) -> None:

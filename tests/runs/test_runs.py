@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,12 +110,10 @@ def test_job_files_say_where_else_runs_lie(here: Path) -> None:
 
 
 def test_a_list_of_long_runs_reads_their_ends_alone(here: Path) -> None:
-    runs = [made(here, state="completed", age=number) for number in range(3)]
-    for run in runs:
-        run.metrics.write_text("no step\n" + (record(7, 1, 1.0, 3.0) + "\n") * 20_000)
+    run = made(here, state="completed")
+    run.metrics.write_text("no step\n" + (record(7, 1, 1.0, 3.0) + "\n") * 20_000)
     began = time.process_time()
-    for run in runs:
-        assert seen(run, []).step == 7
+    assert [seen(run, []).step for _ in range(3)] == [7] * 3
     assert time.process_time() - began < 0.2, "some ms a run, whatever its length"
 
 
@@ -301,12 +300,10 @@ def test_a_silent_follower_says_now_and_then_that_it_lives(here: Path, monkeypat
     assert [line.split()[-1] for line in said] == ["running", "running", "completed"]
 
 
-def test_waiting_without_a_terminal_prints_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    listener = progress.TerminalListener(aside=False)
+def test_waiting_without_a_terminal_prints_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    listener, step = progress.TerminalListener(aside=False), StepMetrics(4, 2.5, 64, 3.0, 100.0, 1.0, 1)
     listener.begin(10)
-    step = StepMetrics(4, 2.5, 64, 3.0, 100.0, 1.0, 1)
     listener.update(None, [step])
     assert capsys.readouterr().err == "", "not at every step"
     monkeypatch.setattr(progress, "LINE_S", 0.0)
@@ -394,18 +391,9 @@ def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> Non
     (["COMPLETING", "COMPLETING", "COMPLETED"], None, False), (["RUNNING", "COMPLETED"], "completed", False),
     (["RUNNING", "COMPLETED"], None, True), (["PENDING", "COMPLETED"], "stopped", True), (["COMPLETING"] * 99, None, True),
 ])
-def test_a_resume_waits_for_a_job_that_is_just_ending(
-    here: Path, monkeypatch: pytest.MonkeyPatch, states: list[str], verdict: str | None, refused: bool
-) -> None:
+def test_a_resume_waits_for_a_job_that_is_just_ending(here: Path, monkeypatch: pytest.MonkeyPatch, states: list[str],
+                                                      verdict: str | None, refused: bool) -> None:
     monkeypatch.setattr(resume, "POLL_S", 0.01)
-    run = made(here, "7", state=verdict)
-    answers = iter(states)
-
-    def check() -> None:
+    run, answers = made(here, "7", state=verdict), iter(states)
+    with pytest.raises(HpcMpError, match="is Slurm job 7, which is") if refused else nullcontext():
         resume._check_not_queued(run, lambda _: f"7|{next(answers)}|N/A||0|0|None|\n", patience=0.2)
-
-    if refused:
-        with pytest.raises(HpcMpError, match="is Slurm job 7, which is"):
-            check()
-    else:
-        check()

@@ -126,15 +126,6 @@ def test_a_run_that_is_done(run: RunDirectory) -> None:
     assert found["checkpoint"] == str(run.checkpoints / "step-00000005")
 
 
-def test_the_outcome_of_an_earlier_attempt_does_not_count(run: RunDirectory) -> None:
-    ended(run, "failed", "boom")
-    failed(run, 0, "error", "ValueError: boom")
-    (run.path / "attempts" / "1").mkdir()
-    with held(run):
-        found = status(run)
-    assert (found["state"], found["attempt"], found["cause"]) == ("running", 2, None)
-
-
 def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
     for losses, loss in (((float("nan"),), None), ((3.0, float("nan")), 3.0)):  # of the last step that has one
         run.metrics.write_text("".join(record(step, loss=each) + "\n" for step, each in enumerate(losses, 1)))
@@ -234,24 +225,20 @@ def test_the_cause_is_the_last_thing_in_the_logs(run: RunDirectory) -> None:
     assert call("logs", run.path).output == "training\n", "no cause where all went well"
 
 
-def test_a_rank_in_the_log_of_its_node(run: RunDirectory) -> None:
+def test_a_rank_and_a_node(run: RunDirectory) -> None:
+    """Of Slurm, whose ranks write into the log of their node, and of the emulator."""
     run.node_log("n1").write_text(" 2: two\n10: ten\n 2: \n10: more: ten\nslurmstepd: error\n")
     started(run, 5, "n1", task=10)
     started(run, 4, "n1", task=2)
-    with held(run):
-        assert call("logs", run.path, "--rank", "5").output == "ten\nmore: ten\n"
-        assert call("logs", run.path, "--rank", "4").output == "two\n\n"
-        assert call("logs", run.path, "--node", "n1").output == run.node_log("n1").read_text()
-
-
-def test_a_rank_and_a_node_of_the_emulator(run: RunDirectory) -> None:
     for rank in (0, 1, 2):
         run.rank_log(rank).write_text(f"words of {rank}\n")
         started(run, rank, f"node{rank // 2}")
     with held(run):
-        assert call("logs", run.path, "--rank", "2").output == "words of 2\n"
-        assert call("logs", run.path, "--node", "node0").output == "0: words of 0\n1: words of 1\n"
-        assert call("logs", run.path, "--node", "host-node1").output == "2: words of 2\n"
+        for option, name, words in (
+                ("--rank", "5", "ten\nmore: ten\n"), ("--rank", "4", "two\n\n"), ("--node", "n1", run.node_log("n1").read_text()),
+                ("--rank", "2", "words of 2\n"), ("--node", "node0", "0: words of 0\n1: words of 1\n"),
+                ("--node", "host-node1", "2: words of 2\n")):
+            assert call("logs", run.path, option, name).output == words
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -268,13 +255,17 @@ def test_what_is_not_there_is_named(run: RunDirectory, arguments: list[str], wor
 
 
 def test_an_earlier_attempt(run: RunDirectory) -> None:
+    """Its outcome does not count."""
     (run.path / "attempts" / "1" / "log").mkdir(parents=True)
     (run.path / "attempts" / "1" / "log" / "main.log").write_text("first\n")
+    ended(run, "failed", "boom")
     failed(run, 0, "error", "ValueError: boom")
     run.main_log.write_text("second\n")
     with held(run):
+        found = status(run)
         assert call("logs", run.path).output == "second\n"
         first = call("logs", run.path, "--attempt", "1").output
+    assert (found["state"], found["attempt"], found["cause"]) == ("running", 2, None)
     assert first.startswith("first\n") and first.endswith("failed: ValueError: boom\n")
 
 
