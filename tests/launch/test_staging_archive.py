@@ -12,6 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from rendering import executable
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
@@ -29,13 +30,9 @@ def environment(tmp_path: Path) -> Path:
     venv.create(prefix, symlinks=True)
     library = next(prefix.glob("lib/python*/site-packages"))
     (library / "packed.py").write_text("VALUE = 'packed'\n")
-    checkout = tmp_path / "checkout"
-    (checkout / "edited").mkdir(parents=True)
-    (checkout / "edited" / "__init__.py").write_text("VALUE = 'edited'\n")
-    (library / "edited.pth").write_text(f"{checkout}\n")
-    script = prefix / "bin" / "tool"
-    script.write_text(f"#!{prefix}/bin/python\nimport packed\nprint(packed.VALUE)\n")
-    script.chmod(0o755)
+    (library / "edited.pth").write_text(f"{tmp_path}/checkout\n")
+    executable(tmp_path / "checkout/edited/__init__.py", "VALUE = 'edited'\n")
+    executable(prefix / "bin" / "tool", f"#!{prefix}/bin/python\nimport packed\nprint(packed.VALUE)\n")
     return prefix
 
 

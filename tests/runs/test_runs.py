@@ -375,6 +375,7 @@ def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> Non
     run = made(here, "7")
     queued(here, "7|PENDING|N/A||0|0|Resources|")
     assert call("logs", "7").stdout.startswith("job 7 waits in the queue (Resources: ")
+    queued(here)
     write_json(run.outcome, {"attempt": 1, "state": "completed", "cause": None})
     run.slurm_log("7").write_text("module loaded\nhpc-mp: 10:00:00 attempt 1 failed\n"
                                   "hpc-mp: 10:01:00 attempt 2 (7.1) on n1, n2\n")

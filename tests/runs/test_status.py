@@ -117,6 +117,7 @@ def test_a_run_that_goes_on(run: RunDirectory) -> None:
 
 
 def test_a_run_that_is_done(run: RunDirectory) -> None:
+    """There is nothing to cancel."""
     assert json.loads(call("status", run.path.parent, "--json").stdout)["run"] == str(run.path), "the newest of its name"
     trained(run, 5)
     (run.checkpoints / "step-00000005").mkdir()
@@ -124,6 +125,8 @@ def test_a_run_that_is_done(run: RunDirectory) -> None:
     found = status(run)
     assert (found["state"], found["step"], found["eta"]) == ("completed", 5, None)
     assert found["checkpoint"] == str(run.checkpoints / "step-00000005")
+    result = call("cancel", run.path)
+    assert (result.exit_code, result.output) == (0, "nothing to do: the run has completed\n") and not run.stop.exists()
 
 
 def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
@@ -135,14 +138,11 @@ def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
 # --- the cause ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kinds", "cause"), [
-    (["peer", "error", "peer"], 1), (["peer", "hang", "lost"], 2), (["error", "memory", "peer"], 1),
-    (["error", "error", "error"], 2),  # the earliest
-])
-def test_the_cause_among_many_failures(run: RunDirectory, kinds: list[str], cause: int) -> None:
-    for rank, kind in enumerate(kinds):
-        failed(run, rank, kind, f"word {rank}", when=10.0 - rank)
-    assert f"rank {cause} " in status(run)["cause"]
+def test_the_cause_among_many_failures(run: RunDirectory) -> None:
+    for kinds, cause in (("peer error peer", 1), ("peer hang lost", 2), ("error memory peer", 1), ("error error error", 2)):
+        for rank, kind in enumerate(kinds.split()):
+            failed(run, rank, kind, f"word {rank}", when=10.0 - rank)
+        assert f"rank {cause} " in status(run)["cause"]
 
 
 # --- what Slurm and the run directory say together -------------------------------------------------------------
@@ -241,17 +241,14 @@ def test_a_rank_and_a_node(run: RunDirectory) -> None:
             assert call("logs", run.path, option, name).output == words
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--rank", "9"], "--rank 9: has no log; attempt 1 has started ranks 0, 1"),
-    (["--node", "x"], "--node x: has no log; attempt 1 has started nodes node0"),
-    (["--attempt", "2"], "--attempt 2: there are attempts 1 to 1"), (["--rank", "0", "--node", "x"], "exclude each other"),
-])
-def test_what_is_not_there_is_named(run: RunDirectory, arguments: list[str], words: str) -> None:
+def test_what_is_not_there_is_named(run: RunDirectory) -> None:
     for rank in (0, 1):
         started(run, rank, "node0")
-    with pytest.raises(HpcMpError) as error:
-        call("logs", run.path, *arguments)
-    assert words in str(error.value)
+    for words, said in (("--rank 9", "--rank 9: has no log; attempt 1 has started ranks 0, 1"),
+                        ("--node x", "--node x: has no log; attempt 1 has started nodes node0"),
+                        ("--attempt 2", "--attempt 2: there are attempts 1 to 1"), ("--rank 0 --node x", "exclude each other")):
+        with pytest.raises(HpcMpError, match=said):
+            call("logs", run.path, *words.split())
 
 
 def test_an_earlier_attempt(run: RunDirectory) -> None:
@@ -287,13 +284,6 @@ def test_following_to_the_end(run: RunDirectory) -> None:
 
 
 # --- cancel -------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_to_cancel(run: RunDirectory) -> None:
-    ended(run, "completed")
-    result = call("cancel", run.path)
-    assert result.exit_code == 0 and result.output == "nothing to do: the run has completed\n"
-    assert not run.stop.exists()
 
 
 def test_cancel_lets_ranks_save(run: RunDirectory) -> None:
