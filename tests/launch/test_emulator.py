@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import emulated
 import psutil
@@ -186,31 +185,27 @@ class Launcher:
             self.process.send_signal(signal.Signals[how])
 
 
-def some(*seldom: str) -> list[Any]:
-    """Return ways to interrupt: those that ``make test`` takes, and those of the same path that ``make prove`` takes."""
-    return ["Ctrl-C", *(pytest.param(how, marks=pytest.mark.prove) for how in seldom)]
+SELDOM = pytest.mark.prove  # another way into the same path
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", *some("SIGINT", "SIGHUP")])
-def test_the_first_interrupt_saves_and_stops(run: RunDirectory, mark: str, how: str) -> None:
-    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="save_and_stop")
+@pytest.mark.parametrize(("how", "deed", "said"), [
+    *(pytest.param(how, "save_and_stop", ["saving at the next step"], marks=marks)
+      for how, marks in (("SIGTERM", ()), ("Ctrl-C", ()), ("SIGINT", SELDOM), ("SIGHUP", SELDOM))),
+    *(pytest.param(how, "hang_deaf", ["saving", "killed"], marks=marks)
+      for how, marks in (("Ctrl-C", ()), ("SIGTERM", SELDOM), ("SIGINT", SELDOM)))])
+def test_the_first_interrupt_saves_and_stops_and_the_second_kills(
+    run: RunDirectory, mark: str, how: str, deed: str, said: list[str],
+) -> None:
+    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED=deed)
     launcher.wait_for("ready")
-    launcher.interrupt(how)
-    ended = launcher.ended()
-    assert [end.code for end in ended.exits] == [75] * 4 and ended.interrupted
-    assert "saving at the next step" in launcher.err.read_text()
-    assert "KeyboardInterrupt" not in launcher.err.read_text()
-
-
-@pytest.mark.parametrize("how", some("SIGTERM", "SIGINT"))
-def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> None:
-    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="hang_deaf")
-    launcher.wait_for("ready")
-    for word in ("saving", "killed"):
+    for words in said:
         launcher.interrupt(how)
-        until(lambda word=word: word in launcher.err.read_text())
+        until(lambda words=words: words in launcher.err.read_text())
     ended = launcher.ended()
-    assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.interrupted
+    code = -9 if "killed" in said else 75
+    assert [end.code for end in ended.exits] == [code] * 4 and ended.interrupted
+    assert code == 75 or all(end.ours for end in ended.exits)
+    assert "KeyboardInterrupt" not in launcher.err.read_text()
 
 
 @pytest.mark.parametrize(("nohup", "counts"), [(False, (1, 0, 1, 0)), (True, (0, 0, 1, 0))])

@@ -60,51 +60,32 @@ def test_whole_nodes_unless_told_otherwise() -> None:
     assert "--mem=0" not in directives(text(job(slurm={"extra": {"mem-per-cpu": "4G"}})))
 
 
-@pytest.mark.parametrize("names", [("hint", "threads-per-core"), ("nodelist", "nodefile"), ("requeue", "no-requeue")])
-def test_options_of_which_sbatch_would_drop_one(names: tuple[str, str]) -> None:
-    assert refusal(**dict.fromkeys(names, "expedite")).value == f"slurm.extra: {' and '.join(names)}"
+EXCLUSIVE, CPUS = {"exclusive": "1", "oversubscribe": "1"}, {"cpus-per-task": "1", "cpus-per-gpu": "1"}
+TWICE = {"gres": "gpu:8,nvme:1"}  # beside --gpus-per-node
 
 
-@pytest.mark.parametrize(("names", "version", "refused"), [
-    (("mem", "mem-per-cpu"), (22, 5), True), (("exclusive", "oversubscribe"), (23, 2), True),
-    (("exclusive", "oversubscribe"), (22, 5), False), (("exclusive", "oversubscribe"), None, True),
-    (("cpus-per-task", "cpus-per-gpu"), (23, 2), False), (("cpus-per-task", "cpus-per-gpu"), (23, 11), True),
+@pytest.mark.parametrize(("extra", "version", "words"), [
+    *((dict.fromkeys(names, "expedite"), None, f"^slurm.extra: {' and '.join(names)}: ")  # sbatch would drop one of them
+      for names in (("hint", "threads-per-core"), ("nodelist", "nodefile"), ("requeue", "no-requeue"))),
+    ({"mem": "1", "mem-per-cpu": "1"}, (22, 5), "^the options --mem and --mem-per-cpu: "),
+    (EXCLUSIVE, (23, 2), "^the options --exclusive and --oversubscribe: "), (EXCLUSIVE, (22, 5), None),
+    (EXCLUSIVE, None, "^the options --exclusive and --oversubscribe: "),
+    (CPUS, (23, 2), None), (CPUS, (23, 11), "^the options --cpus-per-task and --cpus-per-gpu: "),
+    ({"segment": 4}, (23, 2), r"exists from Slurm 24\.05 on; this cluster runs 23\.02"),
+    ({"segment": 4}, (24, 5), None), ({"segment": 4}, None, None), ({"power": "x"}, (23, 11), None),
+    ({"power": "x"}, (24, 5), r"exists before Slurm 24\.05; this cluster runs 24\.05"),
+    ({"requeue": "expedite"}, (25, 5), r"exists from Slurm 25\.11 on"), ({"requeue": "expedite"}, (25, 11), None),
+    (TWICE, (22, 5), None), (TWICE, (25, 11), None), (TWICE, (26, 5), "refused together by sbatch from 26.05 on"),
+    (TWICE, None, "refused together by sbatch from 26.05 on"), ({"gres": "nvme:1"}, (26, 5), None),
 ])
-def test_options_that_sbatch_refuses_together(names: tuple[str, str], version: Version | None, refused: bool) -> None:
-    extra = dict.fromkeys(names, "1")
-    if refused:
-        assert refusal(version, **extra).value == f"the options --{' and --'.join(names)}"
-    else:
-        script = text(job(slurm={"extra": extra}), known=ClusterFacts(version))
-        assert {f"--{name}=1" for name in names} <= set(directives(script))
-
-
-@pytest.mark.parametrize(("option", "value", "version", "words"), [
-    ("segment", 4, (23, 2), r"exists from Slurm 24\.05 on; this cluster runs 23\.02"),
-    ("segment", 4, (24, 5), None), ("segment", 4, None, None),
-    ("power", "x", (24, 5), r"exists before Slurm 24\.05; this cluster runs 24\.05"),
-    ("power", "x", (23, 11), None), ("requeue", "expedite", (25, 5), r"exists from Slurm 25\.11 on"),
-    ("requeue", "expedite", (25, 11), None),
-])
-def test_options_are_checked_against_the_release(option: str, value: object, version: Version | None,
-                                                 words: str | None) -> None:
+def test_options_are_checked_together_and_against_the_release(extra: dict[str, Any], version: Version | None,
+                                                              words: str | None) -> None:
     if words:
-        assert re.search(words, refusal(version, **{option: value}).rule)
+        assert re.search(words, str(refusal(version, **extra)))
     else:
-        script = text(job(slurm={"extra": {option: value}}), known=ClusterFacts(version))
-        assert directives(script).count(f"--{option}={value}") == 1
-        assert ("--requeue" in directives(script)) is (option != "requeue")
-
-
-@pytest.mark.parametrize(("version", "allowed"), [((22, 5), True), ((25, 11), True), ((26, 5), False), (None, False)])
-def test_gpus_asked_for_twice(version: Version | None, allowed: bool) -> None:
-    """22.05 takes --gres=gpu beside --gpus-per-node, 26.05 refuses it."""
-    slurm = {"extra": {"gres": "gpu:8,nvme:1"}}
-    if allowed:
-        assert "--gres=gpu:8,nvme:1" in directives(text(job(job=GPUS, slurm=slurm), known=ClusterFacts(version)))
-    else:
-        assert "refused together by sbatch from 26.05 on" in refusal(version, gres="gpu:8,nvme:1").rule
-    assert "--gres=nvme:1" in directives(text(job(job=GPUS, slurm={"extra": {"gres": "nvme:1"}}), known=ClusterFacts(version)))
+        given = directives(text(job(job=GPUS, slurm={"extra": extra}), known=ClusterFacts(version)))
+        assert all(given.count(f"--{name}={value}") == 1 for name, value in extra.items())
+        assert ("--requeue" in given) is ("requeue" not in extra)
 
 
 @pytest.mark.parametrize("name", FORMS)
