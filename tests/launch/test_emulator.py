@@ -53,7 +53,11 @@ def by_rank(ended: RanksEnd) -> dict[int, Exit]:
 # --- a good run -------------------------------------------------------------------------------------------------------
 
 
-def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
+def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current directory is not on the path."""
+    (tmp_path / "selectors.py").write_text("raise SystemExit('a stranger was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
     ended = emulate(run, 8, mark, DEED="tell", SHARED="yes")
     assert {end.rank: end.code for end in ended.exits} == dict.fromkeys(range(8), 0)
     assert ended.broken is None and not ended.interrupted
@@ -108,15 +112,6 @@ def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str,
     with (Emulator(("emulated",), environment(mark, tmp_path)) as emulator,
           pytest.raises(RunFailed, match=r"cannot be imported .*a_library_that_is_not_there")):
         emulator.call("emulated:asked", "numbers")
-
-
-def test_the_current_directory_is_not_on_the_path(run: RunDirectory, mark: str, tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "selectors.py").write_text("raise SystemExit('a stranger was imported')\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    ended = emulate(run, 1, mark)
-    assert ended.broken is None and by_rank(ended)[0].code == 0
 
 
 # --- a rank that ends badly ends the others ---------------------------------------------------------------------------

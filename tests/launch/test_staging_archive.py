@@ -133,12 +133,6 @@ def test_only_what_git_knows_of_a_checkout(environment: Path, tmp_path: Path) ->
     assert not [name for name in names if "runs/" in name or ".git/" in name]
 
 
-def test_the_systems_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
-    with pytest.raises(HpcMpError, match=r"system's Python .*-m venv"):
-        interpreter(["/usr/bin/python3"], lambda argv: json.dumps(["/usr", "/usr", "3.11.2", "/usr/bin/python3"]))
-
-
 def test_what_cannot_be_packed(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HpcMpError, match="does not say what it is"):
         interpreter([str(tmp_path / "absent")])
@@ -156,6 +150,9 @@ def test_what_cannot_be_packed(environment: Path, tmp_path: Path, monkeypatch: p
     (python.libraries[0] / "__editable__.x.pth").write_text("import __editable___x_finder; __editable___x_finder.install()\n")
     with pytest.raises(HpcMpError, match="editable_mode=compat"):
         members(python)
+    monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
+    with pytest.raises(HpcMpError, match=r"system's Python .*-m venv"):
+        interpreter(["/usr/bin/python3"], lambda argv: json.dumps(["/usr", "/usr", "3.11.2", "/usr/bin/python3"]))
 
 
 def test_a_prefix_of_its_own(tmp_path: Path) -> None:
