@@ -170,7 +170,7 @@ class Launcher:
     def ended(self, seconds: float = 60.0) -> RanksEnd:
         assert self.process.wait(seconds) == 0, self.err.read_text()
         document = json.loads(self.out.read_text())
-        return RanksEnd(tuple(Exit(**end) for end in document["exits"]), document["asked"], document["broken"])
+        return RanksEnd(tuple(Exit(**end) for end in document["exits"]), document["interrupted"], document["broken"])
 
 
     def interrupt(self, how: str) -> None:
