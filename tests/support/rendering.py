@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -17,7 +18,12 @@ from hpc_mp.cluster.slurm.releases import Version, print_version, releases
 from hpc_mp.job import AnySpec, resolve, resolve_any
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import render
+from hpc_mp.launch.render import render, script
+
+# Hundreds of scripts are rendered here, of one template: it is compiled once.
+JINJA = script._jinja()
+JINJA.compile = functools.cache(JINJA.compile)  # type: ignore[method-assign]
+script._jinja = lambda: JINJA
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
 RUN = Path("/scratch/runs/job/0001")
