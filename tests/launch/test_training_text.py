@@ -84,7 +84,7 @@ def test_a_checkpoint_without_its_tokenizer_does_not_get_a_new_one(job: Path, pr
     content = json.loads(file.read_text())
     content["added_tokens"].append({**content["added_tokens"][0], "id": 300, "content": "<more>"})
     file.write_text(json.dumps(content))
-    with pytest.raises(HpcMpError, match="largest id 300 needs a vocabulary of 301, the model's is 300"):
+    with pytest.raises(HpcMpError, match="largest id 300 needs a vocabulary of 301, but the model's is 300"):
         dry_run(job)
 
 
