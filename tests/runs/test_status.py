@@ -77,10 +77,10 @@ def test_a_run_that_failed_names_its_logs_and_how_to_go_on(run: RunDirectory) ->
     for place, on in (("local", " --on local"), ("mpi", " --on mpi"), ("slurm", ""), ("step", "")):
         write_plan(run, RunPlan((1,), Traffic(), (), place=place))
         shown = list(lines(seen(run, [])))
-        assert shown[-3:] == [("logs", f"hpc-mp logs {run.path}"), ("go on", f"hpc-mp launch {run.job}{on} --resume"),
+        assert shown[-3:] == [("logs", f"hpc-mp logs {run.path}"), ("continue", f"hpc-mp launch {run.job}{on} --resume"),
                               ("cause", "boom")]
     ended(run, "completed")
-    assert not {"logs", "go on"} & dict(lines(seen(run, []))).keys()
+    assert not {"logs", "continue"} & dict(lines(seen(run, []))).keys()
 
 
 def trained(run: RunDirectory, steps: int, attempt: int = 1) -> None:
@@ -126,7 +126,7 @@ def test_a_run_that_is_done(run: RunDirectory) -> None:
     assert (found["state"], found["step"], found["eta"]) == ("completed", 5, None)
     assert found["checkpoint"] == str(run.checkpoints / "step-00000005")
     result = call("cancel", run.path)
-    assert (result.exit_code, result.output) == (0, "nothing to do: the run has completed\n") and not run.stop.exists()
+    assert (result.exit_code, result.output) == (0, "nothing to do: the run is completed\n") and not run.stop.exists()
 
 
 def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
