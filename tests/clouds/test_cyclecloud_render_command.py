@@ -119,7 +119,7 @@ def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_meant_is_asked_again_at_once(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "two\n0\n101\n100\nn\n\nWest Europe\nwesteurope\ny\n", "--sku", "ND96isr_H200_v5")
     assert code == 0, said
-    for words in ("two: is no number", "must be at least 1", "one placement group holds 100",
+    for words in ("two: is not a number", "must be at least 1", "one placement group holds 100",
                   "is no region as Azure names it"):
         assert words in said
     document = json.loads((tmp_path / "out" / "workspace.json").read_text(encoding="utf-8"))

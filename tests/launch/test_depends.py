@@ -78,7 +78,7 @@ def test_what_has_come_already_needs_no_wait(tmp_path: Path, state: str, word: s
 @pytest.mark.parametrize(("state", "word", "words"), [
     ("failed", "runs/t", r"never be satisfied: the run has failed\. .*/0001/job\.toml --resume, or write \"afterany:"),
     ("completed", "afternotok:runs/t", r"can never be satisfied: the run has completed\. Leave it out"),
-    (None, "runs/x", "is not there"),
+    (None, "runs/x", "does not exist"),
     (None, "99", "is a job that Slurm does not know"),
     (None, "8", "can never be satisfied: job 8 has ended as FAILED"),
     (None, "singleton", "must be a run or the id of a Slurm job"),

@@ -247,7 +247,7 @@ def test_a_directory_of_jobs_means_all_of_their_runs(make: Maker) -> None:
     document = json.loads(call(str(run.path.parent.parent), "--json").stdout)
     assert sorted(each["path"] for each in document["removable"]) == sorted(map(str, (run.checkpoint(1), other.checkpoint(1))))
     missing = call(run.path.parent / "0009")
-    assert isinstance(missing.exception, HpcMpError) and missing.exception.rule == "is not there"
+    assert isinstance(missing.exception, HpcMpError) and missing.exception.rule == "does not exist"
     with pytest.raises(HpcMpError) as caught:
         find_run(run.path.parent.parent)
     assert caught.value.remedy == "pass the directory of one of its jobs: other, t"
