@@ -143,7 +143,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "a back end misspelt": (("launch", "job.toml", "--on", "slrm"), r"'slrm' is not one of 'auto', 'slurm', 'local', 'mpi'"),
     "nothing to go on with": (("launch", "job.toml", "--on", "local", "--resume"), r"there is no run in .*Launch it without"),
     "a run that is not there": (("report", "runs/m"), r"does not exist.*Pass DIRECTORY"),
-    "a job file that is there": (("init", "job.toml"), r"job.toml: exists. Give another name, or --force"),
+    "a job file that is there": (("init", "job.toml"), r"job.toml: exists. Pass another name, or --force"),
     "a verb of others: resume": (("resume", "job.toml"), r"Did you mean 'hpc-mp launch JOB.toml --resume'\?"),
     "a verb of others: submit": (("submit", "job.toml"), r"Did you mean 'hpc-mp launch JOB.toml'\?"),
     "a verb of others: dry-run": (("dry-run", "job.toml"), r"Did you mean 'hpc-mp launch JOB.toml --dry-run'\?"),
