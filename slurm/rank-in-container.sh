@@ -40,8 +40,8 @@ export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}" PYTHONFAULTHANDLER="${PYTHONFAUL
 hpc_mp_tell
 cd -- "$hpc_mp_directory" ||
     missing program.directory "$hpc_mp_directory" "$hpc_mp_directory_json" "cannot be entered in the container" \
-        "name one that the image has, or that slurm.container_mounts brings there"
+        "set it to a directory of the image or of slurm.container_mounts"
 command -v "$hpc_mp_name" >/dev/null ||
-    missing "program.command[0]" "$hpc_mp_name" "$hpc_mp_name_json" "is not there in the container, or not executable" \
-        "name a program of the image, or bring it there by slurm.container_mounts"
+    missing "program.command[0]" "$hpc_mp_name" "$hpc_mp_name_json" "does not exist in the container, or is not executable" \
+        "name a program of the image, or mount it with slurm.container_mounts"
 hpc_mp_become

@@ -104,7 +104,7 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
         member = read_member(RunDirectory(element.run))
         marked = f"  ← best by {best[1]}" if best is not None and index == best[0] else ""
         values = words_of(member.values) if member is not None else ""
-        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the unchanged job file'}{marked}")
+        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the job file as it is'}{marked}")
     if sum(element.steps > 0 for element in ended) > 1:
         listener.say(f"compare   {shlex.join(['hpc-mp', 'report', str(ended[0].run), '--all'])}")
     for element in ended:

@@ -106,7 +106,7 @@ def _shown(run: Path) -> str:
 
 
 def _sweep_words(status: RunStatus, best: str | None) -> str:
-    values = "" if status.sweep is None else words_of(status.sweep.values) or "the unchanged job file"
+    values = "" if status.sweep is None else words_of(status.sweep.values) or "the job file as it is"
     return values if best is None else f"{values}  ← best by {best}"
 
 
@@ -129,7 +129,7 @@ def lines(status: RunStatus) -> Iterator[tuple[str, str]]:
     again = f" (attempt {status.attempt})" if status.attempt > 1 else ""
     yield "run", f"{status.run}{again}"
     if status.sweep is not None:
-        values = words_of(status.sweep.values) or "the unchanged job file"
+        values = words_of(status.sweep.values) or "the job file as it is"
         yield "sweep", f"run {status.sweep.number + 1} of {status.sweep.of}: {values}"
     yield "state", status.state + _doing(status)
     if status.before is not None:

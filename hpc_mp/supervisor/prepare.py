@@ -141,7 +141,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     if rank_map != "auto":
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
-        return hosts, f"rank map: Slurm's order of hosts, because {run.plan.name} cannot be read"
+        return hosts, f"rank map: in Slurm's order of hosts, because {run.plan.name} cannot be read"
     tree, witness = switches(hosts, waiting.command, TopologySources(ask))
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, rates)
     return ordered, f"{why}; switches according to {witness}" if tree.above else why

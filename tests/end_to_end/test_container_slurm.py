@@ -133,7 +133,7 @@ def test_a_killed_rank_is_queued_again(lab: Lab, here: Path) -> None:
 def test_what_is_not_there(lab: Lab, here: Path) -> None:
     """A program that the image has not, and an image that is not there: the user's to mend, not queued again."""
     cause = cause_of(run(lab, here, command=("nothing",)))
-    assert cause.kind == "user" and "program.command[0] = 'nothing': is not there in the container" in cause.message
+    assert cause.kind == "user" and "program.command[0] = 'nothing': does not exist in the container" in cause.message
     other = "other.sqsh" if (here / "image.sqsh").exists() else "other.img"
     cause = cause_of(run(lab, here, more=f"--set slurm.container={other}"))
     assert other in cause.message and cause.kind == "user", cause

@@ -89,7 +89,7 @@ def test_a_run_whose_directory_is_removed_has_failed(job: Path, mark: str) -> No
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
     assert (document["state"], document["checkpoint"]) == ("failed", None)
-    assert f"the run directory {run.path} was removed while the run went on" in document["cause"]["message"]
+    assert f"the run directory {run.path} was removed during the run" in document["cause"]["message"]
     assert document["cause"]["message"] in done.stderr and "continue with" not in done.stderr
 
 

@@ -237,7 +237,7 @@ def test_a_node_whose_ranks_eat_all_memory_is_named() -> None:
 @pytest.mark.timeout(300)
 def test_a_program_that_is_not_there(lab: Lab, here: Path) -> None:
     done, found = run(lab, here, ["/no/such-program"])
-    assert done.returncode == 2 and "program.command[0] = '/no/such-program': is not there" in done.stderr, done.stderr
+    assert done.returncode == 2 and "program.command[0] = '/no/such-program': does not exist" in done.stderr, done.stderr
     assert found.attempt() == 1
 
 

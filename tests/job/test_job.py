@@ -262,7 +262,7 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
                            "use the directory"),
     "checkpoint without a config": ("config = {", 'pretrained = "."\n#', "model.pretrained = ",
                                     "its config.json cannot be read (No such file or directory)", "save_pretrained"),
-    "missing origin": ("[slurm]", '[checkpoint]\nresume = "nowhere"\n[slurm]', "nowhere", "is not there", "0001"),
+    "missing origin": ("[slurm]", '[checkpoint]\nresume = "nowhere"\n[slurm]', "nowhere", "does not exist", "0001"),
 }
 
 

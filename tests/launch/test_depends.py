@@ -74,7 +74,7 @@ def test_what_has_come_already_needs_no_wait(tmp_path: Path, state: str, word: s
     ("failed", "runs/t", r"never be satisfied: the run has failed\. .*hpc-mp launch '/.*/a directory/runs/t/0001/job\.toml' "
      r"--resume, or write \"afterany:"),  # it can be pasted
     ("completed", "afternotok:runs/t", r"can never be satisfied: the run has completed\. Leave it out"),
-    (None, "runs/x", "is not there"), (None, "99", "is a job that Slurm does not know"),
+    (None, "runs/x", "does not exist"), (None, "99", "is a job that Slurm does not know"),
     (None, "8", "can never be satisfied: job 8 has ended as FAILED"),
     (None, "singleton", "must be a run or the id of a Slurm job"),
     (None, "aftercorr:8", "must be a run or the id of a Slurm job"), (None, "-x", "must be a run or the id of a Slurm job"),

@@ -108,7 +108,7 @@ def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path) -> None:
 @needs_mpirun
 def test_a_program_that_is_not_there(here: Path) -> None:
     done, found = run(here, ["/no/such/program"])
-    assert "program.command[0] = '/no/such/program': is not there" in done.stderr, done.stderr
+    assert "program.command[0] = '/no/such/program': does not exist" in done.stderr, done.stderr
     assert cause_of(found).kind == "user"
 
 

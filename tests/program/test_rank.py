@@ -111,8 +111,8 @@ def test_nothing_of_ours_shields_the_program_from_signals(run: RunDirectory) -> 
 
 
 @pytest.mark.parametrize(("command", "words"), [
-    (["no-such-program"], "is not there (PATH = "),
-    (["./no-such-program"], "is not there (seen from "),
+    (["no-such-program"], "does not exist (PATH = "),
+    (["./no-such-program"], "does not exist (seen from "),
     (["./text"], "cannot be started (Permission denied)"),
     (["./no-magic"], "cannot be started (Exec format error)"),
     (["./bad-magic"], "its #! line is wrong"),
