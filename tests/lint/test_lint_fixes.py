@@ -142,12 +142,12 @@ EDITS: dict[str, Edit] = {
     r"Leave the & out": changed(r" &", ""),
     r"^[Ww]rite (TORCH_NCCL_\w+|NCCL_\w+=\w+)": changed(r"\w*NCCL_\w+=\w+", "{}"),
     r"^Write (NCCL_\w+)": changed(r"NCCL_\w+", "{}"),
-    r"meant: LOC, NVL, (PIX)": changed(r"=\d", "={}"),
+    r"word for it: LOC, NVL, (PIX)": changed(r"=\d", "={}"),
     r"^(export) \w+=…": changed(r"^", "{} "),
     r"(?i)leave it out(, and select| but for)": changed(r"CUDA_\w+=\S+ ", ""),
     r"Leave it out of srun": changed(r"--(nodes|gres)=\S+ ", ""),
     r"Leave it out\. If the order matters": changed(r"--node-rank=\S+", ""),
-    r"(?i)leave (it|them|--\w+) out|leave it out|remove it|(keep|remove) one|keep --|or leave both|as a directive|Keep the":
+    r"(?i)leave (it|them|--\w+) out|leave it out|remove it|(keep|remove) one|keep --|or leave both|as a directive|Keep only":
         dropped,
     r"torch.distributed.init_process_group": dropped,
     r"Create it before sbatch": lambda lines, at, advice: None,  # the folder, not the script
