@@ -107,7 +107,7 @@ def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: 
     ("metrics.jsonl", "COMPLETED", 0, {"state": "completed", "first_loss": 8.0, "loss": 4.0, "steps": 5}, ""),
     ("failures", "FAILED", 1, {"state": "failed"}, "rank 1 on node0 failed: ValueError: boom"),
     ("", "NODE_FAIL", 1, {"state": "failed"}, "Slurm job 4242 ended as NODE_FAIL"),
-    ("", "CANCELLED", 1, {"state": "stopped"}, "Go on with: hpc-mp launch"),
+    ("", "CANCELLED", 1, {"state": "stopped"}, "Continue with: hpc-mp launch"),
 ])
 def test_waiting_for_the_end_of_a_job(cluster: Cluster, job: Path, mark: str, tmp_path: Path, left: str, state: str, code: int,
                                       figures: dict[str, Any], words: str) -> None:
@@ -137,7 +137,7 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
 
 
 @pytest.mark.parametrize(("line", "code", "state", "words"), [
-    ("exit 0", 0, "completed", ""), ("exit 75", 1, "stopped", "Go on with"),
+    ("exit 0", 0, "completed", ""), ("exit 75", 1, "stopped", "Continue with"),
     ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and all that is known is 'srun: error: a'"),
     ("exit 3", 1, "failed", "the job ended with exit code 3, and nothing says why"),
 ])

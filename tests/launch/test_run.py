@@ -243,7 +243,7 @@ def test_an_interrupt_reaches_the_program_as_its_signal(here: Path, name: str, c
     child = warm.Program(["-m", "hpc_mp", "run", "--on", "local", "--ranks-per-node", "2", *options, "--", *command], os.environ)
     until(lambda: len(list(here.glob("ready-*"))) == 2, 60)
     ended, out, err = child.outcome(signal.SIGINT)
-    assert ended == 1 and "stopped. Go on with:" in out + err, out + err
+    assert ended == 1 and "stopped. Continue with:" in out + err, out + err
     (found,) = (here / "runs").glob("*/0001")
     assert [RunDirectory(found).rank_log(rank).read_text() for rank in range(2)] == ["begins\nsaves\n"] * 2
 
@@ -269,7 +269,7 @@ def test_a_job_file_and_a_sweep(here: Path) -> None:
     (["--on", "local", "--set", "slurm.mpi=pmix", "--set", "program.start=node", "--", "true"],
      "is for tasks that are ranks"),
     (["--on", "local", "--set", "program.directory=/no/such", "--", "true"], "is no directory here"),
-    (["--on", "local", "--", "x\udcff"], "is not UTF-8 text"),
+    (["--on", "local", "--", "x\udcff"], "must be UTF-8 text"),
     (["--on", "local", "--set", "job.device=cuda", "--", "true"], "nvidia-smi finds no GPU"),
     (["--on", "mpi", "--", "true"], "--on mpi: is for programs whose ranks meet through MPI"),
 ])

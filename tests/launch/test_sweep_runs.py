@@ -110,9 +110,9 @@ def test_cancelling_of_one_run_and_of_the_sweep(
     call("cancel", the_run(job).path, "--now", *options)
     code, out, err = launched.outcome()
     assert (code, ends(out)) == (1, states) and (not options or words in out), out + err
-    ways = [line for line in err.splitlines() if line.startswith("go on with: ")]
-    alone = f"go on with: hpc-mp launch {the_run(job).job} --on local --resume"
-    whole = f"go on with: hpc-mp launch {job} --on local '--set={PAIR}' --resume"
+    ways = [line for line in err.splitlines() if line.startswith("continue with: ")]
+    alone = f"continue with: hpc-mp launch {the_run(job).job} --on local --resume"
+    whole = f"continue with: hpc-mp launch {job} --on local '--set={PAIR}' --resume"
     assert ways == [whole if options else alone]
     code, out, _ = start(mark, job, "--resume", "--set", PAIR).outcome()
     assert (code, ends(out)) == (0, ["completed"] * 2), "what was asked for then does not end this launch"
