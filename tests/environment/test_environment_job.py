@@ -95,7 +95,7 @@ def test_conditions_are_decided_on_the_node(tmp_path: Path) -> None:
     old = profile_job("aws-efa", machine(tmp_path / "c", EFA), {}, installed=none)
     assert old.environ["FI_EFA_USE_DEVICE_RDMA"] == "1" and "FI_PROVIDER" not in old.environ
     (line,) = (line for line in old.lines() if "FI_PROVIDER" in line)
-    assert line.startswith("left out") and "is for ofi-nccl <1.6; here is 1.6.2" in line
+    assert line.startswith("left out") and "needs ofi-nccl <1.6, but the release here is 1.6.2" in line
 
 
 def test_who_goes_before_whom(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_who_goes_before_whom(tmp_path: Path) -> None:
 def test_a_container_hides_the_libraries_of_the_host(tmp_path: Path) -> None:
     found = profile_job("aws-efa", machine(tmp_path, EFA), {}, container=True, installed=lambda name: "2.30.7")
     assert "FI_EFA_USE_DEVICE_RDMA" not in found.environ
-    assert any("FI_EFA_USE_DEVICE_RDMA" in line and "not known here" in line for line in found.lines())
+    assert any("FI_EFA_USE_DEVICE_RDMA" in line and "the release here is unknown" in line for line in found.lines())
 
 
 def test_lists_are_extended_and_names_taken_away(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_supervisor_tells_pyxis_the_names_and_writes_why(tmp_path: Path) -> 
     told, environ, said = apply_profile(run, spec, command, {"A": "1"}, machine(tmp_path / "m"))
     assert told[1] == "--container-env=HF_HOME,GREETING,NCCL_SOCKET_IFNAME" and told[2:] == command[2:]
     assert environ == {"A": "1", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
-    assert said and "log/profile.log says why" in said
+    assert said and "reasons: log/profile.log" in said
     log = run.profile_log.read_text().splitlines()
     assert "outside of the container, whose libraries and files are not visible" in log[0]
     assert any(re.match(r"set +NCCL_SOCKET_IFNAME='\^docker,lo,veth'  # containers' interfaces", line) for line in log)
