@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks import run_ranks, train
+from ranks import exit_codes
 from torch import Tensor
 
 from hpc_mp.job import JobSpec, dump_job, load_job
@@ -198,12 +198,7 @@ def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Run
         before: called in every rank first, to break something on purpose.
     """
     run = run or start(spec)
-
-    def rank() -> int:
-        before()
-        return train(run.job)
-
-    codes = run_ranks(spec.ranks, rank, timeout=600.0)
+    codes = exit_codes(spec.ranks, run.job, before, timeout=600.0)
     assert codes == [0] * spec.ranks, run.main_log.read_text()
     checkpoint, skipped = newest_complete(run.checkpoints)
     assert checkpoint is not None and not skipped

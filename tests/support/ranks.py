@@ -141,6 +141,18 @@ def _answered(call: Call) -> bytes:
         return pickle.dumps((False, traceback.format_exc()))
 
 
+def exit_codes(
+    world: int, job_file: Path, before: Callable[[], None] = lambda: None, timeout: float = TIMEOUT,
+) -> list[int]:
+    """Return the exit codes of all ranks of a launched run. ``before``: called in each of them first."""
+
+    def rank() -> int:
+        before()
+        return train(job_file)
+
+    return run_ranks(world, rank, timeout=timeout)
+
+
 def train(job_file: Path) -> int:
     """Run a rank of a launched run, without the interpreter's normal exit."""
     # the fork shares pytest's captured streams: the engine replaces them, and the child never returns to pytest

@@ -176,7 +176,7 @@ COVER: dict[str, tuple[str, ...]] = {
     "tp2 pp2 dp2 zero2 interleaved_1f1b": (GPT2,), "tp2 pp2 dp2 zero3 zero_bubble": (TIED,),
     "pp2 dp2 zero3 zero_bubble_v": (TIED,), "cp2 ring": (GPT2,), "cp4 ring": (TIED,), "tp2 cp2 ulysses": (TIED,),
     "dp2 cp2 zero3": (LLAMA,), "sp2 cp2 ring zero2": (LLAMA,),
-    "sp2": (GPT2,), "sp2 dp2 zero3": (TIED,), "sp2 pp2 zero_bubble": (GPT2,),
+    "sp2": (GPT2,), "sp2 dp2 zero3": (TIED,), "sp2 pp2 zero_bubble": (GPT2,), "pp2 ep2 zero_bubble": (MIXTRAL,),
 }
 
 

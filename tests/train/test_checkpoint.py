@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from exact import EXACT, GPT2, LLAMA, Engine, Launched, pairs
 from layouts import job, relaunch, run_whole, start, write_text
-from ranks import run_ranks, train
+from ranks import exit_codes
 
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, read_json, read_lines
@@ -227,12 +227,7 @@ def test_a_failed_last_save_fails_the_run(place_: Path) -> None:
         checkpoint.save = full
 
     run = start(spec)
-
-    def rank() -> int:
-        fill()
-        return train(run.job)
-
-    assert run_ranks(1, rank) == [1]
+    assert exit_codes(1, run.job, fill) == [1]
     assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000002"]
     assert "the last checkpoint could not be saved" in run.main_log.read_text()
 
@@ -242,16 +237,16 @@ def test_a_signal_to_one_rank_saves_and_stops_all_at_the_same_step(place_: Path)
     spec = job(place_, "gpt2", layout)
     run = start(spec)
 
-    def rank() -> int:
-        if os.environ["SLURM_PROCID"] == "2":
-            def when_training() -> None:
-                while len(read_lines(run.metrics)) < 3:
-                    time.sleep(0.02)
-                os.kill(os.getpid(), signal.SIGTERM)
-            threading.Thread(target=when_training, daemon=True).start()
-        return train(run.job)
+    def when_training() -> None:
+        while len(read_lines(run.metrics)) < 3:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    assert run_ranks(4, rank) == [75] * 4
+    def watched() -> None:
+        if os.environ["SLURM_PROCID"] == "2":
+            threading.Thread(target=when_training, daemon=True).start()
+
+    assert exit_codes(4, run.job, watched) == [75] * 4
     steps = [line["step"] for line in read_lines(run.metrics)]
     newest, _ = newest_complete(run.checkpoints)
     assert newest is not None and newest.name == f"step-{steps[-1]:08d}"
@@ -289,14 +284,13 @@ def test_a_save_that_never_ends_is_noticed(place_: Path) -> None:
     spec = job(place_, GPT2, [*DP2Z1, "job.save_timeout=2"])
     run = start(spec)
 
-    def rank() -> int:
+    def stuck() -> None:
         from hpc_mp.train.checkpoint import checkpoint
         if os.environ["SLURM_PROCID"] == "1":
             checkpoint.write_shard = lambda *parts: time.sleep(3600)
-        return train(run.job)
 
     with pytest.raises(RuntimeError, match="died"):
-        run_ranks(2, rank)
+        exit_codes(2, run.job, stuck)
     failure = next(read_json(path) for path in (run.failure(1, 0), run.failure(1, 1)) if path.exists())
     assert failure["kind"] == "hang" and "the checkpoint was not saved in 2 s; the rank stands in" in failure["message"]
 
@@ -314,7 +308,7 @@ def test_changed_text_is_refused_on_resume(place_: Path) -> None:
     with open(place_ / "text.jsonl", "a") as text:
         text.write('{"text": "one more row"}\n')
     run.job.write_text(dump_job(job(place_, "gpt2", ["train.steps=4"])))
-    assert run_ranks(1, lambda: train(run.job)) == [2]
+    assert exit_codes(1, run.job) == [2]
     assert "are not what this run has trained on" in run.main_log.read_text()
 
 
@@ -394,7 +388,7 @@ def test_the_state_of_another_model_is_refused(place: Path, launched: Launched, 
     more = [] if name == "no step more" else ["train.steps=3"]
     spec = job(place, GPT2, [*more, override, f'checkpoint.resume="{origin.path}"'])
     run = start(spec)
-    assert run_ranks(1, train, run.job) == [2]
+    assert exit_codes(1, run.job) == [2]
     failure = read_json(run.failure(1, 0))
     assert failure["kind"] == "user" and words in failure["message"]
 

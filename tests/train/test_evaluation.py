@@ -30,7 +30,7 @@ from exact import (
     check_evaluations,
 )
 from layouts import job, layout, relaunch, run_whole, start
-from ranks import run_ranks, train
+from ranks import exit_codes
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.export import command as export
@@ -163,12 +163,7 @@ def test_a_resume_on_another_layout_gives_the_same_evaluations(
     each = list(HELD_OUT)
     spec = job(place, LLAMA, [*each, "checkpoint.every=1", *LAYOUTS["tp2"]])
     run = start(spec)
-
-    def rank() -> int:
-        broken_off()
-        return train(run.job)
-
-    assert run_ranks(2, rank) == [code] * 2
+    assert exit_codes(2, run.job, broken_off) == [code] * 2
     assert [line["step"] for line in read_lines(run.evaluations)] == left
     assert complete_steps(run.checkpoints)[-1].name == f"step-{saved:08d}" and not complete(run, spec)
     check_evaluations(relaunch(run, place, LLAMA, [*each, *LAYOUTS["pp2 dp2 zero2 breadth_first"]]), reference(LLAMA))

@@ -25,8 +25,7 @@ from exact import (
 )
 from layouts import VARIANTS, job, layout, run_whole
 
-# Each axis once with a rendezvous, a run directory and a checkpoint; among them sequence and context ranks, and a tied weight at
-# two ends, in evaluations.
+# Each axis once with a rendezvous, a run directory and a checkpoint; a tied weight at two ends among them.
 WHOLE = {
     "tp4": LLAMA, "pp2 gpipe M3": GPT2, "pp4 zero_bubble M6": TIED, "dp4 zero1": GPT2, "dp2 zero2": GPT2, "cp2 ring": GPT2,
     "pp2 dp2 zero3 zero_bubble_v": TIED, "tp2 pp2 dp2 zero2 interleaved_1f1b": GPT2, "sp2 pp2 zero_bubble": GPT2,

@@ -13,7 +13,7 @@ import pytest
 from exact import EXACT, Plain
 from layouts import job, layout, relaunch, run_whole, start
 from planting import plant
-from ranks import run_ranks, train
+from ranks import exit_codes
 
 from hpc_mp.rundir import read_json, read_lines
 from hpc_mp.train.data import IGNORE, Samples
@@ -54,12 +54,7 @@ def test_a_resume_after_a_skipped_step_is_exact(place: Path, plain: Plain) -> No
 def test_one_too_many_ends_the_run(place: Path) -> None:
     spec = job(place, "gpt2", ["train.skip_steps=0"])
     run = start(spec)
-
-    def rank() -> int:
-        plant(math.nan, 0, 1)()
-        return train(run.job)
-
-    assert run_ranks(1, rank) == [1]
+    assert exit_codes(1, run.job, plant(math.nan, 0, 1)) == [1]
     message = read_json(run.failure(1, 0))["message"]
     assert "step 2, on the samples 24 to 47: the gradient norm is nan" in message and "0 steps may be skipped" in message
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
@@ -75,12 +70,7 @@ def every_gradient_is_not_finite() -> None:
 def test_a_run_without_any_other_step_fails(place: Path, overrides: Sequence[str], ranks: int) -> None:
     spec = job(place, "gpt2", ["train.steps=2", *overrides])
     run = start(spec)
-
-    def rank() -> int:
-        every_gradient_is_not_finite()
-        return train(run.job)
-
-    assert 1 in run_ranks(ranks, rank)
+    assert 1 in exit_codes(ranks, run.job, every_gradient_is_not_finite)
     assert "all 2 steps of the run were skipped, and its model is as it began" in run.main_log.read_text()
     assert not list(run.checkpoints.glob("step-*"))
 
