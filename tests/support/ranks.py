@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ class Crew:
         """
         call = pickle.dumps((function, args))
         for pipe in self._ranks:
-            pipe.send_bytes(call)
+            with suppress(BrokenPipeError):  # the answer of a rank that has died says so
+                pipe.send_bytes(call)
         return self.answers(timeout)
 
     def answers(self, timeout: float) -> list[Any]:

@@ -203,6 +203,9 @@ def check_state(spec: JobSpec, result: Result) -> None:
     predicted = state_bytes(shape, spec, stage_layers(spec, shape))
     fullest = [rank for rank in result.ranks if rank.place.dp == rank.place.cp == 0]
     assert len(fullest) == spec.parallel.tensor * spec.parallel.pipeline
+    for rank in result.ranks:
+        told, held = predicted[rank.place.pp, rank.place.tp], rank.memory
+        assert all(held[kind] <= getattr(told, kind) for kind in ("optimizer", "host", "disk"))
     for rank in fullest:
         told, held = predicted[rank.place.pp, rank.place.tp], rank.memory
         assert (held["optimizer"], held["host"], held["disk"]) == (told.optimizer, told.host, told.disk)

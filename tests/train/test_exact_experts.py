@@ -49,7 +49,6 @@ ROUTED = {
 }
 
 
-
 @pytest.mark.parametrize("name", cases(ROUTED, ("ep2 zero3", "sp2 whole")))
 def test_losses_of_routers_equal_those_of_plain_transformers(place: Path, engine: Engine, plain: Plain, name: str) -> None:
     model = WHOLE if name.startswith("cp") else MIXTRAL

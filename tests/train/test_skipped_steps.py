@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact import EXACT, Plain
+from exact import EXACT, LAYOUTS, Plain
 from layouts import job, layout, relaunch, run_whole, start
 from planting import plant
 from ranks import exit_codes
@@ -18,19 +18,13 @@ from ranks import exit_codes
 from hpc_mp.rundir import read_json, read_lines
 from hpc_mp.train.data import IGNORE, Samples
 
-LAYOUTS = {
-    "1": layout(), "tp2 pp2 dp2 zero1": layout(2, 2, 2, zero=1, microbatches=3),
-    "dp4 zero3": layout(data=4, zero=3, microbatches=3),
-    "dp2 zero0": layout(data=2, zero=0, microbatches=3),
-}
-
 
 @pytest.mark.parametrize(("name", "model", "rank", "value"), [
-    ("1", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
+    ("one", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
     ("dp2 zero0", "gpt2", 1, math.nan),
 ])
 def test_a_skipped_step_changes_nothing(place: Path, plain: Plain, name: str, model: str, rank: int, value: float) -> None:
-    spec = job(place, model, LAYOUTS[name])
+    spec = job(place, model, LAYOUTS.get(name, ()))
     run = start(spec)
     found = run_whole(spec, before=plant(value, rank, 1), run=run)
     right = plain(job(place, model), skipped=(1,))
@@ -93,9 +87,9 @@ def without_labels(step: int) -> Callable[[], None]:
     return forgotten
 
 
-@pytest.mark.parametrize(("name", "model"), [("1", "gpt2"), ("tp2 pp2 dp2 zero1", "llama")])
+@pytest.mark.parametrize(("name", "model"), [("one", "gpt2"), ("tp2 pp2 dp2 zero1", "llama")])
 def test_a_step_without_labels_changes_nothing(place: Path, plain: Plain, name: str, model: str) -> None:
-    spec = job(place, model, [*LAYOUTS[name], "train.skip_steps=0"])
+    spec = job(place, model, [*LAYOUTS.get(name, ()), "train.skip_steps=0"])
     run = start(spec)
     found = run_whole(spec, before=without_labels(1), run=run)
     right = plain(job(place, model), skipped=(1,))
