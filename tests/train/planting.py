@@ -11,8 +11,13 @@ import torch
 from hpc_mp.train.rank.trainer import Trainer
 
 
+def wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Put ``wrap`` of an attribute in its place; to be called in the rank first, as all that this file returns."""
+    return lambda: setattr(owner, name, wrap(getattr(owner, name)))
+
+
 def before_steps(act: Callable[[int], None]) -> Callable[[], None]:
-    """Have a rank call ``act`` with the number of every step (from 0) before it; to be called in the rank first."""
+    """Have a rank call ``act`` with the number of every step (from 0) before it."""
 
     def planted() -> None:
         step = Trainer._step

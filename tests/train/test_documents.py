@@ -35,6 +35,7 @@ from exact import (
 )
 from layouts import Result, job, layout, prepare, run_whole, start
 from plain import plain_model
+from planting import wrapped
 from ranks import run_ranks
 from token_files import words
 
@@ -155,16 +156,11 @@ def test_short_documents_get_the_frequencies_of_whole_samples(
     assert found.distance(expected(model)) < EXACT
 
 
-def positions_that_run_on() -> None:
-    restarted = families.restarted
-    families.restarted = lambda positions, begins: restarted(positions, None)  # type: ignore[attr-defined]
-
-
-def positions_that_stand_still() -> None:
-    """Rotary positions count by their differences alone, so that it is all the same to attention where a document begins; two
-    tokens at a place are seen."""
-    restarted = families.restarted
-    families.restarted = lambda positions, begins: restarted(positions, begins) // 2  # type: ignore[attr-defined]
+positions_that_run_on = wrapped(families, "restarted", lambda restarted: lambda positions, begins: restarted(positions, None))
+# Rotary positions count by their differences alone, so that it is all the same to attention where a document begins; two tokens
+# at a place are seen.
+positions_that_stand_still = wrapped(families, "restarted", lambda restarted: lambda positions, begins: restarted(
+    positions, begins) // 2)
 
 
 def no_mask() -> None:
@@ -194,9 +190,7 @@ def labels_of_other_documents() -> None:
     TokenRows._counts = joined  # type: ignore[method-assign]
 
 
-def a_ring_without_documents() -> None:
-    ring = ring_attention.ring_attention
-    context.ring_attention = lambda *given: ring(*given[:-1])  # type: ignore[attr-defined]
+a_ring_without_documents = wrapped(context, "ring_attention", lambda ring: lambda *given: ring(*given[:-1]))
 
 
 def a_ring_that_masks_its_own_part_alone() -> None:
@@ -209,8 +203,8 @@ def a_ring_that_masks_its_own_part_alone() -> None:
     ring_attention._scores = diagonal
 
 
-def frequencies_of_own_positions() -> None:
-    families._behind_the_last = lambda places, length: torch.cat((places[:, :1], places), 1)
+frequencies_of_own_positions = wrapped(families, "_behind_the_last", lambda behind: lambda places, length: torch.cat(
+    (places[:, :1], places), 1))
 
 
 CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {

@@ -30,6 +30,7 @@ from exact import (
     check_evaluations,
 )
 from layouts import job, layout, relaunch, run_whole, start
+from planting import wrapped
 from ranks import exit_codes
 
 from hpc_mp.base.errors import HpcMpError
@@ -64,10 +65,6 @@ def test_an_evaluation_drops_what_training_would(place: Path, engine: Engine, pl
     assert abs(one - other) > WRONG, "the same model evaluates otherwise without a limit"
 
 
-def dropout_left_on() -> None:
-    StageSection.eval = lambda self: self  # type: ignore[method-assign]
-
-
 def a_row_counted_twice() -> None:
     """The last microbatch is filled with earlier rows."""
     batch = HeldOut.batch
@@ -79,12 +76,14 @@ def a_row_counted_twice() -> None:
     HeldOut.batch = full  # type: ignore[method-assign]
 
 
-def replicas_that_share_nothing_out() -> None:
-    evaluation.passes = lambda rows, *, data_rank, **more: passes(rows, data_rank=0, **more)  # type: ignore[attr-defined]
+dropout_left_on = wrapped(StageSection, "eval", lambda evaluating: lambda self: self)
+replicas_that_share_nothing_out = wrapped(evaluation, "passes", lambda passes: lambda rows, *, data_rank, **more: passes(
+    rows, data_rank=0, **more))
 
 
 @pytest.mark.parametrize(("spoilt", "overrides"), [
-    (dropout_left_on, [DROPOUT]), (a_row_counted_twice, layout(data=2)), (replicas_that_share_nothing_out, layout(data=2))])
+    (dropout_left_on, [DROPOUT]), (a_row_counted_twice, layout(data=2)), (replicas_that_share_nothing_out, layout(data=2))],
+                         ids=["dropout_left_on-overrides0", "a_row_counted_twice-overrides1", "replicas_that_share_nothing_out-overrides2"])
 def test_a_wrong_evaluation_is_seen(place: Path, spoilt: Callable[[], None], overrides: list[str]) -> None:
     spec = job(place, GPT2, [*HELD_OUT, *overrides, ONE_STEP])
     (_, right, _), (_, wrong, _) = (run_engine(spec, before).evaluations[0] for before in (lambda: None, spoilt))
@@ -221,8 +220,7 @@ def test_text_that_is_trained_on_too_is_named(place: Path, caplog: pytest.LogCap
 RISING = (*EVERY, "train.steps=4", "train.learning_rate=3.0", "checkpoint.every=1", "checkpoint.keep=1")
 
 
-def best_forgotten() -> None:
-    retention.best_checkpoint = lambda run: None  # type: ignore[assignment]
+best_forgotten = wrapped(retention, "best_checkpoint", lambda best: lambda run: None)
 
 
 @pytest.mark.parametrize("spoilt", [False, True])

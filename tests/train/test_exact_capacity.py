@@ -16,6 +16,7 @@ from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, cases
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import job, layout
+from planting import wrapped
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import check_layout, expert_capacity, read_shape
@@ -80,26 +81,12 @@ def test_one_choice_of_each_expert_drops_most(place: Path, engine: Engine, plain
 # --- negative controls -----------------------------------------------------------------------------------------------
 
 
-def counted_over_the_microbatch() -> None:
-    """As others do it: all samples that are computed together share what an expert takes."""
-    kept = capacity.kept
-    capacity.kept = lambda index, most: kept(index.flatten(0, 1)[None], len(index) * most).view_as(index)
-
-
-def last_positions_first() -> None:
-    kept = capacity.kept
-    capacity.kept = lambda index, most: kept(index.flip(1), most).flip(1)
-
-
-def own_tokens_alone() -> None:
-    """Each rank counts its own tokens of a sample."""
-    capacity.all_reduce = lambda values, axis: Running()
-
-
 CONTROLS: dict[str, tuple[Callable[[], None], str]] = {
-    "counted over the microbatch": (counted_over_the_microbatch, "one M6"),
-    "the last positions first": (last_positions_first, "one M6"),
-    "own tokens alone": (own_tokens_alone, "cp2 ring ep2 none"),
+    "counted over the microbatch": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flatten(0, 1)[None], len(index) * most).view_as(index)), "one M6"),
+    "the last positions first": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flip(1), most).flip(1)), "one M6"),
+    "own tokens alone": (wrapped(capacity, "all_reduce", lambda reduce: lambda values, axis: Running()), "cp2 ring ep2 none"),
 }
 
 

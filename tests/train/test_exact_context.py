@@ -9,6 +9,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, Engine, Launched, Reference, cases
 from layouts import job, layout, run_whole
+from planting import wrapped
 
 from hpc_mp.train.engine import context, ring_attention
 from hpc_mp.train.engine.groups import Axis
@@ -25,9 +26,7 @@ def test_frequencies_are_those_of_whole_samples(engine: Engine, reference: Refer
     assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
 
 
-def few_queries() -> None:
-    """The queries of a chunk in several stretches, the last of them shorter."""
-    ring_attention.QUERIES = 5
+few_queries = wrapped(ring_attention, "QUERIES", lambda queries: 5)  # a chunk has several stretches, the last of them shorter
 
 
 @pytest.mark.parametrize("overrides", [

@@ -12,6 +12,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_state
 from layouts import job, layout, relaunch, run_whole, start
+from planting import wrapped
 from ranks import run_ranks
 
 from hpc_mp.base.errors import HpcMpError
@@ -136,27 +137,14 @@ def unsummed_experts() -> None:
     summed_over(lambda made: groups.Axis())
 
 
-def to_another_place() -> None:
-    """Rows come back in another order than they left."""
-    back = expert_axis.Journey.to_tokens
-    expert_axis.Journey.to_tokens = lambda self, rows: back(self, rows).roll(1, 0)
-
-
-def unsorted_rows() -> None:
-    """Rows of other ranks are computed by whichever expert is next."""
-    exchanged = expert_axis._exchanged
-    expert_axis.Journey.to_experts = lambda self, rows: exchanged(rows, self.sent, self.come, self.axis)
-
-
-def loss_on_every_tensor_rank() -> None:
-    of = router_loss.RouterLoss.of
-    router_loss.RouterLoss.of = lambda self, *given: 2 * of(self, *given)
-
-
-def own_tokens_alone() -> None:
-    """Each rank balances its own tokens of a sample."""
-    of = router_loss.RouterLoss.of
-    router_loss.RouterLoss.of = lambda self, logits, chosen, experts, sharers: of(self, logits, chosen, experts, ())
+to_another_place = wrapped(expert_axis.Journey, "to_tokens", lambda back: lambda self, rows: back(self, rows).roll(1, 0))
+# Rows of other ranks are computed by whichever expert is next.
+unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis._exchanged(
+    rows, self.sent, self.come, self.axis))
+loss_on_every_tensor_rank = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, *given: 2 * loss(self, *given))
+# Each rank balances its own tokens of a sample.
+own_tokens_alone = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, logits, chosen, experts, sharers: loss(
+    self, logits, chosen, experts, ()))
 
 
 CONTROLS: dict[str, tuple[Callable[[], None], str, list[str]]] = {
@@ -174,7 +162,8 @@ def test_a_broken_expert_axis_is_seen(place: Path, plain: Plain, control: str) -
     assert broken.distance(plain(job(place, model, [ONE_STEP]))) > WRONG
 
 
-@pytest.mark.parametrize(("sabotage", "name"), [(loss_on_every_tensor_rank, "tp2"), (own_tokens_alone, "sp2 whole")])
+@pytest.mark.parametrize(("sabotage", "name"), [(loss_on_every_tensor_rank, "tp2"), (own_tokens_alone, "sp2 whole")],
+                         ids=["loss_on_every_tensor_rank-tp2", "own_tokens_alone-sp2 whole"])
 def test_a_broken_loss_of_routers_is_seen(place: Path, plain: Plain, sabotage: Callable[[], None], name: str) -> None:
     broken = run_engine(job(place, MIXTRAL, [*LOSSES, *ROUTED[name], ONE_STEP]), before=sabotage)
     assert broken.distance(plain(job(place, MIXTRAL, [*LOSSES, ONE_STEP]))) > WRONG

@@ -11,6 +11,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, LAYOUTS, ONE_STEP, WRONG, Engine, Reference, cases
 from layouts import MODELS, job, layout, start
+from planting import wrapped
 from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
@@ -18,10 +19,7 @@ from hpc_mp.rundir import read_lines
 from hpc_mp.train.engine import vocabulary
 from hpc_mp.train.rank.assemble import check_compiler
 
-
-def eleven_rows() -> None:
-    """Of 307 words; ranks that share the words take twice as many."""
-    vocabulary.CHUNK = 307 * 11
+eleven_rows = wrapped(vocabulary, "CHUNK", lambda chunk: 307 * 11)  # of 307 words; two ranks take twice as many
 
 
 def forgotten_chunk() -> None:

@@ -15,6 +15,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state
 from layouts import MODELS, job, relaunch, run_whole, start
+from planting import wrapped
 from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
@@ -32,9 +33,7 @@ from hpc_mp.train.engine.state_stores import FileStore, HostStore
 CPU = torch.device("cpu")
 
 
-def small_chunks() -> None:
-    """Many chunks, the last of each unit shorter."""
-    optimizer_state.chunk_elements = lambda parts: 1000
+small_chunks = wrapped(optimizer_state, "chunk_elements", lambda elements: lambda parts: 1000)  # the last of a unit is shorter
 
 
 def on_disk(place: Path) -> list[str]:
@@ -77,8 +76,8 @@ def forget_a_chunk() -> None:
 
 
 def test_a_lost_chunk_would_be_seen(place: Path, engine: Engine) -> None:
-    whole = engine(GPT2, 'train.precision="fp32"', ONE_STEP)
-    spec = job(place, GPT2, ['train.precision="fp32"', *on_disk(place), ONE_STEP])
+    whole = engine(GPT2, 'train.precision="fp32"')
+    spec = job(place, GPT2, ['train.precision="fp32"', *on_disk(place)])
     assert run_engine(spec, before=forget_a_chunk).distance(whole) > 0
 
 

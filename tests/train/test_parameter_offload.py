@@ -11,6 +11,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, OPTIMIZERS, TIED, Engine, Plain, cases, check_state
 from layouts import job, layout, relaunch, run_whole, start
+from planting import wrapped
 from ranks import run_ranks
 
 from hpc_mp.layout import offload as layout_offload
@@ -34,9 +35,7 @@ ALL = 'parallel.offload=["optimizer","parameters","activations"]'
 ALONE = [*layout(microbatches=2, zero=3)]  # one rank: all of a unit is its part
 
 
-def small_chunks() -> None:
-    """Many chunks, the last of each unit shorter."""
-    optimizer_state.chunk_elements = lambda parts: 1000
+small_chunks = wrapped(optimizer_state, "chunk_elements", lambda elements: lambda parts: 1000)  # the last of a unit is shorter
 
 
 def on_disk(place: Path) -> list[str]:
