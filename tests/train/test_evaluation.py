@@ -76,15 +76,17 @@ def a_row_counted_twice() -> None:
     HeldOut.batch = full  # type: ignore[method-assign]
 
 
-dropout_left_on = wrapped(StageSection, "eval", lambda evaluating: lambda self: self)
-replicas_that_share_nothing_out = wrapped(evaluation, "passes", lambda passes: lambda rows, *, data_rank, **more: passes(
-    rows, data_rank=0, **more))
+SPOILT: dict[str, tuple[Callable[[], None], list[str]]] = {
+    "dropout is left on": (wrapped(StageSection, "eval", lambda evaluating: lambda self: self), [DROPOUT]),
+    "a row is counted twice": (a_row_counted_twice, layout(data=2)),
+    "replicas share nothing out": (wrapped(evaluation, "passes", lambda passes: lambda rows, *, data_rank, **more: passes(
+        rows, data_rank=0, **more)), layout(data=2)),
+}
 
 
-@pytest.mark.parametrize(("spoilt", "overrides"), [
-    (dropout_left_on, [DROPOUT]), (a_row_counted_twice, layout(data=2)), (replicas_that_share_nothing_out, layout(data=2))],
-                         ids=["dropout_left_on-overrides0", "a_row_counted_twice-overrides1", "replicas_that_share_nothing_out-overrides2"])
-def test_a_wrong_evaluation_is_seen(place: Path, spoilt: Callable[[], None], overrides: list[str]) -> None:
+@pytest.mark.parametrize("control", SPOILT)
+def test_a_wrong_evaluation_is_seen(place: Path, control: str) -> None:
+    spoilt, overrides = SPOILT[control]
     spec = job(place, GPT2, [*HELD_OUT, *overrides, ONE_STEP])
     (_, right, _), (_, wrong, _) = (run_engine(spec, before).evaluations[0] for before in (lambda: None, spoilt))
     assert abs(wrong - right) > WRONG

@@ -162,9 +162,9 @@ def test_a_broken_expert_axis_is_seen(place: Path, plain: Plain, control: str) -
     assert broken.distance(plain(job(place, model, [ONE_STEP]))) > WRONG
 
 
-@pytest.mark.parametrize(("sabotage", "name"), [(loss_on_every_tensor_rank, "tp2"), (own_tokens_alone, "sp2 whole")],
-                         ids=["loss_on_every_tensor_rank-tp2", "own_tokens_alone-sp2 whole"])
-def test_a_broken_loss_of_routers_is_seen(place: Path, plain: Plain, sabotage: Callable[[], None], name: str) -> None:
+@pytest.mark.parametrize("name", ["tp2", "sp2 whole"])
+def test_a_broken_loss_of_routers_is_seen(place: Path, plain: Plain, name: str) -> None:
+    sabotage = {"tp2": loss_on_every_tensor_rank, "sp2 whole": own_tokens_alone}[name]
     broken = run_engine(job(place, MIXTRAL, [*LOSSES, *ROUTED[name], ONE_STEP]), before=sabotage)
     assert broken.distance(plain(job(place, MIXTRAL, [*LOSSES, ONE_STEP]))) > WRONG
 
