@@ -129,13 +129,13 @@ class Result:
     ranks: tuple[RankState, ...] = ()
 
     def distance(self, other: Result) -> float:
-        """Return the largest difference of any loss, norm or parameter, of copies on two ranks too."""
+        """Return the largest difference of any loss, norm or parameter, and of ``apart``."""
         assert self.parameters.keys() == other.parameters.keys()
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=True)]
         assert all((a is None) == (b is None) for a, b in pairs)
         numbers = [abs(a - b) for a, b in pairs if a is not None]
         tensors = [float((self.parameters[name] - other.parameters[name]).abs().max()) for name in self.parameters]
-        differences = torch.tensor([*numbers, *tensors, self.apart, other.apart], dtype=torch.float64)
+        differences = torch.tensor([*numbers, *tensors, abs(self.apart - other.apart)], dtype=torch.float64)
         return float(differences.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
