@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import run_plain
+from plain import run_plain
 from slurm_jobs import EIGHT, TWO, close, command, emulated, hpc_mp, launch, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from layouts import job, layout, run_engine, start, write_text
+from layouts import job, layout, run_whole, start, write_text
 
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape, stage_layers
@@ -145,7 +145,7 @@ def run(place: Path, model: str, overrides: list[str]) -> list[tuple[dict[str, f
     """Of the first tensor rank of every stage: what it was predicted to send, and what it sent."""
     spec = job(place, model, ["train.steps=2", 'job.device="cpu"', *overrides])
     began = start(spec)
-    run_engine(spec, before=lambda: count(began.path), run=began)
+    run_whole(spec, before=lambda: count(began.path), run=began)
     shape = read_shape(spec)
     layers = stage_layers(spec, shape)
     found = []
@@ -251,7 +251,7 @@ def test_shared_out_experts_send_what_was_predicted(place: Path, name: str) -> N
     its router says, and together they send every choice of every token to some rank and back."""
     spec = job(place, "mixtral", ["train.steps=2", 'job.device="cpu"', 'train.precision="bf16"', *EXPERTS[name]])
     began = start(spec)
-    run_engine(spec, before=lambda: count(began.path), run=began)
+    run_whole(spec, before=lambda: count(began.path), run=began)
     shape = read_shape(spec)
     t = rank_traffic(spec, shape, stage_layers(spec, shape), 0)
     lines = sorted((json.loads(line) for line in began.ranks.read_text().splitlines()), key=lambda line: line["rank"])

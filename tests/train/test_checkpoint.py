@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exact import EXACT, GPT2, LLAMA, Engine, pairs
-from layouts import job, relaunch, run_engine, start, write_text
-from ranks import run_ranks, train
+from exact import EXACT, GPT2, LLAMA, Engine, Launched, pairs
+from layouts import job, relaunch, run_whole, start, write_text
+from ranks import exit_codes
 
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, read_json, read_lines
@@ -50,9 +50,11 @@ SAME = {"1": ONE, "tp2pp2": TP2PP2, "dp2zero3": DP2Z3, "dp2zero1": DP2Z1, "dp4ze
 
 
 @pairs(SAME, (GPT2, LLAMA), {"1": (LLAMA,), "tp2pp2": (GPT2,), "dp2zero3": (LLAMA,), "dp2zero1": (GPT2,)})
-def test_resume_is_bit_for_bit_on_the_same_layout(place: Path, engine: Engine, model: str, name: str, tmp_path: Path) -> None:
-    whole, _ = engine(model, *SAME[name], "train.steps=4", "train.dropout=0.1")
-    _, first = engine(model, *SAME[name], "train.steps=2", "train.dropout=0.1")
+def test_resume_is_bit_for_bit_on_the_same_layout(
+    place: Path, engine: Engine, launched: Launched, model: str, name: str, tmp_path: Path,
+) -> None:
+    whole = engine(model, *SAME[name], "train.steps=4", "train.dropout=0.1")
+    first = launched(model, *SAME[name], "train.steps=2", "train.dropout=0.1")
     resumed = relaunch(copied(first, tmp_path), place, model, [*SAME[name], "train.steps=4", "train.dropout=0.1"])
     assert resumed.losses == whole.losses and resumed.norms == whole.norms
     assert all((resumed.parameters[name] == value).all() for name, value in whole.parameters.items())
@@ -67,32 +69,34 @@ QUICK = {"tp2pp2-dp4": (GPT2,), "dp4-tp2pp2": (LLAMA,), "zero3-tp2pp2": (GPT2,),
          "tp4zero1-zero3": (SHARED_HEADS,), "zero3-tp4zero1": (SHARED_HEADS,)}
 
 
-def resumed_distance(place: Path, engine: Engine, model: str, name: str, directory: Path, steps: int) -> float:
+def resumed_distance(
+    place: Path, engine: Engine, launched: Launched, model: str, name: str, directory: Path, steps: int,
+) -> float:
     """From one process that never stopped, after 3 steps on the one layout and more, up to ``steps``, on the other."""
     before, after = OTHER[name]
-    _, first = engine(model, *before, "train.steps=3")
+    first = launched(model, *before, "train.steps=3")
     resumed = relaunch(copied(first, directory), place, model, [*after, f"train.steps={steps}"])
-    return resumed.distance(engine(model, f"train.steps={steps}")[0])
+    return resumed.distance(engine(model, f"train.steps={steps}"))
 
 
 @pytest.mark.parametrize(("model", "name"), [(model, name) for name, models in QUICK.items() for model in models])
-def test_resume_on_another_layout_is_exact(place: Path, engine: Engine, model: str, name: str, tmp_path: Path) -> None:
-    assert resumed_distance(place, engine, model, name, tmp_path, 6) < EXACT
+def test_resume_on_another_layout_is_exact(
+    place: Path, engine: Engine, launched: Launched, model: str, name: str, tmp_path: Path,
+) -> None:
+    assert resumed_distance(place, engine, launched, model, name, tmp_path, 6) < EXACT
 
 
 @pairs(OTHER, (GPT2, LLAMA), {})
 def test_resume_on_another_layout_is_exact_over_20_steps(
-    place: Path, engine: Engine, model: str, name: str, tmp_path: Path,
+    place: Path, engine: Engine, launched: Launched, model: str, name: str, tmp_path: Path,
 ) -> None:
-    assert resumed_distance(place, engine, model, name, tmp_path, 23) < EXACT
+    assert resumed_distance(place, engine, launched, model, name, tmp_path, 23) < EXACT
 
 
-def test_forgotten_optimizer_state_would_be_seen(place: Path, engine: Engine, tmp_path: Path) -> None:
+def test_forgotten_optimizer_state_would_be_seen(place: Path, engine: Engine, launched: Launched, tmp_path: Path) -> None:
     """Negative control of the two tests above: a resume with fresh optimizer state is not exact."""
-    whole, _ = engine("gpt2", "train.steps=6")
-    run = copied(engine("gpt2", "train.steps=3")[1], tmp_path)
-    spec = job(place, "gpt2", ["train.steps=6"])
-    run.job.write_text(dump_job(spec))
+    whole = engine("gpt2", "train.steps=6")
+    run = copied(launched("gpt2", "train.steps=3"), tmp_path)
 
     def forget() -> None:
         from hpc_mp.train.engine.engine import Engine
@@ -106,17 +110,17 @@ def test_forgotten_optimizer_state_would_be_seen(place: Path, engine: Engine, tm
 
         Engine.restored = parameters_only  # type: ignore[method-assign]
 
-    assert run_engine(spec, before=forget, run=run).distance(whole) > 1e-6
+    assert relaunch(run, place, "gpt2", ["train.steps=6"], forget).distance(whole) > 1e-6
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("before", "after"), [(TP2PP2, DP4), (DP4, TP2PP2)], ids=["tp2pp2-dp4", "dp4-tp2pp2"])
 def test_gpt2_resumed_on_another_layout_is_exact_over_300_steps(
-    place: Path, engine: Engine, before: list[str], after: list[str], tmp_path: Path,
+    place: Path, engine: Engine, launched: Launched, before: list[str], after: list[str], tmp_path: Path,
 ) -> None:
-    _, first = engine("gpt2", *before, "train.steps=3")
+    first = launched("gpt2", *before, "train.steps=3")
     resumed = relaunch(copied(first, tmp_path), place, "gpt2", [*after, "train.steps=303"])
-    distance = resumed.distance(engine("gpt2", "train.steps=303")[0])
+    distance = resumed.distance(engine("gpt2", "train.steps=303"))
     print(f"largest difference over 300 steps: {distance:.2e}")
     assert distance < EXACT
 
@@ -138,9 +142,9 @@ HARMS, PATTERNS = (truncate, flip_a_byte, Path.unlink), ("shard-00002-*", "state
 
 
 @pytest.fixture
-def damaged(engine: Engine, tmp_path: Path, harm: Callable[[Path], None], pattern: str) -> tuple[RunDirectory, Path]:
+def damaged(launched: Launched, tmp_path: Path, harm: Callable[[Path], None], pattern: str) -> tuple[RunDirectory, Path]:
     """A run whose newest checkpoint lost or changed a file, and that file."""
-    run = copied(engine("gpt2", *EVERY_SECOND, "train.steps=4")[1], tmp_path)
+    run = copied(launched("gpt2", *EVERY_SECOND, "train.steps=4"), tmp_path)
     newest = complete_steps(run.checkpoints)[-1]
     assert newest.name == "step-00000004" and problem(newest) is None
     victim = next(newest.glob(pattern))
@@ -163,7 +167,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(damaged: tuple[RunDirectory, Pa
 def test_the_checkpoint_before_a_damaged_one_is_used(place: Path, engine: Engine, damaged: tuple[RunDirectory, Path]) -> None:
     run, victim = damaged
     resumed = relaunch(run, place, "gpt2", [*EVERY_SECOND, "train.steps=6"])
-    assert resumed.losses == engine("gpt2", *EVERY_SECOND, "train.steps=6")[0].losses
+    assert resumed.losses == engine("gpt2", *EVERY_SECOND, "train.steps=6").losses
     assert victim.name in run.main_log.read_text()
 
 
@@ -173,7 +177,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(place: Path, engine: Engine
 def test_a_full_disk_fails_one_save_and_nothing_else(place: Path, engine: Engine, call: str, number: int) -> None:
     """The save of step 2 fails on rank 1 only; training goes on, the save of step 3 succeeds."""
     every = [*DP2Z3, "checkpoint.every=1", "checkpoint.keep=3"]
-    spec, whole = job(place, "gpt2", every), engine("gpt2", *every)[0]
+    spec, whole = job(place, "gpt2", every), engine("gpt2", *every)
 
     def fill() -> None:
         from hpc_mp.train.checkpoint import checkpoint
@@ -201,7 +205,7 @@ def test_a_full_disk_fails_one_save_and_nothing_else(place: Path, engine: Engine
             setattr(os, call, lambda *given: fail() if failing and failing[0] else original[call](*given))
 
     run = start(spec)
-    assert run_engine(spec, before=fill, run=run).losses == whole.losses
+    assert run_whole(spec, before=fill, run=run).losses == whole.losses
     log = run.main_log.read_text()
     assert "checkpoint of step 2 FAILED" in log and os.strerror(number) in log
     assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000001", "step-00000003"]
@@ -223,12 +227,7 @@ def test_a_failed_last_save_fails_the_run(place_: Path) -> None:
         checkpoint.save = full
 
     run = start(spec)
-
-    def rank() -> int:
-        fill()
-        return train(run.job)
-
-    assert run_ranks(1, rank) == [1]
+    assert exit_codes(1, run.job, fill) == [1]
     assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000002"]
     assert "the last checkpoint could not be saved" in run.main_log.read_text()
 
@@ -238,16 +237,16 @@ def test_a_signal_to_one_rank_saves_and_stops_all_at_the_same_step(place_: Path)
     spec = job(place_, "gpt2", layout)
     run = start(spec)
 
-    def rank() -> int:
-        if os.environ["SLURM_PROCID"] == "2":
-            def when_training() -> None:
-                while len(read_lines(run.metrics)) < 3:
-                    time.sleep(0.02)
-                os.kill(os.getpid(), signal.SIGTERM)
-            threading.Thread(target=when_training, daemon=True).start()
-        return train(run.job)
+    def when_training() -> None:
+        while len(read_lines(run.metrics)) < 3:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    assert run_ranks(4, rank) == [75] * 4
+    def watched() -> None:
+        if os.environ["SLURM_PROCID"] == "2":
+            threading.Thread(target=when_training, daemon=True).start()
+
+    assert exit_codes(4, run.job, watched) == [75] * 4
     steps = [line["step"] for line in read_lines(run.metrics)]
     newest, _ = newest_complete(run.checkpoints)
     assert newest is not None and newest.name == f"step-{steps[-1]:08d}"
@@ -257,7 +256,7 @@ def test_a_signal_to_one_rank_saves_and_stops_all_at_the_same_step(place_: Path)
 def test_old_checkpoints_are_deleted_down_to_keep(place_: Path) -> None:
     spec = job(place_, "gpt2", ["checkpoint.every=1", "checkpoint.keep=2", "train.steps=4"])
     run = start(spec)
-    run_engine(spec, run=run)
+    run_whole(spec, run=run)
     assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000003", "step-00000004"]
 
 
@@ -278,27 +277,26 @@ def test_a_save_may_take_longer_than_a_step(place_: Path, step: int, save: int) 
 
         checkpoint.write_shard = late
 
-    assert len(run_engine(spec, before=slow).losses) == 2
+    assert len(run_whole(spec, before=slow).losses) == 2
 
 
 def test_a_save_that_never_ends_is_noticed(place_: Path) -> None:
     spec = job(place_, GPT2, [*DP2Z1, "job.save_timeout=2"])
     run = start(spec)
 
-    def rank() -> int:
+    def stuck() -> None:
         from hpc_mp.train.checkpoint import checkpoint
         if os.environ["SLURM_PROCID"] == "1":
             checkpoint.write_shard = lambda *parts: time.sleep(3600)
-        return train(run.job)
 
     with pytest.raises(RuntimeError, match="died"):
-        run_ranks(2, rank)
+        exit_codes(2, run.job, stuck)
     failure = next(read_json(path) for path in (run.failure(1, 0), run.failure(1, 1)) if path.exists())
     assert failure["kind"] == "hang" and "the checkpoint was not saved in 2 s; the rank stands in" in failure["message"]
 
 
-def test_no_file_of_a_checkpoint_is_a_pickle(engine: Engine) -> None:
-    newest, _ = newest_complete(engine("gpt2", *TP2PP2)[1].checkpoints)
+def test_no_file_of_a_checkpoint_is_a_pickle(launched: Launched) -> None:
+    newest, _ = newest_complete(launched("gpt2", *TP2PP2).checkpoints)
     assert newest is not None
     assert {path.suffix for path in newest.iterdir()} == {".safetensors", ".json"}
 
@@ -306,11 +304,11 @@ def test_no_file_of_a_checkpoint_is_a_pickle(engine: Engine) -> None:
 def test_changed_text_is_refused_on_resume(place_: Path) -> None:
     first = job(place_, "gpt2", [])
     run = start(first)
-    run_engine(first, run=run)
+    run_whole(first, run=run)
     with open(place_ / "text.jsonl", "a") as text:
         text.write('{"text": "one more row"}\n')
     run.job.write_text(dump_job(job(place_, "gpt2", ["train.steps=4"])))
-    assert run_ranks(1, lambda: train(run.job)) == [2]
+    assert exit_codes(1, run.job) == [2]
     assert "are not what this run has trained on" in run.main_log.read_text()
 
 
@@ -318,16 +316,16 @@ def test_what_a_run_writes_is_private(place_: Path) -> None:
     spec = job(place_, "gpt2", [*DP2Z3, "checkpoint.every=2"])
     run = start(spec)
     before = {path for path in run.path.rglob("*")}
-    run_engine(spec, run=run)
+    run_whole(spec, run=run)
     written = [path for path in run.path.rglob("*") if path not in before]
     assert len(written) > 10
     assert [path for path in written if path.stat().st_mode & 0o077] == []
 
 
-def test_a_new_run_starts_from_another_runs_state(place: Path, engine: Engine) -> None:
-    whole, _ = engine("gpt2", "train.steps=6")
-    _, origin = engine("gpt2", "train.steps=3")
-    result = run_engine(job(place, "gpt2", [*TP2PP2, "train.steps=6", f'checkpoint.resume="{origin.path}"']))
+def test_a_new_run_starts_from_another_runs_state(place: Path, engine: Engine, launched: Launched) -> None:
+    whole = engine("gpt2", "train.steps=6")
+    origin = launched("gpt2", "train.steps=3")
+    result = run_whole(job(place, "gpt2", [*TP2PP2, "train.steps=6", f'checkpoint.resume="{origin.path}"']))
     assert replace(whole, losses=whole.losses[3:], norms=whole.norms[3:]).distance(result) < EXACT
 
 
@@ -355,10 +353,10 @@ def noting_positions(run: RunDirectory) -> Callable[[], None]:
 def test_a_run_goes_on_with_another_global_batch_where_the_samples_ended(place_: Path) -> None:
     """3 steps of 24 samples, then 3 of 16 on two replicas: the positions 0 … 119, each once."""
     first = start(job(place_, GPT2, ["train.steps=3"]))
-    run_engine(job(place_, GPT2, ["train.steps=3"]), before=noting_positions(first), run=first)
+    run_whole(job(place_, GPT2, ["train.steps=3"]), before=noting_positions(first), run=first)
     spec = job(place_, GPT2, [*DP2Z1, "train.steps=6", "train.global_batch=16", f'checkpoint.resume="{first.path}"'])
     second = start(spec)
-    run_engine(spec, before=noting_positions(second), run=second)
+    run_whole(spec, before=noting_positions(second), run=second)
     assert trained_samples(first) == list(range(72)) and trained_samples(second) == list(range(72, 120))
     third = relaunch_with_more(second, spec)
     assert trained_samples(third)[48:] == list(range(120, 136)), "the run's own resume goes on from there too"
@@ -367,7 +365,7 @@ def test_a_run_goes_on_with_another_global_batch_where_the_samples_ended(place_:
 def relaunch_with_more(run: RunDirectory, spec: JobSpec) -> RunDirectory:
     more = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": 7})})
     run.job.write_text(dump_job(more))
-    run_engine(more, before=noting_positions(run), run=run)
+    run_whole(more, before=noting_positions(run), run=run)
     return run
 
 
@@ -383,25 +381,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_state_of_another_model_is_refused(place: Path, engine: Engine, name: str) -> None:
+def test_the_state_of_another_model_is_refused(place: Path, launched: Launched, name: str) -> None:
     """By the ranks; the same words at launch are for tests/launch/test_launch_plan.py."""
     override, words = REFUSED[name]
-    _, origin = engine(GPT2, "train.steps=2")
+    origin = launched(GPT2, "train.steps=2")
     more = [] if name == "no step more" else ["train.steps=3"]
     spec = job(place, GPT2, [*more, override, f'checkpoint.resume="{origin.path}"'])
     run = start(spec)
-    assert run_ranks(1, train, run.job) == [2]
+    assert exit_codes(1, run.job) == [2]
     failure = read_json(run.failure(1, 0))
     assert failure["kind"] == "user" and words in failure["message"]
 
 
 def test_another_text_begins_with_its_first_sample(place_: Path) -> None:
     first = start(job(place_, GPT2, ["train.steps=2"]))
-    run_engine(job(place_, GPT2, ["train.steps=2"]), run=first)
+    run_whole(job(place_, GPT2, ["train.steps=2"]), run=first)
     tokenizer = first.tokenizer.read_text()
     (place_ / "text.jsonl").write_text((place_ / "text.jsonl").read_text() * 2)
     spec = job(place_, GPT2, ["train.steps=3", f'data.tokenizer="{tokenizer}"', f'checkpoint.resume="{first.path}"'])
     second = start(spec)
-    run_engine(spec, before=noting_positions(second), run=second)
+    run_whole(spec, before=noting_positions(second), run=second)
     assert trained_samples(second) == list(range(24))
     assert "samples begin anew" in second.main_log.read_text()

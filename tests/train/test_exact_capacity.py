@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exact import EXACT, LAYOUTS, MIXTRAL, WRONG, Engine
+from engines import run_engine
+from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, cases
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import Result, job, layout, run_engine, run_plain
+from layouts import job, layout
+from planting import wrapped
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import check_layout, expert_capacity, read_shape
@@ -48,44 +50,30 @@ LIMITED: dict[str, tuple[str, list[str]]] = {
 QUICK = ("one M6", "sp2 ep2 experts whole", "pp2 ep2 zero_bubble", "ep2 zero3 full", "cp2 ring ep2 none")
 
 
-@pytest.fixture(scope="module")
-def plain(place: Path, engine: Engine) -> Callable[..., Result]:
-    """One process of plain transformers with the same capacity."""
-    found: dict[tuple[str, ...], Result] = {}
-
-    def compute(model: str, *overrides: str) -> Result:
-        if (model, *overrides) not in found:
-            engine(model, *overrides)  # fills the token cache
-            found[model, *overrides] = run_plain(job(place, model, overrides))
-        return found[model, *overrides]
-
-    return compute
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.prove) for name in LIMITED])
-def test_a_capacity_equals_one_process_with_the_same(engine: Engine, plain: Callable[..., Result], name: str) -> None:
+@pytest.mark.parametrize("name", cases(LIMITED, QUICK))
+def test_a_capacity_equals_one_process_with_the_same(place: Path, engine: Engine, plain: Plain, name: str) -> None:
     model, overrides = LIMITED[name]
     losses = LOSSES if name == "losses of routers" else []
-    result, _ = engine(model, *SMALL, *overrides)
-    expected = plain(model, *SMALL, *losses)
+    result = engine(model, *SMALL, *overrides)
+    expected = plain(job(place, model, [*SMALL, *losses]))
     assert result.distance(expected) < EXACT
     assert result.dropped == pytest.approx(expected.dropped, rel=1e-12) and min(expected.dropped) > 0.05
-    assert result.distance(engine(model, *losses)[0]) > WRONG, "what is dropped must change what is trained"
+    assert result.distance(engine(model, *losses)) > WRONG, "what is dropped must change what is trained"
 
 
 def test_a_capacity_of_all_drops_nothing(engine: Engine) -> None:
     """Five experts, two choices: 2.5 times the even share is every token. The same to the last bit."""
-    result, _ = engine(MIXTRAL, "train.expert_capacity=2.5", *LAYOUTS["ep2 zero2"])
-    without, _ = engine(MIXTRAL, *LAYOUTS["ep2 zero2"])
+    result = engine(MIXTRAL, "train.expert_capacity=2.5", *LAYOUTS["ep2 zero2"])
+    without = engine(MIXTRAL, *LAYOUTS["ep2 zero2"])
     assert result.dropped == (0.0, 0.0, 0.0) and without.dropped == (None, None, None)
     assert result.distance(without) == 0.0
 
 
-def test_one_choice_of_each_expert_drops_most(engine: Engine, plain: Callable[..., Result]) -> None:
+def test_one_choice_of_each_expert_drops_most(place: Path, engine: Engine, plain: Plain) -> None:
     """5 of 48 choices at most are taken, and many tokens have lost both."""
     overrides = ["train.expert_capacity=0.01"]
-    result, _ = engine(MIXTRAL, *overrides, *LAYOUTS["pp2 ep2 1f1b"])
-    expected = plain(MIXTRAL, *overrides)
+    result = engine(MIXTRAL, *overrides, *LAYOUTS["pp2 ep2 1f1b"])
+    expected = plain(job(place, MIXTRAL, overrides))
     assert result.distance(expected) < EXACT and result.dropped == pytest.approx(expected.dropped, rel=1e-12)
     assert min(result.dropped) >= 1 - 5 / 48
 
@@ -93,37 +81,24 @@ def test_one_choice_of_each_expert_drops_most(engine: Engine, plain: Callable[..
 # --- negative controls -----------------------------------------------------------------------------------------------
 
 
-def counted_over_the_microbatch() -> None:
-    """As others do it: all samples that are computed together share what an expert takes."""
-    kept = capacity.kept
-    capacity.kept = lambda index, most: kept(index.flatten(0, 1)[None], len(index) * most).view_as(index)
-
-
-def last_positions_first() -> None:
-    kept = capacity.kept
-    capacity.kept = lambda index, most: kept(index.flip(1), most).flip(1)
-
-
-def own_tokens_alone() -> None:
-    """Each rank counts its own tokens of a sample."""
-    capacity.all_reduce = lambda values, axis: Running()
-
-
 CONTROLS: dict[str, tuple[Callable[[], None], str]] = {
-    "counted over the microbatch": (counted_over_the_microbatch, "one M6"),
-    "the last positions first": (last_positions_first, "one M6"),
-    "own tokens alone": (own_tokens_alone, "cp2 ring ep2 none"),
+    "counted over the microbatch": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flatten(0, 1)[None], len(index) * most).view_as(index)), "one M6"),
+    "the last positions first": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flip(1), most).flip(1)), "one M6"),
+    "own tokens alone": (wrapped(capacity, "all_reduce", lambda reduce: lambda values, axis: Running()), "cp2 ring ep2 none"),
 }
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_a_broken_capacity_is_seen(place: Path, plain: Callable[..., Result], control: str) -> None:
+def test_a_broken_capacity_is_seen(place: Path, plain: Plain, control: str) -> None:
     sabotage, name = CONTROLS[control]
     model, overrides = LIMITED[name]
-    assert run_engine(job(place, model, [*SMALL, *overrides]), before=sabotage).distance(plain(model, *SMALL)) > WRONG
+    broken = run_engine(job(place, model, [*SMALL, *overrides, ONE_STEP]), before=sabotage)
+    assert broken.distance(plain(job(place, model, [*SMALL, ONE_STEP]))) > WRONG
 
 
-def test_drops_that_one_rank_alone_reports_are_seen(place: Path, plain: Callable[..., Result]) -> None:
+def test_drops_that_one_rank_alone_reports_are_seen(place: Path, plain: Plain) -> None:
     def sabotage() -> None:
         begin = capacity.Capacity.begin
 
@@ -134,8 +109,8 @@ def test_drops_that_one_rank_alone_reports_are_seen(place: Path, plain: Callable
         capacity.Capacity.begin = counted
 
     model, overrides = LIMITED["tp2 ep2 zero2"]
-    result = run_engine(job(place, model, [*SMALL, *overrides]), before=sabotage)
-    assert result.dropped != pytest.approx(plain(model, *SMALL).dropped, rel=1e-6)
+    result = run_engine(job(place, model, [*SMALL, *overrides, ONE_STEP]), before=sabotage)
+    assert result.dropped != pytest.approx(plain(job(place, model, [*SMALL, ONE_STEP])).dropped, rel=1e-6)
 
 
 # --- which choices are taken -----------------------------------------------------------------------------------------

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from exact import CONTEXT, EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, Engine, Reference, pairs
-from layouts import job, layout, run_engine
+from engines import run_engine
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, Engine, Launched, Reference, cases
+from layouts import job, layout, run_whole
+from planting import wrapped
 
-from hpc_mp.rundir import newest_complete
 from hpc_mp.train.engine import context, ring_attention
 from hpc_mp.train.engine.groups import Axis
-
-
-@pairs(CONTEXT)
-def test_a_context_layout_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
-
 
 CHOSEN = [(f"{model} with {kind}", name) for model in (LLAMA, "qwen2", MIXTRAL) for kind in ("longrope", "dynamic", "yarn")
           for name in ("cp2 ring", "cp2 ulysses", "pp2 1f1b M3", "pp2 cp2 ring zero_bubble", "dp2 cp2 zero3")]
@@ -25,31 +20,27 @@ QUICK = {("llama with longrope", "cp2 ring"), ("qwen2 with longrope", "cp2 ulyss
          ("llama with dynamic", "cp2 ulysses")}
 
 
-@pytest.mark.parametrize(("model", "name"), [
-    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.prove) for pair in CHOSEN])
+@pytest.mark.parametrize(("model", "name"), cases(CHOSEN, QUICK))
 def test_frequencies_are_those_of_whole_samples(engine: Engine, reference: Reference, model: str, name: str) -> None:
     """The same on every rank, whichever positions are its own."""
-    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
+    assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
 
 
-def few_queries() -> None:
-    """The queries of a chunk in several stretches, the last of them shorter."""
-    ring_attention.QUERIES = 5
+few_queries = wrapped(ring_attention, "QUERIES", lambda queries: 5)  # a chunk has several stretches, the last of them shorter
 
 
 @pytest.mark.parametrize("overrides", [
     pytest.param((), id="plain"), pytest.param(("train.dropout=0.2",), id="dropout", marks=pytest.mark.prove)])
 def test_queries_in_several_stretches(place: Path, engine: Engine, overrides: tuple[str, ...]) -> None:
-    one, _ = engine(LLAMA, *overrides)
+    one = engine(LLAMA, *overrides)
     assert run_engine(job(place, LLAMA, [*overrides, *LAYOUTS["cp2 ring"]]), before=few_queries).distance(one) < EXACT
 
 
-def test_a_checkpoint_goes_on_with_other_context_ranks(place: Path, engine: Engine) -> None:
+def test_a_checkpoint_goes_on_with_other_context_ranks(place: Path, engine: Engine, launched: Launched) -> None:
     """Two steps on D1 C4 (ring), the third one on T2 D2: as three steps on any layout."""
-    one, _ = engine(GPT2)
-    _, half = engine(GPT2, "train.steps=2", *LAYOUTS["cp4 ring"])
-    assert newest_complete(half.checkpoints)[0] is not None
-    rest = run_engine(job(place, GPT2, [f'checkpoint.resume="{half.path}"', *layout(2, data=2, zero=3)]))
+    one = engine(GPT2)
+    half = launched(GPT2, "train.steps=2", *LAYOUTS["cp4 ring"])
+    rest = run_whole(job(place, GPT2, [f'checkpoint.resume="{half.path}"', *layout(2, data=2, zero=3)]))
     assert len(rest.losses) == 1
     assert max(float((rest.parameters[name] - one.parameters[name]).abs().max()) for name in one.parameters) < EXACT
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from layouts import MODELS, job, run_engine, start, write_text
+from layouts import MODELS, job, run_whole, start, write_text
 from ranks import run_ranks
 from safetensors import safe_open
 from token_files import words
@@ -47,14 +47,14 @@ def test_an_older_run_goes_on_with_the_tokenizer_that_it_trained(tmp_path: Path,
     write_text(tmp_path)
     spec = job(tmp_path, "qwen2", ["train.steps=1"])
     run = start(spec)
-    run_engine(spec, bpe.SPLITS.clear, run)
+    run_whole(spec, bpe.SPLITS.clear, run)
     tokenizer = Path(run.tokenizer.read_text())
     assert '"Split"' not in (tokenizer / "tokenizer.json").read_text()
     if not kept:
         shutil.rmtree(run.cache)
     spec = job(tmp_path, "qwen2", ["train.steps=2"])
     run.job.write_text(dump_job(spec))
-    assert len(run_engine(spec, run=run).losses) == 2
+    assert len(run_whole(spec, run=run).losses) == 2
     assert Path(run.tokenizer.read_text()) == tokenizer and tokenizer.is_dir()
     with pytest.raises(HpcMpError) as refused:
         export(run, tmp_path / "model")
@@ -66,7 +66,7 @@ def test_an_older_run_goes_on_with_the_tokenizer_that_it_trained(tmp_path: Path,
     tokenizer.rename(tmp_path / "elsewhere")
     assert export(run, tmp_path / "model").tokenizer is None
     fresh = start(spec)
-    run_engine(spec, run=fresh)
+    run_whole(spec, run=fresh)
     assert '"Split"' in (Path(fresh.tokenizer.read_text()) / "tokenizer.json").read_text()
 
 
@@ -90,7 +90,7 @@ def trained(place: Path) -> Callable[..., Trained]:
     def train(model: str, precision: str, *more: str) -> Trained:
         spec = job(place, model, [*TP2_PP2, f'train.precision="{precision}"', "checkpoint.every=2", *more])
         run = start(spec)
-        run_engine(spec, run=run)
+        run_whole(spec, run=run)
         return spec, run
 
     return train
@@ -295,7 +295,7 @@ def test_nothing_is_left_when_the_disk_is_full(trained: Callable[..., Trained], 
 def test_a_damaged_checkpoint_is_passed_over_by_name(place: Path, tmp_path: Path) -> None:
     spec = job(place, "llama", ["checkpoint.every=2"])
     run = start(spec)
-    run_engine(spec, run=run)
+    run_whole(spec, run=run)
     newest, _ = newest_complete(run.checkpoints)
     assert newest is not None
     (victim,) = newest.glob("*.safetensors")
@@ -377,7 +377,7 @@ def test_a_job_goes_on_with_what_was_exported(
     (first / "generation_config.json").write_text('{"temperature": 0.5}')
     spec = continued(place, first)
     again = start(spec)
-    loss = run_engine(spec, run=again).losses[0]
+    loss = run_whole(spec, run=again).losses[0]
     right, perturbed = apart(losses_of, first, spec)
     assert abs(loss - right) < TOLERANCE["fp64"]
     assert abs(loss - perturbed) > TOLERANCE["fp64"]
@@ -395,7 +395,7 @@ def test_what_is_read_is_what_is_exported(place: Path, tmp_path: Path, model: st
     apart(save_random, directory, job(place, model), AutoModelForCausalLM, "5GB")
     spec = continued(place, directory, "train.learning_rate=0.0", f'data.tokenizer="{words(tmp_path / "words", ["?", "a"])}"')
     run = start(spec)
-    run_engine(spec, run=run)
+    run_whole(spec, run=run)
     if model == "qwen2":  # beside it transformers would split text by another rule, so it is exported without a tokenizer
         shutil.rmtree(run.tokenizer.read_text())
 
@@ -423,7 +423,7 @@ def test_a_job_begins_with_what_save_pretrained_wrote(place: Path, tmp_path: Pat
     spec = continued(place, directory)
     made = bpe.train([place / "text.jsonl"], ["text"], vocabulary=read_shape(spec).vocabulary, cache=tmp_path / "cache")
     shutil.copy(made / "tokenizer.json", directory)
-    loss = run_engine(spec).losses[0]
+    loss = run_whole(spec).losses[0]
     right, perturbed = apart(losses_of, directory, spec)
     assert abs(loss - right) < TOLERANCE["fp64"]
     assert abs(loss - perturbed) > TOLERANCE["fp64"]
@@ -436,7 +436,7 @@ def test_a_job_begins_with_a_gpt2_without_its_prefix(place: Path, tmp_path: Path
     spec = continued(place, directory)
     made = bpe.train([place / "text.jsonl"], ["text"], vocabulary=read_shape(spec).vocabulary, cache=tmp_path / "cache")
     shutil.copy(made / "tokenizer.json", directory)
-    loss = run_engine(spec).losses[0]
+    loss = run_whole(spec).losses[0]
     right, perturbed = apart(losses_of, directory, spec)
     assert abs(loss - right) < TOLERANCE["fp64"]
     assert abs(loss - perturbed) > TOLERANCE["fp64"]

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 from layouts import job, start, write_text
-from ranks import run_ranks, train
+from planting import before_steps
+from ranks import exit_codes, run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.rundir import (
-    read_json,
-)
+from hpc_mp.rundir import read_json
 from hpc_mp.train.rank.devices import check_devices
 from hpc_mp.train.rank.failures import Hung, NodeLost, failure_kind
 from hpc_mp.train.rank.logs import cap
@@ -58,40 +57,32 @@ def test_a_failure_names_rank_node_and_coordinates(tmp_path: Path) -> None:
     spec = job(tmp_path, "gpt2", ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"])
     run = start(spec)
 
-    def rank() -> int:
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
+    def fault(number: int) -> None:
+        if os.environ["SLURM_PROCID"] == "3" and number == 1:
+            torch.empty(1 << 60)
 
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            if os.environ["SLURM_PROCID"] == "3" and number == 1:
-                torch.empty(1 << 60)
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
-        return train(run.job)
-
-    assert run_ranks(4, rank) == [1] * 4
+    assert exit_codes(4, run.job, before_steps(fault)) == [1] * 4
     record = read_json(run.failure(1, 3))
     assert (record["kind"], record["dp"], record["pp"], record["cp"], record["tp"]) == ("memory", 0, 1, 0, 1)
     assert "rank 3 on node0 (dp 0, pp 1, tp 1) failed: RuntimeError" in run.main_log.read_text()
     assert {read_json(run.failure(1, other))["kind"] for other in range(3)} == {"peer"}
 
 
-def of_descriptors(self: Any, number: int) -> None:
+def of_descriptors(number: int) -> None:
     taken = []
     while number == 1:
         taken.append(os.open("/dev/null", os.O_RDONLY))
 
 
-def of_a_wait(self: Any, number: int) -> None:
+def of_a_wait(number: int) -> None:
     """A cause that is another one, when no file can be opened any more."""
     with suppress(OSError):
-        of_descriptors(self, number)
+        of_descriptors(number)
     if number == 1:
         raise Hung("no step")
 
 
-def of_gloo(self: Any, number: int) -> None:
+def of_gloo(number: int) -> None:
     if number == 1:
         raise torch.distributed.DistNetworkError("[enforce fail at pair.cc] socket: Too many open files")
 
@@ -102,21 +93,13 @@ def of_gloo(self: Any, number: int) -> None:
     (of_a_wait, "hang", "Hung: no step")])
 def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(tmp_path: Path, fault: Any, kind: str, said: str) -> None:
     write_text(tmp_path)
-    run = start(job(tmp_path, "gpt2", []))
+    run = start(job(tmp_path, "gpt2"))
 
-    def rank() -> int:
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
-
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            fault(self, number)
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
+    def faulty() -> None:
+        before_steps(fault)()
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-        return train(run.job)
 
-    assert run_ranks(1, rank) == [1 + (kind == "user")]
+    assert exit_codes(1, run.job, faulty) == [1 + (kind == "user")]
     record = read_json(run.failure(1, 0))
     assert record["kind"] == kind and said in record["message"] and said in run.main_log.read_text()
 

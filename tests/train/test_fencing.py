@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import job, start, write_text
-from ranks import run_ranks, train
+from planting import before_steps
+from ranks import exit_codes, run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import (
     TOKEN,
@@ -35,6 +35,7 @@ from hpc_mp.rundir import (
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.engine import groups
+from hpc_mp.train.rank import signals
 from hpc_mp.train.rank.fencing import Fence, FencedOut, fence
 from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Pace, StopConditions, StopFlag
 
@@ -242,9 +243,9 @@ def test_the_lookout_sees_file_and_clock(tmp_path: Path) -> None:
             signal.signal(number, handler)
 
 
-def ended(spec: JobSpec, run: RunDirectory, rank: Callable[[], int] | None = None) -> tuple[int, str, str]:
+def ended(run: RunDirectory, codes: list[int]) -> tuple[int, str, str]:
     """How many steps were made, status.json's detail and the last line of the main log of a run that all ranks stopped."""
-    assert run_ranks(spec.ranks, rank or (lambda: train(run.job))) == [75] * spec.ranks
+    assert set(codes) == {75}
     status = read_json(run.path / "status.json")
     assert status["phase"] == "stopped"
     return len(read_lines(run.metrics)), status["detail"], run.main_log.read_text().splitlines()[-1]
@@ -254,19 +255,11 @@ def test_the_trigger_file_stops_a_run_between_steps(place_: Path) -> None:
     spec = job(place_, "gpt2", ["train.steps=50", "job.ranks_per_node=2"])
     run = start(spec)
 
-    def rank() -> int:
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
+    def trigger(number: int) -> None:
+        if number == 2:
+            run.stop.touch()
 
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            if number == 2:
-                run.stop.touch()
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
-        return train(run.job)
-
-    steps, detail, last = ended(spec, run, rank)
+    steps, detail, last = ended(run, exit_codes(2, run.job, before_steps(trigger)))
     assert steps == 4 and detail == "stop file" and f"stopped after step {steps}: stop file" in last
     assert newest_complete(run.checkpoints)[0] == run.checkpoints / f"step-{steps:08d}"
 
@@ -277,19 +270,11 @@ def test_the_clock_stops_a_run_before_the_job_ends(place_: Path) -> None:
     end = time.time() + 10_000
     written(run, end=end, grace=1000.0)
 
-    def steps_of_a_second() -> None:
+    def steps_of_a_second(number: int) -> None:
         """By a clock on which the seventh step, that of number 6, begins when the grace does."""
-        from hpc_mp.train.rank import signals
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
+        signals.time = SimpleNamespace(time=lambda: end - 1006 + number)  # type: ignore[assignment]
 
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            signals.time = SimpleNamespace(time=lambda: end - 1006 + number)  # type: ignore[assignment]
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
-
-    steps, detail, last = ended(spec, run, as_slurm(run, before=steps_of_a_second))
+    steps, detail, last = ended(run, run_ranks(1, as_slurm(run, before=before_steps(steps_of_a_second))))
     assert steps == 8 and detail == "time limit" and "time limit" in last, "the step after it is the last one"
 
 
@@ -298,7 +283,7 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
     spec = job(place_, "gpt2", ["job.ranks_per_node=2"])
     run = start(spec)
 
-    def rank() -> int:
+    def before() -> None:
         from hpc_mp.train.rank import assemble, main, token_sets
         original = {"meeting": main.meet, "restoring": assemble.restore}
 
@@ -314,23 +299,22 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
             run.stop.touch()
         else:
             setattr(*{"meeting": (main, "meet"), "restoring": (assemble, "restore")}[phase], asked(phase))
-        return train(run.job)
 
-    steps, detail, last = ended(spec, run, rank)
+    steps, detail, last = ended(run, exit_codes(2, run.job, before))
     reason = "stop file" if phase == "tokenizing" else "asked to by SIGUSR2"
     assert (steps, detail) == (0, reason) and f"stopped before the first step of this attempt: {reason}" in last
     assert not complete_steps(run.checkpoints) and not list(run.path.glob("failures/*"))
     caches = list(run.cache.glob("tokens-*"))
     assert bool(caches) == (phase != "tokenizing"), "tokenizing was broken off"
     run.stop.unlink(missing_ok=True)
-    assert run_ranks(2, train, run.job) == [0, 0], "and the next start goes on"
+    assert exit_codes(2, run.job) == [0, 0], "and the next start goes on"
 
 
 def test_a_stop_while_a_checkpoint_is_written_completes_it_and_stops(place_: Path) -> None:
     spec = job(place_, "gpt2", ["train.steps=9", "checkpoint.every=2", "job.ranks_per_node=2"])
     run = start(spec)
 
-    def rank() -> int:
+    def before() -> None:
         from hpc_mp.train.checkpoint import checkpoint
         write_shard = checkpoint.write_shard
 
@@ -340,7 +324,6 @@ def test_a_stop_while_a_checkpoint_is_written_completes_it_and_stops(place_: Pat
             return write_shard(*given)
 
         checkpoint.write_shard = asked
-        return train(run.job)
 
-    assert ended(spec, run, rank)[:2] == (2, "asked to by SIGTERM")
+    assert ended(run, exit_codes(2, run.job, before))[:2] == (2, "asked to by SIGTERM")
     assert newest_complete(run.checkpoints)[0] == run.checkpoints / "step-00000002"

@@ -8,23 +8,23 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from layouts import JOB, run_engine, run_plain, write_text
+from exact import EXACT, Plain, Trained, cases
+from layouts import JOB, write_text
 
 from hpc_mp.job import JobSpec, load_job
 
-EXACT = 1e-12
 QUICK = (1, 5)  # run by every `make test`; the others are proofs
 SEEDS = [seed for seed in range(60) if seed != 53]  # with 53 no token of any step counts, and such a run fails
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed in QUICK else pytest.mark.prove) for seed in SEEDS])
-def test_a_random_layout_of_a_random_model_is_exact(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", cases(SEEDS, QUICK))
+def test_a_random_layout_of_a_random_model_is_exact(tmp_path: Path, trained: Trained, plain: Plain, seed: int) -> None:
     write_text(tmp_path)
     alone, together = draw(seed, tmp_path)
-    one = run_engine(alone)
+    one = trained(alone)
     if alone.train.dropout == 0:
-        assert one.distance(run_plain(alone)) < EXACT
-    assert run_engine(together).distance(one) < EXACT
+        assert one.distance(plain(alone)) < EXACT
+    assert trained(together).distance(one) < EXACT
 
 
 def draw(seed: int, directory: Path) -> tuple[JobSpec, JobSpec]:

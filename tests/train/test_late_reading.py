@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from exact import GPT2, LLAMA, TIED, Engine
-from layouts import job, layout, run_engine, start
+from exact import GPT2, LLAMA, TIED
+from layouts import job, layout, run_whole, start
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_mp.rundir import read_lines
@@ -83,26 +83,23 @@ def asked_in_a_step(place: Path, model: str, overrides: list[str], before: Calla
         before()
         counted(note)
 
-    run_engine(spec, before=planted, run=run)
+    run_whole(spec, before=planted, run=run)
     found = [json.loads(line) for line in note.read_text().splitlines()]
     assert len(found) == spec.ranks
     return found
 
 
 @pytest.mark.parametrize(("name", "model"), [("1 fp16", GPT2), ("pp2 dp2 zero1", TIED), ("tp2 dp2 zero3", LLAMA)])
-def test_a_step_asks_the_device_for_no_number(place: Path, engine: Engine, name: str, model: str) -> None:
-    engine(model)
+def test_a_step_asks_the_device_for_no_number(place: Path, name: str, model: str) -> None:
     assert not any(asked_in_a_step(place, model, LAYOUTS[name]))
 
 
-def test_a_question_would_be_seen(place: Path, engine: Engine) -> None:
-    engine(GPT2)
+def test_a_question_would_be_seen(place: Path) -> None:
     assert asked_in_a_step(place, GPT2, LAYOUTS["1 fp16"], with_a_question) == [["_local_scalar_dense"]]
 
 
-def test_a_step_is_read_behind_the_launch_of_the_next(place: Path, engine: Engine) -> None:
+def test_a_step_is_read_behind_the_launch_of_the_next(place: Path) -> None:
     """Before a checkpoint and at the end nothing is left to be read; every step has its line."""
-    engine(GPT2)
     spec = job(place, GPT2, ["train.steps=5", "checkpoint.every=3", "checkpoint.keep=9"])
     run = start(spec)
     note = run.path / "order"
@@ -122,7 +119,7 @@ def test_a_step_is_read_behind_the_launch_of_the_next(place: Path, engine: Engin
         note_down("_read", lambda launched: launched.step + 1)
         note_down("_save", lambda counters: counters.step)
 
-    run_engine(spec, before=noted, run=run)
+    run_whole(spec, before=noted, run=run)
     assert note.read_text().split() == [
         "step1", "step2", "read1", "step3", "read2", "read3", "save3", "step4", "step5", "read4", "read5", "save5"]
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3, 4, 5]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from exact import EXACT, GPT2, LAYOUTS, LLAMA, WRONG, Engine, Reference
-from layouts import job, layout, run_engine
+from engines import run_engine
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, WRONG, Engine, Reference, cases
+from layouts import job, layout
 
 from hpc_mp.train.engine import activations, pipeline
 
@@ -42,17 +43,17 @@ QUICK = {"full zero_bubble zero2", "selective gpipe zero3", "every-2 interleaved
 assert CASES.keys() >= QUICK
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.prove) for name in CASES])
+@pytest.mark.parametrize("name", cases(CASES, QUICK))
 def test_memory_savers_change_nothing(engine: Engine, reference: Reference, name: str) -> None:
     model, overrides = CASES[name]
-    expected = engine(model, DROPOUT)[0] if DROPOUT in overrides else reference(model)
-    assert engine(model, *overrides)[0].distance(expected) < EXACT
+    expected = engine(model, DROPOUT) if DROPOUT in overrides else reference(model)
+    assert engine(model, *overrides).distance(expected) < EXACT
 
 
 def test_what_is_computed_again_is_the_same_to_the_last_bit(engine: Engine) -> None:
     plain = ["train.dropout=0.2", *LAYOUTS["pp2 gpipe M3"]]
     for more in (['parallel.recompute="full"'], [OFFLOAD, "parallel.offload_horizon=1"]):
-        assert engine(LLAMA, *plain, *more)[0].distance(engine(LLAMA, *plain)[0]) == 0.0
+        assert engine(LLAMA, *plain, *more).distance(engine(LLAMA, *plain)) == 0.0
 
 
 # --- negative controls: each breaks one thing, and the same comparison must see it -----------------------------------
@@ -89,8 +90,8 @@ CONTROLS: dict[str, tuple[Callable[[], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_a_broken_memory_saver_is_seen(place: Path, engine: Engine, reference: Reference, control: str) -> None:
+def test_a_broken_memory_saver_is_seen(place: Path, engine: Engine, control: str) -> None:
     sabotage, more = CONTROLS[control]
-    expected = engine(LLAMA, DROPOUT)[0] if DROPOUT in more else reference(LLAMA)
-    broken = run_engine(job(place, LLAMA, [*layout(microbatches=3, schedule="gpipe"), *more]), before=sabotage)
-    assert broken.distance(expected) > WRONG
+    right = engine(LLAMA, ONE_STEP, *([DROPOUT] if DROPOUT in more else []))
+    broken = run_engine(job(place, LLAMA, [*layout(microbatches=3, schedule="gpipe"), *more, ONE_STEP]), before=sabotage)
+    assert broken.distance(right) > WRONG

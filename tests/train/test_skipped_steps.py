@@ -10,63 +10,45 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact import EXACT, Engine
-from layouts import job, layout, run_engine, run_plain, start
+from exact import EXACT, LAYOUTS, Plain
+from layouts import job, layout, relaunch, run_whole, start
 from planting import plant
-from ranks import run_ranks, train
+from ranks import exit_codes
 
-from hpc_mp.job import dump_job
 from hpc_mp.rundir import read_json, read_lines
 from hpc_mp.train.data import IGNORE, Samples
 
-LAYOUTS = {
-    "1": layout(), "tp2 pp2 dp2 zero1": layout(2, 2, 2, zero=1, microbatches=3),
-    "dp4 zero3": layout(data=4, zero=3, microbatches=3),
-    "dp2 zero0": layout(data=2, zero=0, microbatches=3),
-}
-
 
 @pytest.mark.parametrize(("name", "model", "rank", "value"), [
-    ("1", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
+    ("one", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
     ("dp2 zero0", "gpt2", 1, math.nan),
 ])
-def test_a_skipped_step_changes_nothing(place: Path, engine: Engine, name: str, model: str, rank: int, value: float) -> None:
-    engine(model)  # makes the tokens
-    spec = job(place, model, LAYOUTS[name])
+def test_a_skipped_step_changes_nothing(place: Path, plain: Plain, name: str, model: str, rank: int, value: float) -> None:
+    spec = job(place, model, LAYOUTS.get(name, ()))
     run = start(spec)
-    found = run_engine(spec, before=plant(value, rank, 1), run=run)
-    plain = run_plain(job(place, model), skipped=(1,))
-    same = replace(found, norms=plain.norms)
-    assert same.distance(plain) < EXACT
+    found = run_whole(spec, before=plant(value, rank, 1), run=run)
+    right = plain(job(place, model), skipped=(1,))
+    assert replace(found, norms=right.norms).distance(right) < EXACT
     assert found.norms[1] is None
-    assert found.norms[::2] == pytest.approx(plain.norms[::2], abs=EXACT)
+    assert found.norms[::2] == pytest.approx(right.norms[::2], abs=EXACT)
     assert "step 2, on the samples 24 to 47: the gradient norm is" in run.main_log.read_text()
-    assert plain.distance(run_plain(job(place, model))) > 1e-6, "a step that is not skipped would be seen"
+    assert right.distance(plain(job(place, model))) > 1e-6, "a step that is not skipped would be seen"
 
 
-def test_a_resume_after_a_skipped_step_is_exact(place: Path, engine: Engine) -> None:
+def test_a_resume_after_a_skipped_step_is_exact(place: Path, plain: Plain) -> None:
     """AdamW corrects its bias by the number of updates, not of steps."""
-    engine("gpt2")
     spec = job(place, "gpt2", ["train.steps=2"])
     run = start(spec)
-    run_engine(spec, before=plant(math.inf, 0, 1), run=run)
-    more = job(place, "gpt2", ["train.steps=4"])
-    run.job.write_text(dump_job(more))
-    resumed = run_engine(more, run=run)
-    plain = run_plain(more, skipped=(1,))
-    assert replace(resumed, norms=plain.norms).distance(plain) < EXACT
+    run_whole(spec, before=plant(math.inf, 0, 1), run=run)
+    resumed = relaunch(run, place, "gpt2", ["train.steps=4"])
+    right = plain(job(place, "gpt2", ["train.steps=4"]), skipped=(1,))
+    assert replace(resumed, norms=right.norms).distance(right) < EXACT
 
 
-def test_one_too_many_ends_the_run(place: Path, engine: Engine) -> None:
-    engine("gpt2")
+def test_one_too_many_ends_the_run(place: Path) -> None:
     spec = job(place, "gpt2", ["train.skip_steps=0"])
     run = start(spec)
-
-    def rank() -> int:
-        plant(math.nan, 0, 1)()
-        return train(run.job)
-
-    assert run_ranks(1, rank) == [1]
+    assert exit_codes(1, run.job, plant(math.nan, 0, 1)) == [1]
     message = read_json(run.failure(1, 0))["message"]
     assert "step 2, on the samples 24 to 47: the gradient norm is nan" in message and "0 steps may be skipped" in message
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
@@ -79,16 +61,10 @@ def every_gradient_is_not_finite() -> None:
 
 @pytest.mark.parametrize(("overrides", "ranks"), [
     ((), 1), (layout(data=2, zero=3), 2), (('train.precision="fp16"', "train.loss_scale={ initial = 1.0, minimum = 1.0 }"), 1)])
-def test_a_run_without_any_other_step_fails(place: Path, engine: Engine, overrides: Sequence[str], ranks: int) -> None:
-    engine("gpt2")
+def test_a_run_without_any_other_step_fails(place: Path, overrides: Sequence[str], ranks: int) -> None:
     spec = job(place, "gpt2", ["train.steps=2", *overrides])
     run = start(spec)
-
-    def rank() -> int:
-        every_gradient_is_not_finite()
-        return train(run.job)
-
-    assert 1 in run_ranks(ranks, rank)
+    assert 1 in exit_codes(ranks, run.job, every_gradient_is_not_finite)
     assert "all 2 steps of the run were skipped, and its model is as it began" in run.main_log.read_text()
     assert not list(run.checkpoints.glob("step-*"))
 
@@ -111,13 +87,12 @@ def without_labels(step: int) -> Callable[[], None]:
     return forgotten
 
 
-@pytest.mark.parametrize(("name", "model"), [("1", "gpt2"), ("tp2 pp2 dp2 zero1", "llama")])
-def test_a_step_without_labels_changes_nothing(place: Path, engine: Engine, name: str, model: str) -> None:
-    engine(model)  # makes the tokens
-    spec = job(place, model, [*LAYOUTS[name], "train.skip_steps=0"])
+@pytest.mark.parametrize(("name", "model"), [("one", "gpt2"), ("tp2 pp2 dp2 zero1", "llama")])
+def test_a_step_without_labels_changes_nothing(place: Path, plain: Plain, name: str, model: str) -> None:
+    spec = job(place, model, [*LAYOUTS.get(name, ()), "train.skip_steps=0"])
     run = start(spec)
-    found = run_engine(spec, before=without_labels(1), run=run)
-    plain = run_plain(job(place, model), skipped=(1,))
-    assert math.isnan(found.losses[1]) if found.losses[1] is not None else True
-    assert replace(found, norms=plain.norms, losses=plain.losses).distance(plain) < EXACT
+    found = run_whole(spec, before=without_labels(1), run=run)
+    right = plain(job(place, model), skipped=(1,))
+    assert found.losses[1] is None
+    assert replace(found, norms=right.norms, losses=right.losses).distance(right) < EXACT
     assert "none of their tokens counts in the loss; it is skipped" in run.main_log.read_text()

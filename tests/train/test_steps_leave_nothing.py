@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import job, layout, run_engine, write_text
+from engines import run_engine
+from exact import cases
+from layouts import job, layout, write_text
 
 from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.projection import WeightGradients
@@ -72,8 +74,7 @@ def _growth(directory: Path, overrides: Sequence[str], forget: bool = False) -> 
     return [min(heap[-SEEN:]) - max(heap[SETTLED:SETTLED + SEEN]) for heap in heaps]
 
 
-@pytest.mark.parametrize("name", [
-    name if name in ("1f1b", "tp2 zero_bubble") else pytest.param(name, marks=pytest.mark.prove) for name in LAYOUTS])
+@pytest.mark.parametrize("name", cases(LAYOUTS, ("1f1b", "tp2 zero_bubble")))
 def test_the_heap_does_not_grow_with_steps(tmp_path: Path, name: str) -> None:
     assert max(_growth(tmp_path, LAYOUTS[name])) < MOST
 
