@@ -448,7 +448,8 @@ def test_causes_say_who_where_why(tmp_path: Path) -> None:
     attempt = AttemptReader(run, 1)
     _, cause = judge(RanksEnd((end(3, -9),)), attempt, PLACED)
     assert cause == Cause("signal", "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or "
-                          "another process killed it)", 3, "node1", str(run.rank_log(3)), cause.time if cause else 0.0)
+                          "another process killed it)", 3, "node1", str(run.rank_log(3)),
+                          cause.time if cause else 0.0, retry=True)
     run.failure(1, 3).unlink()
     with open(run.rank_log(3), "a") as log:
         log.write("training\nterminate called\n\n")

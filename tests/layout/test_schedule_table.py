@@ -72,7 +72,7 @@ def test_a_table_of_ones_own() -> None:
     ("0F0,0F999999999,0B0", r"F(stage 0, microbatch 1) appears 0 times, expected once"),
     ("0F0,0B0,999999999F0", "stage 1 is missing, but there is a stage 999999999"),
     ("0F0", "B(stage 0, microbatch 0) appears 0 times"),
-    ("0F0,0B0,0B0", "B(stage 0, microbatch 0) stands 2 times"),
+    ("0F0,0B0,0B0", "B(stage 0, microbatch 0) appears 2 times"),
     ("0F0,0I0", "W(stage 0, microbatch 0) appears 0 times"),
     ("0F0,0W0,0I0", "deadlock: rank 0 at W(stage 0, microbatch 0)"),
     ("0B0,0F0", "deadlock: rank 0 at B(stage 0, microbatch 0)"),
@@ -153,7 +153,7 @@ def test_a_job_takes_a_table_beside_it(tmp_path: Path) -> None:
     (to_csv(build("zero_bubble_v", 2, 4)), {"microbatches": 4}, "parallel.virtual_stages = 1", "is for 2 stages per rank",
      "set parallel.virtual_stages to 2"),
     (MINE.replace("1F0", "1B0"), {"microbatches": 2}, "schedule",
-     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "mend"),
+     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "correct the table"),
 ])
 def test_a_table_of_other_sizes_is_refused(
     tmp_path: Path, text: str, parallel: dict[str, object], value: str, rule: str, remedy: str,

@@ -102,7 +102,7 @@ def test_stages_begin_where_a_pattern_matches(model: str) -> None:
     assert cut(2, model, partition=f"at:{blocks}.0") == (0, 12)
     assert cut(3, model, partition=f"at:{blocks}.3|{norm}") == (3, 9, 0)
     assert cut(1, model, partition="at:none") == (12,)
-    with pytest.raises(HpcMpError, match=r"matches 3 modules .*, and 1 of the 2 stages begin at one.*whole name"):
+    with pytest.raises(HpcMpError, match=r"matches 3 modules .*, but 1 of the 2 stages begin at one.*whole name"):
         cut(2, model, partition=rf"at:{blocks}.1\d?")
 
 
@@ -186,8 +186,8 @@ def test_a_measured_cut_is_the_best_there_is(
 
 
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, and the job has 64"),
-    "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, and the job has fp32"),
+    "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, but the job has 64"),
+    "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, but the job has fp32"),
     "a unit less": (lambda tree: tree.pop("head"), "is not what --profile writes"),
     "no number": (lambda tree: tree["block"].update(seconds="fast"), "is not what --profile writes"),
     "less than no time": (lambda tree: tree["block"].update(seconds=-1.0), "is not what --profile writes"),
