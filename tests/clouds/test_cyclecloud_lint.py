@@ -164,7 +164,7 @@ def test_the_command_prints_the_place_and_the_remedy(tmp_path: Path) -> None:
     file = tmp_path / "my template.txt"
     file.write_text(CLEAN, encoding="utf-8")
     done = call(file)
-    assert (done.exit_code, done.output) == (0, "nothing found\n")
+    assert (done.exit_code, done.output) == (0, "no findings\n")
     file.write_text(CLEAN.replace("slurm.dampen_memory = 5", "slurm.dampen_memroy = 5"), encoding="utf-8")
     done = call(file)
     assert done.exit_code == 0 and f"{file}:87: warning CC307 slurm.dampen_memroy" in done.output
