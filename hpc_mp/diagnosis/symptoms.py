@@ -59,8 +59,8 @@ CONTAINERS_REMEDY = "Load the module that provides it (slurm.modules), or remove
 IMAGE_REMEDY = ("Set slurm.container to an image that all nodes can read or fetch, and slurm.container_mounts to directories "
                 "that exist on all nodes")
 LACKING_REMEDY = "Use an image that contains it (slurm.container)"
-NO_LIBRARY = ("srun lists it, but this Slurm cannot load it. Use another one from `srun --mpi=list`, or ask your administrators "
-              "for its library")
+NO_LIBRARY = ("is listed by srun, but this Slurm cannot load it. Use another one from `srun --mpi=list`, or ask your "
+              "administrators for its library")
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that are not mpirun's
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 LOST_PMIX = 14  # Open MPI's exit code for a rank whose PMIx server is gone

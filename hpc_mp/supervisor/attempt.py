@@ -104,7 +104,7 @@ def _without_srun(attempt: AttemptContext, code: int) -> Cause:
     host, job = node_name(os.environ), attempt.allocation
     if job is not None and is_own(known_job(job.job_id), job.job_id, attempt.run.script):
         end_steps(job.job_id, attempt.record.grace)
-    message = f"srun on {host}, which had started the ranks, {how_it_ended(code)}"
+    message = f"the srun process on {host}, which had started the ranks, {how_it_ended(code)}"
     return Cause("signal", message, node=host, retry=True)
 
 

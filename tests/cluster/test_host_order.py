@@ -104,11 +104,11 @@ def test_addresses_that_do_not_fit_their_pattern(address: str, pattern: str) -> 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n[", r"line 2 of the topology, 'SwitchName=s2 Nodes=n\[': host list"),
-    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 1 .*must begin with SwitchName="),
+    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 1 .*must have the form KEY=VALUE"),
     ("SwitchName=s1 Node=n1", r"line 1 .*has the key Node, which Slurm does not know\. Did you mean 'Nodes'"),
     ("SwitchName=s1\nInclude more.conf\n", "line 2 .*names another file"),
-    ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*does not read"),
-    ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*does not read"),
+    ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*must have the form KEY=VALUE"),
+    ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*must have the form KEY=VALUE"),
     ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is not a multiple of 2"),
     ("BlockName=b Nodes=n\nBlockSizes=0", r"BlockSizes=0: 0 is not a multiple"),
     ("BlockSizes=2", "names neither switches nor blocks"),

@@ -220,7 +220,7 @@ ENDINGS = [
      f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
     ("a plug-in for MPI without its library",
      replace(JOB, code=1, srun=("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",)), "user", (),
-     "slurm.mpi = 'pmix': srun lists it, but this Slurm cannot load it"),
+     "slurm.mpi = 'pmix': is listed by srun, but this Slurm cannot load it"),
     ("a slurmstepd that was killed", replace(JOB, failures=(PEER, said(4, "n3", "orphaned", "process 71 was killed", 51.0)),
                                              unended=("n3",), srun=("srun: error: n1: tasks 0-1: Exited with exit code 1",)),
      "orphaned", ("n3",), "rank 4 (dp 1, pp 0, tp 0) on n3 lost the slurmstepd that had started it: process 71"),

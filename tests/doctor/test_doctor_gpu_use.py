@@ -61,7 +61,7 @@ def test_nvidia_smi_in_xml() -> None:
     assert told.gpus[0].says("applications_clocks/graphics_clock") is None  # deprecated
     with pytest.raises(Unavailable, match="no XML"):
         parse_smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    with pytest.raises(Unavailable, match="another kind"):
+    with pytest.raises(Unavailable, match="other XML"):
         parse_smi("<html></html>")
     assert [address(bus) for bus in ("00000000:C6:00.0", "00010000:01:00.0", "0008:01:00.0", "?")] == [
         "0000:c6:00.0", "10000:01:00.0", "0008:01:00.0", "?"]

@@ -106,7 +106,8 @@ def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
     assert list(document) == KEYS and document["state"] == "failed"
     cause = document["cause"]
     assert (cause["rank"], cause["node"], cause["kind"]) == (3, "node1", "signal")
-    assert "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or somebody killed it)" in err
+    assert ("rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or another process "
+            "killed it)") in err
     assert f"its log:    {run.rank_log(3)}" in err and "Traceback" not in err
     assert f"hpc-mp launch {job} --on local '--set=environment.set.TOKEN=…' --resume" in err
     assert "hunter2" not in out + err and "hunter2" in run.job.read_text(), "values of variables are not printed"

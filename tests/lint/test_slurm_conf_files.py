@@ -248,7 +248,7 @@ def test_a_cluster_without_partitions_is_refused_by_22_05_alone(tmp_path: Path) 
     ("SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4]\n", "Level, which `scontrol", "error"),
     ("BlockName=b1 BlockIndex=0 Nodes=n[1-4]\n", "BlockIndex, which `scontrol", "error"),
     ("SwitchName=s1 Nodes=n[1-4] LinkSpeed=fast\n", "LinkSpeed=fast", "error"),
-    ("SwitchName=s1 Nodes=n[1-2], n[3-4]\n", "must begin with SwitchName", "error"),
+    ("SwitchName=s1 Nodes=n[1-2], n[3-4]\n", "must have the form KEY=VALUE", "error"),
     ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2\nSwitchName=top Switches=s[1-2]\n", "before 25.05", "warning"),
     ("SwitchName=s1 Nodes=n1\nInclude nothing.conf\n", "another file", "error"),
 ])

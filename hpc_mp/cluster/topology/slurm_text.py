@@ -114,7 +114,8 @@ def _line(line: ConfigLine) -> _Line:
     wrong = len(sizes) < len(sizes_given.split(",")) if sizes_given else kind == "blocksizes"
     unlike = line.rest or not all(value and "=" not in value for value in fields.values())
     if unlike or wrong or kind not in (*NAMES, "blocksizes"):
-        raise HpcMpError(where, "must begin with SwitchName=…, BlockName=…, RingName=… or BlockSizes=…", REMEDY)
+        raise HpcMpError(where, "must have the form KEY=VALUE …, beginning with SwitchName, BlockName, RingName or BlockSizes",
+                         REMEDY)
     keys = {key.casefold(): key for several in conf_table("topology").values() for key in several}
     if strange := [key for key, _ in line.pairs[1:] if key.casefold() not in keys]:
         raise HpcMpError(where, f"has the key {strange[0]}, which Slurm does not know",
