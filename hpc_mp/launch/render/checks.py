@@ -95,7 +95,7 @@ def check_directives(lines: Iterable[str], version: Version | None) -> None:
             options = {}
         match = re.match(r"#SBATCH --([a-z-]+)=?(.*)", line)
         if match and match[1] in options:
-            raise HpcMpError(f"slurm.extra.{match[1]}", "is set by the script already", "leave it out")
+            raise HpcMpError(f"slurm.extra.{match[1]}", "is already set by the script", "leave it out")
         if match:
             options[match[1]] = match[2]
         check_together(options, version)
