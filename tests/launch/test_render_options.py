@@ -44,7 +44,7 @@ def test_unknown_options_are_answered_with_the_nearest() -> None:
     for name, meant in slips.items():
         assert f"did you mean '{meant}'" in refusal(**{name: "1"}).remedy
     assert refusal(gpus_per_node=2).rule == refusal(requeue=True).rule == "is already set by the script"
-    assert "says nothing to sbatch" in refusal(contiguous=False).rule
+    assert "has no meaning for sbatch" in refusal(contiguous=False).rule
 
 
 def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
