@@ -19,7 +19,7 @@ Engine = Callable[..., Result]  # (model, *overrides): the engine by itself, on 
 Trained = Callable[[JobSpec], Result]  # the same for any job
 Launched = Callable[..., RunDirectory]  # (model, *overrides): a whole run
 Plain = Callable[..., Result]  # (job, skipped, documents): one process of plain transformers
-Reference = Callable[..., Result]  # (model, optimizer): the same for the common training
+Reference = Callable[..., Result]  # (model, *overrides): the same for the common text
 
 ONE_STEP = "train.steps=1"
 HELD_OUT = ('evaluate.files=["held-out.jsonl"]', "evaluate.every=2")
@@ -219,6 +219,5 @@ def check_state(spec: JobSpec, result: Result) -> None:
 
 def check_evaluations(result: Result, expected: Result) -> None:
     """Compare the loss and the number of labels of every evaluation."""
-    assert [step for step, _, _ in expected.evaluations] == [2, 3]
     for (step, loss, labels), (own, right, counted) in zip(result.evaluations, expected.evaluations, strict=True):
         assert (step, labels) == (own, counted) and abs(loss - right) < EXACT

@@ -51,7 +51,7 @@ FREQUENCIES = [("llama with longrope", "cp2 ring"), ("qwen2 with longrope", "pp2
 
 @pytest.mark.parametrize(("model", "name"), cases(FREQUENCIES, FREQUENCIES[:1]))
 def test_an_evaluation_has_the_frequencies_of_whole_samples(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    check_evaluations(engine(model, *HELD_OUT, *LAYOUTS[name]), reference(model))
+    check_evaluations(engine(model, *HELD_OUT, *LAYOUTS[name]), reference(model, *HELD_OUT))
 
 
 def test_an_evaluation_drops_what_training_would(place: Path, engine: Engine, plain: Plain) -> None:
@@ -167,7 +167,7 @@ def test_a_resume_on_another_layout_gives_the_same_evaluations(
     assert exit_codes(2, run.job, broken_off) == [code] * 2
     assert [line["step"] for line in read_lines(run.evaluations)] == left
     assert complete_steps(run.checkpoints)[-1].name == f"step-{saved:08d}" and not complete(run, spec)
-    check_evaluations(relaunch(run, place, LLAMA, [*each, *LAYOUTS["pp2 dp2 zero2 breadth_first"]]), reference(LLAMA))
+    check_evaluations(relaunch(run, place, LLAMA, [*each, *LAYOUTS["pp2 dp2 zero2 breadth_first"]]), reference(LLAMA, *HELD_OUT))
     assert complete(run, spec)
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
     assert ("is put off: asked to by SIGTERM" in run.main_log.read_text()) == (code == EXIT_STOPPED)
