@@ -95,7 +95,7 @@ def test_conditions_are_decided_on_the_node(tmp_path: Path) -> None:
     old = profile_job("aws-efa", machine(tmp_path / "c", EFA), {}, installed=none)
     assert old.environ["FI_EFA_USE_DEVICE_RDMA"] == "1" and "FI_PROVIDER" not in old.environ
     (line,) = (line for line in old.lines() if "FI_PROVIDER" in line)
-    assert line.startswith("left out") and "is for ofi-nccl <1.6; here is 1.6.2" in line
+    assert line.startswith("left out") and "needs ofi-nccl <1.6, but the release here is 1.6.2" in line
 
 
 def test_who_goes_before_whom(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_who_goes_before_whom(tmp_path: Path) -> None:
 def test_a_container_hides_the_libraries_of_the_host(tmp_path: Path) -> None:
     found = profile_job("aws-efa", machine(tmp_path, EFA), {}, container=True, installed=lambda name: "2.30.7")
     assert "FI_EFA_USE_DEVICE_RDMA" not in found.environ
-    assert any("FI_EFA_USE_DEVICE_RDMA" in line and "not known here" in line for line in found.lines())
+    assert any("FI_EFA_USE_DEVICE_RDMA" in line and "the release here is unknown" in line for line in found.lines())
 
 
 def test_lists_are_extended_and_names_taken_away(tmp_path: Path) -> None:

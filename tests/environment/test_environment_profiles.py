@@ -149,7 +149,7 @@ def test_a_guard_decides_by_the_release_and_says_when_it_cannot(plugin: str, sai
 
 def test_releases_that_a_platform_asks_for() -> None:
     have = {"nccl": (2, 18, 1), "driver": (535, 1), "libfabric": (1, 18), "ofi-nccl": (1, 7, 4)}
-    assert apply(load_profile("aws-efa"), NOTHING, have, {}).unmet == ("nccl >=2.18.5; here is 2.18.1",)
+    assert apply(load_profile("aws-efa"), NOTHING, have, {}).unmet == ("nccl >=2.18.5, but the release here is 2.18.1",)
     assert apply(load_profile("aws-efa"), NOTHING, {}, {}).unmet == (), "what is not known is not held against it"
 
 

@@ -233,11 +233,11 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
         "parallel.pipeline = 2 × 4 stages per rank (breadth_first) = 8", "is more stages than the model's 4 layers",
         "use at most 6 stages"),
     "a pattern that matches nothing": ("tensor = 2", 'tensor = 2\npartition = "at:layers.1"',
-                                       "parallel.partition = 'at:layers.1'", "matches 0 modules, and 1 of the 2 stages begin",
+                                       "parallel.partition = 'at:layers.1'", "matches 0 modules, but 1 of the 2 stages begin",
                                        "by its whole name"),
     "a pattern that matches too much": (
         "tensor = 2", 'tensor = 2\npartition = "at:model.layers.[12]"', "parallel.partition = 'at:model.layers.[12]'",
-        "matches 2 modules (model.layers.1, model.layers.2), and 1 of the 2 stages", "among model.layers.0 … model.layers.3"),
+        "matches 2 modules (model.layers.1, model.layers.2), but 1 of the 2 stages", "among model.layers.0 … model.layers.3"),
     "no profile": ("tensor = 2", 'tensor = 2\npartition = "profile"', "profile-small.json", "cannot be read (No such file",
                    "hpc-mp train JOB.toml --profile"),
     "odd heads": ("num_attention_heads = 8, num_key_value_heads = 4", "num_attention_heads = 1", "parallel.tensor = 2",

@@ -74,8 +74,8 @@ def test_wrong_ranks_stages_and_superfluous_actions_are_refused() -> None:
     for wrong, message in (
         (with_rank(schedule, 1, (*second, first[0])), r"F\(stage 0, microbatch 0\) is on rank 1, its stage on rank 0"),
         (with_rank(schedule, 1, (*second, Action("F", 7, 0))), r"F\(stage 7, microbatch 0\) is on a stage that does not exist"),
-        (with_rank(schedule, 1, (*second, Action("SEND_F", 1, 0))), r"SEND_F\(stage 1, microbatch 0\) stands 1 times"),
-        (replace(build("1f1b", 2, 3), microbatches=2), r"F\(stage 0, microbatch 2\) stands 1 times, expected 0"),
+        (with_rank(schedule, 1, (*second, Action("SEND_F", 1, 0))), r"SEND_F\(stage 1, microbatch 0\) appears 1 times"),
+        (replace(build("1f1b", 2, 3), microbatches=2), r"F\(stage 0, microbatch 2\) appears 1 times, expected 0"),
         (replace(schedule, microbatches=3), r"F\(stage 0, microbatch 2\) appears 0 times, expected once"),
         (replace(schedule, ranks=(*schedule.ranks, ())), "rank 2 holds no stage"),
     ):
@@ -87,7 +87,7 @@ def test_a_backward_is_whole_or_in_two_parts() -> None:
     """A B beside an I and a W; an I alone; and, which is right, some microbatches whole and some in parts."""
     schedule = build("zero_bubble", 1, 2)
     (actions,) = schedule.ranks
-    with pytest.raises(ValueError, match=r"B\(stage 0, microbatch 0\) stands 1 times, expected 0"):
+    with pytest.raises(ValueError, match=r"B\(stage 0, microbatch 0\) appears 1 times, expected 0"):
         validate(with_rank(schedule, 0, (*actions[:2], Action("B", 0, 0), *actions[2:])))
     with pytest.raises(ValueError, match=r"W\(stage 0, microbatch 0\) appears 0 times"):
         validate(with_rank(schedule, 0, tuple(action for action in actions if action != Action("W", 0, 0))))

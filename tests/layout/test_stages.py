@@ -102,7 +102,7 @@ def test_stages_begin_where_a_pattern_matches(model: str) -> None:
     assert cut(2, model, partition=f"at:{blocks}.0") == (0, 12)
     assert cut(3, model, partition=f"at:{blocks}.3|{norm}") == (3, 9, 0)
     assert cut(1, model, partition="at:none") == (12,)
-    with pytest.raises(HpcMpError, match=r"matches 3 modules .*, and 1 of the 2 stages begin at one.*whole name"):
+    with pytest.raises(HpcMpError, match=r"matches 3 modules .*, but 1 of the 2 stages begin at one.*whole name"):
         cut(2, model, partition=rf"at:{blocks}.1\d?")
 
 

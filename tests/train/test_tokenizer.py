@@ -239,7 +239,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
     given = words(tmp_path / "given", ["?", "a", "b"])
     text = write(tmp_path / "a.txt", "a")
     assert prepared(tmp_path / "cache", text, given=given, vocabulary=3).count == 1
-    with pytest.raises(HpcMpError, match="largest id 2 needs a vocabulary of 3, the model's is 2"):
+    with pytest.raises(HpcMpError, match="largest id 2 needs a vocabulary of 3, but the model's is 2"):
         prepared(tmp_path / "cache", text, given=given, vocabulary=2)
     assert prepared(tmp_path / "cache", text, vocabulary=257).count == 2
     with pytest.raises(HpcMpError, match=r"256 bytes \+ <\|endoftext\|> = 257"):
