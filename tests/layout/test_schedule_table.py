@@ -72,7 +72,7 @@ def test_a_table_of_ones_own() -> None:
     ("0F0,0F999999999,0B0", r"F(stage 0, microbatch 1) appears 0 times, expected once"),
     ("0F0,0B0,999999999F0", "stage 1 is missing, but there is a stage 999999999"),
     ("0F0", "B(stage 0, microbatch 0) appears 0 times"),
-    ("0F0,0B0,0B0", "B(stage 0, microbatch 0) stands 2 times"),
+    ("0F0,0B0,0B0", "B(stage 0, microbatch 0) appears 2 times"),
     ("0F0,0I0", "W(stage 0, microbatch 0) appears 0 times"),
     ("0F0,0W0,0I0", "deadlock: rank 0 at W(stage 0, microbatch 0)"),
     ("0B0,0F0", "deadlock: rank 0 at B(stage 0, microbatch 0)"),

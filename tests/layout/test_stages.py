@@ -186,8 +186,8 @@ def test_a_measured_cut_is_the_best_there_is(
 
 
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, and the job has 64"),
-    "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, and the job has fp32"),
+    "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, but the job has 64"),
+    "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, but the job has fp32"),
     "a unit less": (lambda tree: tree.pop("head"), "is not what --profile writes"),
     "no number": (lambda tree: tree["block"].update(seconds="fast"), "is not what --profile writes"),
     "less than no time": (lambda tree: tree["block"].update(seconds=-1.0), "is not what --profile writes"),
