@@ -153,7 +153,7 @@ def test_a_job_takes_a_table_beside_it(tmp_path: Path) -> None:
     (to_csv(build("zero_bubble_v", 2, 4)), {"microbatches": 4}, "parallel.virtual_stages = 1", "is for 2 stages per rank",
      "set parallel.virtual_stages to 2"),
     (MINE.replace("1F0", "1B0"), {"microbatches": 2}, "schedule",
-     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "mend"),
+     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "correct"),
 ])
 def test_a_table_of_other_sizes_is_refused(
     tmp_path: Path, text: str, parallel: dict[str, object], value: str, rule: str, remedy: str,

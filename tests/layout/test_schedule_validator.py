@@ -40,7 +40,7 @@ def test_every_action_is_needed_once(request_: Request, reduce: Reduce) -> None:
     ("1f1b", 1, Action("RECV_F", 1, 1), Action("RECV_F", 1, 2), r"RECV_F\(stage 1, microbatch \d\) meets SEND_F\(stage 0"),
     ("1f1b", 1, Action("RECV_B", 1, 0), Action("RECV_B", 1, 1), r"RECV_B\(.*ranks 2 and 1 exchange in different orders"),
     ("1f1b", 1, Action("RECV_F", 1, 3), Action("F", 1, 3), r"deadlock: .*rank 1 at F\(stage 1, microbatch 3\)"),
-    ("1f1b", 1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) holds up SEND_B\(stage 1"),
+    ("1f1b", 1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) delays SEND_B\(stage 1"),
     ("1f1b", 1, Action("REDUCE", 1, 3), Action("F", 1, 0), "does not directly follow"),
     ("1f1b", 1, Action("REDUCE", 1, 3), Action("RECV_F", 1, 0), "does not directly follow"),
     ("zero_bubble", 1, Action("I", 1, 2), Action("W", 1, 2), r"rank 1 at W\(stage 1, microbatch 2\)"),

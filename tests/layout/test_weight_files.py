@@ -108,7 +108,7 @@ INCOMPLETE: dict[str, tuple[Callable[[Path], object], str]] = {
                           f"its .*, {PARTS[1]} and 1 more are missing"),
     "the end of a part": (lambda path: os.truncate(path / PARTS[2], (path / PARTS[2]).stat().st_size - 1),
                           f"{PARTS[2]}: is an incomplete copy .only .* of its .* bytes"),
-    "most of a header": (lambda path: os.truncate(path / PARTS[0], 20), f"{PARTS[0]}: is an incomplete copy .12 of the"),
+    "most of a header": (lambda path: os.truncate(path / PARTS[0], 20), f"{PARTS[0]}: is an incomplete copy .only 12 of the"),
     "all of a part": (lambda path: os.truncate(path / PARTS[0], 0), f"{PARTS[0]}: is an incomplete copy .only 0 bytes"),
     "what a pointer of Git LFS stands for": (
         lambda path: (path / PARTS[1]).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"),
