@@ -99,7 +99,7 @@ def test_measured_rates_as_a_tree_or_not(slurm: dict[str, str]) -> None:
     assert done.returncode == 0
     assert done.stdout.endswith("SwitchName=leaf1 Nodes=n[1-2]\nSwitchName=leaf2 Nodes=n[3-4]\n"
                                 "SwitchName=root Switches=leaf[1-2]\n")
-    assert "GB/s inside of 2 groups" in done.stdout
+    assert "GB/s inside 2 groups" in done.stdout
     assert hpc_mp(where("lab", slurm), "--json", environ=slurm).returncode == 0, "the file itself does as well"
     note(slurm, measure(leaves(4)))
     done = hpc_mp("--from", "measured", "--to", "tree", environ=slurm)

@@ -67,7 +67,7 @@ def test_blanks_quotes_comments_and_continued_lines_are_slurms(text: str, found:
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}, {switch: a, nodes: n2}]}\n", "a in the topology: is defined"),
     ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "the topology: names both switches and blocks"),
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}]}\n  block: {blocks: [{block: b, nodes: n1}]}\n",
-     "topology t: is tree and block, but Slurm needs exactly one"),
+     "topology t: is tree and block, but Slurm needs one"),
     ("- topology: t\n", "topology t: is of no kind"),
     ("- topology: t\n  flat: true\n- topology: t\n  flat: true\n", "t in the topology: is defined twice"),
     ("SwitchName=s1 Nodes=n1 rubbish\n", "line 1 of the topology"),

@@ -125,7 +125,7 @@ def test_a_tree_of_what_was_measured() -> None:
     known = read_measured_topology(measure(leaves(2, 2), 0.3), "rates")
     assert known.topologies == (Topology(kind="tree", default=True, switches=(
         Switch("leaf1", ("n1", "n2")), Switch("leaf2", ("n3", "n4")), Switch("root", (), ("leaf1", "leaf2")))),)
-    assert "GB/s inside of 2 groups" in known.notes[0]
+    assert "GB/s inside 2 groups" in known.notes[0]
     assert read_measured_topology(measure(leaves(4)), "rates").topologies == ()
 
 

@@ -85,7 +85,7 @@ def test_azslurm_blocks_with_a_blank_in_their_names() -> None:
         f"block_{UUID}_32766": tuple(f"ccw-1-3-gpu-{i}" for i in (14, 21, 60)),
         "block_cc79d754-915f-408b-b1c3-b8c3aa6668ab_32766": ("ccw-1-3-gpu-7", "ccw-1-3-gpu-43")}
     assert [note.partition(":")[0] for note in notes] == ["ccw-1-3-gpu-[2,5]", "ccw-1-3-gpu-31"]
-    with pytest.raises(HpcMpError, match="does not read"):  # which Slurm would not take either
+    with pytest.raises(HpcMpError, match="must begin"):  # which Slurm would not take either
         of_file("azslurm-nvlink.txt", "slurm")
 
 

@@ -47,7 +47,7 @@ def test_unknown_options_are_answered_with_the_nearest(given_name: str, meant: s
 
 def test_an_option_twice_is_refused() -> None:
     assert refusal(gpus_per_node=2).rule == "is set by the script already"
-    assert refusal(requeue=True).rule == "is set by the script already"
+    assert refusal(requeue=True).rule == "is already set by the script"
 
 
 def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
