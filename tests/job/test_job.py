@@ -253,7 +253,7 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "text for heads": ("num_attention_heads = 8", 'num_attention_heads = "8"', "num_attention_heads = '8'",
                        "must be a whole number from 1", "num_attention_heads = 32"),
     "grouped heads that do not divide": ("num_key_value_heads = 4", "num_key_value_heads = 3",
-                                         "num_attention_heads(8) / num_key_value_heads(3)", "must be a whole number", "a multiple of"),
+                                         "num_attention_heads(8) / num_key_value_heads(3)", "must be a whole number", "a multiple"),
     "hidden size that does not divide": ("hidden_size = 64", "hidden_size = 65", "hidden_size(65) / num_attention_heads(8)",
                                          "must be a whole number", "a multiple of"),
     # what is not there

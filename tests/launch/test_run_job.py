@@ -202,7 +202,7 @@ def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
     assert outcome.state == "completed"
     last = [text for text in said if text.startswith("ran ")]
     assert last == ["ran       emulated on this machine, not on a cluster: sbatch is on PATH, but no Slurm answers "
-                    "(no controller), and\n          SLURM_CONF is not set: export it where slurm.conf lies elsewhere"]
+                    "(no controller), and\n          SLURM_CONF is not set: export it if slurm.conf is not in the default place"]
     assert said.index(last[0]) > next(n for n, text in enumerate(said) if text.startswith("run "))
 
 
