@@ -76,7 +76,7 @@ def test_a_profile_is_written_and_cuts_the_job(tmp_path: Path, monkeypatch: pyte
     spec.profile.write_text(json.dumps(tree))
     assert stage_layers(load_job(Path(path), [*overrides, "parallel.memory_weight=0"]), shape)[-1] == 0
     other = load_job(Path(path), [*overrides, "parallel.microbatches=2"])
-    with pytest.raises(HpcMpError, match="sequences of a microbatch = 6, and the job has 12"):
+    with pytest.raises(HpcMpError, match="sequences of a microbatch = 6, but the job has 12"):
         stage_layers(other, shape)
 
 
