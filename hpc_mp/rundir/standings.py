@@ -41,7 +41,7 @@ class Standing:
     """The position of a stalled rank.
 
     Attributes:
-        time, since: unix seconds of this record, and of the rank's last progress.
+        time, since: unix seconds of this record, and of the rank's last progress or the end of a later pause.
         period: seconds after which a living rank writes it again; 0 if it is the rank's last record.
         step, microbatch: from 1 and from 0; 0 and None before the first.
         place: current function of its main thread, with file and line.

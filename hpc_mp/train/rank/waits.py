@@ -9,6 +9,7 @@ and does not tell what the host waits for.) A thread writes the note to a file o
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ import torch.distributed as dist
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.standings import Standing, Wait, write_standing
+from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 # torch's names of operations of all ranks of a group, and of messages between two of them.
 COLLECTIVES: Mapping[str, str] = {
@@ -49,7 +51,8 @@ class Waits:
     """Counters of this rank's messages, and the message that it waits in.
 
     Attributes:
-        wait: the message; None while the rank does not wait. ``since``: unix time in seconds of the last movement.
+        wait: the message; None while the rank does not wait. ``since``: unix time in seconds of the last movement, or of
+            the end of a later pause of the process.
         passed: number of messages that the rank has reached, by channel.
         moves: a counter that grows with every message and microbatch.
     """
@@ -195,15 +198,21 @@ def noted(waits: Waits, run: RunDirectory, attempt: int, step_timeout: float) ->
 
 
 def _note(waits: Waits, run: RunDirectory, attempt: int, period: float, done: threading.Event) -> None:
-    moves, moved, written = -1, time.monotonic(), 0.0
-    while not done.wait(POLL_S):
-        now = time.monotonic()
+    """Keep the rank's standing written while it does not move. A pause of the process is not a wait for others."""
+    clock = StallAwareClock(POLL_S)
+    moves, moved, written = -1, clock.now(), -math.inf
+    ended = False
+    while not ended:
+        ended = done.wait(POLL_S)
+        now = clock.now()
+        if clock.paused:  # meanwhile the others waited for this rank
+            waits.since = time.time()
         if waits.moves != moves:
             moves, moved = waits.moves, now
-            if written:
+            if written > -math.inf:
                 with suppress(OSError):
                     run.standing(attempt, waits.rank).unlink(missing_ok=True)
-                written = 0.0
+                written = -math.inf
         elif now - moved >= max(PATIENCE_S, PATIENCE_STEPS * waits.pace) and now - written >= period:
             with suppress(OSError):  # a full disk may have room later
                 write_standing(run, attempt, waits.standing(period))
