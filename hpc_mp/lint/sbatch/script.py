@@ -53,6 +53,21 @@ class Script:
         """The options of the job, or of the first component of a heterogeneous job."""
         return self.header.components[0]
 
+    @property
+    def directives(self) -> tuple[Option, ...]:
+        """The options of all components."""
+        return tuple(option for options in self.header.components for option in options)
+
+    @property
+    def everywhere(self) -> tuple[Option, ...]:
+        """The options of the job and of its steps."""
+        return (*self.options, *(option for step in self.steps for option in step.options))
+
+    @property
+    def starts_here(self) -> bool:
+        """True if the job's own shell starts the programs, hence on its first node: no step or other launcher does."""
+        return not self.steps and not any(self.commands(*ELSEWHERE))
+
     def option(self, name: str) -> Option | None:
         """Return the last option of that name in the directives: sbatch uses the last."""
         return next((option for option in reversed(self.options) if option.name == name), None)

@@ -10,7 +10,7 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.launchers import LAUNCHERS, MPIRUNS
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
 from hpc_mp.lint.sbatch.rules.steps import gpus
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import inner_script
 from hpc_mp.lint.sbatch.step import Step
 from hpc_mp.lint.sbatch.word import Word
@@ -23,7 +23,7 @@ _MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe"
 
 def _once(script: Script) -> Iterator[NodeLauncher]:
     """Yield launchers that run in the job's own shell, hence on its first node."""
-    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.nodes > 1 and script.starts_here:
         for command in script.shell.commands:
             if not command.captured and (launcher := node_launcher(command.words)):
                 yield launcher

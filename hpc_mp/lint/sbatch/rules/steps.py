@@ -11,7 +11,7 @@ from hpc_mp.base.launchers import MPIRUNS
 from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
 from hpc_mp.lint.sbatch.step import Step
 
@@ -110,7 +110,7 @@ def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
 
 
 def _first_node_only(script: Script) -> Iterable[Hit]:
-    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.nodes > 1 and script.starts_here:
         for command in script.shell.commands:
             launcher = torchrun(command.words)
             if launcher and not command.captured and not launcher.alone:
@@ -118,7 +118,7 @@ def _first_node_only(script: Script) -> Iterable[Hit]:
 
 
 def _one_of_many(script: Script) -> Iterable[Hit]:
-    if script.tasks > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.tasks > 1 and script.starts_here:
         for command in script.shell.commands:
             if command.name.startswith("python") and is_training(command.words) and not torchrun(command.words) \
                     and not command.captured:
