@@ -30,6 +30,11 @@ def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], host
     say_phase(run, attempt, "running")
 
 
+def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
+    """Write the end of the attempt, as a rank 0 of our own engine does."""
+    say_phase(run, attempt, "done" if state == "completed" else state)
+
+
 def say_phase(run: RunDirectory, attempt: int, phase: str, detail: str = "") -> None:
     """Write the phase of the attempt, as a rank 0 of our own engine does."""
     with suppress(OSError):  # a full disk must not stop a program

@@ -31,7 +31,7 @@ from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.rundir.records import AWAITING
 from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
-from hpc_mp.supervisor.begun import say_phase
+from hpc_mp.supervisor.begun import say_ended, say_phase
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.departure import QUEUED_AGAIN, departure, has_expired
 from hpc_mp.supervisor.exclusions import end_watch, leave_out
@@ -264,7 +264,7 @@ def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, depart
     cause = ending if isinstance(ending, Cause) else Cause("cancelled", departed) if departed else None
     state = "failed" if isinstance(ending, Cause) else ending
     if isinstance(supervised.spec, ProgramSpec):
-        say_phase(run, attempt, "done" if state == "completed" else state)
+        say_ended(run, attempt, state)
     conclude(Outcome(run.path, state, job_id, cause=cause, **figures(run, attempt)), attempt)
     if supervised.spec.notify.mail is not None and job_id is not None:
         refused = mail_at_end(job_id, run.script, supervised.spec.notify.mail)
