@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from endings import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, WATCHDOG, XID_79, said
 from hypothesis import given
 from hypothesis import strategies as st
-from program_endings import LAST_RESORT, SHARED
+from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, WATCHDOG, XID_79, said
+from recorded_program_ends import LAST_RESORT, SHARED
 from rendering import job
 
 from hpc_mp.base.command import CommandFailed

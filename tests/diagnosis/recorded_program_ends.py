@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from endings import BOOM, END_OF_0, END_OF_3, ENDS_OTHERS, EXIT_1, HOSTS, JOB, nowhere, of_all_but_5, of_program, raised, srun
+from recorded_ends import (
+    BOOM,
+    END_OF_0,
+    END_OF_3,
+    ENDS_OTHERS,
+    EXIT_1,
+    HOSTS,
+    JOB,
+    nowhere,
+    of_all_but_5,
+    of_program,
+    raised,
+    srun,
+)
 from watchdog_words import said as watchdog_said
 
 from hpc_mp.diagnosis.evidence import Evidence, Hang
