@@ -24,7 +24,7 @@ from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
 from hpc_mp.lint.sbatch.rules.form import bash_refusal
 from hpc_mp.lint.sbatch.script import Script, read_script
-from hpc_mp.lint.sbatch.shell import SHELLS
+from hpc_mp.lint.sbatch.shell import for_a_shell
 from hpc_mp.lint.sbatch.statements import Source, read_statements
 
 _ARGUMENT = re.compile(r"(?<!\\)\$(?:[1-9@*]|\{[1-9@*])")
@@ -71,7 +71,7 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
     if "\r\n" in text:
         raise HpcMpError(str(file), "has DOS line ends (CR LF): sbatch refuses it", f"sed -i 's/\\r$//' {file}")
     script = read_script(text.replace("\0", ""), directory=directory, version=None)
-    source = read_statements("\n".join(script.lines)) if _is_shell(script) else Source(script.text, (), frozenset())
+    source = read_statements("\n".join(script.lines)) if for_a_shell(script.lines[0]) else Source(script.text, (), frozenset())
     request = read_request(script)
     begins = os.path.normpath(directory / (request.directory or "."))
     keys = literal_keys(source, request) if not arguments else None
@@ -89,10 +89,6 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
     check_command(spec)
     account = joined((*_form(script, source), *fates), script.lines)
     return AdoptedJob(tree, spec, account, tuple(_notes(script, source, request, arguments)))
-
-
-def _is_shell(script: Script) -> bool:
-    return any(part.rpartition("/")[2] in SHELLS for part in script.lines[0][2:].split())
 
 
 def _form(script: Script, source: Source) -> Iterator[LineFate]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Any
 
 from hpc_mp.adopt.request import Request
-from hpc_mp.cluster.slurm.option_syntax import PlainWord, parse, syntax
+from hpc_mp.cluster.slurm.option_syntax import parse, syntax
 from hpc_mp.launch.program.launchers import launcher
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source
@@ -24,10 +23,10 @@ def literal_keys(source: Source, request: Request) -> dict[str, Any] | None:
     statement = source.statements[0] if len(source.statements) == 1 else None
     if statement is None or statement.kind != "command" or statement.background or EXPANDED.search(statement.text):
         return None
-    words = shlex.split(statement.text)
-    if words[0] != "srun" or not request.options <= OF_THE_JOB:
+    call = statement.commands[0]
+    if call.words[0].text != "srun" or call.prefixes or call.assignments or not request.options <= OF_THE_JOB:
         return None
-    options, program = parse([PlainWord(word) for word in words[1:]], syntax("srun"), permute=False)
+    options, program = parse(call.words[1:], syntax("srun"), permute=False)
     command = [word.text for word in program]
     nodes, tasks = request.nodes, request.tasks_per_node
     sizes = {"nodes": nodes, "ntasks": (nodes or 0) * tasks, "ntasks-per-node": tasks}

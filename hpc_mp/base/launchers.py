@@ -13,34 +13,58 @@ from hpc_mp.base.assets import asset
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A program that starts ranks.
+    """A program that starts ranks. Names of options are without their dashes.
 
     Attributes:
         family: the syntax of its options.
         verb: the first argument with which it starts ranks; empty if it always does.
         modules: Python modules that do the same.
+        nodes, node_rank, per_node: options for the number of nodes, the number of this node, and the ranks on each node.
+        elsewhere: options that set these by other means; ``*`` is a variable with any option.
+        flags: options without a value, if hpc-mp reads the options of this launcher of a node's ranks.
     """
 
     family: Literal["srun", "mpi", "other"] = "other"
     verb: str = ""
     modules: tuple[str, ...] = ()
+    nodes: str = ""
+    node_rank: str = ""
+    per_node: str = ""
+    elsewhere: tuple[str, ...] = ()
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def of_node(self) -> bool:
+        """True if it starts the ranks of one node, which its options name."""
+        return bool(self.flags)
 
 
-_MPI = Launcher("mpi")
+_MPI = Launcher("mpi", per_node="ppn")
 LAUNCHERS: dict[str, Launcher] = {
-    "srun": Launcher("srun"),
+    "srun": Launcher("srun", nodes="nodes", per_node="ntasks-per-node"),
     "mpirun": _MPI, "mpiexec": _MPI, "mpiexec.hydra": _MPI, "orterun": _MPI, "prterun": _MPI, "prun": _MPI,
     "ibrun": Launcher(), "jsrun": Launcher(), "aprun": Launcher(),
-    "torchrun": Launcher(modules=("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")),
-    "accelerate": Launcher(verb="launch", modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli")),
-    "deepspeed": Launcher(modules=("deepspeed.launcher.runner", "deepspeed.launcher.launch")),
+    "torchrun": Launcher(
+        modules=("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic"), nodes="nnodes",
+        node_rank="node-rank", per_node="nproc-per-node", elsewhere=("*",),
+        flags=frozenset({"standalone", "module", "m", "no-python", "run-path", "use-env"})),
+    "accelerate": Launcher(
+        verb="launch", modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli"), nodes="num-machines",
+        node_rank="machine-rank", elsewhere=("config-file", "*"),
+        flags=frozenset({"multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "m", "module",
+                         "no-python", "debug", "quiet", "q"})),
+    "deepspeed": Launcher(
+        modules=("deepspeed.launcher.runner", "deepspeed.launcher.launch"), nodes="num-nodes", node_rank="node-rank",
+        per_node="num-gpus", elsewhere=("hostfile", "H", "launcher", "no-ssh", "include", "i", "*"),
+        flags=frozenset({"no-ssh", "force-multi", "module", "no-python", "save-pid", "no-local-rank"})),
     "horovodrun": Launcher(modules=("horovod.runner.launch",)),
     "composer": Launcher(modules=("composer.cli.launcher",)),
     "colossalai": Launcher(verb="run"),
     "torchx": Launcher(verb="run"),
 }
 MPIRUNS = frozenset({*(name for name, launcher in LAUNCHERS.items() if launcher.family == "mpi"), "ibrun"})
-MODULES = frozenset(module for launcher in LAUNCHERS.values() for module in launcher.modules)
+MODULES = {module: name for name, launcher in LAUNCHERS.items() for module in launcher.modules}
+"""The launcher that each module is."""
 
 
 @cache

@@ -16,11 +16,11 @@ from dataclasses import replace
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
 from hpc_mp.diagnosis.cause import root_cause
+from hpc_mp.diagnosis.ends import Symptom
 from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.diagnosis.lines import NO_DEVICE, NO_USE
 from hpc_mp.diagnosis.symptoms import (
     LAST_LINES,
-    Symptom,
     awaited_in_vain_by_all,
     ended_by_mpi,
     found_in,

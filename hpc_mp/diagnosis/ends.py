@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hpc_mp.base.exit_codes import NAMES, SIGNALS, ending
@@ -75,21 +76,32 @@ def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
 
 
 @dataclass(frozen=True, slots=True)
-class WordsOfEnd:
-    """The end of a process, as its output describes it.
+class Symptom:
+    """One finding about a failure, of a rank, a task, a node or the job.
 
     Attributes:
         kind: a key of ``failures.KINDS``.
-        text: description without the subject.
+        text: the evidence, without its subject.
+        lost: hosts that did not answer.
+        time: unix seconds, if known.
+        own: True if a program reported it, whose output may mention anything.
+        inner: the failed rank that a node's command reports.
+        traceback: that of a Python error; may be empty.
     """
 
     kind: str
     text: str
-    traceback: str = ""
+    host: str | None = None
+    rank: int | None = None
+    task: int | None = None
+    time: float = math.inf
+    lost: tuple[str, ...] = ()
+    own: bool = False
     inner: int | None = None
+    traceback: str = ""
 
 
-def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_node: bool = False) -> WordsOfEnd:
+def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_node: bool = False) -> Symptom:
     """Return the reason for which a process ended.
 
     Args:
@@ -102,7 +114,7 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     error = _error(output, code, program, of_node)
     blamed = blamed_by_launcher(lines) if program and code > 0 else None
     if blamed is not None and (error is None or blamed.code in NO_WORDS):
-        return WordsOfEnd(kind_of_end(blamed.code, program=True), str(blamed), inner=blamed.rank if of_node else None)
+        return Symptom(kind_of_end(blamed.code, program=True), str(blamed), inner=blamed.rank if of_node else None)
     if error is not None:
         return _of_error(error, of_node)
     inner = SHELL - code
@@ -116,17 +128,17 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     place = crash_place(lines) if program and inner < 0 and not what else ""
     exact = kind_of(what or last_output) if program and kind in ("exit", "crash") else None
     parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", last_output and f"its last words: {last_output}")
-    return WordsOfEnd(exact or kind, "; ".join(filter(None, parts)))
+    return Symptom(exact or kind, "; ".join(filter(None, parts)))
 
 
-def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
+def given_up(lines: Sequence[str], of_node: bool = False) -> Symptom | None:
     """Return the failure of a program's process that has not ended: its last output is a traceback, and at its exit MPI, NCCL or
     a thread waits for others. None without such a traceback, or if it only reports that others are gone."""
     error = last_error(before_abort(lines), code=0)
     if error is None or error.behind > OF_ONE_THAT_LIVES or (error.kind is not None and KINDS[error.kind].echo):
         return None
     end = _of_error(error, of_node)
-    return WordsOfEnd(end.kind, f"{end.text}; it was still running when the others were ended", end.traceback, end.inner)
+    return replace(end, text=f"{end.text}; it was still running when the others were ended")
 
 
 def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
@@ -163,7 +175,7 @@ def unsaid_end(
     lines = attempt.last_lines(rank)
     if ours:
         last = last_words(before_abort(lines))
-        end = (given_up(lines, of_node) if program else None) or WordsOfEnd("straggled", last and f"its last words: {last}")
+        end = (given_up(lines, of_node) if program else None) or Symptom("straggled", last and f"its last words: {last}")
     else:
         end = words_of_end(lines, code, program=program, of_node=of_node)
     return RankFailure(rank, node, end.kind, end.text, time, attempt.number, place=at, traceback=end.traceback, of_node=of_node,
@@ -179,6 +191,7 @@ def _error(lines: Sequence[str], code: int, program: bool, of_node: bool) -> Pyt
     return error if error is not None and error.behind <= AT_ITS_EXIT else None
 
 
-def _of_error(error: PythonError, of_node: bool) -> WordsOfEnd:
+def _of_error(error: PythonError, of_node: bool) -> Symptom:
     kind, text = error.kind or "error", error.message if of_node else str(error)
-    return WordsOfEnd(kind, text if KINDS[kind].text else f"failed: {text}", error.traceback, error.rank if of_node else None)
+    return Symptom(kind, text if KINDS[kind].text else f"failed: {text}", inner=error.rank if of_node else None,
+                   traceback=error.traceback)

@@ -5,15 +5,14 @@ The symptom that explains the others is chosen in ``classify``.
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.diagnosis.ends import awaited_in_vain, given_up, words_of_end
+from hpc_mp.diagnosis.ends import Symptom, awaited_in_vain, given_up, words_of_end
 from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.diagnosis.lines import (
     CANCELLED,
@@ -43,12 +42,7 @@ from hpc_mp.diagnosis.lines import (
 from hpc_mp.diagnosis.tracebacks import last_error
 from hpc_mp.diagnosis.watchdogs import collective_timeout
 from hpc_mp.rundir.attempt import last_words
-from hpc_mp.rundir.failures import (
-    BY_SOMEBODY,
-    KINDS,
-    RankFailure,
-    kind_of_end,
-)
+from hpc_mp.rundir.failures import BY_SOMEBODY, KINDS, RankFailure, kind_of_end
 from hpc_mp.rundir.outcome import STOPPED
 
 # The text of an exception may be more specific than its kind: lack of memory, a broken GPU.
@@ -71,29 +65,6 @@ ABORTED = re.compile(r"\bAbort ?\((-?\d+)\)(?:(?: on node \d+)? \(rank|: Fatal)|
 CALLED = "MPI_Abort"  # in the message of a rank that ended the others deliberately
 SIGKILLED = re.compile(r"SIGKILL|signal: Killed|ran out of memory|Out Of Memory")
 LAST_LINES = 1000  # last lines of a rank's log in which a program's messages concern its end
-
-
-@dataclass(frozen=True, slots=True)
-class Symptom:
-    """One finding.
-
-    Attributes:
-        text: the evidence.
-        lost: hosts that did not answer.
-        time: unix seconds, if known.
-        own: True if a program reported it, whose output may mention anything.
-        inner: the failed rank that a node's command reports.
-    """
-
-    kind: str
-    text: str
-    host: str | None = None
-    rank: int | None = None
-    task: int | None = None
-    time: float = math.inf
-    lost: tuple[str, ...] = ()
-    own: bool = False
-    inner: int | None = None
 
 
 def found_in(evidence: Evidence) -> list[Symptom]:
@@ -140,7 +111,7 @@ def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
         host = evidence.hosts[place.node]
         cause = given_up(evidence.lines_of_task(host, evidence.task_of(place.rank)), evidence.of_node)
         if cause is not None:
-            yield Symptom(cause.kind, cause.text, host, place.rank, own=True, inner=cause.inner)
+            yield replace(cause, host=host, rank=place.rank, own=True)
 
 
 def awaited_in_vain_by_all(evidence: Evidence, symptoms: Sequence[Symptom]) -> Iterator[Symptom]:
@@ -218,8 +189,7 @@ def _exceptions(evidence: Evidence) -> Iterator[Symptom]:
         host = evidence.hosts[place.node]
         lines = evidence.lines_of_task(host, place.rank)  # each rank has its own log then
         if last_error(lines) is not None:
-            cause = words_of_end(lines, 1, program=True)
-            yield Symptom(cause.kind, cause.text, host, place.rank, own=True)
+            yield replace(words_of_end(lines, 1, program=True), host=host, rank=place.rank, own=True)
 
 
 def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
@@ -233,8 +203,9 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
             lines = evidence.lines_of_task(end.host, task)
             cause = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
             broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(cause.text) else None
-            kind, text = ("hardware", f"{broken}; {cause.text}") if evidence.program and broken else (cause.kind, cause.text)
-            yield Symptom(kind, text, end.host, rank, task, own=evidence.program, inner=cause.inner)
+            if evidence.program and broken:
+                cause = replace(cause, kind="hardware", text=f"{broken}; {cause.text}")
+            yield replace(cause, host=end.host, rank=rank, task=task, own=evidence.program)
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
@@ -398,7 +369,7 @@ def _aborted(evidence: Evidence) -> Iterator[Symptom]:
         match = next(filter(None, map(ABORTED.search, reversed(lines))), None)
         if match is not None:
             cause = words_of_end(lines, int(match[1] or match[2] or match[3] or 1) % 256 or 1, program=True)
-            yield Symptom(cause.kind, cause.text, evidence.hosts[place.node], place.rank, own=True)
+            yield replace(cause, host=evidence.hosts[place.node], rank=place.rank, own=True)
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:

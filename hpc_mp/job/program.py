@@ -158,7 +158,7 @@ def check_program(spec: ProgramSpec) -> None:
         if value != type(table).model_fields[name].default and (key != "slurm.mpi" or spec.program.start == "node"):
             raise HpcMpError(f"{key} = {shown(value)}", rule, remedy)
     if spec.by_script:
-        _check_script(spec)
+        _check_settings_of_script(spec)
     if spec.slurm.mpi == "mpirun" and spec.program.start != "mpi":
         raise HpcMpError(f"slurm.mpi = {shown(spec.slurm.mpi)} with program.start = {shown(spec.program.start)}",
                          "identifies ranks only through MPI, but this start does so with torchrun's variables",
@@ -179,7 +179,7 @@ OF_A_SCRIPT = ("modules", "conda", "venv", "setup", "container", "components", "
 """Keys of `[slurm]` that prepare what a script prepares itself."""
 
 
-def _check_script(spec: ProgramSpec) -> None:
+def _check_settings_of_script(spec: ProgramSpec) -> None:
     """Refuse settings that change how ranks start, which the script decides. Raises HpcMpError."""
     for name in OF_A_SCRIPT:
         if getattr(spec.slurm, name) != type(spec.slurm).model_fields[name].get_default(call_default_factory=True):

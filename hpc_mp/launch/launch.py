@@ -295,7 +295,7 @@ def _unfinished(plan: JobPlan, request: LaunchRequest) -> str:
     goes_on = plan.spec.program.resumes if isinstance(plan.spec, ProgramSpec) else bool(saved_step(run))
     if ended is None or ended.state not in ("stopped", "failed") or not goes_on:
         return ""
-    steps = figures(run, ended.attempt)["steps"]
+    steps = figures(run, run.attempt())["steps"]
     progress = f" at step {steps}{f'/{plan.steps}' if plan.steps else ''}" if steps else ""
     return f"note: run {run.path.name} of this job {ended.state}{progress}, and this is a new one from the beginning; " \
            f"to go on with that one: {again(request, run.path)}"

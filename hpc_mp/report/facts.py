@@ -14,7 +14,7 @@ from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_resolved
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
-from hpc_mp.rundir.outcome import Cause, Verdict, read_verdict
+from hpc_mp.rundir.outcome import Cause, Outcome, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
@@ -64,7 +64,7 @@ class RunFacts:
     failures: tuple[RankFailure, ...]
     causes: Mapping[int, Cause]
     status: RankStatus | None
-    verdict: Verdict | None
+    verdict: Outcome | None
     log: tuple[LogLine, ...]
     problems: tuple[str, ...]
     sweep: SweepMember | None = None
@@ -161,7 +161,7 @@ class _RunReader:
                 self._problem(path, error)
         return tuple(read_failures(self.run))
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Outcome | None:
         try:
             return read_verdict(self.run)
         except ValueError as error:

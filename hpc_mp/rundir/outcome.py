@@ -17,6 +17,7 @@ from hpc_mp.rundir.retention import best_checkpoint, best_evaluation
 STOPPED = os.EX_TEMPFAIL  # exit code of a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
+OF_ARRAY = ("elements", "not_started")  # fields of an array's outcome alone
 WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each state is worse than those before it
 
 
@@ -80,8 +81,7 @@ class Outcome:
 
     def document(self) -> dict[str, Any]:
         """Return the document for ``--json`` and ``outcome.json``. Numbers that are not finite become null: JSON has no NaN."""
-        of_array = ("elements", "not_started")
-        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key not in of_array}
+        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key not in OF_ARRAY}
         return tree | ({"elements": [element.document() for element in self.elements], "not_started": self.not_started}
                        if self.elements else {})
 
@@ -91,22 +91,12 @@ def together(elements: Sequence[Outcome]) -> Outcome:
     return replace(max(elements, key=lambda outcome: WORSE.index(outcome.state)), elements=tuple(elements))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The part of ``outcome.json`` that no other file holds. ``attempt``: from 1."""
-
-    attempt: int
-    state: State
-    cause: Cause | None
-    report: Path | None = None
-
-
 def write_outcome(outcome: Outcome, attempt: int) -> None:
     """Write ``outcome.json``. Raises OSError."""
     write_json(RunDirectory(outcome.run).outcome, outcome.document() | {"attempt": attempt})
 
 
-def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
+def read_verdict(run: RunDirectory, attempt: int | None = None) -> Outcome | None:
     """Return the verdict on an attempt, by default the current one; None before it exists. Raises ValueError if it is broken."""
     number = run.attempt() if attempt is None else attempt
     try:
@@ -114,15 +104,15 @@ def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | Non
     except OSError:
         return None
     try:
-        report, cause = tree.get("report"), tree.get("cause")
-        record = Verdict(int(tree.get("attempt") or number), tree["state"], _cause(cause) if cause else None,
-                        Path(report) if report else None)
-    except (KeyError, TypeError, AttributeError) as error:
+        plain = {field.name: tree[field.name] for field in fields(Outcome) if field.name in tree and field.name not in OF_ARRAY}
+        paths = {name: Path(tree[name]) for name in ("checkpoint", "best_checkpoint", "report") if tree.get(name)}
+        outcome = Outcome(**plain | paths | {"run": run.path, "cause": _cause(tree["cause"]) if tree.get("cause") else None})
+        return outcome if int(tree.get("attempt") or number) == number else None
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"not a verdict ({error})") from None
-    return record if record.attempt == number else None
 
 
-def verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
+def verdict(run: RunDirectory, attempt: int | None = None) -> Outcome | None:
     """Return the same as ``read_verdict``, but None for a broken verdict."""
     try:
         return read_verdict(run, attempt)

@@ -25,7 +25,7 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.history import known_history
-from hpc_mp.rundir.outcome import Verdict, verdict
+from hpc_mp.rundir.outcome import Outcome, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import AWAITING, Evaluation, StepMetrics, last_records, losses, read_records
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
@@ -221,7 +221,7 @@ def _stirs(run: RunDirectory) -> bool:
     return any(file.exists() and time.time() - file.stat().st_mtime < STIRS_S for file in files)
 
 
-def _recorded(phase: str | None, outcome: Verdict | None, done: bool) -> str | None:
+def _recorded(phase: str | None, outcome: Outcome | None, done: bool) -> str | None:
     """Return the end of this attempt according to the run directory; None before its end."""
     if outcome is not None:
         return outcome.state

@@ -50,7 +50,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         last = next(end for end in stalled if end.counts)
         message = f"{last.message}; {len(stalled)} attempts{lacking(attempt)}"
         died = Cause(last.kind, message, last.rank, last.node, time=last.time)
-        return act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
+        return act(attempt, died, Decision("fail", f"slurm.retries = {retries}"), 1)
 
     if attempt.allocation is not None:
         unwatched = watch_running(run, attempt.spec, attempt.record.hosts)

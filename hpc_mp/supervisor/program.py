@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.requeue import known_job
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.diagnosis.evidence import Hang
-from hpc_mp.diagnosis.lines import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, all_ends, unmet_mpi
+from hpc_mp.diagnosis.lines import ALONE, HANG_ENDED, LABEL, OTHERS_ENDED, STEP_ASKED, all_ends, unmet_mpi
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.spec import time_to_meet
 from hpc_mp.job.values import toml_value
@@ -33,7 +33,7 @@ from hpc_mp.supervisor.departure import departure
 from hpc_mp.supervisor.failing import FailedStep
 from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, record_on_all_nodes, where
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
-from hpc_mp.supervisor.silence import LABEL, NodeLogs, SilenceWatch, rank_files
+from hpc_mp.supervisor.silence import NodeLogs, SilenceWatch, rank_files
 from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 
 EARLY_S, START_S = 60.0, 60.0  # Slurm may send it early by this (man sbatch); a shorter job does not get it
@@ -168,7 +168,7 @@ class ProgramWatch:
         with suppress(OSError), open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().decode(errors="replace").splitlines()
-            return [line[label.end():] for line in lines if (label := LABEL.match(line)) and int(label[1]) == task]
+            return [label[2] for line in lines if (label := LABEL.match(line)) and int(label[1]) == task]
         return []
 
     def warn(self, signals: Signals) -> None:

@@ -16,10 +16,9 @@ IDLE_STOPS = 3  # stops in a row without progress: the time limit is too short f
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision. ``exclude``: nodes that the job must not get again; ``why``: one sentence for the log."""
+    """The decision. ``why``: one sentence for the log."""
 
     action: RestartAction
-    exclude: tuple[str, ...]
     why: str
 
 
@@ -42,21 +41,20 @@ def decide(ending: Literal["completed", "stopped"] | Cause, *, cancelled: bool, 
         departed: True if Slurm wanted the job to leave.
     """
     if ending == "completed":
-        return Decision("done", (), "the run is complete")
+        return Decision("done", "the run is complete")
     if cancelled:
-        return Decision("done", (), STOPPED_BY_USER)
+        return Decision("done", STOPPED_BY_USER)
     if ending == "stopped":
         if saved is None:  # a program may save far more often than it reports a step
-            return Decision("requeue", (), "it continues from its saved state")
+            return Decision("requeue", "it continues from its saved state")
         if not departed and sum(end.kind == "stopped" and not end.departed for end in stalled) >= IDLE_STOPS:
-            return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
-        return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint yet")
+            return Decision("fail", f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
+        return Decision("requeue", f"step {saved} is saved" if saved else "no checkpoint yet")
     if not ending.retry:
-        return Decision("fail", (), "a failure of the program would recur: not requeued")
+        return Decision("fail", "a failure of the program would recur: not requeued")
     if returned:
-        why = f"not counted as a failure: {', '.join(returned)} failed before and had just come back"
-        return Decision("requeue", ending.nodes, why)
+        return Decision("requeue", f"not counted as a failure: {', '.join(returned)} failed before and had just come back")
     failed = sum(end.counts for end in stalled)
     if failed >= retries:
-        return Decision("fail", (), f"failed {failed + 1} times{lacking} (slurm.retries = {retries})")
-    return Decision("requeue", ending.nodes, f"machine failure {failed + 1} of {retries}{lacking}")
+        return Decision("fail", f"failed {failed + 1} times{lacking} (slurm.retries = {retries})")
+    return Decision("requeue", f"machine failure {failed + 1} of {retries}{lacking}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -10,11 +9,10 @@ from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.diagnosis.evidence import Hang
-from hpc_mp.diagnosis.lines import MPI_PLUGIN_SAYS
+from hpc_mp.diagnosis.lines import LABEL, MPI_PLUGIN_SAYS
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir import RunDirectory
 
-LABEL = re.compile(r" *(\d+): ")  # from srun --label: the task number
 APART_S = 3.0  # seconds by which the first silent rank must precede the others to be named
 
 TROUBLED_S = 300.0  # seconds of silence from the start that count as a hang if Slurm's MPI plug-in has complained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,7 @@ ENDS = {
                                        "AttributeError: 'NoneType' object has no attribute 'x'"], 1, "error",
                                       "ValueError: boom (train.py:7)"),
     "of a loader's process behind it": ([*BOOM, "Process SpawnProcess-1:", HEAD, AT, "BrokenPipeError: [Errno 32] Broken pipe"],
-        1,
-                                        "error", "ValueError: boom (train.py:7)"),
+        1, "error", "ValueError: boom (train.py:7)"),
     "of a thread alone": (["Exception in thread Thread-1 (work):", *BOOM, "bye"], 1, "error", "ValueError: boom (train.py:7)"),
     "in a loader's process": (LOADER, 1, "error", "ValueError: corrupt record 5 (data.py:3)"),
     "caught long before": ([*BOOM, *(f"step {n}" for n in range(60)), "no such checkpoint: step-9"], 2, "exit",
@@ -80,8 +80,7 @@ ENDS = {
         "ExceptionGroup: several (2 sub-exceptions): ValueError: a; TypeError: b (train.py:7)"),
     "rich's": (RICH, 1, "error", "ValueError: boom (train.py:7)"),
     "a SyntaxError": (['  File "/home/ann/train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax"], 1,
-        "error",
-                      "SyntaxError: invalid syntax (train.py:3)"),
+        "error", "SyntaxError: invalid syntax (train.py:3)"),
     "without its beginning": ([*3000 * [AT, "    f(n + 1)"], "RecursionError: maximum recursion depth exceeded"], 1, "error",
                               "RecursionError: maximum recursion depth exceeded (train.py:7)"),
     "that begins with an empty line": ([*BOOM[:3], "RuntimeError: ", "Expected all tensors on one device"], 1, "error",
@@ -98,8 +97,7 @@ ENDS = {
                             1, "hardware", "NVLS"),
     "of others' words behind it": ([*BOOM, GONE, "CUDA out of memory"], 1, "error", "ValueError: boom (train.py:7)"),
     "a loader that was killed": ([*BOOM[:3], "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "], 1,
-        "signal",
-                                 "failed: RuntimeError: DataLoader worker (pid 9) is killed"),
+        "signal", "failed: RuntimeError: DataLoader worker (pid 9) is killed"),
     "a small /dev/shm": ([*BOOM[:3],
         "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that "
                           "dataloader's workers are out of shared memory."], 1, "space", "out of shared memory"),
@@ -156,149 +154,10 @@ def test_of_a_program(name: str) -> None:
     assert found.kind == kind and text in found.text, found
 
 
-# Last lines of exceptions, as Python, torch, CUDA, NCCL, gloo, XLA and file systems word them.
-TEXTS = {
-    "storage": """
-        OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/step_100.pt'
-        OSError: [Errno 107] Transport endpoint is not connected: '/mnt/beegfs'
-        OSError: [Errno 30] Read-only file system: '/scratch/x'
-        OSError: [Errno 5] Eingabe-/Ausgabefehler: '/data/x'
-        OSError: [Errno 70] Communication error on send: '/gpfs/x'
-        OSError: [Errno 117] Structure needs cleaning
-        OSError: [Errno 37] No locks available
-        OSError: [Errno 521] Unknown error 521: '/nfs/x'
-        OSError: [Errno 19] No such device: '/mnt/auto/x'
-        OSError: [Errno 61] No data available: '/nfs/x'
-        OSError: [Errno 62] Timer expired: '/ceph/x'
-        sqlite3.OperationalError: disk I/O error
-        RuntimeError: basic_ios::clear: iostream error
-        OSError: [Errno 112] Host is down: '/mnt/smb/x'
-        TimeoutError: [Errno 110] Connection timed out: '/lustre/data.bin'
-        safetensors_rust.SafetensorError: Error while deserializing header: I/O error: stale (os error 116)
-        OSError: Can't read data (file read failed: time = x, errno = 108, error message = 'Cannot send after')
-        RuntimeError: [enforce fail at inline_container.cc:595] . unexpected pos 704 vs 598""",
-    "space": """
-        OSError: [Errno 28] No space left on device
-        OSError: [Errno 122] Disk quota exceeded: '/home/x'
-        sqlite3.OperationalError: database or disk is full
-        ray.exceptions.OutOfDiskError: Local disk is full. The object cannot be created
-        OSError: Not enough disk space. Needed: Unknown size (download: 10 MiB)
-        RuntimeError: unable to allocate shared memory(shm) for file </torch_2_3>: Success (0)
-        OSError: 12582912 requested and 0 written
-        safetensors_rust.SafetensorError: Error while serializing: I/O error: full (os error 28)""",
-    "hardware": """
-        RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run a function? Error 802: system not yet initialized
-        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver
-        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted on non HW
-        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 304: OS call failed or operation not supported on this OS
-        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 805: MPS client failed to connect to the MPS
-        RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run cuda before? Error 999: unknown error
-        RuntimeError: CUDA driver error: unknown error
-        RuntimeError: CUDA failure 999: unknown error ; GPU=0 ; hostname=n1
-        jaxlib.xla_extension.XlaRuntimeError: INTERNAL: CUDA error: Failed to end stream capture: CUDA_ERROR_ECC_UNCORRECTABLE
-        RuntimeError: x.cu:12 code=214(cudaErrorECCUncorrectable)
-        pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.
-        RuntimeError: Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error
-        RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable
-        torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable
-        RuntimeError: HIP error: uncorrectable ECC error encountered
-        RuntimeError: CUDA error: uncorrectable ECC error encountered
-        RuntimeError: No HIP GPUs are available
-        RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error
-        RuntimeError: CUDA driver error: CUDA_ERROR_SYSTEM_NOT_READY""",
-    "memory": """
-        RuntimeError: CUDA error: out of memory
-        torch.AcceleratorError: CUDA error: out of memory
-        torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB
-        RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB
-        RuntimeError: CUDA driver error: out of memory
-        RuntimeError: cuda runtime error (2) : out of memory at THCStorage.cu:58
-        RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
-        RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED
-        jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.
-        pyarrow.lib.ArrowMemoryError: malloc of size 1 failed
-        RuntimeError: Resource exhausted: Out of memory while trying to allocate 5520758552 bytes.
-        jaxlib.xla_extension.XlaRuntimeError: INTERNAL: Failed to allocate 4294967296 bytes for new constant
-        jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm.
-        jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Error loading program 'jit_step': Attempting to reserve 12.31G
-        tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node x}} failed to allocate memory [Op:AddV2]
-        ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`
-        ValueError: Free memory on device (3.16/79.11 GiB) on startup is less than desired GPU memory utilization
-        RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
-        RuntimeError: cuFFT error: CUFFT_ALLOC_FAILED
-        RuntimeError: MIOpen Error: miopenStatusAllocFailed
-        RuntimeError: parallel_for failed: out of memory
-        RuntimeError: GPUassert: out of memory main.cu 123
-        juliacall.JuliaError: Out of GPU memory trying to allocate 1.000 GiB
-        OSError: [Errno 12] Nicht genügend Hauptspeicher verfügbar""",
-    "network": """
-        OSError: [Errno 113] No route to host
-        OSError: [Errno 101] Network is unreachable
-        TimeoutError: [Errno 110] Connection timed out
-        socket.gaierror: [Errno -2] Name or service not known
-        httpx.ReadTimeout: The read operation timed out
-        httpx.ConnectTimeout: timed out
-        httpx.RemoteProtocolError: Server disconnected without sending a response.
-        huggingface_hub.errors.HfHubHTTPError: Server error '503 Service Unavailable' for url 'https://huggingface.co/x'
-        huggingface_hub.errors.HfHubHTTPError: Client error '429 Too Many Requests' for url 'https://huggingface.co/x'
-        huggingface_hub.utils.LocalEntryNotFoundError: Connection error. Please make sure your Internet connection is on.
-        requests.exceptions.ChunkedEncodingError: ('Connection broken: IncompleteRead(1 bytes read, 4 more expected)')
-        aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected
-        aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host x:443 [Connection reset by peer]
-        botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "https://s3.amazonaws.com/x"
-        botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation
-        google.api_core.exceptions.ServiceUnavailable: 503 GET https://storage.googleapis.com/x: Service Unavailable
-        urllib.error.HTTPError: HTTP Error 503: Service Unavailable
-        ConnectionError: Couldn't reach 'allenai/c4' on the Hub (LocalEntryNotFoundError)
-        TimeoutError: The read operation timed out
-        ssl.SSLEOFError: EOF occurred in violation of protocol (_ssl.c:1129)
-        wandb.errors.CommError: Run initialization has timed out after 90.0 sec.
-        OSError: We couldn't connect to 'https://huggingface.co' to load the files
-        requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://x
-        torch.distributed.DistNetworkError: The client socket cannot be initialized to connect to [n1]:29500 (errno: 97)
-        OSError: [Errno 99] Cannot assign requested address""",
-    "peer": """
-        torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError
-        torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.
-        torch.distributed.DistStoreError: Socket Timeout
-        RuntimeError: connect() timed out. Original timeout was 60000 ms.
-        jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: Task 1 heartbeat timeout. This indicates that the remote task failed
-        RuntimeError: Socket Timeout
-        RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0], error: Timeout waiting for key: x
-        RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1
-        torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.
-        torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server shutdown or crash?
-        torch.distributed.DistNetworkError: failed to recv, got 0 bytes
-        ConnectionResetError: [Errno 104] Connection reset by peer
-        RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Read error [10.0.0.1]:1: Connection reset by peer
-        ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.1', 29500)
-        RuntimeError: ProcessGroupNCCL is aborted due to timeout
-        mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED: Process Failure""",
-    "error": """
-        ValueError: Read error in config
-        ValueError: out of memory budget option
-        AttributeError: module 'torch' has no attribute 'OutOfMemoryError'
-        AttributeError: module 'torch.distributed' has no attribute 'DistNetworkError'
-        AttributeError: module 'httpx' has no attribute 'ConnectTimeout'
-        ImportError: cannot import name 'DistStoreError' from 'torch.distributed' (/opt/torch/__init__.py)
-        NameError: name 'OutOfMemoryError' is not defined
-        KeyError: 'MemoryError'
-        httpx.LocalProtocolError: Illegal header value b'Bearer '
-        requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://huggingface.co/x
-        urllib.error.HTTPError: HTTP Error 404: Not Found
-        RuntimeError: CUDA error: device-side assert triggered
-        RuntimeError: CUDA error: unspecified launch failure
-        RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`
-        triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376.
-        OSError: [Errno 24] Too many open files
-        FileNotFoundError: [Errno 2] No such file or directory: '/data/5/108'
-        RuntimeError: CUDA error: an illegal memory access was encountered
-        KeyError: 'Network'""",
-}
+TEXTS = tomllib.loads((Path(__file__).parents[1] / "golden" / "diagnosis" / "exceptions.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("kind", "text"), [(kind, text.strip()) for kind, texts in TEXTS.items()
-                                            for text in texts.strip().splitlines()])
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in TEXTS.items() for text in texts.splitlines()])
 def test_what_an_exception_speaks_of(kind: str, text: str) -> None:
     found = words_of_end([*BOOM[:3], text], 1, program=True)
     assert found.kind == kind and text[:60] in found.text
@@ -377,8 +236,7 @@ def test_of_our_own_engine_a_crash_is_the_machines() -> None:
 
 @pytest.mark.parametrize(("lines", "kind"), [
     (["step 1", *BOOM], "error"), (["Exception in thread Thread-1 (work):", *BOOM], "error"), ([*BOOM, "step 2", "step 3",
-        "step 4",
-                                                                                               "step 5"], None),
+        "step 4", "step 5"], None),
     ([*BOOM[:3], GONE], None), ([HEAD, AT, GONE, *DIRECT, *BOOM], None), (["step 1"], None),
 ])
 def test_what_a_rank_has_failed_of_that_lives_on(lines: list[str], kind: str | None) -> None:

@@ -11,7 +11,6 @@ import re
 import stat
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -43,21 +42,15 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_complete_run(run: Run) -> None:
-    started = time.perf_counter()
     path = write_report(run.complete().run)
-    seconds = time.perf_counter() - started
     page = Page(path.read_text(encoding="utf-8"))
-    print(f"{path.stat().st_size:,} bytes in {seconds:.2f} s")
     assert path == run.path / "report.html"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in run.path.iterdir() if entry.name.startswith(".")] == [], "no temporary file stays"
     assert page.all("span", class_="completed")
-    assert ("2 nodes × 4 = 8 ranks · tensor 2 × pipeline 2 × data 2 · ZeRO-1 · 1f1b, 4 microbatches of 2 sequences"
-            in page.text)
-    assert len(page.all("svg", class_="curve")) == 5
-    assert len(page.all("div", class_="cell")) == 8
-    assert len(page.all("svg", class_="gantt")) == 2
-    assert len(page.all("svg", class_="memory")) == 1
+    assert "2 nodes × 4 = 8 ranks · tensor 2 × pipeline 2 × data 2 · ZeRO-1 · 1f1b, 4 microbatches of 2 sequences" in page.text
+    for kind, name, count in (("svg", "curve", 5), ("div", "cell", 8), ("svg", "gantt", 2), ("svg", "memory", 1)):
+        assert len(page.all(kind, class_=name)) == count, name
     assert not page.all("p", class_="missing")
     assert path.stat().st_size < 200_000
 

@@ -65,35 +65,30 @@ class Slurm:
 
 # --- decide ----------------------------------------------------------------------------------------------------------
 
-decide = partial(decide_of, lacking=" without a new checkpoint")
+decide = partial(decide_of, cancelled=False, retries=3, lacking=" without a new checkpoint")
+SPENT, FORGIVEN = [end()] * 3, [replace(end(), returned=("n3",))] * 2
 
 
-@pytest.mark.parametrize(("ending", "cancelled", "stalled", "action", "exclude"), [
-    ("completed", False, [], "done", ()),
-    ("stopped", False, [], "requeue", ()),
-    ("stopped", True, [], "done", ()),
-    ("stopped", False, [end("stopped")] * IDLE_STOPS, "fail", ()),
-    ("stopped", False, [end("lost")] * IDLE_STOPS, "requeue", ()),
-    (MACHINE, False, [], "requeue", ("n3",)),
-    (MACHINE, True, [], "done", ()),
-    (MACHINE, False, [end()] * 2, "requeue", ("n3",)),
-    (MACHINE, False, [end()] * 3, "fail", ()),
-    (MACHINE, False, [end("stopped")] * 3, "requeue", ("n3",)),
-    (PROGRAM, False, [], "fail", ()),
+@pytest.mark.parametrize(("ending", "options", "action", "why"), [
+    ("completed", {}, "done", "complete"),
+    ("stopped", {}, "requeue", "no checkpoint yet"),
+    ("stopped", {"saved": 40}, "requeue", "step 40 is saved"),
+    ("stopped", {"cancelled": True}, "done", "stopped by its user"),
+    ("stopped", {"stalled": [end("stopped")] * IDLE_STOPS}, "fail", "raise job.time_limit"),
+    ("stopped", {"stalled": [end("lost")] * IDLE_STOPS}, "requeue", "no checkpoint yet"),
+    (MACHINE, {}, "requeue", "machine failure 1 of 3"),
+    (MACHINE, {"cancelled": True}, "done", "stopped by its user"),
+    (MACHINE, {"stalled": [end()] * 2}, "requeue", "machine failure 3 of 3"),
+    (MACHINE, {"stalled": SPENT}, "fail", "failed 4 times without a new checkpoint (slurm.retries = 3)"),
+    (MACHINE, {"stalled": SPENT, "returned": ("n3",)}, "requeue", "n3 failed before"),  # it had just come back
+    (MACHINE, {"stalled": [*FORGIVEN, end(), end()]}, "requeue", "machine failure 3 of 3"),
+    (MACHINE, {"stalled": [end("stopped")] * 3}, "requeue", "machine failure 1 of 3"),
+    (PROGRAM, {}, "fail", "would recur"),
+    (PROGRAM, {"returned": ("n3",)}, "fail", "would recur"),
 ])
-def test_decisions(ending: Any, cancelled: bool, stalled: list[AttemptEnd], action: str, exclude: tuple[str, ...]) -> None:
-    decision = decide(ending, cancelled=cancelled, retries=3, stalled=stalled, saved=0)
-    assert (decision.action, decision.exclude) == (action, exclude)
-
-
-def test_a_failure_on_a_node_that_has_just_come_back_is_not_counted() -> None:
-    spent = [end()] * 3
-    assert decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0).action == "fail"
-    decision = decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0, returned=("n3",))
-    assert (decision.action, decision.exclude) == ("requeue", ("n3",)) and "n3 failed before" in decision.why
-    assert decide(PROGRAM, cancelled=False, retries=3, stalled=[], saved=0, returned=("n3",)).action == "fail"
-    forgiven = [replace(end(), returned=("n3",))] * 2
-    assert decide(MACHINE, cancelled=False, retries=3, stalled=[*forgiven, end(), end()], saved=0).action == "requeue"
+def test_decisions(ending: Any, options: dict[str, Any], action: str, why: str) -> None:
+    decision = decide(ending, **{"stalled": [], "saved": 0, **options})
+    assert decision.action == action and why in decision.why
 
 
 def test_each_blame_excuses_one_end() -> None:
@@ -103,11 +98,6 @@ def test_each_blame_excuses_one_end() -> None:
     again = replace(blamed, returned=("n3",))  # it blames the node anew, which excuses nothing
     assert history.returned([blamed, again], ("n1", "n3")) == ()
     assert history.returned([blamed, again, blamed], ("n1", "n3")) == ("n3",)
-
-
-@pytest.mark.parametrize(("saved", "why"), [(0, "no checkpoint yet"), (40, "step 40 is saved")])
-def test_a_stop_says_what_is_saved(saved: int, why: str) -> None:
-    assert decide("stopped", cancelled=False, retries=3, stalled=[], saved=saved).why == why
 
 
 def test_progress_refills_the_budget() -> None:

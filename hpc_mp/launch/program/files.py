@@ -32,7 +32,7 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
         program_python(spec)
     program = command[0]
     if spec.by_script:
-        _check_script(directory / program)
+        _check_job_script(directory / program)
         return
     if "/" in program and not program.startswith("/"):
         path = directory / program
@@ -51,7 +51,7 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
                          "name a script that is there, or its directory in program.directory")
 
 
-def _check_script(path: Path) -> None:
+def _check_job_script(path: Path) -> None:
     """Refuse a job script that cannot be read, or that its first line does not name an interpreter for. Raises HpcMpError."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:

@@ -14,32 +14,24 @@ from hpc_mp.base.launchers import MODULES, MPIRUNS
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.cluster.slurm.variables import STARTERS
 from hpc_mp.job import ProgramSpec
-from hpc_mp.lint.sbatch.shell import SHELLS
+from hpc_mp.lint.sbatch.shell import PREFIXES, SHELLS, for_a_shell, read_shell
 
 LAUNCHERS = STARTERS | base.LAUNCHERS.keys()
 # Programs that become another one, whose name follows their own options.
-BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "nohup", "time", "timeout", "exec", "uv",
-                    "poetry", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace", "ltrace", "perf", "apptainer",
-                    "singularity"})
+BEFORE = PREFIXES.keys() | {"ionice", "taskset", "uv", "poetry", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace",
+                            "ltrace", "perf", "apptainer", "singularity"}
 SCRIPT = re.compile(r".+\.(py|pyz)")
-
 
 # Options that a torch launcher needs on each of several nodes; without them each node trains alone.
 MEET = ("--nnodes {nodes} --node-rank {node_rank} --nproc-per-node {ranks_per_node} --master-addr {master_addr} "
         "--master-port {master_port}")
 
-
 # Options of launchers for the number of nodes, and of ranks on each.
-NODES = frozenset({"nnodes", "num-nodes", "num-machines"})
-RANKS_PER_NODE = frozenset({"nproc-per-node", "num-gpus", "ppn", "npernode", "ntasks-per-node"})
+NODES = frozenset(row.nodes for row in base.LAUNCHERS.values() if row.nodes)
+RANKS_PER_NODE = frozenset({*(row.per_node for row in base.LAUNCHERS.values() if row.per_node), "npernode"})  # of Open MPI
 
-
-# An mpirun started in a line of a shell; and words of scripts that act differently on each node.
-STARTED = re.compile(r"(?:^|[;&|({`]|\b(?:then|else|do|if|exec|time|nohup|env|timeout +\S+))[ \t]*(?:\w+=\S* +)*"
-                     rf"(?:[\w./~${{}}-]*/)?({'|'.join(map(re.escape, sorted(MPIRUNS, reverse=True)))})(?=\s)", re.MULTILINE)
+# Words of scripts that act differently on each node.
 APART = re.compile(r"NODE_?RANK|NODE_?ID|PROCID|node_rank|hostname|localhost", re.IGNORECASE)
-COMMENT = re.compile(r"^\s*#(?!!).*", re.MULTILINE)
-SHEBANG = re.compile(rf"#!.*[/ ]({'|'.join(SHELLS)})\b")
 MOST = 1 << 16  # maximum of characters read from a file
 
 
@@ -80,8 +72,11 @@ def check_command(spec: ProgramSpec) -> None:
 def _on_all_nodes(spec: ProgramSpec) -> str | None:
     """Return the mpirun that the command or its shell script would start on every node; None if none is found."""
     command, name = spec.program.command, launcher(spec.program.command)
-    text = COMMENT.sub("", "\n".join(_shell_lines(command, Path(spec.program.directory))))
-    started = name if name in MPIRUNS else next((match[1] for match in STARTED.finditer(text)), None)
+    text = "\n".join(_shell_lines(command, Path(spec.program.directory)))
+    shell = read_shell(text)
+    started = name if name in MPIRUNS else next((call.name for call in shell.commands if call.name in MPIRUNS), None)
+    for _, comment in shell.comments:
+        text = text.replace(comment, "")
     return None if APART.search(text) or APART.search(shlex.join(command)) else started
 
 
@@ -92,7 +87,8 @@ def _shell_lines(command: Sequence[str], directory: Path) -> Iterator[str]:
         text = word if shell and " " in word else ""
         with suppress(OSError, ValueError), open(directory / word, encoding="utf-8", errors="replace") as file:
             text = file.read(MOST)  # else it is not a file, or not a valid file name
-        yield text if shell or SHEBANG.match(text) else ""
+        if shell or for_a_shell(text.partition("\n")[0]):
+            yield text
 
 
 def _option_number(command: Sequence[str], names: frozenset[str]) -> int | None:

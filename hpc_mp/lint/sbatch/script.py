@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpc_mp.base.launchers import MPIRUNS
 from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.header import Header, read_header
 from hpc_mp.lint.sbatch.shell import (
-    SHELLS,
     Command,
     Shell,
     ShellAssignment,
+    for_a_shell,
     inner_script,
     named_assignment,
     read_shell,
@@ -25,7 +26,7 @@ from hpc_mp.lint.sbatch.step import Step, read_step
 from hpc_mp.lint.sbatch.word import Word
 
 DEPTH = 6  # nesting of srun and bash -c
-ELSEWHERE = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "clush", "parallel"})  # they run on other nodes
+ELSEWHERE = MPIRUNS | {"ssh", "pdsh", "clush", "parallel"}  # they run on other nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,21 @@ class Script:
     def options(self) -> tuple[Option, ...]:
         """The options of the job, or of the first component of a heterogeneous job."""
         return self.header.components[0]
+
+    @property
+    def directives(self) -> tuple[Option, ...]:
+        """The options of all components."""
+        return tuple(option for options in self.header.components for option in options)
+
+    @property
+    def everywhere(self) -> tuple[Option, ...]:
+        """The options of the job and of its steps."""
+        return (*self.options, *(option for step in self.steps for option in step.options))
+
+    @property
+    def starts_here(self) -> bool:
+        """True if the job's own shell starts the programs, hence on its first node: no step or other launcher does."""
+        return not self.steps and not any(self.commands(*ELSEWHERE))
 
     def option(self, name: str) -> Option | None:
         """Return the last option of that name in the directives: sbatch uses the last."""
@@ -123,19 +139,11 @@ def read_script(text: str, *, directory: Path, version: tuple[int, int] | None) 
     header = read_header(lines)
     shell = Shell()
     steps: list[Step] = []
-    if _is_for_a_shell(lines[0]):
+    if not lines[0].startswith("#!") or for_a_shell(lines[0]):
         shell = read_shell("\n".join(lines))
         shell = replace(shell, assignments=(*_exports(header.components[0], task=False), *shell.assignments))
         shell, steps = _with_inner(shell)
     return Script(text, lines, header, shell, tuple(steps), directory, version)
-
-
-def _is_for_a_shell(first: str) -> bool:
-    """Return True if the first line names a shell after ``#!``, or has no ``#!``, which counts as bash."""
-    if not first.startswith("#!"):
-        return True
-    words = [part.rpartition("/")[2] for part in first[2:].split()]
-    return any(word in SHELLS for word in words)
 
 
 def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:

@@ -200,6 +200,11 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
     return Shell(tuple(commands), tuple(assignments), tuple(comments), frozenset(exported), tuple(faults))
 
 
+def for_a_shell(first: str) -> bool:
+    """Return True if the first line of a script names a shell after ``#!``."""
+    return first.startswith("#!") and any(part.rpartition("/")[2] in SHELLS for part in first[2:].split())
+
+
 def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word, ...], tuple[Word, ...]]:
     """Return (wrappers of the command, the ``NAME=value`` words passed to env, the command itself).
 

@@ -43,6 +43,10 @@ class SlurmFacts:
     def says(self, key: str) -> str:
         return self.config.get(key, "")
 
+    def shown(self, key: str) -> str:
+        """Return a setting as the subject of a finding."""
+        return f"{key}={self.says(key) or '(none)'}"
+
     def seconds(self, key: str) -> int | None:
         """Return the number of seconds in ``30 sec``; None if Slurm does not report it."""
         match = re.match(r"\d+", self.says(key))

@@ -25,18 +25,28 @@ SWITCH_WAIT_S = 300
 Judge = Callable[[SlurmFacts], Iterator[Hit]]
 
 
-def _is(key: str, *wrong: str) -> Judge:
+def has_value(key: str, *wrong: str) -> Judge:
     """Make a rule that yields a setting if Slurm shows it and its lower-case value is in ``wrong``."""
     def judge(facts: SlurmFacts) -> Iterator[Hit]:
         if key in facts.config and facts.says(key).lower() in wrong:
-            yield Hit(subject=f"{key}={facts.says(key) or '(none)'}")
+            yield Hit(subject=facts.shown(key))
     return judge
 
 
-def _task_plugin(facts: SlurmFacts) -> Iterator[Hit]:
-    plugins = facts.listed("TaskPlugin")
-    if "TaskPlugin" in facts.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(plugins):
-        yield Hit(subject=f"TaskPlugin={facts.says('TaskPlugin') or '(none)'}")
+def _lacks(key: str, *flags: str) -> Judge:
+    """Make a rule that yields a setting if Slurm shows it and it has none of the flags."""
+    def judge(facts: SlurmFacts) -> Iterator[Hit]:
+        if key in facts.config and not set(flags) & set(facts.listed(key)):
+            yield Hit(subject=facts.shown(key))
+    return judge
+
+
+def _lasts(key: str, wrong: Callable[[int], bool]) -> Judge:
+    """Make a rule that yields a setting if its seconds are wrong."""
+    def judge(facts: SlurmFacts) -> Iterator[Hit]:
+        if (wait := facts.seconds(key)) is not None and wrong(wait):
+            yield Hit(subject=f"{key}={wait} s")
+    return judge
 
 
 def _fence(key: str, gpus_only: bool = False) -> Judge:
@@ -52,40 +62,15 @@ def _memlock(facts: SlurmFacts) -> Iterator[Hit]:
     """Yield the setting that propagates memlock. Slurm uses only one of the two settings."""
     exceptions = facts.listed("PropagateResourceLimitsExcept")
     if {"all", "memlock"} & set(facts.listed("PropagateResourceLimits")) and not exceptions:
-        yield Hit(subject=f"PropagateResourceLimits={facts.says('PropagateResourceLimits')}")
+        yield Hit(subject=facts.shown("PropagateResourceLimits"))
     elif exceptions and not {"all", "memlock"} & set(exceptions):
-        yield Hit(subject=f"PropagateResourceLimitsExcept={facts.says('PropagateResourceLimitsExcept')}")
-
-
-def _kill_wait(low: int, high: int) -> Judge:
-    def judge(facts: SlurmFacts) -> Iterator[Hit]:
-        wait = facts.seconds("KillWait")
-        if wait is not None and low <= wait < high:
-            yield Hit(subject=f"KillWait={wait} s")
-    return judge
-
-
-def _late(facts: SlurmFacts) -> Iterator[Hit]:
-    timeout = facts.seconds("SlurmdTimeout")
-    if timeout is not None and (timeout == 0 or timeout >= LATE_S):
-        yield Hit(subject=f"SlurmdTimeout={timeout} s")
-
-
-def _unkillable(facts: SlurmFacts) -> Iterator[Hit]:
-    timeout = facts.seconds("UnkillableStepTimeout")
-    if timeout is not None and timeout < UNKILLABLE_S:
-        yield Hit(subject=f"UnkillableStepTimeout={timeout} s")
+        yield Hit(subject=facts.shown("PropagateResourceLimitsExcept"))
 
 
 def _prolog(facts: SlurmFacts) -> Iterator[Hit]:
     has = any(value for key, value in facts.config.items() if key.partition("[")[0] == "Prolog")
     if has and not {"alloc", "contain", "x11"} & set(facts.listed("PrologFlags")):  # the other two imply Alloc
-        yield Hit(subject=f"PrologFlags={facts.says('PrologFlags') or '(none)'}")
-
-
-def _contain(facts: SlurmFacts) -> Iterator[Hit]:
-    if "PrologFlags" in facts.config and not {"contain", "x11"} & set(facts.listed("PrologFlags")):
-        yield Hit(subject=f"PrologFlags={facts.says('PrologFlags') or '(none)'}")
+        yield Hit(subject=facts.shown("PrologFlags"))
 
 
 def _no_warning(facts: SlurmFacts) -> Iterator[Hit]:
@@ -103,10 +88,10 @@ def _switch_wait(facts: SlurmFacts) -> Iterator[Hit]:
 
 _ADMIN = "slurm.conf: "
 RULES: tuple[Rule[SlurmFacts], ...] = (
-    Rule("task-plugin", "warning", _task_plugin,
+    Rule("task-plugin", "warning", _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
          "Slurm neither binds tasks to processors nor confines them: ranks share one core, or run far from their GPU's socket",
          _ADMIN + "TaskPlugin=task/cgroup,task/affinity"),
-    Rule("proctrack", "warning", _is("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
+    Rule("proctrack", "warning", has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
          "Slurm misses leftover processes of a job (a hung rank, a data loader), which keep GPU memory and ports from the next "
          "job",
          _ADMIN + "ProctrackType=proctrack/cgroup"),
@@ -124,30 +109,30 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
          "NCCL fails or falls back to TCP",
          _ADMIN + "PropagateResourceLimitsExcept=MEMLOCK instead of PropagateResourceLimits, and LimitMEMLOCK=infinity for "
          "slurmd"),
-    Rule("kill-wait", "warning", _kill_wait(0, SHORT_KILL_S),
+    Rule("kill-wait", "warning", _lasts("KillWait", lambda wait: wait < SHORT_KILL_S),
          f"after scancel or preemption, ranks are killed before they have saved (they need {GRACE_S} s)",
          _ADMIN + f"KillWait={GRACE_S}"),
-    Rule("kill-wait-short", "info", _kill_wait(SHORT_KILL_S, GRACE_S),
+    Rule("kill-wait-short", "info", _lasts("KillWait", lambda wait: SHORT_KILL_S <= wait < GRACE_S),
          f"after scancel or preemption, a large checkpoint may be incomplete (ranks need {GRACE_S} s); `hpc-mp cancel` waits "
          "for it",
          _ADMIN + f"KillWait={GRACE_S}"),
-    Rule("slurmd-timeout", "warning", _late,
+    Rule("slurmd-timeout", "warning", _lasts("SlurmdTimeout", lambda timeout: timeout == 0 or timeout >= LATE_S),
          "a dead node is noticed late or never: until then, the job keeps all its other nodes",
          _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends its jobs earlier"),
-    Rule("unkillable", "info", _unkillable,
+    Rule("unkillable", "info", _lasts("UnkillableStepTimeout", lambda timeout: timeout < UNKILLABLE_S),
          "Slurm drains a node with a rank that dies slowly, in a GPU driver or a file server (\"Kill task failed\")",
          _ADMIN + f"UnkillableStepTimeout={UNKILLABLE_S}"),
-    Rule("return-to-service", "warning", _is("ReturnToService", "2"),
+    Rule("return-to-service", "warning", has_value("ReturnToService", "2"),
          "a node that failed and restarted gets jobs at once, even if the fault persists",
          _ADMIN + "ReturnToService=1, or a HealthCheckProgram that checks the node first (`hpc-mp doctor install`)"),
-    Rule("no-requeue", "warning", _is("JobRequeue", "0"),
+    Rule("no-requeue", "warning", has_value("JobRequeue", "0"),
          "a job is not requeued after a node failure unless it has --requeue (hpc-mp's scripts do)",
          _ADMIN + "JobRequeue=1"),
     Rule("prolog-late", "warning", _prolog,
          "a node's prolog runs at the first step, within srun's time, not at the allocation: a slow prolog looks like a hung "
          "start",
          _ADMIN + "PrologFlags=Alloc,Contain"),
-    Rule("prolog-contain", "info", _contain,
+    Rule("prolog-contain", "info", _lacks("PrologFlags", "contain", "x11"),
          "a job has no external step: ssh sessions are not confined (pam_slurm_adopt), and leftover processes are not cleaned up",
          _ADMIN + "PrologFlags=Alloc,Contain"),
     Rule("preempt-signal", "info", _no_warning,
@@ -156,7 +141,7 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
     Rule("switch-wait", "info", _switch_wait,
          "a job that requests one leaf switch (slurm.switches) waits at most this long, and is then spread over several",
          _ADMIN + "SchedulerParameters=…,max_switch_wait=86400"),
-    Rule("part-limits", "info", _is("EnforcePartLimits", "no"),
+    Rule("part-limits", "info", has_value("EnforcePartLimits", "no"),
          "a job above its partition's limits is queued and never starts; Slurm does not refuse it",
          _ADMIN + "EnforcePartLimits=ALL"),
 )

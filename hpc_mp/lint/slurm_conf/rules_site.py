@@ -16,7 +16,7 @@ from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.reading import listed
 from hpc_mp.lint.slurm_conf.conf_files import expanded
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
-from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
+from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S, has_value
 
 FLAT = ("", "topology/none", "topology/default", "topology/flat")
 OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # states of a node
@@ -31,7 +31,7 @@ def _select(facts: SlurmFacts) -> Iterator[Hit]:
 def _memory(facts: SlurmFacts) -> Iterator[Hit]:
     whole = facts.says("SelectType").lower() == "select/linear" or (facts.partitions and all(map(_alone, facts.partitions)))
     if "SelectTypeParameters" in facts.config and "memory" not in facts.says("SelectTypeParameters").lower() and not whole:
-        yield Hit(subject=f"SelectTypeParameters={facts.says('SelectTypeParameters') or '(none)'}")
+        yield Hit(subject=facts.shown("SelectTypeParameters"))
 
 
 def _alone(partition: Words) -> bool:
@@ -131,7 +131,7 @@ def _max_nodes(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _shared(facts: SlurmFacts) -> Iterator[Hit]:
     if "CR_LLN" in facts.says("SelectTypeParameters").upper():
-        yield Hit(subject=f"SelectTypeParameters={facts.says('SelectTypeParameters')}")
+        yield Hit(subject=facts.shown("SelectTypeParameters"))
     for partition in facts.partitions:
         if partition.get("OverSubscribe", "NO").startswith("FORCE") or partition.get("LLN") == "YES":
             settings = f"OverSubscribe={partition.get('OverSubscribe')} LLN={partition.get('LLN')}"
@@ -179,7 +179,7 @@ def _flat(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _unmeasured(facts: SlurmFacts) -> Iterator[Hit]:
     if facts.measured is None and _knows_none(facts) and len(facts.nodes) > 1:
-        yield Hit(subject=f"TopologyPlugin={facts.says('TopologyPlugin') or '(none)'}")
+        yield Hit(subject=facts.shown("TopologyPlugin"))
 
 
 def _disagrees(facts: SlurmFacts) -> Iterator[Hit]:
@@ -201,15 +201,10 @@ def _rootless(facts: SlurmFacts) -> Iterator[Hit]:
         yield Hit(subject=f"no switch is above {', '.join(topology.apart[:8])}")
 
 
-def _no_accounting(facts: SlurmFacts) -> Iterator[Hit]:
-    if facts.says("AccountingStorageType") in ("accounting_storage/none", "") and "AccountingStorageType" in facts.config:
-        yield Hit(subject=f"AccountingStorageType={facts.says('AccountingStorageType') or '(none)'}")
-
-
 def _gpus_uncounted(facts: SlurmFacts) -> Iterator[Hit]:
     keeps = facts.says("AccountingStorageType") == "accounting_storage/slurmdbd"
     if keeps and facts.gpu_nodes and not any(word.startswith("gres/gpu") for word in facts.listed("AccountingStorageTRES")):
-        yield Hit(subject=f"AccountingStorageTRES={facts.says('AccountingStorageTRES')}")
+        yield Hit(subject=facts.shown("AccountingStorageTRES"))
 
 
 def _no_health(facts: SlurmFacts) -> Iterator[Hit]:
@@ -277,7 +272,7 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
          "add them to topology.conf"),
     Rule("topology-apart", "warning", _rootless, "Slurm starts no job across them",
          "add a SwitchName= with Switches= above them if they are one fabric"),
-    Rule("accounting-off", "warning", _no_accounting,
+    Rule("accounting-off", "warning", has_value("AccountingStorageType", "accounting_storage/none", ""),
          "usage, exit reasons and owners of jobs are lost after MinJobAge; fair share and limits do not work",
          _ADMIN + "AccountingStorageType=accounting_storage/slurmdbd"),
     Rule("gpus-uncounted", "warning", _gpus_uncounted, "GPU hours are not counted, and cannot be limited",

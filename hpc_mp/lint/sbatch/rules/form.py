@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.findings import Hit, Rule
@@ -28,16 +29,13 @@ def _no_interpreter(script: Script) -> Iterable[Hit]:
         yield Hit(1)
 
 
-def _dos_lines(script: Script) -> Iterable[Hit]:
-    before, separator, _ = script.text.partition("\r\n")
-    if separator:
-        yield Hit(before.count("\n") + 1)
-
-
-def _nul(script: Script) -> Iterable[Hit]:
-    before, separator, _ = script.text.partition("\0")
-    if separator:
-        yield Hit(before.count("\n") + 1)
+def _first(letters: str) -> Callable[[Script], Iterable[Hit]]:
+    """Make a rule that yields the first line with these letters."""
+    def find(script: Script) -> Iterable[Hit]:
+        before, separator, _ = script.text.partition(letters)
+        if separator:
+            yield Hit(before.count("\n") + 1)
+    return find
 
 
 def _too_late(script: Script) -> Iterable[Hit]:
@@ -62,15 +60,11 @@ def _slips(script: Script) -> Iterable[Hit]:
             yield Hit(number, match[0].rstrip(" -"))
 
 
-def _all(script: Script) -> list[Option]:
-    return [option for options in script.header.components for option in options]
-
-
 def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
     """Yield the options that sbatch does not know, with a suggestion; "" without one."""
     of_srun = set(option_table()["names"]["srun"])
     dashed = {word.line for word in script.header.words if _long_with_one_dash(word.text)}
-    for option in _all(script):
+    for option in script.directives:
         if not option.is_known and option.line not in dashed:
             near = _meant(option.name.replace("_", "-"))
             if option.name in of_srun:
@@ -97,28 +91,24 @@ def _foreign(script: Script) -> Iterable[Hit]:
 
 
 def _too_new(script: Script) -> Iterable[Hit]:
-    if script.version:
-        for option in _all(script):
-            since = releases().get(option.name, "")
-            if since and not since.startswith("-") and script.version < release(since):
-                yield Hit(option.line, f"--{option.name}", since)
+    for option in script.directives:
+        since = releases().get(option.name, "")
+        if script.version and since and not since.startswith("-") and script.version < release(since):
+            yield Hit(option.line, f"--{option.name}", since)
 
 
 def _value_too_new(script: Script) -> Iterable[Hit]:
-    if script.version:
-        for option in _all(script):
-            for row in option_table()["younger"]:
-                if (option.name, option.value) == (row["option"], row["value"]) \
-                        and script.version < release(row["since"]):
-                    yield Hit(option.line, f"--{option.name}={option.value}", row["since"])
+    for option, row in itertools.product(script.directives, option_table()["younger"]):
+        if script.version and (option.name, option.value) == (row["option"], row["value"]) \
+                and script.version < release(row["since"]):
+            yield Hit(option.line, f"--{option.name}={option.value}", row["since"])
 
 
 def _gone(script: Script) -> Iterable[Hit]:
-    if script.version:
-        for option in _all(script):
-            last = releases().get(option.name, "")
-            if last.startswith("-") and script.version >= release(last[1:]):
-                yield Hit(option.line, f"--{option.name}", last[1:])
+    for option in script.directives:
+        last = releases().get(option.name, "")
+        if script.version and last.startswith("-") and script.version >= release(last[1:]):
+            yield Hit(option.line, f"--{option.name}", last[1:])
 
 
 def release(text: str) -> tuple[int, int]:
@@ -136,14 +126,14 @@ def _twice(script: Script) -> Iterable[Hit]:
 
 
 def _expansions(script: Script) -> Iterable[Hit]:
-    comments = {option.line for option in _all(script) if option.name in _TEXTS}
+    comments = {option.line for option in script.directives if option.name in _TEXTS}
     for word in script.header.words:
         if word.line not in comments and (match := _EXPANSION.search(word.text)):
             yield Hit(word.line, match[0].lstrip("="))
 
 
 def _malformed(script: Script) -> Iterable[Hit]:
-    for option in _all(script):
+    for option in script.directives:
         if option.value is not None and not _EXPANSION.search(option.value) and (form := malformed(option)):
             yield Hit(option.line, f"--{option.name} {option.value}", form)
 
@@ -186,7 +176,7 @@ def _unmatched(script: Script) -> Iterable[Hit]:
 def _without_value(script: Script) -> Iterable[Hit]:
     """Yield options without their value. sbatch joins the words of all directives before it parses them."""
     grammar = syntax("sbatch")
-    for option in _all(script):
+    for option in script.directives:
         if option.is_known and option.name not in grammar.without_value | grammar.optional_value:
             if option.value is None:
                 yield Hit(option.line, f"--{option.name}", "sbatch refuses the script")
@@ -220,9 +210,10 @@ def _unread(script: Script) -> Iterable[Hit]:
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM101", "error", _no_interpreter, "The first line does not start with #!: sbatch refuses the script.",
          "Make #!/bin/bash the first line, with nothing before it."),
-    Rule("HM102", "error", _dos_lines, "DOS line ends (CR LF): sbatch refuses the script.",
+    Rule("HM102", "error", _first("\r\n"), "DOS line ends (CR LF): sbatch refuses the script.",
          "Convert it: dos2unix FILE, or sed -i 's/\\r$//' FILE."),
-    Rule("HM103", "error", _nul, "A NUL character: sbatch refuses the script.", "Remove it. The file may be damaged, or UTF-16."),
+    Rule("HM103", "error", _first("\0"), "A NUL character: sbatch refuses the script.",
+         "Remove it. The file may be damaged, or UTF-16."),
     Rule("HM104", "error", _too_late,
          "“{it}” follows the first command: sbatch stops reading there and silently ignores it.",
          "Move it above every command."),

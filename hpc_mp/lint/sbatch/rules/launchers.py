@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.launchers import LAUNCHERS, MPIRUNS
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
-from hpc_mp.lint.sbatch.rules.steps import MPI, gpus
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.rules.steps import gpus
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import inner_script
 from hpc_mp.lint.sbatch.step import Step
 from hpc_mp.lint.sbatch.word import Word
@@ -22,7 +23,7 @@ _MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe"
 
 def _once(script: Script) -> Iterator[NodeLauncher]:
     """Yield launchers that run in the job's own shell, hence on its first node."""
-    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.nodes > 1 and script.starts_here:
         for command in script.shell.commands:
             if not command.captured and (launcher := node_launcher(command.words)):
                 yield launcher
@@ -36,22 +37,20 @@ def _in_steps(script: Script) -> Iterator[tuple[Step, NodeLauncher]]:
 
 def _waits_for_nodes(script: Script) -> Iterable[Hit]:
     for launcher in _once(script):
-        if launcher.name == "accelerate launch" and launcher.machines not in ("", "1"):
+        if launcher.key == "accelerate" and launcher.machines not in ("", "1"):
             yield Hit(launcher.line, str(script.nodes))
 
 
 def _idle_nodes(script: Script) -> Iterable[Hit]:
     for launcher in _once(script):
-        hosts_by_a_file = launcher.name == "deepspeed" and script.sets("DLTS_HOSTFILE")
-        alone = launcher.machines in ("", "1", "1:1") or launcher.name == "deepspeed"
-        if alone and not launcher.elsewhere and not hosts_by_a_file \
-                and not (launcher.name == "torchrun" and script.sets("PET_NNODES")):
+        variable = {"deepspeed": "DLTS_HOSTFILE", "torchrun": "PET_NNODES"}.get(launcher.key, "")
+        if (launcher.alone or launcher.key == "deepspeed") and not launcher.elsewhere and not script.sets(variable):
             yield Hit(launcher.line, launcher.name, str(script.nodes))
 
 
 def _each_by_itself(script: Script) -> Iterable[Hit]:
     for step, launcher in _in_steps(script):
-        alone = launcher.machines in ("", "1", "1:1") and not launcher.elsewhere and launcher.name != "deepspeed"
+        alone = launcher.alone and not launcher.elsewhere and launcher.key != "deepspeed"
         many = step.value("nodes") or str(script.of(step).nodes)
         if alone and many.isdecimal() and int(many) > 1 and script.several_tasks(step) and not step.opaque \
                 and not script.sets("PET_NNODES") and not {"standalone"} & launcher.options.keys():
@@ -68,11 +67,9 @@ def _nodes_that_the_job_lacks(script: Script) -> Iterable[Hit]:
 
 def _all_first(script: Script) -> Iterable[Hit]:
     for step, launcher in _in_steps(script):
-        c10d = launcher.options.get("rdzv-backend", ("", 0))[0] in ("c10d", "etcd", "etcd-v2")
-        silent = launcher.name == "accelerate launch" and not launcher.rank and not launcher.elsewhere
-        if launcher.machines not in ("", "1", "1:1") and script.several_tasks(step) and not c10d \
-                and (silent or launcher.rank.isdecimal()):
-            yield Hit(launcher.line, launcher.name, "machine_rank" if launcher.name == "accelerate launch" else "node_rank")
+        silent = launcher.key == "accelerate" and not launcher.rank and not launcher.elsewhere
+        if not launcher.alone and script.several_tasks(step) and not launcher.meets and (silent or launcher.rank.isdecimal()):
+            yield Hit(launcher.line, launcher.name, LAUNCHERS[launcher.key].node_rank.replace("-", "_"))
 
 
 def _ranks_without_gpus(script: Script) -> Iterable[Hit]:
@@ -103,7 +100,7 @@ def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
 
 def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
     request = script.option("ntasks") or script.option("ntasks-per-node")
-    for command in script.commands(*MPI):
+    for command in script.commands(*MPIRUNS):
         free = any(any(more in argument for more in _MORE) for argument in command.arguments) or command.task
         for word, following in itertools.pairwise((*command.words[1:], Word("", 0))):
             match = _MPI_TASKS.fullmatch(word.text)

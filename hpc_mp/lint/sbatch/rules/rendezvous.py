@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.lint.sbatch.programs import Torchrun, torchrun
+from hpc_mp.lint.sbatch.programs import NodeLauncher, torchrun
 from hpc_mp.lint.sbatch.rules.steps import CONTAINERS
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import ShellAssignment
@@ -34,13 +34,16 @@ def _addresses(script: Script) -> Iterator[ShellAssignment]:
     return (variable for variable in script.shell.assignments if variable.name in ADDRESSES and not variable.captured)
 
 
-def _launchers(script: Script) -> Iterator[Torchrun]:
+def _launchers(script: Script) -> Iterator[NodeLauncher]:
     return (launcher for command in script.shell.commands
             if command.name != "srun" and (launcher := torchrun(command.words)))
 
 
-def _several_nodes(launcher: Torchrun, script: Script) -> bool:
-    return script.nodes > 1 and (launcher.value("nnodes") or "1") not in ("1", "1:1")
+def _endpoints(script: Script) -> Iterator[tuple[NodeLauncher, str, str, int]]:
+    """Yield (the call, the option, its value, its line) of the options that name torchrun's rendezvous."""
+    for launcher in _launchers(script):
+        for name in {"master-addr", "rdzv-endpoint"} & launcher.options.keys():
+            yield launcher, f"--{name}", *launcher.options[name]
 
 
 def _fixed_port(script: Script) -> Iterable[Hit]:
@@ -55,7 +58,7 @@ def _ports(script: Script) -> Iterable[Hit]:
             yield Hit(variable.line, variable.value)
     for launcher in _launchers(script):
         for name in ("master-port", "rdzv-endpoint"):
-            value, line = launcher.options.get(name, ("", 0))
+            value, line = launcher.option(name)
             if port := re.fullmatch(r"(?:.*:)?(\d+)", value):
                 yield Hit(line, port[1])
     for command in script.commands("accelerate", "deepspeed"):
@@ -74,17 +77,14 @@ def _no_endpoint(script: Script) -> Iterable[Hit]:
     for launcher in _launchers(script):
         named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & launcher.options.keys()
         set_as_well = script.sets("PET_RDZV_ENDPOINT") or script.sets("PET_MASTER_ADDR")
-        if _several_nodes(launcher, script) and not named and not set_as_well:
+        if script.nodes > 1 and not launcher.alone and not named and not set_as_well:
             yield Hit(launcher.line)
 
 
 def _hostname_i(script: Script) -> Iterable[Hit]:
     yield from (Hit(variable.line, variable.name) for variable in _addresses(script) if _HOSTNAME_I.search(variable.raw))
-    for launcher in _launchers(script):
-        for name in ("master-addr", "rdzv-endpoint"):
-            value, line = launcher.options.get(name, ("", 0))
-            if value.startswith(("$(", "`")) and _HOSTNAME_I.search(value):
-                yield Hit(line, f"--{name}")
+    yield from (Hit(line, name) for _, name, value, line in _endpoints(script)
+                if value.startswith(("$(", "`")) and _HOSTNAME_I.search(value))
 
 
 def _own_address(script: Script) -> Iterable[Hit]:
@@ -98,11 +98,9 @@ def _localhost(script: Script) -> Iterable[Hit]:
         for variable in _addresses(script):
             if _LOCAL.fullmatch(variable.value):
                 yield Hit(variable.line, variable.name, variable.value)
-        for launcher in _launchers(script):
-            for name in ("master-addr", "rdzv-endpoint"):
-                value, line = launcher.options.get(name, ("", 0))
-                if _several_nodes(launcher, script) and (local := _LOCAL.match(value)):
-                    yield Hit(line, f"--{name}", local[0])
+        for launcher, name, value, line in _endpoints(script):
+            if not launcher.alone and (local := _LOCAL.match(value)):
+                yield Hit(line, name, local[0])
 
 
 def _fallback_to_localhost(script: Script) -> Iterable[Hit]:
@@ -123,8 +121,8 @@ def _unexpanded_nodelist(script: Script) -> Iterable[Hit]:
 
 def _inert_node_rank(script: Script) -> Iterable[Hit]:
     for launcher in _launchers(script):
-        if "node-rank" in launcher.options and (launcher.value("rdzv-backend") or "static") in ("c10d", "etcd", "etcd-v2"):
-            yield Hit(launcher.options["node-rank"][1], launcher.value("rdzv-backend") or "")
+        if "node-rank" in launcher.options and launcher.meets:
+            yield Hit(launcher.option("node-rank")[1], launcher.option("rdzv-backend")[0])
 
 
 def _expanded_too_early(script: Script) -> Iterable[Hit]:

@@ -40,8 +40,7 @@ def _short_time(script: Script) -> Iterable[Hit]:
 
 def _cpus_unset(script: Script) -> Iterable[Hit]:
     """Yield uses of an unset SLURM_CPUS_PER_TASK: Slurm sets it only if CPUs per task are requested."""
-    places = (*script.header.components, *(step.options for step in script.steps))
-    names = {option.name for options in places for option in options}
+    names = {option.name for option in (*script.directives, *script.everywhere)}
     if script.options and not {"cpus-per-task", "tres-per-task"} & names and not script.sets("SLURM_CPUS_PER_TASK"):
         uses = (number for number, line in enumerate(script.lines, start=1)
                 if not line.lstrip().startswith("#") and _CPUS.search(line))
@@ -49,11 +48,10 @@ def _cpus_unset(script: Script) -> Iterable[Hit]:
 
 
 def _count_behind_equals(script: Script) -> Iterable[Hit]:
-    for options in script.header.components:
-        for option in options:
-            if option.name == "gres" and re.search(r"(?<!\w)\w+=\d+(,|$)", option.value or ""):
-                mended = re.sub(r"(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
-                yield Hit(option.line, f"--gres={option.value}", f"--gres={mended}")
+    for option in script.directives:
+        if option.name == "gres" and re.search(r"(?<!\w)\w+=\d+(,|$)", option.value or ""):
+            mended = re.sub(r"(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
+            yield Hit(option.line, f"--gres={option.value}", f"--gres={mended}")
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
@@ -99,11 +97,10 @@ def _no_memory(script: Script) -> Iterable[Hit]:
 
 
 def _megabytes(script: Script) -> Iterable[Hit]:
-    for options in (script.options, *(step.options for step in script.steps)):
-        for option in options:
-            value = option.value or ""
-            if option.name in MEMORY and value.isdecimal() and 0 < int(value) < A_GIGABYTE:
-                yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
+    for option in script.everywhere:
+        value = option.value or ""
+        if option.name in MEMORY and value.isdecimal() and 0 < int(value) < A_GIGABYTE:
+            yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
 
 
 def _minutes(script: Script) -> Iterable[Hit]:
@@ -158,8 +155,7 @@ def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
 
 
 def _hidden_peers(script: Script) -> Iterable[Hit]:
-    everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
-    if any(option.name in ("gpu-bind", "tres-bind") and (option.value or "").endswith("none") for option in everywhere):
+    if any(option.name in ("gpu-bind", "tres-bind") and (option.value or "").endswith("none") for option in script.everywhere):
         return
     alone = (script.number("ntasks-per-node") or 1) == 1  # then several GPUs per task are all GPUs of the node
     for options, several in ((script.options, script.tasks > 1),
@@ -172,10 +168,8 @@ def _hidden_peers(script: Script) -> Iterable[Hit]:
 
 
 def _bound_to_one(script: Script) -> Iterable[Hit]:
-    for options in (script.options, *(step.options for step in script.steps)):
-        for option in options:
-            if option.name == "gpu-bind" and _ONE_GPU.match(option.value or ""):
-                yield Hit(option.line, f"--gpu-bind={option.value}")
+    yield from (Hit(option.line, f"--gpu-bind={option.value}") for option in script.everywhere
+                if option.name == "gpu-bind" and _ONE_GPU.match(option.value or ""))
 
 
 def _nodes_times_tasks(script: Script) -> Iterable[Hit]:
@@ -234,12 +228,11 @@ def names_of(export: Option) -> str:
 
 
 def _export_commas(script: Script) -> Iterable[Hit]:
-    for options in (script.options, *(step.options for step in script.steps)):
-        for option in options:
-            parts = (option.value or "").split(",") if option.name == "export" else []
-            for before, part in itertools.pairwise(parts):
-                if "=" in before and "=" not in part and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", part):
-                    yield Hit(option.line, f"{before.partition('=')[0]}=…,{part}")
+    for option in script.everywhere:
+        parts = (option.value or "").split(",") if option.name == "export" else []
+        for before, part in itertools.pairwise(parts):
+            if "=" in before and "=" not in part and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", part):
+                yield Hit(option.line, f"{before.partition('=')[0]}=…,{part}")
 
 
 def _how_many_tasks(script: Script) -> Iterable[Hit]:
@@ -251,8 +244,7 @@ def _how_many_tasks(script: Script) -> Iterable[Hit]:
 
 def _nodes_without_gpus(script: Script) -> Iterable[Hit]:
     exclusive = script.option("exclusive")
-    everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
-    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in everywhere)
+    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.everywhere)
     used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
     if exclusive and not requested and used:
         yield Hit(exclusive.line)
@@ -266,8 +258,7 @@ def _long_wait_for_switches(script: Script) -> Iterable[Hit]:
 
 def _array_of_components(script: Script) -> Iterable[Hit]:
     if len(script.header.components) > 1:
-        yield from (Hit(option.line) for options in script.header.components for option in options
-                    if option.name == "array")
+        yield from (Hit(option.line) for option in script.directives if option.name == "array")
 
 
 RULES: tuple[Rule[Script], ...] = (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.programs import is_training
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import SHELLS, Command, inner_script
 
 _SIGNAL = re.compile(r"(?:([RB]+):)?(?:SIG)?(\w+?)(?:@\d+)?", re.IGNORECASE)
@@ -34,7 +34,7 @@ def _traps(script: Script, signal: str, *, task: bool) -> list[Command]:
 
 
 def _reaches_nobody(script: Script) -> Iterable[Hit]:
-    if (request := _signal_request(script)) and not request[2] and not script.steps and not any(script.commands(*ELSEWHERE)) \
+    if (request := _signal_request(script)) and not request[2] and script.starts_here \
             and any(is_training(command.words) for command in script.shell.commands):
         yield Hit(request[0].line, request[1])
 

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.launchers import MPIRUNS
 from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
 from hpc_mp.lint.sbatch.step import Step
 
@@ -20,7 +21,6 @@ GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
 _GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
 NAMING = ("which", "type", "command", "echo", "man")  # commands that name another command without starting it
-MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
 def _training_steps(script: Script) -> list[Step]:
@@ -66,15 +66,15 @@ def _left_behind(script: Script) -> Iterable[Hit]:
 
 
 def _is_work(command: Command) -> bool:
-    return command.name in ("srun", *MPI) or is_training(command.words)
+    return command.name in ("srun", *MPIRUNS) or is_training(command.words)
 
 
 def _mpi_in_step(script: Script) -> Iterable[Hit]:
     """Yield MPI launchers in a step, also inside a container: after the image, or after the mpirun that starts the container."""
     for command in script.shell.commands:
-        inside = command.task or command.name in MPI
-        launchers = command.words[:1] if command.name in MPI and command.task else [
-            word for before, word in itertools.pairwise(command.words) if word.base in MPI and not before.text.startswith("-")
+        inside = command.task or command.name in MPIRUNS
+        launchers = command.words[:1] if command.name in MPIRUNS and command.task else [
+            word for before, word in itertools.pairwise(command.words) if word.base in MPIRUNS and not before.text.startswith("-")
             and before.base not in NAMING] if inside and any(word.base in CONTAINERS for word in command.words) else []
         yield from (Hit(word.line, word.base) for word in launchers[:1])
 
@@ -105,20 +105,20 @@ def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
         inner = inner_script(step.program)
         commands = [command.words for command in read_shell(inner.text, inner.line).commands] if inner else [step.program]
         for launcher in filter(None, map(torchrun, commands)):
-            if per_node.isdecimal() and int(per_node) > 1 and (launcher.value("nproc-per-node") or "1") != "1":
+            if per_node.isdecimal() and int(per_node) > 1 and launcher.per_node not in ("", "1"):
                 yield Hit(launcher.line, per_node)
 
 
 def _first_node_only(script: Script) -> Iterable[Hit]:
-    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.nodes > 1 and script.starts_here:
         for command in script.shell.commands:
             launcher = torchrun(command.words)
-            if launcher and not command.captured and (launcher.value("nnodes") or "1") not in ("1", "1:1"):
+            if launcher and not command.captured and not launcher.alone:
                 yield Hit(command.line, str(script.nodes))
 
 
 def _one_of_many(script: Script) -> Iterable[Hit]:
-    if script.tasks > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.tasks > 1 and script.starts_here:
         for command in script.shell.commands:
             if command.name.startswith("python") and is_training(command.words) and not torchrun(command.words) \
                     and not command.captured:
