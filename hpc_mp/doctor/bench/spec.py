@@ -18,26 +18,19 @@ MPI_TYPES = ("float", "double", "int32")
 
 @dataclass(frozen=True, slots=True)
 class BenchSpec:
-    """The specification of one run.
-
-    Attributes:
-        groups: groups of ranks that exchange data, all at the same time.
-        sizes: bytes of the whole array, ascending.
-        warmup, iterations: untimed and timed operations for each size and placement.
-        timeout: seconds that ranks wait for each other.
-    """
+    """The specification of one run."""
 
     collective: str
     backend: Backend
     nodes: int
     ranks_per_node: int
-    groups: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]  # groups of ranks that exchange data, all at the same time
+    sizes: tuple[int, ...]  # bytes of the whole array, ascending
     dtype: str = "float"
-    warmup: int = 5
-    iterations: int = 20
+    warmup: int = 5  # untimed operations for each size and placement
+    iterations: int = 20  # timed ones
     check: bool = True
-    timeout: float = 300.0
+    timeout: float = 300.0  # seconds that ranks wait for each other
 
     def __post_init__(self) -> None:
         collective(self.collective)

@@ -26,23 +26,14 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Check(Generic[Facts]):
-    """A check of one property of a machine.
+    """A check of one property of a machine."""
 
-    Attributes:
-        code: stable identifier: lower case words with hyphens.
-        reader: function that reads the facts; raises Unavailable if it cannot. Checks with the same reader share one reading.
-        judge: function from facts to judgements; none if the machine has no such part.
-        reads: files and programs that are read, for people.
-        rule: conditions of a warning and an error, for people.
-        remedy: default remedy of a judgement that is not ok.
-    """
-
-    code: str
-    reader: Callable[[NodeSource], Facts]
-    judge: Callable[[Facts], Iterable[Judgement]]
-    reads: str = ""
-    rule: str = ""
-    remedy: str = ""
+    code: str  # stable identifier: lower case words with hyphens
+    reader: Callable[[NodeSource], Facts]  # raises Unavailable if it cannot; checks with the same reader share one reading
+    judge: Callable[[Facts], Iterable[Judgement]]  # yields nothing if the machine has no such part
+    reads: str = ""  # files and programs that are read, for people
+    rule: str = ""  # conditions of a warning and an error, for people
+    remedy: str = ""  # default remedy of a judgement that is not ok
 
     @property
     def severity(self) -> Severity:

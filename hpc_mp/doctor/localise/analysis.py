@@ -17,18 +17,12 @@ ENOUGH = 4
 
 @dataclass(frozen=True, slots=True)
 class NetworkState:
-    """The fitted state of the network.
-
-    Attributes:
-        base: log GB/s of an undisturbed healthy pair.
-        noise: sigma of the log rates of healthy pairs.
-        node: health of nodes, from undisturbed pairs; crowded pairs can only clear.
-    """
+    """The fitted state of the network."""
 
     table: PairTable
-    base: float
-    noise: float
-    node: Health
+    base: float  # log GB/s of an undisturbed healthy pair
+    noise: float  # sigma of the log rates of healthy pairs
+    node: Health  # health of nodes, from undisturbed pairs; crowded pairs can only clear
     load: Load
 
 

@@ -15,19 +15,13 @@ from hpc_mp.doctor.localise.record import ClusterLayout, Pair, RoundLog
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nodes and pairs that do not answer.
+    """Nodes and pairs that do not answer."""
 
-    Attributes:
-        down: nodes without an answer since they were first silent, with at least two partners, one of which has answered.
-        aside: silent nodes that are not proven to be the cause; they are left out of the rounds until a retest.
-        cut: pairs that were silent twice although both ends answer others.
-        doubtful: pairs that were silent once and never talked, although both ends answer others.
-    """
-
+    # nodes without an answer since they were first silent, with at least two partners, one of which has answered
     down: frozenset[int]
-    aside: frozenset[int]
-    cut: frozenset[Pair]
-    doubtful: frozenset[Pair]
+    aside: frozenset[int]  # silent nodes that are not proven to be the cause; they are left out of the rounds until a retest
+    cut: frozenset[Pair]  # pairs that were silent twice although both ends answer others
+    doubtful: frozenset[Pair]  # pairs that were silent once and never talked, although both ends answer others
 
 
 def silence(record: RoundLog) -> Silence:
@@ -61,15 +55,10 @@ def silence(record: RoundLog) -> Silence:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Slow links between healthy nodes.
+    """Slow links between healthy nodes."""
 
-    Attributes:
-        bad: fraction of the healthy rate by pair.
-        open: pairs that look slow but lack undisturbed samples, the slowest first.
-    """
-
-    bad: dict[Pair, float]
-    open: tuple[Pair, ...]
+    bad: dict[Pair, float]  # fraction of the healthy rate by pair
+    open: tuple[Pair, ...]  # pairs that look slow but lack undisturbed samples, the slowest first
 
 
 def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Links:

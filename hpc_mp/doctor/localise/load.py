@@ -23,19 +23,12 @@ LOADED = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The state under full load.
+    """The state under full load."""
 
-    Attributes:
-        health: health of leaves if they are known, else of the uplink behind each node.
-        table: the rows on which the health is based.
-        tapered: True if healthy pairs are slower under full load than undisturbed.
-        group: if leaves are unknown, group of every node: nodes of one group (≥ 0) were fast together while a crowd was slow.
-    """
-
-    health: Health
-    table: PairTable
-    tapered: bool
-    group: Ints
+    health: Health  # health of leaves if they are known, else of the uplink behind each node
+    table: PairTable  # the rows on which the health is based
+    tapered: bool  # True if healthy pairs are slower under full load than undisturbed
+    group: Ints  # if leaves are unknown, group of every node: nodes of one group (≥ 0) were fast together while a crowd was slow
     score: Floats
 
 

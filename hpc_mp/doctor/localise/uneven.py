@@ -50,17 +50,11 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of healthy log rates.
+    """The spread of healthy log rates."""
 
-    Attributes:
-        level: median.
-        slowest: tenth percentile; a tenth of many may be slower for separate reasons.
-        possible: largest possible difference between healthy rates.
-    """
-
-    level: float
-    slowest: float
-    possible: float
+    level: float  # median
+    slowest: float  # tenth percentile; a tenth of many may be slower for separate reasons
+    possible: float  # largest possible difference between healthy rates
 
     @property
     def node(self) -> float:

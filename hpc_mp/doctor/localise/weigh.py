@@ -71,17 +71,12 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The pairs without suspects.
+    """The pairs without suspects."""
 
-    Attributes:
-        rest: their spread; None if there are no such pairs.
-        nodes, pairs: log odds that the nodes (by their fastest pairs) and the pairs are alike, less the log of the number of
-            possible choices of suspects: of enough pairs some are always alike.
-    """
-
-    rest: Spread | None
-    nodes: float
-    pairs: float
+    rest: Spread | None  # their spread; None if there are no such pairs
+    nodes: float  # log odds that the nodes, by their fastest pairs, are alike
+    pairs: float  # log odds that the pairs are alike
+    # Both are less the log of the number of possible choices of suspects: of enough pairs some are always alike.
 
     def bears(self, suspect: Suspect, of_nodes: bool, rate: float) -> bool:
         """Return True if a verdict of the fit stands: a healthy cluster of uneven pairs is unlikely to have other pairs this

@@ -17,19 +17,12 @@ from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A fault.
+    """A fault."""
 
-    Attributes:
-        code: stable kind of fault, a key of ``REMEDIES``.
-        members: nodes, leaf switches, "n3 rail 1", or links "n1–n3". Several mean that one of them is faulty.
-        certain: True if the evidence suffices for the single member; else it is a suspicion.
-        evidence: measured values and the values that they are compared with.
-    """
-
-    code: str
-    members: tuple[str, ...]
-    certain: bool
-    evidence: str
+    code: str  # stable kind of fault, a key of ``REMEDIES``
+    members: tuple[str, ...]  # nodes, leaf switches, "n3 rail 1", or links "n1–n3". Several mean that one of them is faulty
+    certain: bool  # True if the evidence suffices for the single member; else it is a suspicion
+    evidence: str  # measured values and the values that they are compared with
     factor: float | None = None
 
     @property

@@ -21,35 +21,24 @@ ERRORS = ("errin", "errout", "dropin", "dropout")
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface that carries the data of one rail.
-
-    Attributes:
-        mtu: largest packet in bytes.
-        speed: link speed in Mbit/s, 0 if the driver does not report it.
-    """
+    """A network interface that carries the data of one rail."""
 
     name: str
     address: str
-    mtu: int
-    speed: int
+    mtu: int  # largest packet in bytes
+    speed: int  # link speed in Mbit/s, 0 if the driver does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as its agent sees it.
-
-    Attributes:
-        model: CPU model.
-        port: port of the agent, for TCP and UDP.
-        platform: the environment profile that matches the machine; None if none does.
-    """
+    """A node as its agent sees it."""
 
     node: str
     interfaces: tuple[Interface, ...]
-    model: str
+    model: str  # of the CPU
     cpus: int
-    port: int
-    platform: str | None = None
+    port: int  # of the agent, for TCP and UDP
+    platform: str | None = None  # the environment profile that matches the machine; None if none does
 
     def document(self) -> dict[str, Any]:
         return asdict(self)

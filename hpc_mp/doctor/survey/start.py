@@ -26,41 +26,26 @@ MINUTES = 20  # time limit of a separate job, which ends as soon as the survey d
 
 @dataclass(frozen=True, slots=True)
 class SurveyRequest:
-    """The request of a survey: its nodes and options.
+    """The request of a survey: its nodes and options."""
 
-    Attributes:
-        nodes: number of nodes; None = those of ``nodelist``, else all of the current allocation.
-        nodelist: names of nodes.
-        interfaces: network interfaces to measure, one per rail; empty = the interface of a node's name.
-        topology: a topology file, if Slurm does not know the switches.
-        gpus: GPUs per node between which NCCL is measured; 0 = TCP between the interfaces.
-        load_seconds: duration of each kind of work of the nodes' devices under load; 0 = no load.
-        options: more options for srun: an account, a reservation.
-    """
-
-    nodes: int | None = None
+    nodes: int | None = None  # number of nodes; None = those of ``nodelist``, else all of the current allocation
     nodelist: tuple[str, ...] = ()
     partition: str | None = None
-    interfaces: tuple[str, ...] = ()
-    topology: Path | None = None
-    gpus: int = 0
-    load_seconds: float = 0.0
-    options: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()  # network interfaces to measure, one per rail; empty = the interface of a node's name
+    topology: Path | None = None  # a topology file, if Slurm does not know the switches
+    gpus: int = 0  # GPUs per node between which NCCL is measured; 0 = TCP between the interfaces
+    load_seconds: float = 0.0  # duration of each kind of work of the nodes' devices under load; 0 = no load
+    options: tuple[str, ...] = ()  # more options for srun: an account, a reservation
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStart:
-    """A plan to start agents; calling it starts srun.
-
-    Attributes:
-        inside: True to start a step of the allocation in ``environ``.
-        absent: requested nodes that are unavailable, with the reason.
-    """
+    """A plan to start agents; calling it starts srun."""
 
     request: SurveyRequest
-    inside: bool
+    inside: bool  # True to start a step of the allocation in ``environ``
     environ: Mapping[str, str]
-    absent: Mapping[str, str]
+    absent: Mapping[str, str]  # requested nodes that are unavailable, with the reason
 
     @property
     def available(self) -> list[str]:

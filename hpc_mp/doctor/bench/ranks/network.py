@@ -9,21 +9,14 @@ from hpc_mp.planner.collectives import Collective
 
 
 class Network(Protocol):
-    """The communicator of all ranks, and that of this rank's group.
-
-    Attributes:
-        rank, world: index and number of all ranks.
-        member, members: index and number of the ranks of its group.
-        device: name of the device with the buffers.
-        versions: versions of the libraries, for the record.
-    """
+    """The communicator of all ranks, and that of this rank's group."""
 
     rank: int
-    world: int
-    member: int
-    members: int
-    device: str
-    versions: dict[str, str]
+    world: int  # number of all ranks
+    member: int  # index in its group
+    members: int  # number of the ranks of its group
+    device: str  # name of the one with the buffers
+    versions: dict[str, str]  # of the libraries, for the record
 
     def buffer(self, elements: int) -> Any:
         """Return a one-dimensional array or tensor on the device."""
