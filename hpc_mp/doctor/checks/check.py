@@ -60,11 +60,8 @@ Answers = Callable[[Mapping[str, Callable[[], Said]], float, "Path | None"], Map
 def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5, answers: Answers = in_time) -> list[Finding]:
     """Return the findings in the order of the checks. A check that cannot read, fails or times out is unknown.
 
-    Args:
-        checks: checks to run; those with the same reader share one reading.
-        source: the machine.
-        deadline: seconds for all checks together.
-        answers: runner of the readings, by default in separate processes, so that none can hang the caller.
+    ``deadline``: seconds for all checks together. ``answers``: runner of the readings, by default in separate processes, so that
+    none can hang the caller.
     """
     groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
     for check in checks:

@@ -187,10 +187,7 @@ def alike(rates: Collection[MeasuredRate], independent: int) -> float:
     """Return the log odds that these rates are equal except for noise, against rates spread over the natural range.
 
     The noise is estimated from few samples, so Student's t distribution with four degrees of freedom is used. Its density at t
-    is 3/8 · (1 + t²/4)^−2.5.
-
-    Args:
-        independent: as in ``_possible``.
+    is 3/8 · (1 + t²/4)^−2.5. ``independent`` is as in ``_possible``.
     """
     if independent < 2 or not rates:
         return -inf

@@ -124,10 +124,9 @@ class AgentPool:
         return {}
 
     def order(self, order: Message, awaited: Collection[int], within: float) -> dict[int, Message]:
-        """Send an order and gather the answers until all of ``awaited`` have answered or the time is up.
+        """Send an order and gather the answers until all of ``awaited`` have answered or ``within`` seconds are over.
 
-        Args:
-            within: timeout in seconds; once half of the agents have answered, the timeout for stragglers is shortened.
+        Once half of the agents have answered, the timeout for stragglers is shortened.
         """
         number = next(self._numbers)
         line = encode({"id": number, **order})

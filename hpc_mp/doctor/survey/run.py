@@ -31,9 +31,7 @@ Show = Callable[[str, SurveyState | None], None]
 def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
     """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
 
-    Raises:
-        HpcMpError: no Slurm, no nodes, or no node has the interface.
-        RunFailed: no agent could be started.
+    Raises HpcMpError for no Slurm, no nodes, or no node with the interface; RunFailed if no agent could be started.
     """
     start: AgentStart | None = plan(request, environ)
     messages: list[str] = []

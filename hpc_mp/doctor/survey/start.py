@@ -82,11 +82,7 @@ class AgentStart:
 
 
 def plan(request: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> AgentStart:
-    """Return the plan to start the agents.
-
-    Raises:
-        HpcMpError: there is no Slurm, no nodes are given, or there are not that many.
-    """
+    """Plan the start of the agents. Raises HpcMpError if there is no Slurm, no nodes are given, or there are not that many."""
     silence = why_silent(ask)
     if silence is not None:
         raise HpcMpError("doctor", f"cannot survey nodes without Slurm: {silence}", "run it where Slurm's commands work")
@@ -142,8 +138,7 @@ def _check_names(request: SurveyRequest, ask: Runner) -> None:
 def without(start: AgentStart, messages: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
     """Return the plan without the nodes that srun reports as unreachable or lost; None if it names none.
 
-    Args:
-        nodes: nodes of the step in srun's order: srun reports a lost node by its number.
+    srun reports a lost node by its number in ``nodes``, the nodes of the step in srun's order.
     """
     failed = failed_nodes(messages, nodes)
     if not failed:
