@@ -29,7 +29,7 @@ class Check(Generic[Facts]):
     """A check of one property of a machine."""
 
     code: str  # stable identifier: lower case words with hyphens
-    reader: Callable[[NodeSource], Facts]  # raises Unavailable if it cannot; checks with the same reader share one reading
+    reader: Callable[[NodeSource], Facts | None]  # raises Unavailable if it cannot; checks with the same reader share one reading
     judge: Callable[[Facts], Iterable[Judgement]]  # yields nothing if the machine has no such part
     reads: str = ""  # files and programs that are read, for people
     rule: str = ""  # conditions of a warning and an error, for people
@@ -40,7 +40,10 @@ class Check(Generic[Facts]):
         """The gravest severity that the rule names."""
         return next((severity for severity in SEVERITIES if severity in self.rule), "ok")
 
-    def findings(self, facts: Facts) -> list[Finding]:
+    def findings(self, facts: Facts | None) -> list[Finding]:
+        """Return the findings; none for None, by which a reader says that the machine has no such part."""
+        if facts is None:
+            return []
         return [Finding(self.code, severity, subject, message, fix if severity == "ok" else fix or self.remedy)
                 for severity, message, subject, fix in self.judge(facts)]
 

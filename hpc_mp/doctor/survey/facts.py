@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import psutil
@@ -39,9 +39,6 @@ class NodeFacts:
     cpus: int
     port: int  # of the agent, for TCP and UDP
     platform: str | None = None  # the environment profile that matches the machine; None if none does
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> Self:

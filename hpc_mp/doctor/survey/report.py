@@ -48,7 +48,7 @@ class Report:
         evidence = self.evidence
         return {
             "cluster": self.cluster, "time": self.time, "seconds": self.seconds, "complete": self.complete,
-            "nodes": [facts.document() for facts in evidence.facts], "leaves": dict(evidence.leaves),
+            "nodes": [asdict(facts) for facts in evidence.facts], "leaves": dict(evidence.leaves),
             "absent": {node: absence.why for node, absence in evidence.absent.items()},
             "expected": self.verdict.expected if self.verdict else None, "rounds": self.verdict.rounds if self.verdict else 0,
             "diagnoses": [asdict(diagnosis) | {"remedy": diagnosis.remedy} for diagnosis in self.diagnoses],

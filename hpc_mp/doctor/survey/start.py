@@ -14,7 +14,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.inside import why_outside
 from hpc_mp.cluster.slurm.nodelist import compress, expand
-from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.cluster.slurm.nodes import NodeState, node_states
 from hpc_mp.cluster.slurm.query import why_silent
 from hpc_mp.cluster.slurm.records import find_record
 from hpc_mp.cluster.slurm.steps import failed_nodes, srun
@@ -111,10 +111,7 @@ def _check_number(request: SurveyRequest, inside: bool, ask: Runner) -> None:
                          "give one of the two")
     if inside or request.nodelist or not request.nodes:
         return
-    try:
-        total = len(node_states((), request.partition, ask))
-    except CommandFailed:
-        return
+    total = len(_states((), request.partition, ask) or ())
     if total and request.nodes > total:
         scope = f"partition {request.partition}" if request.partition else "this cluster"
         raise HpcMpError(f"doctor --nodes {request.nodes}", f"{scope} has {counted(total, 'node')}",
@@ -123,16 +120,14 @@ def _check_number(request: SurveyRequest, inside: bool, ask: Runner) -> None:
 
 def _check_names(request: SurveyRequest, ask: Runner) -> None:
     """Refuse nodes and a partition that do not exist: Slurm would refuse the step without stating the wrong name."""
-    try:
-        if request.partition and not node_states((), request.partition, ask):
-            raise HpcMpError(f"doctor --partition {request.partition}", "is no partition with nodes that you may use",
-                             "`sinfo -s` lists them")
-        states = node_states(request.nodelist, ask=ask) if request.nodelist else {}
-        if strangers := [node for node in request.nodelist if node not in states and not find_record("node", node, ask)]:
-            what = "are no nodes" if strangers[1:] else "is no node"
-            raise HpcMpError(f"doctor --nodelist {compress(strangers)}", f"{what} of this cluster", "`sinfo -N` lists them")
-    except CommandFailed:
-        return
+    if request.partition and _states((), request.partition, ask) == {}:
+        raise HpcMpError(f"doctor --partition {request.partition}", "is no partition with nodes that you may use",
+                         "`sinfo -s` lists them")
+    states = _states(request.nodelist, None, ask) if request.nodelist else None
+    if states is not None and (strangers := [node for node in request.nodelist
+                                             if node not in states and not find_record("node", node, ask)]):
+        what = "are no nodes" if strangers[1:] else "is no node"
+        raise HpcMpError(f"doctor --nodelist {compress(strangers)}", f"{what} of this cluster", "`sinfo -N` lists them")
 
 
 def without(start: AgentStart, messages: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
@@ -149,19 +144,23 @@ def without(start: AgentStart, messages: Sequence[str], nodes: Sequence[str] = (
 
 def out_of_service(request: SurveyRequest, ask: Runner = ask) -> str:
     """Return why a survey is queued: the eligible nodes that are out of service; empty if there are none."""
-    try:
-        states = node_states(request.nodelist, request.partition, ask)
-    except CommandFailed:
-        return ""
-    return ", ".join(f"{node} is {record.state}" + (f" ({record.reason})" if record.reason else "")
-                     for node, record in states.items() if not record.in_service)
+    states = _states(request.nodelist, request.partition, ask) or {}
+    return ", ".join(f"{node} is {_words(record)}" for node, record in states.items() if not record.in_service)
 
 
 def _not_ready(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:
     """Return the nodes that a job would have to wait for, with their state; none if Slurm does not answer."""
+    states = (_states(nodes, None, ask) if nodes else None) or {}
+    return {node: f"Slurm calls it {_words(record)}" for node, record in states.items() if node in nodes and not record.ready}
+
+
+def _states(nodes: Sequence[str], partition: str | None, ask: Runner) -> dict[str, NodeState] | None:
+    """Return the states of nodes as ``node_states`` does; None if Slurm does not answer."""
     try:
-        states = node_states(nodes, ask=ask) if nodes else {}
+        return node_states(nodes, partition, ask)
     except CommandFailed:
-        return {}
-    return {node: f"Slurm calls it {record.state}" + (f" ({record.reason})" if record.reason else "")
-            for node, record in states.items() if node in nodes and not record.ready}
+        return None
+
+
+def _words(record: NodeState) -> str:
+    return f"{record.state} ({record.reason})" if record.reason else record.state
