@@ -11,8 +11,7 @@ from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level,
 from hpc_mp.doctor.localise.load import Load, of_leaves, of_nodes
 from hpc_mp.doctor.localise.record import Bools, ClusterLayout, PairTable, RoundLog
 
-ENOUGH = 4
-"""Samples from which on their level is worth something."""
+ENOUGH = 4  # samples from which on their level is worth something
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise.record import LINK, Suspect, SuspectKind
 
-Names = tuple[str, str]
-"""The names of two nodes."""
+Names = tuple[str, str]  # the names of two nodes
 
 MOST = 0.75
 """Share of a node's judged pairs that must be bad before the node is named: its partners may have a fault of their own."""

@@ -32,12 +32,9 @@ class DecisionRule:
 
 
 RULE = DecisionRule()
-COMMON = 5
-"""Samples of a round from which on their median is taken for what the round has in common."""
-MARGIN = 3.0
-"""Evidence beyond a conviction: noise and the worth of slow samples are estimated anew with every round."""
-NEAR = 0.12
-"""Log rates this near to a level belong to it: about half way to the mildest fault."""
+COMMON = 5  # samples of a round from which on their median is taken for what the round has in common
+MARGIN = 3.0  # evidence beyond a conviction: noise and the worth of slow samples are estimated anew with every round
+NEAR = 0.12  # log rates this near to a level belong to it: about half way to the mildest fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,10 @@ from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level,
 from hpc_mp.doctor.localise.groups import LEARNT, clusters, relations
 from hpc_mp.doctor.localise.record import Bools, ClusterLayout, Floats, Ints, PairTable
 
-CROWDED = 0.25
-"""Share of slow pairs from which on crowds are called slow."""
-EARLY = 6
-"""Full rounds of random pairs by which that is told; later ones may be made of chosen pairs."""
-LUCK = 3.0
-"""What one fast sample can add under load: a slow uplink is fast when few of its nodes happen to use it."""
-LOADED = 0.75
-"""Share of a leaf's nodes that must talk to others for its uplink to count as loaded."""
+CROWDED = 0.25  # share of slow pairs from which on crowds are called slow
+EARLY = 6  # full rounds of random pairs by which that is told; later ones may be made of chosen pairs
+LUCK = 3.0  # what one fast sample can add under load: a slow uplink is fast when few of its nodes happen to use it
+LOADED = 0.75  # share of a leaf's nodes that must talk to others for its uplink to count as loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Pair = tuple[int, int]
-"""Indices of two nodes, the smaller first."""
+Pair = tuple[int, int]  # indices of two nodes, the smaller first
 
-LINK = "–"
-"""The sign between the two ends of a link."""
+LINK = "–"  # the sign between the two ends of a link
 
 SuspectKind = Literal["node", "rail", "uplink", "link", "down"]
 
@@ -67,8 +65,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-DEAD = 1e-6
-"""GB/s noted for a rail that does not answer while others of its pair do."""
+DEAD = 1e-6  # GB/s noted for a rail that does not answer while others of its pair do
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,9 @@ from hpc_mp.doctor.localise.record import ClusterLayout, Floats, Pair, PairTable
 
 NATURAL = log(2)
 """Log factor by which healthy pairs may differ by nature: assumed until enough of them show that they differ by less."""
-CHANCE = 0.001
-"""Of pairs that differ more than those that are seen make believe."""
-ODD = 0.01
-"""Chance of a pair to be slow for some reason of its own."""
-EXACT = 0.01
-"""Sigma below which log rates of pairs are never known."""
+CHANCE = 0.001  # probability that healthy pairs differ by more than the measured ones show
+ODD = 0.01  # chance of a pair to be slow for some reason of its own
+EXACT = 0.01  # sigma below which log rates of pairs are never known
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from hpc_mp.doctor.localise.analysis import NetworkState
 from hpc_mp.doctor.localise.fit import RULE
 from hpc_mp.doctor.localise.record import LINK, ClusterLayout, Pair, Suspect
 
-OF_NODES = ("node", "rail")
-"""Kinds of suspects for or against which all pairs of a node speak."""
+OF_NODES = ("node", "rail")  # kinds of suspects for or against which all pairs of a node speak
 ODDS = {True: log(5000), False: log(200)}
 """Log odds for a verdict on nodes, of which each has a part in many pairs, and on a pair."""
 

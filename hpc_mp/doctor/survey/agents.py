@@ -15,8 +15,7 @@ from typing import IO, Any, Self
 
 Message = dict[str, Any]
 
-PIECE = 900
-"""srun passes on at most 1,024 bytes of a task's line at once, and another task's line may come between two parts."""
+PIECE = 900  # srun passes on at most 1,024 bytes of a task's line at once, and another task's line may come between two parts
 MARK = "hpc-mp-survey"  # a site's prolog may write to the same stream
 
 

@@ -194,8 +194,7 @@ def _share(legs: Iterable[Leg]) -> float:
 
 SLOW_CPU, SUSPECT_CPU = 0.85, 0.9
 """Of what equal nodes compute in their best window; who is below the second is tested again, below the first may be slow."""
-STARVED = 0.9
-"""Of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile."""
+STARVED = 0.9  # of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile
 CPU_TRIALS = 8
 """Nobody is called slow before so many trials, nor compared with nodes of fewer: others come and go on the same CPUs."""
 
