@@ -9,7 +9,7 @@ from math import exp, log
 import numpy as np
 
 from hpc_mp.doctor.localise.analysis import NetworkState
-from hpc_mp.doctor.localise.fit import NEAR, DecisionRule
+from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, scatter
 from hpc_mp.doctor.localise.record import ClusterLayout, Pair, RoundLog
 
 
@@ -78,7 +78,7 @@ def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Li
     limit = -NEAR * 0.8
     if crowd.any():
         middle = np.median(mean[crowd])
-        limit = min(limit, -2 * 1.4826 * float(np.median(np.abs(mean[crowd] - middle))))
+        limit = min(limit, -2 * scatter(mean[crowd] - middle))
         mean = np.where(table.alone, mean, mean - middle)
     evidence: defaultdict[Pair, list[float]] = defaultdict(list)
     samples: defaultdict[Pair, list[float]] = defaultdict(list)
