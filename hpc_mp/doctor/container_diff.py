@@ -26,20 +26,13 @@ _CLOUD = tuple(f"{place}/*.so*" for place in ("/usr/local/gib/lib64", "/var/lib/
 
 @dataclass(frozen=True)
 class Item:
-    """An item that both places should show. Its value is a list of names, a number, or True.
-
-    Attributes:
-        read: reader of the value in one place; raises Unavailable if the place does not have it.
-        formatter: function that formats a number as text.
-        grave: severity of the finding if the container lacks the item or has less of it.
-        reads, remedy: text for people.
-    """
+    """An item that both places should show. Its value is a list of names, a number, or True."""
 
     code: str
-    read: Callable[[NodeSource], Any]
-    grave: Severity
+    read: Callable[[NodeSource], Any]  # raises Unavailable if the place does not have it
+    grave: Severity  # severity of the finding if the container lacks the item or has less of it
     what: str
-    reads: str
+    reads: str  # for people, as the remedy is
     remedy: str
     formatter: Callable[[float], str] = memory_size
 

@@ -15,7 +15,7 @@ from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource
 
 Traits = Mapping[str, str]
 PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")
@@ -100,10 +100,8 @@ def _vbios(source: NodeSource) -> str:
 
 
 def _cpus(source: NodeSource) -> str:
-    try:
-        return f"{read_cpus(source).online} × {fields(source.text('/proc/cpuinfo')).get('model name', 'unknown')}"
-    except Unavailable:
-        return ""
+    cpus, text = maybe(read_cpus, source), maybe(source.text, "/proc/cpuinfo")
+    return "" if cpus is None or text is None else f"{cpus.online} × {fields(text).get('model name', 'unknown')}"
 
 
 def _memory(source: NodeSource) -> str:
@@ -116,11 +114,10 @@ def _memory(source: NodeSource) -> str:
 
 
 def _limits(source: NodeSource) -> str:
-    try:
-        soft = {name: limit.soft for name, limit in read_limits(source).of.items()}
-    except Unavailable:
+    if (limits := maybe(read_limits, source)) is None:
         return ""
-    return ", ".join(f"{name} {'unlimited' if soft[name] is None else soft[name]}" for name in ("locked memory", "open files"))
+    soft = {name: limits.of[name].soft for name in ("locked memory", "open files")}
+    return ", ".join(f"{name} {'unlimited' if value is None else value}" for name, value in soft.items())
 
 
 def _version(name: str) -> str:

@@ -26,11 +26,7 @@ _KEEP_S, _VIEW_S = 0.5, 1.0
 
 
 def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
-    """Return the findings of the named checks, or of all checks.
-
-    Raises:
-        HpcMpError: no check has one of the codes.
-    """
+    """Return the findings of the named checks, or of all checks. Raises HpcMpError if no check has one of the codes."""
     findings = run([_check(code) for code in codes] or PASSIVE, source, deadline)
     in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
     return tuple(findings)
@@ -49,8 +45,7 @@ def place_document(source: NodeSource) -> dict[str, Any]:
 def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
     """Return findings on items of the host, described by ``file``, that are missing in this place inside a container.
 
-    Raises:
-        HpcMpError: ``file`` is not a host's document.
+    Raises HpcMpError if ``file`` is not a host's document.
     """
     host_view = _json(file).get("view")
     if not isinstance(host_view, dict):
@@ -65,11 +60,7 @@ def _in_time(source: NodeSource, read: Callable[[NodeSource], dict[str, Any]]) -
 
 
 def injected(root: Path | None, commands: Path | None) -> NodeSource:
-    """Return this machine as a source, or a recorded one.
-
-    Raises:
-        HpcMpError: ``commands`` is not JSON.
-    """
+    """Return this machine as a source, or a recorded one. Raises HpcMpError if ``commands`` is not JSON."""
     if root is None and commands is None:
         return here(own=PROGRAMS)
     return recorded(root or Path("/"), _json(commands) if commands else {})

@@ -16,7 +16,6 @@ import psutil
 import pytest
 from machines.tree import HANGS, broken
 
-from hpc_mp.base.findings import Finding, worst
 from hpc_mp.cluster.node import deadline, processes
 from hpc_mp.cluster.node.counters import read_changes
 from hpc_mp.cluster.node.deadline import in_time
@@ -204,9 +203,3 @@ def test_programs_of_root_are_found_and_speak_english() -> None:
     source = here({"PATH": "/nowhere", "LANG": "de_DE.UTF-8"})
     assert source.answer(["env"]).count("LC_ALL=C\n") == 1
     assert source.answer(["sh", "-c", "echo $PATH"]).startswith("/nowhere:/usr/local/sbin:/usr/sbin")
-
-
-def test_the_worst_of_findings() -> None:
-    assert [worst(Finding("x", each, "", "") for each in outcomes) for outcomes in (
-        (), ("ok",), ("ok", "unknown"), ("warning", "unknown"), ("error", "warning"))] == [  # type: ignore[arg-type]
-        "ok", "ok", "unknown", "warning", "error"]

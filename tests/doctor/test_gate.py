@@ -113,19 +113,6 @@ def began(job: Path) -> int:
     return len(list(find_run(job.parent / "runs" / "exact").path.glob("began-*")))
 
 
-def test_on_slurm_a_job_whose_nodes_are_broken_does_not_start(lab: Cluster, seen: Path) -> None:
-    machine = broken(KIND, DOWN)
-    shutil.copytree(machine.root, seen / "root", symlinks=True)
-    job = write_job(seen / "job", more="")
-    wanted = words(job, recorded(seen, seen / "root"))
-    refused = launch(lab, job, wanted, code=2)
-    assert refused["state"] == "failed" and "mlx5_ib3" in refused["cause"]["message"] and not began(job), refused
-    shutil.rmtree(seen / "root")
-    shutil.copytree(tree(KIND).root, seen / "root", symlinks=True)
-    launch(lab, job, wanted)
-    assert began(job) == 2
-
-
 def test_on_slurm_a_job_whose_nccl_would_take_sockets_does_not_start(lab: Cluster, seen: Path) -> None:
     """The machine has InfiniBand, and its NCCL said ``Using network Socket``."""
     shutil.copytree(tree(KIND).root, seen / "root", symlinks=True)

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import TAPERS, Case, Outcome, cases, last, plant, score, trial
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.localise import Localisation, Pair, RailSample, Suspect, localise
 from hpc_mp.doctor.localise.fit import RULE
 
@@ -191,13 +190,6 @@ def test_there_is_a_verdict_at_any_time() -> None:
     seen = [{suspect.members for suspect in verdict.suspects} for verdict in verdicts]
     first = next(number for number, members in enumerate(seen) if ("n8",) in members)
     assert first < len(seen) - 2 and all(("n8",) in members for members in seen[first + 1:])
-
-
-@pytest.mark.parametrize(("nodes", "leaves", "says"), [
-    (["a"], None, "a pair is the least"), ([], None, "0 nodes"), (["a", "b"], {"a": "x"}, "node b has no leaf")])
-def test_what_cannot_be_asked(nodes: list[str], leaves: dict[str, str] | None, says: str) -> None:
-    with pytest.raises(HpcMpError, match=says):
-        next(localise(nodes, lambda pairs: [], leaves))
 
 
 # --- negative controls -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from itertools import cycle
 from typing import IO, Any
 
@@ -98,7 +99,7 @@ def test_an_interface_that_is_not_there() -> None:
 
 def test_facts_survive_the_way() -> None:
     facts = node_facts("localhost", ("lo",), 7)
-    assert NodeFacts.read(facts.document()) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
+    assert NodeFacts.read(asdict(facts)) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
 
 
 def test_who_does_not_know_the_token_is_not_served() -> None:

@@ -20,14 +20,10 @@ _SPLIT = re.compile(r"(AND|OR|MOD|DIV|[&|%/])\s*:?\s*(0x[0-9a-f]+|0b[01]+|\d+)",
 
 
 def split(world: int, ranks_per_node: int, how: str) -> Groups:
-    """Split all ranks into groups, each ascending.
+    """Split all ranks into groups, each ascending. Raises HpcMpError for an unknown ``how``.
 
-    Args:
-        how: ``all``, ``node``, ``rail`` (ranks of the same local rank, one per node), or the syntax of nccl-tests'
-            NCCL_TESTS_SPLIT: ``MOD 8``, ``DIV 8``, ``AND 0x7``, ``OR 7``.
-
-    Raises:
-        HpcMpError: ``how`` is none of these.
+    ``how`` is ``all``, ``node``, ``rail`` (ranks of the same local rank, one per node), or the syntax of nccl-tests'
+    NCCL_TESTS_SPLIT: ``MOD 8``, ``DIV 8``, ``AND 0x7``, ``OR 7``.
     """
     named = {"all": f"DIV {world}", "node": f"DIV {ranks_per_node}", "rail": f"MOD {ranks_per_node}"}
     match = _SPLIT.fullmatch(named.get(how, how).strip())
@@ -43,11 +39,7 @@ def split(world: int, ranks_per_node: int, how: str) -> Groups:
 
 
 def along(axis: str, degrees: Degrees, order: str, ranks_per_node: int) -> Groups:
-    """Return the groups in which a job of this layout communicates along ``axis``, all at the same time.
-
-    Raises:
-        HpcMpError: the layout does not have the axis.
-    """
+    """Return the groups in which a job of this layout communicates along ``axis``. Raises HpcMpError if it has no such axis."""
     groups = place(degrees, order, ranks_per_node).groups
     if axis not in groups:
         raise HpcMpError(f"--axis {axis}", f"is none of this layout's: {', '.join(groups)}", "name one of them")

@@ -38,29 +38,22 @@ class BenchLayout:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The user's request; None: not given.
-
-    Attributes:
-        split: argument of ``groups.split``; must be ``all`` with a ``layout``.
-        sizes: (first, last, factor, step) in bytes.
-        srun: options of srun, such as ``partition=gpu``.
-        mpi: srun's ``--mpi``.
-    """
+    """The user's request; None: not given."""
 
     collective: str
     backend: str = "auto"
     nodes: int | None = None
     ranks_per_node: int | None = None
-    split: str = "all"
+    split: str = "all"  # argument of ``groups.split``; must be ``all`` with a ``layout``
     layout: BenchLayout | None = None
-    sizes: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)
+    sizes: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)  # first, last, factor, step in bytes
     dtype: str = "float"
     warmup: int = 5
     iterations: int = 20
     check: bool = True
     timeout: float = 300.0
-    srun: tuple[str, ...] = ()
-    mpi: str | None = None
+    srun: tuple[str, ...] = ()  # options of srun, such as ``partition=gpu``
+    mpi: str | None = None  # srun's ``--mpi``
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,20 +25,13 @@ class Spike:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The timing of one group, size and placement.
+    """The timing of one group, size and placement."""
 
-    Attributes:
-        seconds: duration of one operation in seconds, averaged over iterations and ranks (``-a 1`` of nccl-tests).
-        algbw, busbw: algorithm and bus bandwidth in GB/s.
-        wrong: number of wrong elements on all ranks; None if they were not compared.
-        ranks: seconds of each iteration, by member of the group.
-    """
-
-    seconds: float
-    algbw: float
-    busbw: float
-    wrong: int | None
-    ranks: tuple[tuple[float, ...], ...]
+    seconds: float  # duration of one operation in seconds, averaged over iterations and ranks (``-a 1`` of nccl-tests)
+    algbw: float  # algorithm bandwidth in GB/s
+    busbw: float  # bus bandwidth in GB/s
+    wrong: int | None  # number of wrong elements on all ranks; None if they were not compared
+    ranks: tuple[tuple[float, ...], ...]  # seconds of each iteration, by member of the group
 
     @property
     def iterations(self) -> tuple[float, ...]:

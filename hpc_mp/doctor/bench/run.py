@@ -22,19 +22,12 @@ class Measured:
 
 
 class Watcher(Protocol):
-    """An observer of the progress."""
+    """An observer of the progress: all ranks have met, a size begins, its result, a message of Slurm."""
 
-    def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None:
-        """Handle the rendezvous of all ranks."""
-
-    def begins(self, size: int) -> None:
-        """Handle the start of a size."""
-
-    def row(self, row: BenchRow) -> None:
-        """Handle the result of a size."""
-
-    def note(self, text: str) -> None:
-        """Handle a message of Slurm."""
+    def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None: ...
+    def begins(self, size: int) -> None: ...
+    def row(self, row: BenchRow) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 def follow(spec: BenchSpec, events: Iterable[Event], watcher: Watcher) -> Measured:

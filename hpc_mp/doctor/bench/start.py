@@ -46,8 +46,7 @@ NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OM
 def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = ENTRY) -> Iterator[Event]:
     """Fork all ranks on this machine and yield their events. Raises RunFailed if a rank fails.
 
-    Args:
-        entry: function that a rank calls, ``"module:function"``.
+    ``entry``: function that a rank calls, ``"module:function"``.
     """
     if spec.backend == "mpi":
         raise HpcMpError("--backend mpi", "needs ranks that MPI has started, and emulated ones are forked", "add --on mpi")

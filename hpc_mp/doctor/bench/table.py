@@ -12,9 +12,9 @@ from typing import Any
 
 from hpc_mp import __version__
 from hpc_mp.doctor.bench.expectation import Judged
-from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Timing, average
+from hpc_mp.doctor.bench.result import BenchRow, Timing, average
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.planner.collectives import COLLECTIVES, Collective
+from hpc_mp.planner.collectives import COLLECTIVES
 
 SPIKES_SHOWN = 3
 MEMBERS_SHOWN = 8
@@ -71,16 +71,9 @@ def _columns(*texts: str) -> str:
 def line(spec: BenchSpec, row: BenchRow) -> str:
     """Format one row: the slowest group."""
     collective, result = COLLECTIVES[spec.collective], row.worst
-    return (f"{result.size:12d}  {result.count:12d}  {spec.dtype:>8}  {_operation(collective):>6}  {_root(collective):>6}"
+    operation, root = "sum" if collective.reduces else "none", "0" if collective.rooted else "-1"
+    return (f"{result.size:12d}  {result.count:12d}  {spec.dtype:>8}  {operation:>6}  {root:>6}"
             f"{_timing(result.timings['out_of_place'])}{_timing(result.timings['in_place'])}")
-
-
-def _operation(collective: Collective) -> str:
-    return "sum" if collective.reduces else "none"
-
-
-def _root(collective: Collective) -> str:
-    return "0" if collective.rooted else "-1"
 
 
 def _timing(timing: Timing) -> str:
@@ -114,7 +107,7 @@ def _spikes(rows: Iterable[BenchRow]) -> Iterator[str]:
 def _groups(rows: Iterable[BenchRow]) -> Iterator[str]:
     yield f"# {'size (B)':>12}  {'worst':>8}  {'median':>8}  GB/s; the slowest group"
     for row in rows:
-        result: GroupResult = row.worst
+        result = row.worst
         yield (f"# {result.size:12d}  {row.busbw(result):8.4g}  {row.median:8.4g}  group {result.group}: "
                f"ranks {members(result.members)}")
 

@@ -26,30 +26,24 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Check(Generic[Facts]):
-    """A check of one property of a machine.
+    """A check of one property of a machine."""
 
-    Attributes:
-        code: stable identifier: lower case words with hyphens.
-        reader: function that reads the facts; raises Unavailable if it cannot. Checks with the same reader share one reading.
-        judge: function from facts to judgements; none if the machine has no such part.
-        reads: files and programs that are read, for people.
-        rule: conditions of a warning and an error, for people.
-        remedy: default remedy of a judgement that is not ok.
-    """
-
-    code: str
-    reader: Callable[[NodeSource], Facts]
-    judge: Callable[[Facts], Iterable[Judgement]]
-    reads: str = ""
-    rule: str = ""
-    remedy: str = ""
+    code: str  # stable identifier: lower case words with hyphens
+    reader: Callable[[NodeSource], Facts | None]  # raises Unavailable if it cannot; checks with the same reader share one reading
+    judge: Callable[[Facts], Iterable[Judgement]]  # yields nothing if the machine has no such part
+    reads: str = ""  # files and programs that are read, for people
+    rule: str = ""  # conditions of a warning and an error, for people
+    remedy: str = ""  # default remedy of a judgement that is not ok
 
     @property
     def severity(self) -> Severity:
         """The gravest severity that the rule names."""
         return next((severity for severity in SEVERITIES if severity in self.rule), "ok")
 
-    def findings(self, facts: Facts) -> list[Finding]:
+    def findings(self, facts: Facts | None) -> list[Finding]:
+        """Return the findings; none for None, by which a reader says that the machine has no such part."""
+        if facts is None:
+            return []
         return [Finding(self.code, severity, subject, message, fix if severity == "ok" else fix or self.remedy)
                 for severity, message, subject, fix in self.judge(facts)]
 
@@ -69,11 +63,8 @@ Answers = Callable[[Mapping[str, Callable[[], Said]], float, "Path | None"], Map
 def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5, answers: Answers = in_time) -> list[Finding]:
     """Return the findings in the order of the checks. A check that cannot read, fails or times out is unknown.
 
-    Args:
-        checks: checks to run; those with the same reader share one reading.
-        source: the machine.
-        deadline: seconds for all checks together.
-        answers: runner of the readings, by default in separate processes, so that none can hang the caller.
+    ``deadline``: seconds for all checks together. ``answers``: runner of the readings, by default in separate processes, so that
+    none can hang the caller.
     """
     groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
     for check in checks:

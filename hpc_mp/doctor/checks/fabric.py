@@ -75,17 +75,15 @@ def _cure(port: RdmaPort) -> str:
 
 
 def rate(fabric: RdmaFabric) -> Iterator[Judgement]:
-    ports = [port for port in fabric.ports if port.up and port.rate is not None]
-    models = {port.name: fabric.adapter(port).board or fabric.adapter(port).model for port in ports}
-    for port in ports:
-        assert port.rate is not None
+    ports = [(port, port.rate) for port in fabric.ports if port.up and port.rate is not None]
+    models = {port.name: fabric.adapter(port).board or fabric.adapter(port).model for port, _ in ports}
+    for port, rate in ports:
         if fabric.kind is not None:
             expected, why = float(fabric.kind.rdma_gbps), f"a {fabric.kind.name} has"
         else:
-            alike = Counter(other.rate or 0.0 for other in ports if models[other.name] == models[port.name])
+            alike = Counter(other_rate for other, other_rate in ports if models[other.name] == models[port.name])
             expected, why = max(alike, key=lambda speed: (alike[speed], speed)), "its likes here have"
-        evidence = f"{port.rate:g} Gb/s; {why} {expected:g}"
-        yield Judgement("ok" if port.rate >= expected else "error", evidence, port.name)
+        yield Judgement("ok" if rate >= expected else "error", f"{rate:g} Gb/s; {why} {expected:g}", port.name)
 
 
 def subnet(fabric: RdmaFabric) -> Iterator[Judgement]:
@@ -153,18 +151,16 @@ def addresses(fabric: RdmaFabric) -> Iterator[Judgement]:
 
 
 def packet(fabric: RdmaFabric) -> Iterator[Judgement]:
-    ports = [port for port in fabric.ports if port.up and port.mtu is not None]
-    largest = max((port.mtu or 0 for port in ports), default=0)
-    for port in ports:
-        small = port.mtu is not None and port.mtu < largest
-        cut = port.mtu is not None and port.mtu < 4096
-        if small or (cut and port.layer == "InfiniBand"):
-            yield Judgement("warning", f"active MTU {port.mtu}; {max(largest, 4096)} was expected", port.name)
-        elif cut:
-            yield Judgement("warning", f"active MTU {port.mtu} of 4096", port.name,
+    ports = [(port, port.mtu) for port in fabric.ports if port.up and port.mtu is not None]
+    largest = max((mtu for _, mtu in ports), default=0)
+    for port, mtu in ports:
+        if mtu < largest or (mtu < 4096 and port.layer == "InfiniBand"):
+            yield Judgement("warning", f"active MTU {mtu}; {max(largest, 4096)} was expected", port.name)
+        elif mtu < 4096:
+            yield Judgement("warning", f"active MTU {mtu} of 4096", port.name,
                             f"set the MTU of its interface to at least {_ROCE_MTU} (9000 is usual), on the switch too")
         else:
-            yield Judgement("ok", f"active MTU {port.mtu}", port.name)
+            yield Judgement("ok", f"active MTU {mtu}", port.name)
 
 
 CHECKS: tuple[Check[RdmaFabric], ...] = (

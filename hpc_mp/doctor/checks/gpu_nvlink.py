@@ -98,9 +98,7 @@ def manager(fabric: NvswitchFabric) -> Iterator[Judgement]:
         yield Judgement("error", f"{evidence} and nvidia-fabricmanager is {fabric.manager}")
 
 
-def imex(facts: Imex | None) -> Iterator[Judgement]:
-    if facts is None:
-        return
+def imex(facts: Imex) -> Iterator[Judgement]:
     if facts.domain != "UP":
         yield Judgement("error", f"IMEX domain is {facts.domain}: no memory of other nodes over NVLink")
     for address, state in facts.nodes:
@@ -135,9 +133,7 @@ def clique(answer: SmiAnswer) -> Iterator[Judgement]:
         yield Judgement("ok", f"all GPUs are in clique {groups[0]}")
 
 
-def peers(topology: GpuTopology | None) -> Iterator[Judgement]:
-    if topology is None:
-        return
+def peers(topology: GpuTopology) -> Iterator[Judgement]:
     pairs = {pair: state for pair, state in topology.paths.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
     bad = {pair: state for pair, state in pairs.items() if state != "OK"}
     if pairs and len(bad) == len(pairs):
@@ -150,8 +146,8 @@ def peers(topology: GpuTopology | None) -> Iterator[Judgement]:
         yield Judgement("ok", f"all {len(pairs)} paths between GPUs are open over NVLink")
 
 
-def joined(topology: GpuTopology | None) -> Iterator[Judgement]:
-    if topology is None or len(topology.gpus) < 2:
+def joined(topology: GpuTopology) -> Iterator[Judgement]:
+    if len(topology.gpus) < 2:
         return
     between = {(first, second): topology.paths.get((first, second), "")
                for place, first in enumerate(topology.gpus) for second in topology.gpus[place + 1:]}
@@ -166,8 +162,8 @@ def joined(topology: GpuTopology | None) -> Iterator[Judgement]:
         yield Judgement("ok", f"{counted(len(topology.gpus), 'GPU')} joined by {kinds}")
 
 
-def nearest_nic(topology: GpuTopology | None) -> Iterator[Judgement]:
-    if topology is None or not topology.nics:
+def nearest_nic(topology: GpuTopology) -> Iterator[Judgement]:
+    if not topology.nics:
         return
     best = {gpu: min((topology.paths.get((gpu, nic), "SYS") for nic in topology.nics), key=_distance) for gpu in topology.gpus}
     direct = [gpu for gpu, way in best.items() if way in _DIRECT]

@@ -60,15 +60,13 @@ def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
 
 def bounded(room: str, bounds: Bounds, changes: Changes) -> Iterator[Judgement]:
     for subject, counters in _subjects(changes, room).items():
-        watched = {name: grown for name, grown in counters.items() if name in bounds}
-        bad = {name: grown for name, grown in watched.items() if _severity(grown, bounds[name]) != "ok"}
+        graves = {name: _severity(grown, bounds[name]) for name, grown in counters.items() if name in bounds}
+        bad = ", ".join(f"{name} +{counters[name]}" for name, grave in graves.items() if grave != "ok")
         label = subject.replace("/", " port ")
         if bad:
-            graves = {_severity(grown, bounds[name]) for name, grown in bad.items()}
-            grave: Severity = "error" if "error" in graves else "warning"
-            yield Judgement(grave, ", ".join(f"{name} +{grown}" for name, grown in bad.items()) + f" {_over(changes)}", label)
-        elif watched:
-            yield Judgement("ok", f"{len(watched)} counters of errors stood still {_over(changes)}", label)
+            yield Judgement("error" if "error" in graves.values() else "warning", f"{bad} {_over(changes)}", label)
+        elif graves:
+            yield Judgement("ok", f"{len(graves)} counters of errors stood still {_over(changes)}", label)
 
 
 def congestion(changes: Changes) -> Iterator[Judgement]:

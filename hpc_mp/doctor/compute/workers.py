@@ -32,13 +32,9 @@ def devices_here(source: NodeSource = SOURCE, environ: Mapping[str, str] = os.en
 
 def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str] = COMMAND, source: NodeSource = SOURCE,
             environ: Mapping[str, str] | None = None) -> tuple[Result, ...]:
-    """Measure all devices in the phases load, check and copies.
+    """Measure all devices ("cuda:0" …, or "cpu") in the phases load, check and copies, with ``seconds`` of load for each work.
 
-    Args:
-        devices: "cuda:0" …, or "cpu".
-        seconds: seconds of load for each kind of work.
-        command: command that measures one device; ``environ`` is added to its environment.
-        source: source of clocks and links while the GPUs work.
+    ``command`` measures one device, ``environ`` is added to its environment; ``source`` has clocks and links while the GPUs work.
     """
     crew = [_Worker(device, seconds, command, environ or {}) for device in devices]
     loads: tuple[GpuLoad, ...] = ()

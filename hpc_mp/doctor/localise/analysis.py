@@ -11,24 +11,17 @@ from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level,
 from hpc_mp.doctor.localise.load import Load, of_leaves, of_nodes
 from hpc_mp.doctor.localise.record import Bools, ClusterLayout, PairTable, RoundLog
 
-ENOUGH = 4
-"""Samples from which on their level is worth something."""
+ENOUGH = 4  # samples from which on their level is worth something
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkState:
-    """The fitted state of the network.
-
-    Attributes:
-        base: log GB/s of an undisturbed healthy pair.
-        noise: sigma of the log rates of healthy pairs.
-        node: health of nodes, from undisturbed pairs; crowded pairs can only clear.
-    """
+    """The fitted state of the network."""
 
     table: PairTable
-    base: float
-    noise: float
-    node: Health
+    base: float  # log GB/s of an undisturbed healthy pair
+    noise: float  # sigma of the log rates of healthy pairs
+    node: Health  # health of nodes, from undisturbed pairs; crowded pairs can only clear
     load: Load
 
 

@@ -8,21 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise.record import LINK, Suspect, SuspectKind
 
-Names = tuple[str, str]
-"""The names of two nodes."""
+Names = tuple[str, str]  # the names of two nodes
 
 MOST = 0.75
 """Share of a node's judged pairs that must be bad before the node is named: its partners may have a fault of their own."""
 
 
 def of_pairs(bad: Collection[Names], good: Collection[Names], leaves: Mapping[str, str]) -> Iterator[Suspect]:
-    """Yield the fewest suspects that explain the bad pairs.
+    """Yield the fewest suspects that explain the bad pairs. ``leaves``: leaf switch by node, as far as known.
 
     A node is named for at least two bad pairs if most of its pairs are bad. Each remaining bad pair is a bad link if both its
     nodes have good pairs; else the fault is at one of the nodes without good pairs.
-
-    Args:
-        leaves: leaf switch by node, as far as known.
     """
     if bad and not good:
         yield _suspect("node", sorted({node for pair in bad for node in pair}), bad)

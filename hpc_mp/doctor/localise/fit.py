@@ -19,53 +19,34 @@ from hpc_mp.doctor.localise.record import Bools, Floats, Ints, PairTable
 
 @dataclass(frozen=True, slots=True)
 class DecisionRule:
-    """The thresholds at which evidence suffices.
+    """The thresholds at which evidence suffices."""
 
-    Attributes:
-        bad: the mildest fault to find, as a factor on the rate.
-        clear: evidence at which an end is healthy: a fault passes once in exp(clear) cases.
-        convict: evidence against an end at which it is bad: wrongly once in exp(convict) cases.
-        largest: upper limit of the evidence of a single fast sample.
-        plain: least evidence of a fast sample to count in a crowd, where slow samples are ignored and cannot outweigh luck.
-        least_noise: lower bound of the scatter of log rates: healthy nodes differ a little.
-        trim: True to limit slow samples as described above; without it the fit is not robust.
-    """
-
-    bad: float = 0.8
-    clear: float = 7.0
-    convict: float = 14.0
-    largest: float = 6.0
+    bad: float = 0.8  # the mildest fault to find, as a factor on the rate
+    clear: float = 7.0  # evidence at which an end is healthy: a fault passes once in exp(clear) cases
+    convict: float = 14.0  # evidence against an end at which it is bad: wrongly once in exp(convict) cases
+    largest: float = 6.0  # upper limit of the evidence of a single fast sample
+    # least evidence of a fast sample to count in a crowd, where slow samples are ignored and cannot outweigh luck
     plain: float = 2.0
-    least_noise: float = 0.03
-    trim: bool = True
+    least_noise: float = 0.03  # lower bound of the scatter of log rates: healthy nodes differ a little
+    trim: bool = True  # True to limit slow samples as described above; without it the fit is not robust
 
 
 RULE = DecisionRule()
-COMMON = 5
-"""Samples of a round from which on their median is taken for what the round has in common."""
-MARGIN = 3.0
-"""Evidence beyond a conviction: noise and the worth of slow samples are estimated anew with every round."""
-NEAR = 0.12
-"""Log rates this near to a level belong to it: about half way to the mildest fault."""
+COMMON = 5  # samples of a round from which on their median is taken for what the round has in common
+MARGIN = 3.0  # evidence beyond a conviction: noise and the worth of slow samples are estimated anew with every round
+NEAR = 0.12  # log rates this near to a level belong to it: about half way to the mildest fault
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of every end (node or leaf) and rail, (ends, rails).
+    """The health of every end (node or leaf) and rail, (ends, rails)."""
 
-    Attributes:
-        evidence: positive for healthy, negative for bad.
-        healthy: True if cleared.
-        bad: True if convicted.
-        settled: True if convicted so clearly that a few more samples will not change it.
-        factor: median fraction of the healthy rate, over undisturbed samples with cleared partners (else over undisturbed
-            samples, else over all); nan: never measured.
-    """
-
-    evidence: Floats
-    healthy: Bools
-    bad: Bools
-    settled: Bools
+    evidence: Floats  # positive for healthy, negative for bad
+    healthy: Bools  # True if cleared
+    bad: Bools  # True if convicted
+    settled: Bools  # True if convicted so clearly that a few more samples will not change it
+    # median fraction of the healthy rate, over undisturbed samples with cleared partners (else over undisturbed samples, else
+    # over all); nan: never measured
     factor: Floats
     residual: Floats = field(repr=False)
 

@@ -10,11 +10,9 @@ import numpy as np
 from hpc_mp.doctor.localise.fit import NEAR
 from hpc_mp.doctor.localise.record import Floats, Ints, Pair, PairTable
 
-LEARNT = 256
-"""Up to so many nodes leaves are looked for: it takes about as many rounds as there are leaves."""
+LEARNT = 256  # up to so many nodes leaves are looked for: it takes about as many rounds as there are leaves
 
-WITHIN = 1e6
-"""What makes a pair of one group the last choice."""
+WITHIN = 1e6  # what makes a pair of one group the last choice
 
 
 def relations(table: PairTable, residual: Floats, nodes: int) -> Floats:

@@ -19,21 +19,14 @@ from hpc_mp.doctor.localise.record import ClusterLayout, Pair, Round, RoundLog
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The knowledge after a round.
-
-    Attributes:
-        leaves: the nodes of every known leaf, in random order; empty if leaves are unknown.
-        record: all rounds so far.
-        analysed: analysis of nodes and uplinks; None before the first round.
-        silence: nodes and pairs that do not answer.
-    """
+    """The knowledge after a round."""
 
     cluster: ClusterLayout
     rule: DecisionRule
-    leaves: Sequence[Sequence[int]]
-    record: RoundLog
-    analysed: NetworkState | None
-    silence: Silence
+    leaves: Sequence[Sequence[int]]  # the nodes of every known leaf, in random order; empty if leaves are unknown
+    record: RoundLog  # all rounds so far
+    analysed: NetworkState | None  # analysis of nodes and uplinks; None before the first round
+    silence: Silence  # nodes and pairs that do not answer
 
     @property
     def state(self) -> NetworkState:

@@ -9,25 +9,19 @@ from math import exp, log
 import numpy as np
 
 from hpc_mp.doctor.localise.analysis import NetworkState
-from hpc_mp.doctor.localise.fit import NEAR, DecisionRule
+from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, scatter
 from hpc_mp.doctor.localise.record import ClusterLayout, Pair, RoundLog
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nodes and pairs that do not answer.
+    """Nodes and pairs that do not answer."""
 
-    Attributes:
-        down: nodes without an answer since they were first silent, with at least two partners, one of which has answered.
-        aside: silent nodes that are not proven to be the cause; they are left out of the rounds until a retest.
-        cut: pairs that were silent twice although both ends answer others.
-        doubtful: pairs that were silent once and never talked, although both ends answer others.
-    """
-
+    # nodes without an answer since they were first silent, with at least two partners, one of which has answered
     down: frozenset[int]
-    aside: frozenset[int]
-    cut: frozenset[Pair]
-    doubtful: frozenset[Pair]
+    aside: frozenset[int]  # silent nodes that are not proven to be the cause; they are left out of the rounds until a retest
+    cut: frozenset[Pair]  # pairs that were silent twice although both ends answer others
+    doubtful: frozenset[Pair]  # pairs that were silent once and never talked, although both ends answer others
 
 
 def silence(record: RoundLog) -> Silence:
@@ -61,15 +55,10 @@ def silence(record: RoundLog) -> Silence:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Slow links between healthy nodes.
+    """Slow links between healthy nodes."""
 
-    Attributes:
-        bad: fraction of the healthy rate by pair.
-        open: pairs that look slow but lack undisturbed samples, the slowest first.
-    """
-
-    bad: dict[Pair, float]
-    open: tuple[Pair, ...]
+    bad: dict[Pair, float]  # fraction of the healthy rate by pair
+    open: tuple[Pair, ...]  # pairs that look slow but lack undisturbed samples, the slowest first
 
 
 def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Links:
@@ -89,7 +78,7 @@ def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Li
     limit = -NEAR * 0.8
     if crowd.any():
         middle = np.median(mean[crowd])
-        limit = min(limit, -2 * 1.4826 * float(np.median(np.abs(mean[crowd] - middle))))
+        limit = min(limit, -2 * scatter(mean[crowd] - middle))
         mean = np.where(table.alone, mean, mean - middle)
     evidence: defaultdict[Pair, list[float]] = defaultdict(list)
     samples: defaultdict[Pair, list[float]] = defaultdict(list)

@@ -11,31 +11,20 @@ from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level,
 from hpc_mp.doctor.localise.groups import LEARNT, clusters, relations
 from hpc_mp.doctor.localise.record import Bools, ClusterLayout, Floats, Ints, PairTable
 
-CROWDED = 0.25
-"""Share of slow pairs from which on crowds are called slow."""
-EARLY = 6
-"""Full rounds of random pairs by which that is told; later ones may be made of chosen pairs."""
-LUCK = 3.0
-"""What one fast sample can add under load: a slow uplink is fast when few of its nodes happen to use it."""
-LOADED = 0.75
-"""Share of a leaf's nodes that must talk to others for its uplink to count as loaded."""
+CROWDED = 0.25  # share of slow pairs from which on crowds are called slow
+EARLY = 6  # full rounds of random pairs by which that is told; later ones may be made of chosen pairs
+LUCK = 3.0  # what one fast sample can add under load: a slow uplink is fast when few of its nodes happen to use it
+LOADED = 0.75  # share of a leaf's nodes that must talk to others for its uplink to count as loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The state under full load.
+    """The state under full load."""
 
-    Attributes:
-        health: health of leaves if they are known, else of the uplink behind each node.
-        table: the rows on which the health is based.
-        tapered: True if healthy pairs are slower under full load than undisturbed.
-        group: if leaves are unknown, group of every node: nodes of one group (≥ 0) were fast together while a crowd was slow.
-    """
-
-    health: Health
-    table: PairTable
-    tapered: bool
-    group: Ints
+    health: Health  # health of leaves if they are known, else of the uplink behind each node
+    table: PairTable  # the rows on which the health is based
+    tapered: bool  # True if healthy pairs are slower under full load than undisturbed
+    group: Ints  # if leaves are unknown, group of every node: nodes of one group (≥ 0) were fast together while a crowd was slow
     score: Floats
 
 

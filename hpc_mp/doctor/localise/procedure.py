@@ -8,7 +8,6 @@ from random import Random
 
 import numpy as np
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.localise import rounds
 from hpc_mp.doctor.localise.analysis import analyse
 from hpc_mp.doctor.localise.fit import RULE, DecisionRule
@@ -72,20 +71,12 @@ def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] |
     estimated with three or more leaves; two count as 1:1.
 
     Args:
-        nodes: names of the nodes.
+        nodes: names of the nodes, two or more.
         measure: function that measures one round of disjoint pairs of indices into ``nodes``.
         leaves: leaf switch of every node; None: unknown.
         rails: number of separately measured NICs of every node.
         seed: seed of the random rounds.
-
-    Raises:
-        HpcMpError: fewer than two nodes, or a node without a leaf.
     """
-    if len(nodes) < 2:
-        raise HpcMpError(f"{len(nodes)} nodes", "a pair is the least that can be measured", "give at least two nodes")
-    if leaves is not None and (lost := [node for node in nodes if node not in leaves]):
-        raise HpcMpError(f"node {lost[0]} has no leaf", "leaves are known of all nodes or of none",
-                         "complete the topology or leave it out")
     leaf_names = tuple(sorted({leaves[node] for node in nodes})) if leaves is not None else ()
     number = {name: index for index, name in enumerate(leaf_names)}
     leaf = np.array([number[leaves[node]] for node in nodes]) if leaves is not None else None

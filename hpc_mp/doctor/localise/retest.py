@@ -16,15 +16,12 @@ from hpc_mp.doctor.localise.known import Known
 from hpc_mp.doctor.localise.load import Load
 from hpc_mp.doctor.localise.record import Floats, Ints, Pair, Round
 
-CONFIRMED = 2
-"""Retests that a conviction needs."""
+CONFIRMED = 2  # retests that a conviction needs
 PASSES = 3
-MOST = {"silent": 6, "missing": 12, "among": 12, "against": 48, "load": 12, "links": 12}
-"""Rounds of each kind, at most."""
+MOST = {"silent": 6, "missing": 12, "among": 12, "against": 48, "load": 12, "links": 12}  # rounds of each kind, at most
 LEANS = 0.02
 """Mean log rate under load below which a node is tested with a load aimed at it: a mild fault that shows at times only."""
-CONTROLS = 8
-"""Healthy pairs that are measured beside the suspects: what is common to them is the round's."""
+CONTROLS = 8  # healthy pairs that are measured beside the suspects: what is common to them is the round's
 
 
 class Retests:

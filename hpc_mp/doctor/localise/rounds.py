@@ -9,8 +9,7 @@ from random import Random
 
 from hpc_mp.doctor.localise.record import Ints, Pair, Round
 
-ALL_PAIRS = 16
-"""Up to so many nodes every pair is measured."""
+ALL_PAIRS = 16  # up to so many nodes every pair is measured
 
 
 def most_rounds(nodes: int) -> int:

@@ -15,12 +15,9 @@ from hpc_mp.doctor.localise.record import DEAD, LINK, Bools, Localisation, PairT
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
 from hpc_mp.doctor.localise.weigh import weighed
 
-SLOWER = 0.75
-"""A rail of a bad node is named beside the node when it has less than this of what the node's other rails have."""
-DOUBT = log(0.9)
-"""Log factor under load below which a group of nodes that is neither cleared nor convicted is mentioned."""
-MOSTLY = 0.7
-"""Share of slow samples from which on an undecided end is mentioned, without certainty."""
+SLOWER = 0.75  # a rail of a bad node is named beside the node when it has less than this of what the node's other rails have
+DOUBT = log(0.9)  # log factor under load below which a group of nodes that is neither cleared nor convicted is mentioned
+MOSTLY = 0.7  # share of slow samples from which on an undecided end is mentioned, without certainty
 
 
 def verdict(knowledge: Known, retests: int, complete: bool) -> Localisation:

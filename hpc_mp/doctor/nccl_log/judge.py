@@ -27,17 +27,11 @@ _STATUSES = {  # meanings of a completion's status, ibv_wc_status
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The hardware of the job's nodes on which NCCL's choice depends.
+    """The hardware of the job's nodes on which NCCL's choice depends."""
 
-    Attributes:
-        fabric: kind of the fast network; empty if there is none.
-        nics: number of its ports that are up, per node; None if unknown.
-        switched: True if the GPUs of a node are connected by NVSwitches.
-    """
-
-    fabric: Literal["infiniband", "efa", "roce", ""] = ""
-    nics: int | None = None
-    switched: bool = False
+    fabric: Literal["infiniband", "efa", "roce", ""] = ""  # kind of the fast network; empty if there is none
+    nics: int | None = None  # number of its ports that are up, per node; None if unknown
+    switched: bool = False  # True if the GPUs of a node are connected by NVSwitches
 
 
 def machine_of(source: NodeSource) -> Machine:

@@ -83,7 +83,55 @@ class _Reading:
         self.troubles[Trouble(kind, who.host, rank, text.strip()[:300], next(filter(None, hca.groups())) if hca else "",
                               int(status[1]) if status else None)] = None
 
-    def nodes(self, ranks: int) -> int | None:
+    def _network(self, who: Who, match: re.Match[str]) -> None:
+        self.network[who] = match[1].strip()
+
+    def _adapters(self, who: Who, match: re.Match[str]) -> None:
+        names = _ADAPTER.findall(match[2]) or _INTERFACE.findall(match[2])
+        if names:
+            self.adapters[who.host] = tuple(names)
+
+    def _no_adapter(self, who: Who, match: re.Match[str]) -> None:
+        self.adapters.setdefault(who.host, ())
+
+    def _gdr(self, who: Who, match: re.Match[str]) -> None:
+        self.gdr[match[2]] = match[1] == "Enabled"
+
+    def _provider(self, who: Who, match: re.Match[str]) -> None:
+        self.provider = (match[1], int(match[2]) if match[2] else None)
+
+    def _channel(self, who: Who, match: re.Match[str]) -> None:
+        via, how, device, gdr = _way(match[4])
+        if via is not None:
+            self.channels[NcclChannel(int(match[1]), int(match[2]), int(match[3]), via, how, device, gdr)] = None
+
+    def _coll_net(self, who: Who, match: re.Match[str]) -> None:
+        _, how, device, gdr = _way(f"NET/{match[3]}")
+        self.channels[NcclChannel(int(match[1]), int(match[2]), int(match[2]), "COLLNET", how, device, gdr)] = None
+
+    def _rank(self, who: Who, match: re.Match[str]) -> None:
+        rank, ranks = int(match[1]), int(match[2])
+        if rank < ranks:
+            self.place[who] = (ranks, rank)
+            self.hosts[ranks, rank] = who.host
+
+    def _start(self, who: Who, match: re.Match[str]) -> None:
+        self._rank(who, match)
+        if who in self.place:
+            (self.started if match[3] == "START" else self.completed).add(self.place[who])
+
+    def _nodes(self, who: Who, match: re.Match[str]) -> None:
+        self._rank(who, match)
+        self.shape[int(match[2])] = int(match[3])
+
+    def _tuning(self, who: Who, match: re.Match[str]) -> None:
+        algorithm, protocol = match[2], match[3]
+        self.algorithms[match[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
+
+    def _set(self, who: Who, match: re.Match[str]) -> None:
+        self.environment[match[1]] = match[2].strip().rstrip(".")
+
+    def _count_nodes(self, ranks: int) -> int | None:
         """Count the nodes of a communicator if all its ranks wrote lines: older versions do not log the number."""
         hosts = [self.hosts.get((ranks, rank)) for rank in range(ranks)] if ranks <= len(self.hosts) else [None]
         return None if None in hosts else len(set(hosts))
@@ -97,7 +145,7 @@ class _Reading:
             lines=self.count, networks=dict(Counter(self.network.values())),
             network_hosts={name: frozenset(names) for name, names in hosts.items()}, adapters=self.adapters, gdr=self.gdr,
             provider=self.provider, channels=tuple(self.channels), hosts=self.hosts, ranks=ranks,
-            nodes=None if ranks is None else self.shape.get(ranks) or self.nodes(ranks), started=frozenset(self.started),
+            nodes=None if ranks is None else self.shape.get(ranks) or self._count_nodes(ranks), started=frozenset(self.started),
             completed=frozenset(self.completed), algorithms=dict(self.algorithms),
             environment=self.environment, troubles=tuple(self.troubles))
 
@@ -109,39 +157,6 @@ def _messages(line: str) -> Iterator[tuple[Who, str, str, str]]:
     ends = [*(start.start() for start in starts), len(line)][1:]
     for start, end in zip(starts, ends, strict=True):
         yield Who(start[1], start[2], start[4]), start[5] or "", start[6], line[start.end():end].rstrip()
-
-
-def _network(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    reading.network[who] = match[1].strip()
-
-
-def _adapters(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    names = _ADAPTER.findall(match[2]) or _INTERFACE.findall(match[2])
-    if names:
-        reading.adapters[who.host] = tuple(names)
-
-
-def _no_adapter(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    reading.adapters.setdefault(who.host, ())
-
-
-def _gdr(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    reading.gdr[match[2]] = match[1] == "Enabled"
-
-
-def _provider(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    reading.provider = (match[1], int(match[2]) if match[2] else None)
-
-
-def _channel(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    via, how, device, gdr = _way(match[4])
-    if via is not None:
-        reading.channels[NcclChannel(int(match[1]), int(match[2]), int(match[3]), via, how, device, gdr)] = None
-
-
-def _coll_net(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    _, how, device, gdr = _way(f"NET/{match[3]}")
-    reading.channels[NcclChannel(int(match[1]), int(match[2]), int(match[2]), "COLLNET", how, device, gdr)] = None
 
 
 def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
@@ -156,46 +171,19 @@ def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
     return None, "", None, False
 
 
-def _rank(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    rank, ranks = int(match[1]), int(match[2])
-    if rank < ranks:
-        reading.place[who] = (ranks, rank)
-        reading.hosts[ranks, rank] = who.host
-
-
-def _start(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    _rank(reading, who, match)
-    if who in reading.place:
-        (reading.started if match[3] == "START" else reading.completed).add(reading.place[who])
-
-
-def _nodes(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    _rank(reading, who, match)
-    reading.shape[int(match[2])] = int(match[3])
-
-
-def _tuning(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    algorithm, protocol = match[2], match[3]
-    reading.algorithms[match[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
-
-
-def _set(reading: _Reading, who: Who, match: re.Match[str]) -> None:
-    reading.environment[match[1]] = match[2].strip().rstrip(".")
-
-
 # (substring of every such message, pattern of the message, handler)
 _MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[str]], None]], ...] = tuple(
     (sign, re.compile(pattern), take) for sign, pattern, take in (
         (" via ", r"^(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[\w+\])? via (\S.*)$",
-         _channel),
-        ("COLLNET", r"^CollNet (\d+)/?\d* : (\d+) \[\w+\] via COLLNET/(\S.*)$", _coll_net),
-        ("Using network", r"^Using network (\S.*)$", _network),
-        (": Using", r"^NET/(IB|Socket|FastSocket)\w* : Using (.*)$", _adapters),
-        ("No device found", r"^NET/IB : No device found", _no_adapter),
-        ("GPU Direct RDMA", r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']*)'", _gdr),
-        ("NET/OFI", r"NET/OFI Selected [Pp]rovider is ([\w-]+).*?(?:\(found (\d+) nics\))?$", _provider),
-        ("nNodes", r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) ", _nodes),
-        ("Init ", r"comm \S+ rank (\d+) nranks (\d+) .*Init (START|COMPLETE)", _start),
-        ("-> Algo", r"^(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)", _tuning),
-        ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _set),
+         _Reading._channel),
+        ("COLLNET", r"^CollNet (\d+)/?\d* : (\d+) \[\w+\] via COLLNET/(\S.*)$", _Reading._coll_net),
+        ("Using network", r"^Using network (\S.*)$", _Reading._network),
+        (": Using", r"^NET/(IB|Socket|FastSocket)\w* : Using (.*)$", _Reading._adapters),
+        ("No device found", r"^NET/IB : No device found", _Reading._no_adapter),
+        ("GPU Direct RDMA", r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']*)'", _Reading._gdr),
+        ("NET/OFI", r"NET/OFI Selected [Pp]rovider is ([\w-]+).*?(?:\(found (\d+) nics\))?$", _Reading._provider),
+        ("nNodes", r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) ", _Reading._nodes),
+        ("Init ", r"comm \S+ rank (\d+) nranks (\d+) .*Init (START|COMPLETE)", _Reading._start),
+        ("-> Algo", r"^(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)", _Reading._tuning),
+        ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _Reading._set),
     ))

@@ -47,12 +47,7 @@ def read_port_bytes(source: NodeSource) -> dict[str, PortBytes]:
 
 
 def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes], sent: int) -> Iterator[Finding]:
-    """Compare the counters with the bytes that the ranks sent.
-
-    Args:
-        before, after: readings of one node around the run.
-        sent: bytes that the ranks of this node sent to other nodes in between.
-    """
+    """Compare two readings of a node around a run with the bytes that its ranks ``sent`` to other nodes in between."""
     moved = {port: after[port].sent - before[port].sent for port in after if port in before}
     if not moved or sent <= 0:
         yield Finding("nccl-ports", "unknown", "", "no counter of a fast port to compare with" if sent > 0

@@ -23,15 +23,9 @@ LONGEST_REASON = 120  # characters of evidence in a drain reason, which sinfo sh
 
 def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[BadNode, ...]:
     """Write the results for ``hpc-mp launch``: bad nodes into the ledger, rates into cluster.json. Ledger entries that the
-    survey disproves are withdrawn.
+    survey disproves are withdrawn. Return the findings written to the ledger. Raises OSError if a file cannot be written.
 
     Nothing is written for a cluster without a name. After an interrupted survey no rates are written and nothing is withdrawn.
-
-    Returns:
-        The findings written to the ledger.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     if report.cluster is None:
         return ()

@@ -118,7 +118,7 @@ def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> 
     except LookupError as error:
         _say(rank, {"id": 0, "node": node, "error": str(error), "slurm": _slurm(environ)})
         return 1
-    _say(rank, {"id": 0, "facts": agent.facts.document(), "slurm": _slurm(environ)})
+    _say(rank, {"id": 0, "facts": asdict(agent.facts), "slurm": _slurm(environ)})
     for line in sys.stdin:
         answered = agent.obey(json.loads(line))
         if answered is not None:

@@ -18,19 +18,12 @@ WINDOW_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of one trial.
+    """The result of one trial."""
 
-    Attributes:
-        rate: pieces of work per second of wall time, in the best window, which other programs disturb least.
-        share: CPU time per wall time over all windows.
-        digest: digest of the work, the same on every node; "" if two pieces on one node differ.
-        idle: number of allowed processors that were idle meanwhile: a limit withheld them, not other programs.
-    """
-
-    rate: float
-    share: float
-    digest: str
-    idle: float
+    rate: float  # pieces of work per second of wall time, in the best window, which other programs disturb least
+    share: float  # CPU time per wall time over all windows
+    digest: str  # digest of the work, the same on every node; "" if two pieces on one node differ
+    idle: float  # number of allowed processors that were idle meanwhile: a limit withheld them, not other programs
 
 
 def compute(seconds: float) -> Computed:

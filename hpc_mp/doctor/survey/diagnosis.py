@@ -12,24 +12,18 @@ from statistics import median, quantiles
 
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise import Localisation, Suspect, nodes_of, of_pairs
+from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A fault.
+    """A fault."""
 
-    Attributes:
-        code: stable kind of fault, a key of ``REMEDIES``.
-        members: nodes, leaf switches, "n3 rail 1", or links "n1–n3". Several mean that one of them is faulty.
-        certain: True if the evidence suffices for the single member; else it is a suspicion.
-        evidence: measured values and the values that they are compared with.
-    """
-
-    code: str
-    members: tuple[str, ...]
-    certain: bool
-    evidence: str
+    code: str  # stable kind of fault, a key of ``REMEDIES``
+    members: tuple[str, ...]  # nodes, leaf switches, "n3 rail 1", or links "n1–n3". Several mean that one of them is faulty
+    certain: bool  # True if the evidence suffices for the single member; else it is a suspicion
+    evidence: str  # measured values and the values that they are compared with
     factor: float | None = None
 
     @property
@@ -200,23 +194,19 @@ def _share(legs: Iterable[Leg]) -> float:
 
 SLOW_CPU, SUSPECT_CPU = 0.85, 0.9
 """Of what equal nodes compute in their best window; who is below the second is tested again, below the first may be slow."""
-STARVED = 0.9
-"""Of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile."""
+STARVED = 0.9  # of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile
 CPU_TRIALS = 8
 """Nobody is called slow before so many trials, nor compared with nodes of fewer: others come and go on the same CPUs."""
 
 
 def suspected_cpus(evidence: SurveyEvidence) -> dict[int, float]:
     """Return nodes whose best window is below ``SUSPECT_CPU`` of the median of equal nodes' best windows, with that ratio."""
-    ratios = _ratios(evidence, {node: max(rates) for node, rates in _computed(evidence).items()})
+    ratios = _ratios(evidence, {node: max(rates) for node, rates in _rates(evidence).items()})
     return {node: ratio for node, ratio in ratios.items() if ratio < SUSPECT_CPU}
 
 
 def _corrupt(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
-    digests: dict[int, set[str]] = {}
-    for trial in evidence.trials:
-        for node, computed in trial.items():
-            digests.setdefault(node, set()).add(computed.digest)
+    digests = {node: {result.digest for result in results} for node, results in _computed(evidence).items()}
     if not digests:
         return
     right, votes = Counter(digest for results in digests.values() for digest in results).most_common(1)[0]
@@ -228,27 +218,28 @@ def _corrupt(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
 
 def _slow(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
     """Yield nodes that are slow in their best window and also in most trials, compared with nodes tested alternately."""
-    suspects, rates = suspected_cpus(evidence), _computed(evidence)
-    tested = {node: node_rates for node, node_rates in rates.items() if len(node_rates) >= CPU_TRIALS}
+    suspects, results = suspected_cpus(evidence), _computed(evidence)
+    tested = {node: node_rates for node, node_rates in _rates(evidence).items() if len(node_rates) >= CPU_TRIALS}
     for node in sorted(suspects.keys() & tested.keys()):
         model, node_rates = evidence.facts[node].model, tested[node]
         like = [rates for other, rates in tested.items() if other not in suspects and evidence.facts[other].model == model]
         ratio = max(node_rates) / median(map(max, like)) if like else 1.0
         if ratio < SLOW_CPU and quantiles(node_rates)[2] < median(quantiles(rates)[0] for rates in like):
-            best = max((trial[node] for trial in evidence.trials if node in trial), key=lambda trial: trial.share)
+            best = max(results[node], key=lambda result: result.share)
             starved = best.share < STARVED and best.idle < (1 - best.share) / 2
             message = (f"computes at {ratio:.0%} of its peers' speed, in the best of {len(node_rates)} trials; "
                        f"it got the CPU for {best.share:.0%} of the time at most" + (", and none was idle" if starved else ""))
             yield Diagnosis("node-busy" if starved else "node-cpu", (evidence.nodes[node],), not starved, message, ratio)
 
 
-def _computed(evidence: SurveyEvidence) -> dict[int, list[float]]:
-    """Return the rates of every node, one per trial."""
-    rates: dict[int, list[float]] = {}
-    for trial in evidence.trials:
-        for node, computed in trial.items():
-            rates.setdefault(node, []).append(computed.rate)
-    return rates
+def _computed(evidence: SurveyEvidence) -> dict[int, list[Computed]]:
+    """Return the results of every node, one per trial."""
+    nodes = dict.fromkeys(node for trial in evidence.trials for node in trial)
+    return {node: [trial[node] for trial in evidence.trials if node in trial] for node in nodes}
+
+
+def _rates(evidence: SurveyEvidence) -> dict[int, list[float]]:
+    return {node: [result.rate for result in results] for node, results in _computed(evidence).items()}
 
 
 def _ratios(evidence: SurveyEvidence, rates: Mapping[int, float]) -> dict[int, float]:

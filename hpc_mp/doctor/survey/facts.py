@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import psutil
@@ -21,38 +21,24 @@ ERRORS = ("errin", "errout", "dropin", "dropout")
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface that carries the data of one rail.
-
-    Attributes:
-        mtu: largest packet in bytes.
-        speed: link speed in Mbit/s, 0 if the driver does not report it.
-    """
+    """A network interface that carries the data of one rail."""
 
     name: str
     address: str
-    mtu: int
-    speed: int
+    mtu: int  # largest packet in bytes
+    speed: int  # link speed in Mbit/s, 0 if the driver does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as its agent sees it.
-
-    Attributes:
-        model: CPU model.
-        port: port of the agent, for TCP and UDP.
-        platform: the environment profile that matches the machine; None if none does.
-    """
+    """A node as its agent sees it."""
 
     node: str
     interfaces: tuple[Interface, ...]
-    model: str
+    model: str  # of the CPU
     cpus: int
-    port: int
-    platform: str | None = None
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
+    port: int  # of the agent, for TCP and UDP
+    platform: str | None = None  # the environment profile that matches the machine; None if none does
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> Self:
@@ -63,8 +49,7 @@ class NodeFacts:
 def node_facts(node: str, requested: Sequence[str], port: int) -> NodeFacts:
     """Return the facts of this node. ``requested``: interfaces to measure, one per rail; empty: the interface of the node's name.
 
-    Raises:
-        LookupError: a requested interface does not exist or has no IPv4 address.
+    Raises LookupError if a requested interface does not exist or has no IPv4 address.
     """
     return NodeFacts(node, _interfaces(node, requested), cpu_name(), len(os.sched_getaffinity(0)), port,
                      platform(read_machine(NodeSource())).name)

@@ -19,8 +19,7 @@ from hpc_mp.doctor.node import DEADLINE_S, diagnose
 CODES = tuple(check.code for check in PASSIVE if not check.code.startswith("cgroup-"))
 REPORTED: tuple[Severity, ...] = ("error", "warning")
 REPORT_S = 3 * DEADLINE_S
-COMPUTE_S = 300.0
-"""Beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other."""
+COMPUTE_S = 300.0  # beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,7 @@ def start_echo(answering: socket.socket) -> None:
 
 
 def probe(mine: str, peers: Sequence[tuple[str, int]], size: int, token: str) -> list[Probed]:
-    """Send packets of ``size`` bytes (IP header included) to all peers.
-
-    Args:
-        mine: own address.
-        peers: address and port of each.
-    """
+    """Send packets of ``size`` bytes (IP header included) from the own address to all peers (address and port of each)."""
     echoes: set[tuple[int, int, int]] = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)

@@ -12,10 +12,8 @@ from hpc_mp.doctor.survey.diagnosis import Diagnosis, diagnose, suspected_cpus, 
 from hpc_mp.doctor.survey.evidence import Pair, SurveyEvidence
 from hpc_mp.doctor.survey.measurements import Measurements
 
-ALL_PAIRS = 16
-"""Nodes up to which every pair is probed and measured."""
-TURNS = 4
-"""Groups that compute one after the other: nodes that share a machine (virtual ones) disturb each other less."""
+ALL_PAIRS = 16  # nodes up to which every pair is probed and measured
+TURNS = 4  # groups that compute one after the other: nodes that share a machine (virtual ones) disturb each other less
 COMPUTE_S = WINDOW_S
 RETESTS = 12  # of one window each, suspects and others alternately, so that both have the same disturbances
 PACED_ROUNDS = 4

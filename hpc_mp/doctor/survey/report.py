@@ -14,22 +14,15 @@ from hpc_mp.doctor.survey.node_report import SharedFinding, conclusions
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of a survey, complete or interrupted.
+    """The report of a survey, complete or interrupted."""
 
-    Attributes:
-        cluster: name of the cluster in Slurm; None if Slurm does not report it.
-        time: unix time of the start in seconds.
-        seconds: duration.
-        complete: True if nothing was left to measure.
-    """
-
-    cluster: str | None
-    time: float
+    cluster: str | None  # its name in Slurm; None if Slurm does not report it
+    time: float  # unix time of the start in seconds
     seconds: float
     evidence: SurveyEvidence
     verdict: Localisation | None
     diagnoses: tuple[Diagnosis, ...]
-    complete: bool
+    complete: bool  # True if nothing was left to measure
 
     @property
     def noted(self) -> tuple[SharedFinding, ...]:
@@ -55,7 +48,7 @@ class Report:
         evidence = self.evidence
         return {
             "cluster": self.cluster, "time": self.time, "seconds": self.seconds, "complete": self.complete,
-            "nodes": [facts.document() for facts in evidence.facts], "leaves": dict(evidence.leaves),
+            "nodes": [asdict(facts) for facts in evidence.facts], "leaves": dict(evidence.leaves),
             "absent": {node: absence.why for node, absence in evidence.absent.items()},
             "expected": self.verdict.expected if self.verdict else None, "rounds": self.verdict.rounds if self.verdict else 0,
             "diagnoses": [asdict(diagnosis) | {"remedy": diagnosis.remedy} for diagnosis in self.diagnoses],

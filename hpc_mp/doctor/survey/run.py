@@ -24,16 +24,13 @@ ASK_S = 30.0  # between two queries to Slurm while the job is queued
 START_S = 60.0  # for the other agents after the first: Python from a slow file system
 ATTEMPTS = 3  # srun ends if a node is unreachable or drops its connection; it is started again without that node
 
-Show = Callable[[str, SurveyState | None], None]
-"""Called with what is being done, in words, and what is known by then."""
+Show = Callable[[str, SurveyState | None], None]  # called with what is being done, in words, and what is known by then
 
 
 def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
     """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
 
-    Raises:
-        HpcMpError: no Slurm, no nodes, or no node has the interface.
-        RunFailed: no agent could be started.
+    Raises HpcMpError for no Slurm, no nodes, or no node with the interface; RunFailed if no agent could be started.
     """
     start: AgentStart | None = plan(request, environ)
     messages: list[str] = []

@@ -32,23 +32,14 @@ HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: unread and unsent data is di
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Parameters of a transfer, shared by both sides.
+    """Parameters of a transfer, shared by both sides."""
 
-    Attributes:
-        token: token of the survey, 16 characters; callers without it are not served.
-        order: number of the order.
-        seconds: counted seconds in each direction.
-        patience: timeout in seconds to answer a call; after that a peer may pause for twice as long.
-        streams: connections per rail and direction.
-        packets: segments per second and connection; 0 = at full speed.
-    """
-
-    token: str
-    order: int
-    seconds: float
-    patience: float
-    streams: int = 1
-    packets: int = 0
+    token: str  # of the survey, 16 characters; callers without it are not served
+    order: int  # its number
+    seconds: float  # counted seconds in each direction
+    patience: float  # timeout in seconds to answer a call; after that a peer may pause for twice as long
+    streams: int = 1  # connections per rail and direction
+    packets: int = 0  # segments per second and connection; 0 = at full speed
 
     @property
     def longest(self) -> float:
@@ -76,22 +67,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnd:
-    """The result of one end of a connection; a receiver has only its error.
-
-    Attributes:
-        rate: rate in bytes per second.
-        segments, lost, limited: as in ``Info``.
-        latency: half a round trip in seconds; None if it was not measured.
-        why: the error, "" if there was none.
-    """
+    """The result of one end of a connection; a receiver has only its error."""
 
     key: Key
-    rate: float = 0.0
-    segments: int = 0
+    rate: float = 0.0  # bytes per second
+    segments: int = 0  # this and the next two as in ``Info``
     lost: int = 0
     limited: float = 0.0
-    latency: float | None = None
-    why: str = ""
+    latency: float | None = None  # half a round trip in seconds; None if it was not measured
+    why: str = ""  # the error, "" if there was none
 
 
 def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[TransferEnd]:

@@ -67,11 +67,7 @@ def sent(collective: Collective, rank: int, ranks: int, repetition: int) -> Tabl
 
 
 def received(collective: Collective, rank: int, ranks: int, repetition: int, part: int) -> list[Table]:
-    """Return the expected content of ``rank``'s buffer: tables of equal consecutive shares.
-
-    Args:
-        part: number of elements of one rank's part.
-    """
+    """Return the tables of the equal consecutive shares of ``rank``'s buffer; ``part``: number of elements of one rank's part."""
     if collective.reduces:
         return [shifted(total(ranks, repetition), rank * part if collective.receive_part else 0)]
     sources = {"all_gather": range(ranks), "all_to_all": range(ranks), "broadcast": [0], "sendrecv": [(rank - 1) % ranks]}

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.events import Voice
-from hpc_mp.doctor.bench.ranks.measure import allocate, measure
-from hpc_mp.doctor.bench.ranks.network import Network
+from hpc_mp.doctor.bench.ranks.measure import Network, allocate, measure
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Collective
 
