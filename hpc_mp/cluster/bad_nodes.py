@@ -103,13 +103,10 @@ def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> 
 
 def take_back(path: Path, nodes: Collection[str], codes: Collection[str] | None = None,
               now: float | None = None) -> tuple[BadNode, ...]:
-    """Expire these nodes' findings. Return the findings that were valid.
+    """Expire these nodes' findings. Return the findings that were valid. Raises OSError if the ledger cannot be written.
 
     Args:
         codes: only findings of these kinds; None: of all kinds.
-
-    Raises:
-        OSError: the ledger cannot be written.
     """
     moment = time.time() if now is None else now
     expired = tuple(finding for finding in findings(path, moment)

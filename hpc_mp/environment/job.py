@@ -75,16 +75,14 @@ class ProfiledJob:
 
 def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decided: Collection[str] = (), *,
                 container: bool = False, installed: Installed = distribution) -> ProfiledJob:
-    """Return the environment of the ranks, and the changes that the profile made.
+    """Return the environment of the ranks, and the changes that the profile made. Raises HpcMpError if the profile does not
+    exist.
 
     Args:
         environ: the environment of the job script. Settings of modules and the site take precedence over the profile.
         decided: names that the user has set (``environment.set``), which the profile does not change.
         container: True if the ranks run in a container.
         installed: the releases of Python packages that the ranks see.
-
-    Raises:
-        HpcMpError: the profile does not exist.
     """
     profile, result = load_profile(name), dict(environ)
     changes = list(_from_scripts(profile.script, result, decided))

@@ -134,15 +134,13 @@ def expected(collective: str, size: int, nodes: int, ranks_per_node: int, fabric
 
 
 def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> Expectation:
-    """Return the expectation over NCCL (or RCCL).
+    """Return the expectation over NCCL (or RCCL). Raises HpcMpError if the group spans several nodes, and the fabric has no
+    network between them.
 
     Args:
         size: bytes of the whole array.
         nodes, ranks_per_node: size of the group.
         beside: number of groups on each node that use its NICs at the same time, including this one.
-
-    Raises:
-        HpcMpError: the group spans several nodes, and the fabric has no network between them.
     """
     n = nodes * ranks_per_node
     if n <= max(fabric.domain, ranks_per_node):

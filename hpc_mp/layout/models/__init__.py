@@ -75,11 +75,8 @@ def check_pretrained(spec: JobSpec) -> None:
 
 
 def read_shape(spec: JobSpec) -> ModelShape:
-    """Return the shape of a job's model.
-
-    Raises:
-        HpcMpError: for a missing checkpoint, an unknown family, impossible sizes, or an unknown field of its configuration.
-    """
+    """Return the shape of a job's model. Raises HpcMpError for a missing checkpoint, an unknown family, impossible sizes, or an
+    unknown field of its configuration."""
     config = read_config(spec)
     family = family_of(config["model_type"])
     check_fields(config, family.fields, family.model_type, spec.model.pretrained)

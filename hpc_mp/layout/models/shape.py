@@ -46,11 +46,8 @@ class ModelShape:
 
 
 def read_config(spec: JobSpec) -> dict[str, Any]:
-    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json.
-
-    Raises:
-        HpcMpError: the checkpoint or its config.json is missing or unreadable.
-    """
+    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json. Raises HpcMpError if
+    the checkpoint or its config.json is missing or unreadable."""
     if spec.model.config is not None:
         return dict(spec.model.config)
     assert spec.model.pretrained is not None  # JobSpec has exactly one of the two
