@@ -33,10 +33,6 @@ def own_stream(channel: Channel) -> Hashable:
     return channel
 
 
-def shared_stream(channel: Channel) -> Hashable:
-    return None
-
-
 def validate(schedule: Schedule) -> None:
     """Check a complete schedule, communication and reductions included. Raises ValueError, naming the action that is missing,
     superfluous, on the wrong rank, out of order or never possible."""
