@@ -60,11 +60,8 @@ def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO,
 
 
 def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:
-    """Return the effective variables. The order is process, user's file, system's file, profile, NCCL's defaults.
-
-    Args:
-        files: NCCL's files, the system's last.
-    """
+    """Return the effective variables. The order is process, user's file, system's file, profile, NCCL's defaults. ``files``:
+    NCCL's files, the system's last."""
     *user, system = files
     profile = applied.settings if applied is not None else ()
     names = {line.name for file in files for line in file.lines}

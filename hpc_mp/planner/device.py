@@ -70,10 +70,7 @@ def choose(requested: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, 
 
 def check_memory(state: Sequence[int], device: Device) -> None:
     """Refuse a model whose state cannot fit. Raises HpcMpError, with the arithmetic, for the first memory that is too small.
-
-    Args:
-        state: bytes of parameters, gradients and optimizer state, by rank.
-    """
+    ``state``: bytes of parameters, gradients and optimizer state, by rank."""
     for pool in device.pools:
         need = sum(state[rank] for rank in pool.ranks)
         if pool.size is not None and need > pool.size:

@@ -65,11 +65,7 @@ def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, 
 
 def check_together(options: Mapping[str, str], version: Version | None) -> None:
     """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any. Raises HpcMpError,
-    naming them.
-
-    Args:
-        options: value by name, of the whole job or of one component.
-    """
+    naming them. ``options``: value by name, of the whole job or of one component."""
     for row in _table(SYNTAX)["conflicts"]:
         both = [name for name in row["options"] if _has_option(name, options)]
         if len(both) > 1 and (version is None or exists(row["since"], version)):

@@ -65,11 +65,8 @@ def state(job_id: str, ask: Runner = queue.patient) -> str:
 
 def cancel(job_ids: str | Sequence[str], signal: str | None = None, script: bool = False) -> None:
     """End jobs, or send their ranks a signal: ``"USR2"`` makes them save at the next step and stop. Raises RunFailed, with its
-    message unchanged, if scancel refuses.
-
-    Args:
-        script: True if the signal is only for the jobs' scripts, in which the supervisor runs.
-    """
+    message unchanged, if scancel refuses. ``script``: True if the signal is only for the jobs' scripts, in which the supervisor
+    runs."""
     named = [job_ids] if isinstance(job_ids, str) else [*job_ids]
     try:
         queue.patient(("scancel", *([f"--signal={signal}"] if signal else []), *(["--batch"] if script else []), *named))

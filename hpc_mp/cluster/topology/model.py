@@ -12,11 +12,7 @@ from hpc_mp.cluster.slurm.nodelist import compress
 
 @dataclass(frozen=True, slots=True)
 class SwitchTree:
-    """The switches above every host.
-
-    Attributes:
-        above: host → its switches, the leaf first, the root last; empty if nothing is known.
-    """
+    """The switches above every host. ``above``: host → its switches, the leaf first, the root last; empty if nothing is known."""
 
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

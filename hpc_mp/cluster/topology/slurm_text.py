@@ -41,11 +41,8 @@ def read_topology(text: str) -> SwitchTree:
 
 def read_topologies(text: str, file: Path | None = None) -> tuple[Topology, ...]:
     """Return the topologies of a text in any of the three forms: several in topology.yaml, one elsewhere, none in empty text.
-    Raises HpcMpError with the malformed line.
-
-    Args:
-        file: the text's file, relative to which included files are found; None: a line that includes one is refused.
-    """
+    Raises HpcMpError with the malformed line. ``file``: the text's file, relative to which included files are found; None: a line
+    that includes one is refused."""
     lines = [line for line in read_conf(text, file) if line.text.strip() != "---"]
     if not lines:
         return ()
