@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
-from hpc_mp.environment.conf import read_file, read_lines, user_file, user_path
+from hpc_mp.environment.conf import nccl_files, read_file, read_lines, user_path
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.nccl_values import read_number
 from hpc_mp.environment.precedence import Effective, Origin, Said
@@ -77,8 +77,7 @@ def ours(process: dict[bytes, bytes], files: dict[bytes, bytes]) -> dict[str, Ef
     with tempfile.TemporaryDirectory() as folder:
         source = machine(Path(folder), {name.decode(): data for name, data in files.items()})
         environ = {decoded(name): decoded(value) for name, value in process.items()}
-        user, system = user_file(source, environ), read_file(source, "/etc/nccl.conf")
-        return {each.name: each for each in effective(environ, (*([user] if user else []), system), None)}
+        return {each.name: each for each in effective(environ, nccl_files(source, environ), None)}
 
 
 def decoded(data: bytes) -> str:
@@ -165,9 +164,8 @@ def test_the_strongest_source_that_speaks_counts_and_hides_the_others(speaking: 
     said = tuple(Said("NCCL_IB_HCA", says[who], "profile", "p") for who in says if who == "profile")
     applied = Applied(PLATFORM, said, (), (), ())
     with tempfile.TemporaryDirectory() as folder:
-        source = machine(Path(folder), files)
-        read = (user_file(source, environ), read_file(source, "/etc/nccl.conf"))
-        (found,) = (each for each in effective(environ, read, applied) if each.name == "NCCL_IB_HCA")  # type: ignore[arg-type]
+        read = nccl_files(machine(Path(folder), files), environ)
+        (found,) = (each for each in effective(environ, read, applied) if each.name == "NCCL_IB_HCA")
     order = [who for who in SPEAKERS if who in says]
     assert found.origin == (order[0] if order else "default")
     assert found.value == (says[order[0]] if order else None)

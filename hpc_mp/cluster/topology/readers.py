@@ -69,14 +69,6 @@ def _apart(topology: Topology) -> str | None:
     return f"no switch is above {compress(topology.apart)}: Slurm starts no job across them"
 
 
-def _slurm(text: str, origin: str) -> TopologyReading:
-    return TopologyReading(read_topologies(text), origin)
-
-
-def _measured(text: str, origin: str) -> TopologyReading:
-    return read_measured_topology(rates(text, origin), origin)
-
-
 def rates(text: str, where: str) -> LinkRates:
     """Read cluster.json. Raises HpcMpError if it is malformed."""
     try:
@@ -88,15 +80,13 @@ def rates(text: str, where: str) -> LinkRates:
 
 SOURCES = {
     "measured": TopologyFormat("cluster.json, the rates that hpc-mp doctor measured",
-                               lambda text: _is_json(text) and '"pairs"' in text, _measured),
+                               lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
+                               lambda text, origin: read_measured_topology(rates(text, origin), origin)),
     "ibnetdiscover": TopologyFormat("output of ibnetdiscover", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
     "azslurm": TopologyFormat("output of azslurm topology (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
     "slurm": TopologyFormat("topology.conf, topology.yaml, or output of scontrol show topology",
-                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)), _slurm),
+                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
+                            lambda text, origin: TopologyReading(read_topologies(text), origin)),
     "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, from nvidia-smi -q", cliques.looks_like,
                               cliques.read_cliques),
 }
-
-
-def _is_json(text: str) -> bool:
-    return text.lstrip()[:1] == "{"
