@@ -90,11 +90,8 @@ def understood(lines: Iterable[object]) -> list[BadNode]:
 
 
 def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> dict[str, BadNode]:
-    """Return the most certain and newest finding of every avoided node, by node. A suspicion excludes no node.
-
-    Args:
-        run: the run that is being continued; its own findings count as certain.
-    """
+    """Return the most certain and newest finding of every avoided node, by node. A suspicion excludes no node. ``run``: the run
+    that is being continued; its own findings count as certain."""
     continued = run and run.resolve()  # its path may contain links
     avoided = (replace(finding, certainty="certain") if continued and Path(finding.run).resolve() == continued else finding
                for finding in findings(path, now) if finding.certainty != "suspected")
@@ -103,14 +100,8 @@ def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> 
 
 def take_back(path: Path, nodes: Collection[str], codes: Collection[str] | None = None,
               now: float | None = None) -> tuple[BadNode, ...]:
-    """Expire these nodes' findings. Return the findings that were valid.
-
-    Args:
-        codes: only findings of these kinds; None: of all kinds.
-
-    Raises:
-        OSError: the ledger cannot be written.
-    """
+    """Expire these nodes' findings. Return the findings that were valid. Raises OSError if the ledger cannot be written.
+    ``codes``: only findings of these kinds; None: of all kinds."""
     moment = time.time() if now is None else now
     expired = tuple(finding for finding in findings(path, moment)
                     if finding.node in nodes and (codes is None or finding.code in codes))

@@ -59,9 +59,10 @@ def user_path(environ: Mapping[str, str]) -> str | None:
     return f"{environ['HOME']}/.nccl.conf" if "HOME" in environ else None
 
 
-def user_file(source: NodeSource, environ: Mapping[str, str]) -> ConfFile | None:
-    path = user_path(environ)
-    return None if path is None else read_file(source, path)
+def nccl_files(source: NodeSource, environ: Mapping[str, str]) -> tuple[ConfFile, ...]:
+    """Return NCCL's own files, the system's last."""
+    user = user_path(environ)
+    return (*([] if user is None else [read_file(source, user)]), read_file(source, SYSTEM))
 
 
 def read_file(source: NodeSource, path: str) -> ConfFile:

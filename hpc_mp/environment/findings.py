@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.environment import file_rules, machine_rules
@@ -14,18 +13,12 @@ from hpc_mp.environment.conf import ConfFile, read_lines
 from hpc_mp.environment.file_rules import ReadFile
 from hpc_mp.environment.machine_rules import Here
 from hpc_mp.environment.precedence import Effective
-from hpc_mp.environment.rules import LOOPBACK, RULES
+from hpc_mp.environment.rules import LOOPBACK, RULES, Setting
 
 # On a machine the number of nodes of a job is unknown, so the loopback may be right.
 ANYWHERE = (*RULES, replace(LOOPBACK, severity="warning"))
 
 _SETS = re.compile(r"\s*(?:(?:export|declare -x|setenv)\s+)?([A-Za-z_]\w*)(?:=|\s+(?=\S))(.*)")
-
-
-class _Numbered(NamedTuple):
-    name: str
-    value: str
-    line: int
 
 
 def lint(host: Here, files: Iterable[ConfFile], environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -51,7 +44,7 @@ def _anywhere(variables: Sequence[Effective]) -> Iterator[Finding]:
     """Yield the findings of general rules. Values from the profile itself are not reported."""
     explicit = [variable for variable in variables if variable.origin not in ("default", "profile")]
     context = [variable for variable in variables if variable.origin != "default"]
-    settings = [_Numbered(variable.name, variable.value or "", number) for number, variable in enumerate(context)]
+    settings = [Setting(variable.name, variable.value or "", number) for number, variable in enumerate(context)]
     for rule in ANYWHERE:
         for hit in rule.find(settings):
             variable = context[hit.line]
@@ -78,7 +71,7 @@ def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
     settings = []
     for number, line in enumerate(text.splitlines(), 1):
         if match := _SETS.match(line):
-            settings.append(_Numbered(match[1], _unquoted(match[2]), number))
+            settings.append(Setting(match[1], _unquoted(match[2]), number))
     return _of_lines(settings, path)
 
 
@@ -86,11 +79,11 @@ def lint_nccl_conf(data: bytes, path: str) -> tuple[Finding, ...]:
     """Apply the general rules, and the rules on lines, to one of NCCL's files."""
     lines, silent = read_lines(data)
     findings = [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(ConfFile(path, lines, silent), {}), path)]
-    return tuple(sorted((*findings, *_of_lines([_Numbered(line.name, line.value, line.number) for line in lines], path)),
+    return tuple(sorted((*findings, *_of_lines([Setting(line.name, line.value, line.number) for line in lines], path)),
                         key=lambda finding: (finding.line or 0, finding.code)))
 
 
-def _of_lines(settings: Sequence[_Numbered], path: str) -> tuple[Finding, ...]:
+def _of_lines(settings: Sequence[Setting], path: str) -> tuple[Finding, ...]:
     names = {setting.line: setting.name for setting in settings}
     findings = {rule.finding(hit._replace(subject=names[hit.line]), path) for rule in ANYWHERE for hit in rule.find(settings)}
     return tuple(sorted(findings, key=lambda finding: (finding.line or 0, finding.code)))

@@ -17,7 +17,7 @@ from typing import Literal
 
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
-from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
+from hpc_mp.environment.conf import SYSTEM, ConfFile, nccl_files
 from hpc_mp.environment.findings import place
 from hpc_mp.environment.machine import read_machine
 from hpc_mp.environment.precedence import Effective
@@ -75,16 +75,14 @@ class ProfiledJob:
 
 def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decided: Collection[str] = (), *,
                 container: bool = False, installed: Installed = distribution) -> ProfiledJob:
-    """Return the environment of the ranks, and the changes that the profile made.
+    """Return the environment of the ranks, and the changes that the profile made. Raises HpcMpError if the profile does not
+    exist.
 
     Args:
         environ: the environment of the job script. Settings of modules and the site take precedence over the profile.
         decided: names that the user has set (``environment.set``), which the profile does not change.
         container: True if the ranks run in a container.
         installed: the releases of Python packages that the ranks see.
-
-    Raises:
-        HpcMpError: the profile does not exist.
     """
     profile, result = load_profile(name), dict(environ)
     changes = list(_from_scripts(profile.script, result, decided))
@@ -93,7 +91,8 @@ def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decid
     if container:
         releases = {library: release for library, release in releases.items() if library == "driver"}
     applied = apply(profile, read_machine(source), releases, result)
-    for change in _from_variables(applied, effective(result, _files(source, result, container), applied), result, decided):
+    files = (ConfFile(SYSTEM, ()),) if container else nccl_files(source, result)
+    for change in _from_variables(applied, effective(result, files, applied), result, decided):
         changes.append(change)
         if change.action == "set":
             result[change.name] = change.value or ""
@@ -115,14 +114,6 @@ def of_interpreter(python: str) -> Installed:
         return process.stdout.strip() if process.returncode == 0 else None
 
     return installed
-
-
-def _files(source: NodeSource, environ: Mapping[str, str], container: bool) -> tuple[ConfFile, ...]:
-    """Return NCCL's own files, the system's last."""
-    if container:
-        return (ConfFile(SYSTEM, ()),)
-    user = user_file(source, environ)
-    return (*([user] if user is not None else []), read_file(source, SYSTEM))
 
 
 def _from_variables(applied: Applied, variables: Sequence[Effective], environ: Mapping[str, str],

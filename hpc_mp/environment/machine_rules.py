@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.environment.apply import Applied
@@ -13,7 +12,7 @@ from hpc_mp.environment.machine import Shown
 from hpc_mp.environment.nccl_values import taken
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import load_profile
-from hpc_mp.environment.rules import clouds_of
+from hpc_mp.environment.rules import Setting, clouds_of
 from hpc_mp.environment.versions import Release, shown
 
 Variables = Mapping[str, Effective]
@@ -57,15 +56,9 @@ def _other_cloud(host: Here) -> Iterable[Hit]:
         return
     owner = (load_profile(host.platform).cloud or "").partition(" ")[0]
     for variable in _set(host.variables):
-        clouds = clouds_of(_Plain(variable.name, variable.value or ""))
+        clouds = clouds_of(Setting(variable.name, variable.value or ""))
         if clouds and owner not in [cloud.partition(" ")[0] for cloud in clouds]:
             yield _hit(variable.name, f"{variable.name}={variable.value} is for {' or '.join(clouds)}", host.platform)
-
-
-class _Plain(NamedTuple):
-    name: str
-    value: str
-    line: int = 0
 
 
 def _no_interface(host: Here) -> Iterable[Hit]:

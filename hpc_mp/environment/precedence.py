@@ -68,11 +68,8 @@ def of_library() -> Iterator[Said]:
 
 
 def settle(sources: Sequence[Iterable[Said]]) -> tuple[Effective, ...]:
-    """Return the effective variables by name. The first source with a value, even an empty one, wins.
-
-    Args:
-        sources: the settings of each source, the strongest first.
-    """
+    """Return the effective variables by name. The first source with a value, even an empty one, wins. ``sources``: the settings
+    of each source, the strongest first."""
     settings: dict[str, list[Said]] = {}
     for source in sources:
         for setting in source:

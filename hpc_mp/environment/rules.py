@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import nearest
@@ -34,19 +34,15 @@ class Assignment(Protocol):
     def line(self) -> int: ...
 
 
+class Setting(NamedTuple):
+    """A variable that is set outside of a script."""
+
+    name: str
+    value: str
+    line: int = 0
+
+
 Settings = Sequence[Assignment]
-
-
-def _removed(settings: Settings) -> Iterable[Hit]:
-    return _listed(settings, facts().removed)
-
-
-def _legacy(settings: Settings) -> Iterable[Hit]:
-    return _listed(_unprescribed(settings), facts().legacy)
-
-
-def _no_name(settings: Settings) -> Iterable[Hit]:
-    return _listed(settings, facts().foreign)
 
 
 def _listed(settings: Settings, advice: Mapping[str, str]) -> Iterable[Hit]:
@@ -77,14 +73,6 @@ def _unprescribed(settings: Settings) -> Settings:
     """Return the settings without those that the vendor of a plug-in in use requires."""
     vendor = any(not facts().vendors.isdisjoint(clouds_of(setting)) for setting in settings)
     return [setting for setting in settings if not (vendor and setting.name in facts().allows)]
-
-
-def _harmful(settings: Settings) -> Iterable[Hit]:
-    return _hurting(settings, facts().harmful)
-
-
-def _outdated(settings: Settings) -> Iterable[Hit]:
-    return _hurting(settings, facts().info)
 
 
 def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
@@ -155,42 +143,24 @@ LOOPBACK: Rule[Settings] = Rule(  # wrong only if there are other nodes
     "{it}: other nodes cannot be reached through this interface.",
     "Name the interface between the nodes.")
 RULES: tuple[Rule[Settings], ...] = (
-    Rule("HM601", "warning", _removed,
-         "{it} has no effect: NCCL has removed it.",
-         "{advice}."),
-    Rule("HM602", "info", _legacy,
-         "{it} is an old name that NCCL still accepts.",
-         "{advice}."),
-    Rule("HM603", "warning", _no_name,
-         "{it} is not a variable of NCCL and has no effect.",
-         "{advice}."),
-    Rule("HM604", "warning", _unknown,
-         "NCCL 2.30 does not read {it}.",
-         "{advice}"),
-    Rule("HM605", "info", _numbered_level,
-         "{it}: a number that only old scripts use.",
-         "Write the word for it: {advice}."),
-    Rule("HM606", "warning", _debug,
-         "{it} {advice}: a setting for debugging.",
-         "Remove it from production runs."),
-    Rule("HM607", "warning", _harmful,
-         "{it}.",
-         "{advice}."),
-    Rule("HM608", "info", _outdated,
-         "{it}.",
-         "{advice}."),
-    Rule("HM614", "warning", _two_clouds,
-         "{it}: no machine has both.",
-         "Keep only the settings for your cluster."),
+    Rule("HM601", "warning", lambda settings: _listed(settings, facts().removed),
+         "{it} has no effect: NCCL has removed it.", "{advice}."),
+    Rule("HM602", "info", lambda settings: _listed(_unprescribed(settings), facts().legacy),
+         "{it} is an old name that NCCL still accepts.", "{advice}."),
+    Rule("HM603", "warning", lambda settings: _listed(settings, facts().foreign),
+         "{it} is not a variable of NCCL and has no effect.", "{advice}."),
+    Rule("HM604", "warning", _unknown, "NCCL 2.30 does not read {it}.", "{advice}"),
+    Rule("HM605", "info", _numbered_level, "{it}: a number that only old scripts use.", "Write the word for it: {advice}."),
+    Rule("HM606", "warning", _debug, "{it} {advice}: a setting for debugging.", "Remove it from production runs."),
+    Rule("HM607", "warning", lambda settings: _hurting(settings, facts().harmful), "{it}.", "{advice}."),
+    Rule("HM608", "info", lambda settings: _hurting(settings, facts().info), "{it}.", "{advice}."),
+    Rule("HM614", "warning", _two_clouds, "{it}: no machine has both.", "Keep only the settings for your cluster."),
     Rule("HM615", "warning", _too_many_sockets,
-         "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: the maximum is 64.",
-         "Lower one of them, or leave both out."),
+         "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: the maximum is 64.", "Lower one of them, or leave both out."),
     Rule("HM616", "warning", _no_number,
-         "{it}: NCCL expects a whole number here and reads {advice}.",
-         "Write a number in digits, or leave it out."),
+         "{it}: NCCL expects a whole number here and reads {advice}.", "Write a number in digits, or leave it out."),
     Rule("HM617", "warning", _no_word,
-         "{it} is not a value that NCCL knows here and has no effect.",
-         "Write one of {advice}, or leave it out."),
+         "{it} is not a value that NCCL knows here and has no effect.", "Write one of {advice}, or leave it out."),
     Rule("HM618", "warning", _signs_in_list,
          "{it}: ^ and = are allowed only before the whole list, and a blank becomes part of a name. Such names match nothing.",
          "Use one sign and no blanks: {advice}; or leave it out."),

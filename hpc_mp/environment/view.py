@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
-from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
+from hpc_mp.environment.conf import ConfFile, nccl_files
 from hpc_mp.environment.detect import Platform, platform
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.findings import lint, place
@@ -51,8 +51,7 @@ def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO,
     releases = versions(source, installed)
     name = {AUTO: detected.name, NONE: None}.get(profile, profile)
     applied = None if name is None else apply(load_profile(name), machine, releases, environ)
-    user, system = user_file(source, environ), read_file(source, SYSTEM)
-    files = (system,) if user is None else (user, system)
+    files = nccl_files(source, environ)
     variables = effective(environ, files, applied)
     host = Here({variable.name: variable for variable in variables}, machine, releases, detected.name, applied,
                 lambda path: source.path(path).exists())
@@ -60,11 +59,8 @@ def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO,
 
 
 def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:
-    """Return the effective variables. The order is process, user's file, system's file, profile, NCCL's defaults.
-
-    Args:
-        files: NCCL's files, the system's last.
-    """
+    """Return the effective variables. The order is process, user's file, system's file, profile, NCCL's defaults. ``files``:
+    NCCL's files, the system's last."""
     *user, system = files
     profile = applied.settings if applied is not None else ()
     names = {line.name for file in files for line in file.lines}

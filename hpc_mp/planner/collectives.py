@@ -13,8 +13,8 @@ at the algorithm's rate A, and the filling of the pipeline (with chunks of the b
 - tree between k nodes: S leaves a node of 2, 2·S one of more (in two trees, each node is inside one and a leaf of the other).
 - NVLS: NVSwitch adds up, each GPU sends S·(n+1)/n, so busbw is 2(n−1)/(n+1) of the links' rate (nccl-tests' PERFORMANCE.md).
 
-No algorithm without reduction in the network beats ``ceiling``: 2(k−1)/k · S has to leave a node, so a GPU's share of the NICs
-carries at least (k−1)/(n−1) of busbw (``nic_share``).
+Without reduction in the network 2(k−1)/k · S has to leave a node, so a GPU's share of the NICs carries at least (k−1)/(n−1) of
+busbw (``nic_share``).
 
 ``tests/planner/test_collectives.py`` compares the model with published measurements, row by row.
 """
@@ -134,15 +134,13 @@ def expected(collective: str, size: int, nodes: int, ranks_per_node: int, fabric
 
 
 def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> Expectation:
-    """Return the expectation over NCCL (or RCCL).
+    """Return the expectation over NCCL (or RCCL). Raises HpcMpError if the group spans several nodes, and the fabric has no
+    network between them.
 
     Args:
         size: bytes of the whole array.
         nodes, ranks_per_node: size of the group.
         beside: number of groups on each node that use its NICs at the same time, including this one.
-
-    Raises:
-        HpcMpError: the group spans several nodes, and the fabric has no network between them.
     """
     n = nodes * ranks_per_node
     if n <= max(fabric.domain, ranks_per_node):
@@ -179,12 +177,6 @@ def expect_tcp(
     seconds = turns.get(collective, 1) * data.step * 1e-6 + size * factor / rate / 1e9
     busbw = size / seconds / 1e9 * factor
     return Expectation(busbw, seconds, "gloo" if gloo else "ring", busbw / rate)
-
-
-def ceiling(nodes: int, ranks_per_node: int, fabric: Fabric) -> float:
-    """Return the GB/s busbw of an all-reduce that no algorithm between the nodes can exceed without reduction in the network."""
-    factor = COLLECTIVES["all_reduce"].factor(nodes * ranks_per_node)
-    return _outside(fabric, ranks_per_node, 1) * nodes * factor / (2 * (nodes - 1))
 
 
 def nic_share(busbw: float, nodes: int, ranks_per_node: int) -> float:

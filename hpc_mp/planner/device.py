@@ -45,13 +45,11 @@ def local_device(requested: Asked, ranks: int) -> Device:
 
 def choose(requested: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
     """Choose the device. ``auto`` is cuda if every rank gets its own GPU; ``cuda`` with fewer lets rank r share GPU r mod GPUs.
+    Raises HpcMpError if cuda is requested and no GPU exists, or torch cannot use it.
 
     Args:
         cuda_built: True if the installed torch can use GPUs.
         memory: memory of this machine, in bytes.
-
-    Raises:
-        HpcMpError: cuda is requested and no GPU exists, or torch cannot use it.
     """
     lacking = ""
     if not gpus:
@@ -71,14 +69,8 @@ def choose(requested: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, 
 
 
 def check_memory(state: Sequence[int], device: Device) -> None:
-    """Refuse a model whose state cannot fit.
-
-    Args:
-        state: bytes of parameters, gradients and optimizer state, by rank.
-
-    Raises:
-        HpcMpError: with the arithmetic, for the first memory that is too small.
-    """
+    """Refuse a model whose state cannot fit. Raises HpcMpError, with the arithmetic, for the first memory that is too small.
+    ``state``: bytes of parameters, gradients and optimizer state, by rank."""
     for pool in device.pools:
         need = sum(state[rank] for rank in pool.ranks)
         if pool.size is not None and need > pool.size:

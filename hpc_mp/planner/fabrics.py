@@ -110,11 +110,8 @@ def fabrics() -> tuple[Fabric, ...]:
 
 
 def fabric(name: str) -> Fabric:
-    """Return the fabric of that short name, else of the machine of that name, case-insensitive.
-
-    Raises:
-        HpcMpError: the catalogue has none.
-    """
+    """Return the fabric of that short name, else of the machine of that name, case-insensitive. Raises HpcMpError if the
+    catalogue has none."""
     match = next((row for row in (*fabrics(), *_named(short=False)) if row.name.casefold() == name.casefold()), None)
     if match is None:
         names = ", ".join(dict.fromkeys(row.name for row in fabrics()))

@@ -57,11 +57,8 @@ def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | Non
 
 
 def leaves(placement: Placement, hosts: Sequence[str], tree: SwitchTree) -> tuple[str, ...]:
-    """Return the leaf switch of every rank; a host that the tree does not name counts as a separate leaf.
-
-    Raises:
-        HpcMpError: fewer hosts than the placement has nodes.
-    """
+    """Return the leaf switch of every rank; a host that the tree does not name counts as a separate leaf. Raises HpcMpError for
+    fewer hosts than the placement has nodes."""
     if len(hosts) < placement.nodes:
         raise HpcMpError(f"{len(hosts)} hosts", f"are fewer than the {placement.nodes} nodes of the placement",
                          f"name {placement.nodes} hosts")

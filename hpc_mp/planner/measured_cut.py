@@ -24,10 +24,8 @@ def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
     """Return the stages of a job with ``partition = "profile"``.
 
     ``memory_weight`` counts as the job states it. If it is left out, the smallest weight with which every rank fits is taken; if
-    none fits, the weight whose fullest rank holds least.
-
-    Raises:
-        HpcMpError: the profile is missing, or is a profile of something else.
+    none fits, the weight whose fullest rank holds least. Raises HpcMpError if the profile is missing, or is a profile of
+    something else.
     """
     profile = read_profile(spec, shape)
     if spec.parallel.memory_weight is not None or profile.memory is None:

@@ -41,10 +41,7 @@ SLOTS = {"adamw": 2, "sgd": 0}  # tensors of optimizer state per parameter, in t
 
 def state_bytes(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...]) -> dict[tuple[int, int], StateBytes]:
     """Return the state of the ranks at (pipeline, tensor) coordinates at the peak of a step, whatever their data coordinate.
-
-    Args:
-        layers: layers of every stage.
-    """
+    ``layers``: layers of every stage."""
     return {(pipeline, tensor): _bytes(spec, list(units_of(shape, spec, layers, pipeline, tensor).values()))
             for pipeline in range(spec.parallel.pipeline) for tensor in range(spec.parallel.tensor)}
 

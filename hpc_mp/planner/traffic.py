@@ -201,10 +201,7 @@ def _data_axis(
 ) -> tuple[float, float]:
     """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units.
 
-    ``first``, ``last``: True if it has the first, the last stage.
-
-    Args:
-        ranks: number of ranks that train the same parameters.
+    ``first``, ``last``: True if it has the first, the last stage. ``ranks``: number of ranks that train the same parameters.
     """
     master, computed = BYTES[spec.train.precision]
     zero, m = spec.parallel.zero, spec.microbatches

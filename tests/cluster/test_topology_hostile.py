@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import pytest
 from click.testing import CliRunner
-from ibnet import clos
+from ibnet import Fabric, clos
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.convert import only
-from hpc_mp.cluster.topology.ibnetdiscover import host_of
 from hpc_mp.cluster.topology.readers import read
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
@@ -141,38 +141,16 @@ def test_a_text_without_any_clique_is_refused(text: str) -> None:
 # --- InfiniBand ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("description", "host"), [
-    ("node1/mlx5_0", "node1"), ("node2:mlx5_0", "node2"), ("node3 ibp12s0", "node3"), ("node4 rdmap0s1", "node4"),
-    ("gpu-7.cluster.org mlx5_bond_0", "gpu-7"), ("'node8 HCA-2'", "node8"), ("localhost mlx5_0", None), ("node9 HCA-1 P1", None),
-    ("-x- HCA-1", None), ("", None), ("/", None),
-])
-def test_hosts_of_descriptions(description: str, host: str | None) -> None:
-    assert host_of(description) == host
-
-
-def listing(cables: Iterable[tuple[str, str]], adapters: Mapping[str, str]) -> str:
-    """What ibnetdiscover prints; ends that ``adapters`` describes are hosts' adapters, the others switches."""
-    ports: dict[str, list[str]] = {}
-    for one, other in cables:
-        ports.setdefault(one, []).append(other)
-        ports.setdefault(other, []).append(one)
-    identity = {end: f"{'H' if end in adapters else 'S'}-{number:016x}" for number, end in enumerate(ports, 0xB0000000)}
-    lines = []
-    for end, others in ports.items():
-        kind, words = ("Ca", adapters[end]) if end in adapters else ("Switch", f"MF0;{end}:MQM9700/U1")
-        lines.append(f'{kind}\t{len(others)} "{identity[end]}"\t\t# "{words}"')
-        for number, other in enumerate(others, 1):
-            shown = adapters.get(other, f"MF0;{other}:MQM9700/U1")
-            guid = f"({identity[other][2:]})" if other in adapters else ""
-            lines.append(f'[{number}] \t"{identity[other]}"[1]{guid} \t\t# "{shown}" lid 1 4xNDR')
-        lines.append("")
-    return "\n".join(lines)
-
-
 def fabric(leaves: Mapping[str, Sequence[str]], cables: Iterable[tuple[str, str]]) -> TopologyReading:
     """Hosts at their leaves with one adapter each, and cables between switches."""
-    ends = [(leaf, f"{host}/0") for leaf, hosts in leaves.items() for host in hosts]
-    return read(listing([*ends, *cables], {end: f"{end[:-2]} mlx5_0" for _, end in ends}), "fabric.txt")
+    planned, cabled = Fabric(), list(cables)
+    switches = {name: planned.add("S", f"MF0;{name}:MQM9700/U1") for name in dict.fromkeys((*leaves, *chain(*cabled)))}
+    for leaf, hosts in leaves.items():
+        for host in hosts:
+            planned.cable(switches[leaf], planned.add("H", f"{host} mlx5_0"))
+    for one, other in cabled:
+        planned.cable(switches[one], switches[other])
+    return read(planned.text(), "fabric.txt")
 
 
 def nested(known: TopologyReading) -> object:

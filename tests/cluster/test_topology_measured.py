@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -16,11 +16,24 @@ from hpc_mp.cluster.topology import Switch, SwitchTree, Topology
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
 
+Change = Callable[[str, str, float], float]
+
 
 def believe(groups: Groups, root: bool = True) -> SwitchTree:
     switches = [Switch(f"s{i}", tuple(nodes)) for i, nodes in enumerate(groups, 1)]
     above = [Switch("root", (), tuple(switch.name for switch in switches))] if root else []
     return Topology(kind="tree", switches=(*switches, *above)).tree
+
+
+def noise(spread: float, seed: int) -> Change:
+    random = Random(seed)
+    return lambda _a, _b, rate: rate * random.lognormvariate(0, spread)
+
+
+def kinds(of: Mapping[str, int], seed: int) -> Change:
+    """Pairs across, alone on an uplink or with others: what was measured on real links; with noise."""
+    random = Random(seed)
+    return lambda a, b, rate: rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
 
 
 # --- what rates show -------------------------------------------------------------------------------------------------
@@ -75,27 +88,16 @@ def test_a_part_of_the_pairs_is_enough_or_said_not_to_be(nodes: int) -> None:
     (4, None, 0.15), (6, None, 0.15), (16, None, 0.15), (16, None, 0.3), (64, 18, 0.15), (64, 18, 0.3)])
 def test_noise_is_no_leaf(nodes: int, rounds: int | None, spread: float) -> None:
     for seed in range(100 if rounds is None else 20):
-        random = Random(seed)
-
-        def noise(_a: str, _b: str, rate: float, random: Random = random) -> float:
-            return rate * random.lognormvariate(0, spread)
-
-        assert infer(measure(leaves(nodes), 1.0, rounds, seed, noise)).groups == (), seed
+        assert infer(measure(leaves(nodes), 1.0, rounds, seed, noise(spread, seed))).groups == (), seed
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (8, 8), (4, 4, 4, 4), (16, 16, 16, 16)])
 def test_pairs_across_are_of_several_kinds(sizes: Sequence[int]) -> None:
-    """Alone on an uplink, or with others: what was measured on real links."""
     groups = leaves(*sizes)
     of = {node: number for number, nodes in enumerate(groups) for node in nodes}
     exact = 0
     for seed in range(20):
-        random = Random(seed)
-
-        def kinds(a: str, b: str, rate: float, random: Random = random) -> float:
-            return rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
-
-        seen = infer(measure(groups, 1.0, 18 if len(of) > 16 else None, seed, kinds))
+        seen = infer(measure(groups, 1.0, 18 if len(of) > 16 else None, seed, kinds(of, seed)))
         exact += sorted(map(sorted, seen.groups)) == sorted(map(sorted, groups))
         assert all(len({of[node] for node in found}) == 1 for found in seen.groups)
     assert exact >= (18 if len(of) <= 16 else 8)
@@ -193,15 +195,10 @@ def test_large_clusters_are_told_by_a_part_of_the_pairs(nodes: int, size: int) -
     of = {node: number for number, members in enumerate(groups) for node in members}
     verdicts, named = Counter[str](), 0
     for seed in range(10):
-        random = Random(seed)
-
-        def kinds(a: str, b: str, rate: float, random: Random = random) -> float:
-            return rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
-
-        rates = measure(groups, 1.0, 2 * (nodes.bit_length() - 1) + 6, seed, kinds)
+        rates = measure(groups, 1.0, 2 * (nodes.bit_length() - 1) + 6, seed, kinds(of, seed))
         found = agreement(believe(groups), rates)
         assert (found.verdict, found.odd) == ("agrees", ()), seed
-        moved = f"n{random.randrange(nodes) + 1}"
+        moved = f"n{Random(seed).randrange(nodes) + 1}"
         wrong = [[node for node in members if node != moved] for members in groups]
         wrong[(of[moved] + 1) % len(groups)].append(moved)
         found = agreement(believe(wrong), rates)
@@ -220,11 +217,6 @@ def test_large_clusters_of_equal_rates_say_nothing(nodes: int) -> None:
 def test_nothing_to_be_seen_is_said() -> None:
     found = agreement(believe(leaves(2, 2)), measure(leaves(4)))
     assert found.verdict == "cannot tell" and "do not distinguish leaves" in found.why and found.odd == ()
-
-
-def noise(spread: float, seed: int) -> Callable[[str, str, float], float]:
-    random = Random(seed)
-    return lambda _a, _b, rate: rate * random.lognormvariate(0, spread)
 
 
 def test_a_stray_pair_moves_no_node() -> None:

@@ -140,7 +140,9 @@ def test_ibnetdiscover() -> None:
 @pytest.mark.parametrize(("description", "host"), [
     ("node018 HCA-1", "node018"), ("node018.site.org mlx5_0", "node018"), ("'node1 mlx5_bond_0'", "node1"), ("login1", "login1"),
     ("MT4123 ConnectX6   Mellanox Technologies", None), ("Mellanox Technologies Aggregation Node", None), ("", None),
-    ("ConnectX6", None), ("some words here", None)])
+    ("ConnectX6", None), ("some words here", None), ("node1/mlx5_0", "node1"), ("node2:mlx5_0", "node2"),
+    ("node3 ibp12s0", "node3"), ("node4 rdmap0s1", "node4"), ("gpu-7.cluster.org mlx5_bond_0", "gpu-7"),
+    ("'node8 HCA-2'", "node8"), ("localhost mlx5_0", None), ("node9 HCA-1 P1", None), ("-x- HCA-1", None), ("/", None)])
 def test_hosts_in_descriptions(description: str, host: str | None) -> None:
     assert host_of(description) == host
 

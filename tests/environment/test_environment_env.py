@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bare import machine
 from click.testing import CliRunner, Result
 from machines.tree import tree
 
@@ -32,12 +33,9 @@ def document(*options: str, **environ: str) -> dict[str, Any]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for path, text in (("home/ann/.nccl.conf", "NCCL_NET=user\nNCCL_IB_TC=user\n"), ("site", "NCCL_NET=named\n"),
-                       ("etc/nccl.conf", "NCCL_NET=system\nNCCL_IB_TC=system\nNCCL_IB_HCA=system\n"
-                                         "NCCL_SOCKET_IFNAME=system\n")):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    return tmp_path
+    return machine(tmp_path, {
+        "home/ann/.nccl.conf": "NCCL_NET=user\nNCCL_IB_TC=user\n", "site": "NCCL_NET=named\n",
+        "etc/nccl.conf": "NCCL_NET=system\nNCCL_IB_TC=system\nNCCL_IB_HCA=system\nNCCL_SOCKET_IFNAME=system\n"}).root
 
 
 # --- who wins ---------------------------------------------------------------------------------------------------------
@@ -68,6 +66,14 @@ def test_what_is_hidden_is_shown(root: Path) -> None:
     (each,) = (each for each in shown["variables"] if each["name"] == "NCCL_SOCKET_IFNAME")
     assert [(said["origin"], said["value"], said["where"]) for said in each["hides"]] == [
         ("system file", "system", "/etc/nccl.conf:4"), ("profile", "eth0", "azure-ndv4")]
+
+
+def test_a_profile_is_shown_with_what_it_leaves_out(tmp_path: Path) -> None:
+    shown = document("--profile", "aws-efa", "--root", str(tmp_path), HOME="/nowhere")
+    assert {each["name"]: each["value"] for each in shown["variables"] if each["origin"] == "profile"} == {
+        "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
+    assert {each["name"] for each in shown["profile"]["left_out"]} == {"FI_EFA_USE_DEVICE_RDMA", "FI_PROVIDER"}
+    assert shown["profile"]["variables"][0].keys() >= {"name", "value", "reason", "source", "needs", "use"}
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bare import machine
 from click.testing import CliRunner, Result
 from machines.tree import KINDS, tree
 from rendering import GPUS, job
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
-from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.job import ProfiledJob, of_interpreter, profile_job
 from hpc_mp.environment.profiles import APPLIED, MakerScript, load_profile, profile_names
 from hpc_mp.environment.view import view_of
@@ -26,24 +25,9 @@ from hpc_mp.launch.choices import choose_profile
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.supervisor.prepare import apply_profile
 
-NOTHING: Mapping[str, str] = {}
-
 
 def with_profile(name: str | None, **sections: Any) -> JobSpec:
     return job(**{"job": GPUS} | sections | {"environment": {"profile": name} | sections.get("environment", {})})
-
-
-def machine(folder: Path, files: Mapping[str, str] = NOTHING) -> NodeSource:
-    """A machine that shows these files and nothing else; it runs no program."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return NodeSource(folder, silent)
-
-
-def silent(argv: object) -> str:
-    raise CommandFailed("no such program")
 
 
 def none(name: str) -> str | None:

@@ -10,9 +10,13 @@ from hypothesis import given
 from schedules import SMALL, Request, requests, swapped, with_rank
 
 from hpc_mp.layout.schedule import Action, Kind, Reduce, Schedule, build, simulate, validate
-from hpc_mp.layout.schedule.validate import check_streams, own_stream, shared_stream
+from hpc_mp.layout.schedule.validate import Channel, check_streams, own_stream
 
 REDUCE: tuple[Reduce, ...] = ("last", "each")
+
+
+def shared_stream(channel: Channel) -> None:
+    """One communicator for all messages of a rank."""
 
 
 @pytest.mark.parametrize("request_", SMALL)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from placements import FABRIC
 
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import SwitchTree, read_topology
@@ -19,7 +20,6 @@ from hpc_mp.planner.order import choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir.plan import Traffic
 
-FABRIC = "SwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\nSwitchName=spine Switches=s[1-2]\n"
 GIVEN, PAIRED = ("n1", "n2", "n3", "n4"), ("n1", "n3", "n2", "n4")
 
 

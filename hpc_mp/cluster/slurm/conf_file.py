@@ -50,11 +50,8 @@ class ConfigLine:
 
 
 def read_conf(text: str, file: Path | None = None) -> tuple[ConfigLine, ...]:
-    """Return the lines of a file that are not empty, with included files in place of the line that includes them.
-
-    Args:
-        file: the text's file, relative to which included files are found; None: they are not read.
-    """
+    """Return the lines of a file that are not empty, with included files in place of the line that includes them. ``file``: the
+    text's file, relative to which included files are found; None: they are not read."""
     return tuple(_lines(text, file, ()))
 
 

@@ -27,11 +27,7 @@ class Where:
 
 
 def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Where:
-    """Decide where to run.
-
-    Args:
-        on: "auto", "slurm" or the name of another back end, which is used unchecked.
-    """
+    """Decide where to run. ``on``: "auto", "slurm" or the name of another back end, which is used unchecked."""
     if on not in ("auto", "slurm"):
         return Where(on, f"--on {on}")
     outside = why_outside(environ, ask)

@@ -88,10 +88,7 @@ RECORD = "JobID,State,Start,NodeList,ExitCode"  # input of parse_sacct
 
 def parse_json(text: str) -> list[SlurmJob]:
     """Parse ``squeue --json``. 22.05 has plain numbers and words; 24.11 wraps numbers as ``{"set", "infinite", "number"}``.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    Raises ValueError if it is something else."""
     try:
         return [_from_json(record) for record in json.loads(text)["jobs"]]
     except (KeyError, TypeError, AttributeError) as error:

@@ -22,11 +22,8 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """Return the host names of a list, as ``scontrol show hostnames`` prints them: ``n[08-10],x`` is n08, n09, n10, x.
-
-    Raises:
-        HpcMpError: the text is not a host list, or has more hosts than Slurm allows (65,536).
-    """
+    """Return the host names of a list, as ``scontrol show hostnames`` prints them: ``n[08-10],x`` is n08, n09, n10, x. Raises
+    HpcMpError if the text is not a host list, or has more hosts than Slurm allows (65,536)."""
     if nodelist and not re.fullmatch(f"{_NAME}(,{_NAME})*", nodelist):
         raise _malformed(nodelist)
     names = [_parse(name, nodelist) for name in re.findall(_NAME, nodelist)]

@@ -20,10 +20,7 @@ Extra = Mapping[str, str | int | bool]
 
 def check_options(spec: AnySpec, version: Version | None) -> None:
     """Refuse options that sbatch does not know, that the script sets itself, that contradict each other, or that have no effect.
-
-    Raises:
-        HpcMpError: naming the nearest known option, the key to use instead, or the release that has the option.
-    """
+    Raises HpcMpError, naming the nearest known option, the key to use instead, or the release that has the option."""
     of_scripts = _table()["of_scripts"] if isinstance(spec, ProgramSpec) and spec.by_script else ()
     _check("slurm.extra", {name: value for name, value in spec.slurm.extra.items() if name not in of_scripts}, version)
     for number, component in enumerate(spec.slurm.components):
@@ -67,14 +64,8 @@ def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, 
 
 
 def check_together(options: Mapping[str, str], version: Version | None) -> None:
-    """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any.
-
-    Args:
-        options: value by name, of the whole job or of one component.
-
-    Raises:
-        HpcMpError: naming them.
-    """
+    """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any. Raises HpcMpError,
+    naming them. ``options``: value by name, of the whole job or of one component."""
     for row in _table(SYNTAX)["conflicts"]:
         both = [name for name in row["options"] if _has_option(name, options)]
         if len(both) > 1 and (version is None or exists(row["since"], version)):

@@ -93,22 +93,15 @@ def version(ask: Runner = ask) -> tuple[int, int] | None:
 
 
 def partitions(ask: Runner = ask) -> tuple[SlurmPartition, ...]:
-    """Return the partitions that the user may see, in Slurm's order.
-
-    Raises:
-        CommandFailed: Slurm does not report them.
-    """
+    """Return the partitions that the user may see, in Slurm's order. Raises CommandFailed if Slurm does not report them."""
     answer = ask(("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%c|%m|%G|%N"))
     rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 6]
     return tuple(_partition([row for row in rows if row[0] == name]) for name in dict.fromkeys(row[0] for row in rows))
 
 
 def partition_names(ask: Runner = ask) -> tuple[str, ...]:
-    """Return the names of all partitions, including those that a site hides and that still take jobs.
-
-    Raises:
-        CommandFailed: Slurm does not report them.
-    """
+    """Return the names of all partitions, including those that a site hides and that still take jobs. Raises CommandFailed if
+    Slurm does not report them."""
     return tuple(ask(("sinfo", "--noheader", "--all", "--format=%R")).split())
 
 

@@ -23,11 +23,7 @@ class Difference:
 
 
 def parse_version(text: str) -> Version:
-    """Parse ``23.11`` or ``23.11.4`` to (23, 11).
-
-    Raises:
-        HpcMpError: it is not a release of Slurm.
-    """
+    """Parse ``23.11`` or ``23.11.4`` to (23, 11). Raises HpcMpError if it is not a release of Slurm."""
     match = re.fullmatch(r"(\d\d)\.(\d\d?)(\.\d+)?", text)
     if not match:
         raise HpcMpError(f"Slurm version {text}", "must have the form YEAR.MONTH", "write for example 23.11")

@@ -116,15 +116,13 @@ def exclude(
     The job is never held for that: a requeued job does not start at once, and its list of excluded nodes can be changed while it
     pends. If the change fails, the job runs where Slurm puts it, which is better than a job held forever. While the old start is
     being ended Slurm may refuse, so the request is repeated for some seconds. An unknown node name would make Slurm refuse the
-    whole list, ours or the user's: a node that was renamed is left out.
+    whole list, ours or the user's: a node that was renamed is left out. Raises CommandFailed if Slurm refuses, or does not
+    answer.
 
     Args:
         ours: our findings against nodes, including those of earlier starts.
         recorded: nodes that we had excluded before; others in Slurm's list are the user's.
         needed: number of nodes that must remain, see ``exclusions.choose``.
-
-    Raises:
-        CommandFailed: Slurm refuses, or does not answer.
     """
     deadline = time.monotonic() + SETTLING_S
     while True:
@@ -163,20 +161,14 @@ def start_soon(job_id: str, ask: Runner = persistent) -> None:
     When its nodes are cleared, Slurm gives such a job a begin time: now plus the lifetime of a credential, two minutes by
     default, for a node to have forgotten the old one. Slurm keeps a begin time that is already in the future
     (``batch_requeue_fini`` in slurmctld's job_mgr.c), and a node accepts a newer credential before the old one expires
-    (``slurm_cred_handle_reissue``).
-
-    Raises:
-        CommandFailed: Slurm refuses, or does not answer.
+    (``slurm_cred_handle_reissue``). Raises CommandFailed if Slurm refuses, or does not answer.
     """
     ask(("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{CLEARED_S}"))
 
 
 def held_back(job_id: str, ask: Runner = persistent) -> bool:
-    """Return True if a job waits only for Slurm's hold after a requeue, not for a begin time set by its user.
-
-    Raises:
-        CommandFailed: Slurm does not answer.
-    """
+    """Return True if a job waits only for Slurm's hold after a requeue, not for a begin time set by its user. Raises
+    CommandFailed if Slurm does not answer."""
     job = job_record(job_id, ask)
     if job.get("Reason") != "BeginTime" or not int(job.get("Restarts") or 0):
         return False

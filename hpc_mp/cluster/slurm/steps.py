@@ -92,11 +92,8 @@ def is_queue_notice(line: str) -> bool:
 
 
 def failed_nodes(lines: Sequence[str], nodes: Sequence[str] = ()) -> dict[str, str]:
-    """Return the nodes that srun could not reach or has lost, with the reason, from its own messages.
-
-    Args:
-        nodes: nodes of the step, in srun's order: srun names a lost node by its number.
-    """
+    """Return the nodes that srun could not reach or has lost, with the reason, from its own messages. ``nodes``: nodes of the
+    step, in srun's order: srun names a lost node by its number."""
     failed = {match[1]: f"Slurm cannot start a task on it ({match[2]})" for match in map(_LAUNCH_FAILED.search, lines) if match}
     numbers = {int(match[1]) for match in map(_CONNECTION_LOST.search, lines) if match}
     return failed | {nodes[number]: "its task ended before the step" for number in numbers if number < len(nodes)}

@@ -37,14 +37,11 @@ class SubmissionRefused(RunFailed):
 
 
 def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Submission:
-    """Submit ``script`` with sbatch.
+    """Submit ``script`` with sbatch. Raises SubmissionRefused, with sbatch's message unchanged, if it is not accepted.
 
     Args:
         environ: the environment that the job inherits, filtered by ``job_environment``.
         options: of sbatch, in addition to the script's own: ``("--dependency=afterany:7",)``.
-
-    Raises:
-        SubmissionRefused: it is not accepted; sbatch's message is passed on unchanged.
     """
     try:
         process = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
@@ -67,14 +64,9 @@ def state(job_id: str, ask: Runner = queue.patient) -> str:
 
 
 def cancel(job_ids: str | Sequence[str], signal: str | None = None, script: bool = False) -> None:
-    """End jobs, or send their ranks a signal: ``"USR2"`` makes them save at the next step and stop.
-
-    Args:
-        script: True if the signal is only for the jobs' scripts, in which the supervisor runs.
-
-    Raises:
-        RunFailed: scancel refuses; its message is passed on unchanged.
-    """
+    """End jobs, or send their ranks a signal: ``"USR2"`` makes them save at the next step and stop. Raises RunFailed, with its
+    message unchanged, if scancel refuses. ``script``: True if the signal is only for the jobs' scripts, in which the supervisor
+    runs."""
     named = [job_ids] if isinstance(job_ids, str) else [*job_ids]
     try:
         queue.patient(("scancel", *([f"--signal={signal}"] if signal else []), *(["--batch"] if script else []), *named))

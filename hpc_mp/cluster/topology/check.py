@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -70,7 +70,8 @@ def agreement(tree: SwitchTree, measured: LinkRates) -> Agreement:
         return Agreement("disagrees", f"Slurm knows no switch above the measured nodes, but rates show: {inferred.why}", (odd,),
                          inferred.unplaced)
     storeys = max(len(tree.above.get(node, ())) for node in measured.nodes)
-    mismatches = min((_compare(_storey(tree, inferred, storey), inferred) for storey in range(storeys)), key=_strangers)
+    mismatches = min((_compare(_storey(tree, inferred, storey), inferred) for storey in range(storeys)),
+                     key=lambda odd: sum(len(mismatch.nodes) for mismatch in odd))
     if not mismatches:
         return Agreement("agrees", inferred.why, unplaced=inferred.unplaced)
     return Agreement("disagrees", inferred.why, tuple(mismatches), inferred.unplaced)
@@ -147,10 +148,6 @@ def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterato
         if votes >= SURE:
             larger, smaller = sorted(names, key=lambda name: (-len(members[name]), natural(name)))
             yield Mismatch(tuple(sorted(members[smaller], key=natural)), smaller, min(members[larger], key=natural), larger)
-
-
-def _strangers(odd: Sequence[Mismatch]) -> int:
-    return sum(len(mismatch.nodes) for mismatch in odd)
 
 
 def _storey(tree: SwitchTree, inferred: Seen, storey: int) -> dict[str, str]:

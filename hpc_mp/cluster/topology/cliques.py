@@ -31,11 +31,8 @@ def looks_like(text: str) -> bool:
 
 
 def read_cliques(text: str, origin: str) -> TopologyReading:
-    """Return blocks of the nodes that share a domain, the largest first. Their size is that of the smallest.
-
-    Raises:
-        HpcMpError: text in none of the forms.
-    """
+    """Return blocks of the nodes that share a domain, the largest first. Their size is that of the smallest. Raises HpcMpError
+    for text in none of the forms."""
     places: dict[str, dict[Place, None]] = {}
     for node, place in _json(text) if text.lstrip()[:1] in ("{", "[") else _lines(text):
         places.setdefault(node, {})[place[0].lower(), place[1]] = None

@@ -40,13 +40,9 @@ def as_tree(topology: Topology) -> Topology:
 def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
     """Convert leaves to blocks, in the order of the tree, so that joined blocks are neighbours there.
 
-    A block without nodes keeps its place, because joined blocks are determined by position.
-
-    Args:
-        sizes: ``BlockSizes``; default: the topology's, else the size of the smallest block.
-
-    Raises:
-        HpcMpError: a size is not a power of two times the first, or a block has fewer nodes than the first size.
+    A block without nodes keeps its place, because joined blocks are determined by position. Raises HpcMpError if a size is not a
+    power of two times the first, or a block has fewer nodes than the first size. ``sizes``: ``BlockSizes``; default: the
+    topology's, else the size of the smallest block.
     """
     leaves = [Switch(switch.name, switch.hosts) for switch in _in_order(topology) if switch.hosts or topology.kind == "block"]
     peopled = [leaf for leaf in leaves if leaf.hosts]

@@ -14,11 +14,8 @@ Cost = Callable[[Sequence[str]], tuple[float, ...]]
 
 
 def order_hosts(hosts: Sequence[str], tree: SwitchTree, cost: Cost | None = None) -> tuple[str, ...]:
-    """Return the cheapest of some orders, including the given one; at equal cost the hosts stay as they are.
-
-    Args:
-        cost: cost of an order; default: ``crossings``. The result is never worse than ``hosts`` by that cost.
-    """
+    """Return the cheapest of some orders, including the given one; at equal cost the hosts stay as they are. ``cost``: cost of an
+    order; default: ``crossings``. The result is never worse than ``hosts`` by that cost."""
     price = cost or (lambda order: (crossings(order, tree),))
     best = tuple(hosts)
     while (cheapest := min(dict.fromkeys([best, *_candidates(best, tree)]), key=price)) != best:

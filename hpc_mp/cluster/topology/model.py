@@ -12,11 +12,7 @@ from hpc_mp.cluster.slurm.nodelist import compress
 
 @dataclass(frozen=True, slots=True)
 class SwitchTree:
-    """The switches above every host.
-
-    Attributes:
-        above: host → its switches, the leaf first, the root last; empty if nothing is known.
-    """
+    """The switches above every host. ``above``: host → its switches, the leaf first, the root last; empty if nothing is known."""
 
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -49,10 +45,7 @@ class Switch:
 
 def from_switches(switches: Sequence[Switch]) -> SwitchTree:
     """Return the tree of switches. A host that several switches name belongs to the first without children, else to the first.
-
-    Raises:
-        HpcMpError: a switch is above itself.
-    """
+    Raises HpcMpError if a switch is above itself."""
     parent: dict[str, str] = {}
     for switch in switches:
         for child in switch.children:
@@ -67,10 +60,7 @@ def from_switches(switches: Sequence[Switch]) -> SwitchTree:
 
 def from_blocks(blocks: Sequence[Switch], sizes: Sequence[int]) -> SwitchTree:
     """Return the tree of blocks. If ``sizes`` (``BlockSizes``) has several entries, s[i] / s[0] neighbouring blocks are joined.
-
-    Raises:
-        HpcMpError: a size is not a multiple of the first.
-    """
+    Raises HpcMpError if a size is not a multiple of the first."""
     for size in sizes:
         if size < 1 or size % sizes[0]:
             raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{size} is not a multiple of {sizes[0]}",
@@ -99,10 +89,8 @@ def from_joined_blocks(blocks: Sequence[Switch], joined: Sequence[Switch]) -> Sw
 def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
     """Return the tree from ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN`` of every host.
 
-    ``("spine.s1.n1", "switch.switch.node")``: n1 is below s1, s1 below spine.
-
-    Raises:
-        HpcMpError: an address does not have the parts of its pattern, or the pattern does not end with ``node``.
+    ``("spine.s1.n1", "switch.switch.node")``: n1 is below s1, s1 below spine. Raises HpcMpError if an address does not have the
+    parts of its pattern, or the pattern does not end with ``node``.
     """
     above = {}
     for address, pattern in addresses:

@@ -27,14 +27,11 @@ class TopologyFormat:
 
 
 def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
-    """Read a topology from a text, with notes for its use by Slurm.
+    """Read a topology from a text, with notes for its use by Slurm. Raises HpcMpError if it is of no kind, or not of this one.
 
     Args:
         where: name of the text for the header: a file's name, a command.
         kind: of ``SOURCES``; default: recognised from the text.
-
-    Raises:
-        HpcMpError: it is of no kind, or not of this one.
     """
     recognized = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
     if recognized is None:
@@ -72,14 +69,6 @@ def _apart(topology: Topology) -> str | None:
     return f"no switch is above {compress(topology.apart)}: Slurm starts no job across them"
 
 
-def _slurm(text: str, origin: str) -> TopologyReading:
-    return TopologyReading(read_topologies(text), origin)
-
-
-def _measured(text: str, origin: str) -> TopologyReading:
-    return read_measured_topology(rates(text, origin), origin)
-
-
 def rates(text: str, where: str) -> LinkRates:
     """Read cluster.json. Raises HpcMpError if it is malformed."""
     try:
@@ -91,15 +80,13 @@ def rates(text: str, where: str) -> LinkRates:
 
 SOURCES = {
     "measured": TopologyFormat("cluster.json, the rates that hpc-mp doctor measured",
-                               lambda text: _is_json(text) and '"pairs"' in text, _measured),
+                               lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
+                               lambda text, origin: read_measured_topology(rates(text, origin), origin)),
     "ibnetdiscover": TopologyFormat("output of ibnetdiscover", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
     "azslurm": TopologyFormat("output of azslurm topology (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
     "slurm": TopologyFormat("topology.conf, topology.yaml, or output of scontrol show topology",
-                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)), _slurm),
+                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
+                            lambda text, origin: TopologyReading(read_topologies(text), origin)),
     "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, from nvidia-smi -q", cliques.looks_like,
                               cliques.read_cliques),
 }
-
-
-def _is_json(text: str) -> bool:
-    return text.lstrip()[:1] == "{"

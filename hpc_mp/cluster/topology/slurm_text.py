@@ -35,22 +35,14 @@ def load_topology(path: Path) -> SwitchTree:
 
 def read_topology(text: str) -> SwitchTree:
     """Return the switches of a topology in any of the three forms: the default one, else the first. Empty text: nothing is known.
-
-    Raises:
-        HpcMpError: with the malformed line.
-    """
+    Raises HpcMpError with the malformed line."""
     return chosen(read_topologies(text)).tree
 
 
 def read_topologies(text: str, file: Path | None = None) -> tuple[Topology, ...]:
     """Return the topologies of a text in any of the three forms: several in topology.yaml, one elsewhere, none in empty text.
-
-    Args:
-        file: the text's file, relative to which included files are found; None: a line that includes one is refused.
-
-    Raises:
-        HpcMpError: with the malformed line.
-    """
+    Raises HpcMpError with the malformed line. ``file``: the text's file, relative to which included files are found; None: a line
+    that includes one is refused."""
     lines = [line for line in read_conf(text, file) if line.text.strip() != "---"]
     if not lines:
         return ()

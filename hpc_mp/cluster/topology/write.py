@@ -18,11 +18,8 @@ from hpc_mp.cluster.topology.reading import legal
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
-    """Return topology.conf of a tree or of blocks. Names are changed if Slurm would not accept them.
-
-    Raises:
-        HpcMpError: the topology is neither, or knows no host.
-    """
+    """Return topology.conf of a tree or of blocks. Names are changed if Slurm would not accept them. Raises HpcMpError if the
+    topology is neither, or knows no host."""
     writable = _writable(topology)
     if writable.kind == "block":
         lines = [f"BlockName={block.name}" + (f" Nodes={compress(block.hosts)}" if block.hosts else "")
@@ -35,10 +32,7 @@ def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
 
 
 def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
-    """Return topology.yaml with one or several topologies.
-
-    Raises:
-        HpcMpError: two have the same name, or one cannot be written.
+    """Return topology.yaml with one or several topologies. Raises HpcMpError if two have the same name, or one cannot be written.
     """
     names = [topology.name for topology in topologies]
     if len(set(names)) < len(names):

@@ -24,12 +24,12 @@ def links(pci_links: tuple[Link, ...]) -> Iterator[Judgement]:
             yield Judgement("error", "its registers read as all ones: it has fallen off the bus",
                             f"{link.device} ({link.address})",
                             "power the machine off and on; if it happens again, reseat the adapter or have it replaced")
-        if link.width is None or link.most_width is None:
+        if link.width is None or link.max_width is None:
             continue
-        narrow = link.width < link.most_width
-        slow = link.speed is not None and link.most_speed is not None and link.speed < link.most_speed
-        speed = "" if link.speed is None or link.most_speed is None else f", {link.speed:g} of {link.most_speed:g} GT/s"
-        yield Judgement("warning" if narrow or slow else "ok", f"{link.width} of {link.most_width} lanes{speed}",
+        narrow = link.width < link.max_width
+        slow = link.speed is not None and link.max_speed is not None and link.speed < link.max_speed
+        speed = "" if link.speed is None or link.max_speed is None else f", {link.speed:g} of {link.max_speed:g} GT/s"
+        yield Judgement("warning" if narrow or slow else "ok", f"{link.width} of {link.max_width} lanes{speed}",
                         f"{link.device} ({link.address})")
 
 

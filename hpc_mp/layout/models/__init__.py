@@ -22,31 +22,9 @@ from hpc_mp.layout.models.tensor import TensorCut, check_attention, check_tensor
 from hpc_mp.layout.models.weight_files import check_weights
 
 __all__ = [
-    "FAMILIES",
-    "ExpertCut",
-    "Family",
-    "LayerCosts",
-    "ModelProfile",
-    "ModelShape",
-    "StageCut",
-    "TensorCut",
-    "UnitProfile",
-    "Weight",
-    "check_layout",
-    "check_pretrained",
-    "chunk_sizes",
-    "conditions",
-    "expert_capacity",
-    "expert_cut",
-    "family_of",
-    "kv_copies",
-    "layer_costs",
-    "left_whole",
-    "read_config",
-    "read_profile",
-    "read_shape",
-    "stage_cut",
-    "stage_layers",
+    "FAMILIES", "ExpertCut", "Family", "LayerCosts", "ModelProfile", "ModelShape", "StageCut", "TensorCut", "UnitProfile",
+    "Weight", "check_layout", "check_pretrained", "chunk_sizes", "conditions", "expert_capacity", "expert_cut", "family_of",
+    "kv_copies", "layer_costs", "left_whole", "read_config", "read_profile", "read_shape", "stage_cut", "stage_layers",
     "write_profile",
 ]
 
@@ -75,11 +53,8 @@ def check_pretrained(spec: JobSpec) -> None:
 
 
 def read_shape(spec: JobSpec) -> ModelShape:
-    """Return the shape of a job's model.
-
-    Raises:
-        HpcMpError: for a missing checkpoint, an unknown family, impossible sizes, or an unknown field of its configuration.
-    """
+    """Return the shape of a job's model. Raises HpcMpError for a missing checkpoint, an unknown family, impossible sizes, or an
+    unknown field of its configuration."""
     config = read_config(spec)
     family = family_of(config["model_type"])
     check_fields(config, family.fields, family.model_type, spec.model.pretrained)

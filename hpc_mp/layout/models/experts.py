@@ -19,11 +19,8 @@ from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 
 @dataclass(frozen=True, slots=True)
 class ExpertCut:
-    """An expert rank, and the number of expert ranks.
-
-    Attributes:
-        shards: number of ranks with the same experts over which ZeRO shards their state.
-    """
+    """An expert rank, and the number of expert ranks. ``shards``: number of ranks with the same experts over which ZeRO shards
+    their state."""
 
     size: int = 1
     rank: int = 0

@@ -98,15 +98,13 @@ COMMON: Mapping[str, ConfigField] = {
 
 
 def check_fields(config: Mapping[str, Any], table: Mapping[str, ConfigField], model_type: str, checkpoint: str | None) -> None:
-    """Check that every field of a configuration is known and allowed.
+    """Check that every field of a configuration is known and allowed. Raises HpcMpError for a field without an entry, or a value
+    that its entry does not allow.
 
     Args:
         config: the result of ``read_config``.
         table: the family's table.
         checkpoint: the directory that it comes from; None: the job file.
-
-    Raises:
-        HpcMpError: a field without an entry, or a value that its entry does not allow.
     """
     for key, value in config.items():
         entry = table.get(key)

@@ -75,11 +75,8 @@ def write_profile(path: Path, profile: ModelProfile) -> None:
 
 
 def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
-    """Return the job's profile.
-
-    Raises:
-        HpcMpError: the file does not exist, is not a profile, or is a profile of something else.
-    """
+    """Return the job's profile. Raises HpcMpError if the file does not exist, is not a profile, or is a profile of something
+    else."""
     path = spec.profile
     value = f"the profile {path}"
     try:

@@ -38,11 +38,8 @@ ROTARY_FIELDS: Mapping[str, ConfigField] = {
 
 
 def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True) -> None:
-    """Check that transformers can compute the settings of rotary positions. Raises HpcMpError.
-
-    Args:
-        derived: True if the family's configuration class computes a missing ``head_dim``.
-    """
+    """Check that transformers can compute the settings of rotary positions. Raises HpcMpError. ``derived``: True if the family's
+    configuration class computes a missing ``head_dim``."""
     if head_dim % 2:
         raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be rotated in pairs of elements",
                          "choose sizes that make it an even number")

@@ -46,32 +46,27 @@ class ModelShape:
 
 
 def read_config(spec: JobSpec) -> dict[str, Any]:
-    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json.
-
-    Raises:
-        HpcMpError: the checkpoint or its config.json is missing or unreadable.
-    """
+    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json. Raises HpcMpError if
+    the checkpoint or its config.json is missing or unreadable."""
     if spec.model.config is not None:
         return dict(spec.model.config)
     assert spec.model.pretrained is not None  # JobSpec has exactly one of the two
     directory = Path(spec.model.pretrained)
+    value, remedy = f"model.pretrained = {directory}", "use a directory written by save_pretrained"
     if not directory.is_dir():
-        raise HpcMpError(f"model.pretrained = {directory}", "is not a directory (models are never downloaded)",
+        raise HpcMpError(value, "is not a directory (models are never downloaded)",
                          "use the directory of a Hugging Face checkpoint on this file system")
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise HpcMpError(f"model.pretrained = {directory}", f"its config.json cannot be read ({error.strerror})",
-                         "use a directory written by save_pretrained") from None
+        raise HpcMpError(value, f"its config.json cannot be read ({error.strerror})", remedy) from None
     except (ValueError, RecursionError) as error:
-        raise HpcMpError(f"model.pretrained = {directory}", f"its config.json is not JSON ({error})",
-                         "use a directory written by save_pretrained") from None
+        raise HpcMpError(value, f"its config.json is not JSON ({error})", remedy) from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise HpcMpError(f"model.pretrained = {directory}", "its config.json names no model_type",
-                         "use a directory written by save_pretrained")
+        raise HpcMpError(value, "its config.json names no model_type", remedy)
     if not any(directory.glob("*.safetensors")):
-        raise HpcMpError(f"model.pretrained = {directory}", "holds no *.safetensors file",
+        raise HpcMpError(value, "holds no *.safetensors file",
                          "save it again with save_pretrained (pickle files are not read)")
     return config
 

@@ -98,10 +98,8 @@ MEASURES: Mapping[str, Measure] = {
 def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
     """Return the layers of every global stage, as ``parallel.partition`` requires.
 
-    A resolved job states them. They are computed for a job that has just been written, and for ranks started by hand.
-
-    Raises:
-        HpcMpError: a pattern that names too few or too many stages, a profile that is missing or of something else.
+    A resolved job states them. They are computed for a job that has just been written, and for ranks started by hand. Raises
+    HpcMpError for a pattern that names too few or too many stages, a profile that is missing or of something else.
     """
     requested = spec.parallel.partition
     if not isinstance(requested, str):

@@ -24,11 +24,8 @@ ROW_BIAS = "added once, to the sum over the ranks"
 
 @dataclass(frozen=True, slots=True)
 class TensorCut:
-    """A tensor rank, and the number of tensor ranks.
-
-    Attributes:
-        modules: name patterns of the modules that are cut; all others stay whole.
-    """
+    """A tensor rank, and the number of tensor ranks. ``modules``: name patterns of the modules that are cut; all others stay
+    whole."""
 
     size: int = 1
     rank: int = 0

@@ -39,11 +39,8 @@ class StoredWeight:
 
 
 def weight_files(directory: Path) -> dict[str, Path]:
-    """Return the file of each weight, as transformers finds it: ``model.safetensors``, else the files of the index.
-
-    Raises:
-        HpcMpError: neither exists, or it cannot be read.
-    """
+    """Return the file of each weight, as transformers finds it: ``model.safetensors``, else the files of the index. Raises
+    HpcMpError if neither exists, or it cannot be read."""
     single, index = directory / SINGLE, directory / INDEX
     if single.exists():
         return dict.fromkeys(stored_in(single), single)
@@ -77,11 +74,8 @@ def stored_weights(directory: Path) -> dict[str, StoredWeight]:
 
 
 def check_weights(directory: Path, config: Mapping[str, Any], family: Family, shape: ModelShape) -> None:
-    """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else.
-
-    Raises:
-        HpcMpError: a weight is missing, superfluous, of another shape, or not stored as plain numbers.
-    """
+    """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else. Raises
+    HpcMpError if a weight is missing, superfluous, of another shape, or not stored as plain numbers."""
     value = f"model.pretrained = {directory}"
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown method")

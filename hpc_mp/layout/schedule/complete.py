@@ -15,14 +15,12 @@ Reduce = Literal["last", "each"]
 
 
 def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
-    """Return a complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks.
+    """Return a complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks. Raises HpcMpError
+    for an unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
 
     Args:
         virtual_stages: stages per rank, if the schedule leaves that open.
         reduce: synchronise a stage's gradients after its ``last`` backward, or after ``each`` (for ZeRO-2 and 3).
-
-    Raises:
-        HpcMpError: an unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
     """
     check_sizes(name, pipeline, microbatches, virtual_stages)
     return complete(ORDERS[name](pipeline, microbatches, stages_per_rank(name, virtual_stages)), reduce)

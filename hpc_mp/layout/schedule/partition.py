@@ -15,15 +15,13 @@ def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: flo
 
     It is at least 1, except for the first and the last of several stages, which have the embedding and the head and may have no
     layer. The most expensive stage is as cheap as possible. Among such cuts the most even one is taken (least sum of squared
-    stage costs), among equally even ones the one with fewer layers in front, where more microbatches are in flight.
+    stage costs), among equally even ones the one with fewer layers in front, where more microbatches are in flight. Raises
+    HpcMpError for more stages than layers and ends, or no stage.
 
     Args:
         costs: cost of each layer, any unit (time, parameters, …).
         stages: number of stages.
         first, last: extra cost of the first and the last stage (embedding, head), in the same unit.
-
-    Raises:
-        HpcMpError: more stages than layers and ends, or no stage.
     """
     layers = len(costs)
     if not 1 <= stages <= most_stages(layers):

@@ -53,11 +53,8 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
 
 def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
     """Return the complete and valid schedule of a table. Empty lines, and the positions of empty cells in a line, do not matter.
-
-    Raises:
-        ValueError: naming the malformed cell, or the action that is missing, superfluous, on the wrong rank, out of order or
-            never possible.
-    """
+    Raises ValueError, naming the malformed cell, or the action that is missing, superfluous, on the wrong rank, out of order or
+    never possible."""
     lines = [line for line in csv.reader(io.StringIO(text)) if line]
     ranks = tuple(tuple(_action(field, rank) for field in line if field.strip()) for rank, line in enumerate(lines))
     rank_of = {action: rank for rank, actions in enumerate(ranks) for action in actions}
@@ -78,11 +75,8 @@ def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
 
 
 def read_table(path: Path, reduce: Reduce = "last") -> Schedule:
-    """Return the schedule in a file.
-
-    Raises:
-        HpcMpError: the file cannot be read, or its table is not a valid schedule, with the reason.
-    """
+    """Return the schedule in a file. Raises HpcMpError, with the reason, if the file cannot be read or its table is not a valid
+    schedule."""
     value, remedy = f"schedule {path}", "correct the table; `hpc-mp schedule --csv` prints valid ones"
     try:
         return from_csv(path.read_text(encoding="utf-8-sig"), reduce)

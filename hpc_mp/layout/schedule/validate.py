@@ -33,16 +33,9 @@ def own_stream(channel: Channel) -> Hashable:
     return channel
 
 
-def shared_stream(channel: Channel) -> Hashable:
-    return None
-
-
 def validate(schedule: Schedule) -> None:
-    """Check a complete schedule, communication and reductions included.
-
-    Raises:
-        ValueError: naming the action that is missing, superfluous, on the wrong rank, out of order or never possible.
-    """
+    """Check a complete schedule, communication and reductions included. Raises ValueError, naming the action that is missing,
+    superfluous, on the wrong rank, out of order or never possible."""
     _check_ranks(schedule)
     _check_computations(schedule)
     _check_messages(schedule)
@@ -122,11 +115,9 @@ def _check_reductions(schedule: Schedule) -> None:
 def check_streams(schedule: Schedule, stream_of: Streams) -> None:
     """Execute with messages under NCCL's rule, put into streams by ``stream_of``.
 
-    A rank stops only before a computation that lacks its input. If no rank can continue, the ranks are in a deadlock.
-
-    Raises:
-        ValueError: naming the computation at which each rank stops and the messages that have not met, or the two messages of a
-            channel that its sides have in different orders.
+    A rank stops only before a computation that lacks its input. If no rank can continue, the ranks are in a deadlock. Raises
+    ValueError, naming the computation at which each rank stops and the messages that have not met, or the two messages of a
+    channel that its sides have in different orders.
     """
     placement, stages = schedule.placement, schedule.stages
     done: set[Action] = set()
