@@ -41,11 +41,7 @@ def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | Non
 
 
 def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:
-    """Return the findings of one file.
-
-    Raises:
-        HpcMpError: the file cannot be read, or no rules exist for its kind.
-    """
+    """Return the findings of one file. Raises HpcMpError if the file cannot be read, or no rules exist for its kind."""
     text = text_of(file, "file, such as a job script")
     file_kind = kind or kind_of(file, text)
     if file_kind is None:

@@ -49,11 +49,8 @@ class MachineChoices:
 
 @dataclass(frozen=True, slots=True)
 class ProgramChoices(MachineChoices):
-    """The choices of the launch of the user's program.
-
-    Attributes:
-        mpi: the plug-in of srun for the rendezvous of the ranks, if they use MPI.
-    """
+    """The choices of the launch of the user's program. ``mpi``: the plug-in of srun for the rendezvous of the ranks, if they use
+    MPI."""
 
     mpi: ResolvedKey[str]
 

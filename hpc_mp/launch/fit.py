@@ -77,11 +77,8 @@ def check_fit(spec: AnySpec, facts: ClusterFacts) -> None:
 
 
 def never_starts(job: SlurmJob, spec: AnySpec, ask: Runner = ask) -> SlurmJob:
-    """Return a job that waits because its partition can never run it, with the one requirement that is too high.
-
-    Args:
-        spec: the job of its run, with every choice made.
-    """
+    """Return a job that waits because its partition can never run it, with the one requirement that is too high. ``spec``: the
+    job of its run, with every choice made."""
     if not job.waits or job.reason.split(",")[0] not in UNSTARTABLE:
         return job
     try:
@@ -93,11 +90,8 @@ def never_starts(job: SlurmJob, spec: AnySpec, ask: Runner = ask) -> SlurmJob:
 
 
 def with_node_memory(device: Device, spec: AnySpec, facts: ClusterFacts, nodes: Sequence[int]) -> Device:
-    """Return the device with the memory of its nodes, if they are in one partition and Slurm counts their memory.
-
-    Args:
-        nodes: the node of every rank.
-    """
+    """Return the device with the memory of its nodes, if they are in one partition and Slurm counts their memory. ``nodes``: the
+    node of every rank."""
     if device.kind != "cpu" or device.pools or facts.partition is None or spec.slurm.components:
         return device
     (part,), name = parts(spec, facts), facts.partition.name

@@ -218,10 +218,7 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
 
 def launched_text(plans: Sequence[JobPlan]) -> TrainingText | None:
     """Return the training text of the first plan, None for programs; the texts of the other runs of its sweep are checked too.
-
-    Raises:
-        HpcMpError: a text cannot be read, or does not fit the model.
-    """
+    Raises HpcMpError if a text cannot be read, or does not fit the model."""
     trained = [plan for plan in plans if isinstance(plan, TrainingPlan)]
     if not trained:
         return None

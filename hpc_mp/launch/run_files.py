@@ -68,10 +68,7 @@ def withdrawn(runs: Sequence[RunDirectory]) -> Iterator[None]:
 
 def script(plan: JobPlan, *runs: Path, earlier: JobScript | None = None) -> JobScript:
     """Return the job script of a plan, for its run, or for all runs of a sweep. Raises HpcMpError as ``render`` does.
-
-    Args:
-        earlier: a script of the plan, which is returned if it is for these runs.
-    """
+    ``earlier``: a script of the plan, which is returned if it is for these runs."""
     if earlier is not None and earlier.runs == runs:
         return earlier
     return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template,

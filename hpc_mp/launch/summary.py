@@ -152,10 +152,7 @@ def _row(name: str, text: str) -> str:
 
 def without_effect(spec: AnySpec, place: str) -> str | None:
     """Return one sentence on keys that the job changes from the defaults but that have no effect there; None without any.
-
-    Args:
-        spec: the job as the user wrote it.
-    """
+    ``spec``: the job as the user wrote it."""
     ineffective = [key for key, places in PLACES.items() if place not in places and _is_changed(spec, key)]
     if place == "step":
         in_step = {"cpus-per-task", *options_of(spec, "step")}  # srun gets these too

@@ -143,11 +143,8 @@ def estimated_steps(spec: JobSpec) -> JobSpec:
 
 
 def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
-    """Return the job with epochs replaced by steps. Its text is tokenized for that, unless it has been.
-
-    Raises:
-        HpcMpError: as ``report_text``, for the text itself, or if the tokenizers' library is missing.
-    """
+    """Return the job with epochs replaced by steps. Its text is tokenized for that, unless it has been. Raises HpcMpError as
+    ``report_text``, for the text itself, or if the tokenizers' library is missing."""
     if spec.train.epochs is None:
         return spec
     value, vocabulary = f"train.epochs = {spec.train.epochs:g}", read_shape(spec).vocabulary

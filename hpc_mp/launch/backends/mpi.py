@@ -32,11 +32,8 @@ TARGET = Target("under mpirun", outside, _gpus, in_script=False)
 
 
 def start(launch: Launch) -> Outcome:
-    """Run all ranks under mpirun, to their end.
-
-    Raises:
-        HpcMpError: mpirun is missing or of an unknown family; the run directory cannot be written.
-    """
+    """Run all ranks under mpirun, to their end. Raises HpcMpError if mpirun is missing or of an unknown family, or the run
+    directory cannot be written."""
     if isinstance(launch.plan, ProgramPlan):
         return start_program(launch, launch.plan)
     launch.check(check_model)

@@ -78,11 +78,7 @@ REFUSALS = (
 
 def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> RehearsedPlans:
     """Have Slurm test the script of these plans. If it accepts them only with the nodes that we avoid, the returned plans do not
-    avoid them.
-
-    Raises:
-        HpcMpError: it would refuse the script, or never start its job.
-    """
+    avoid them. Raises HpcMpError if it would refuse the script, or never start its job."""
     text = script(plans[0], *runs)
     try:
         return RehearsedPlans(plans, text, _tested(plans[0], text.text))

@@ -73,10 +73,7 @@ def _own_path(spec: ProgramSpec) -> bool:
 
 def program_python(spec: ProgramSpec) -> str:
     """Return the Python of the program's environment: that of ``slurm.venv`` or ``slurm.conda``, else the one in its command.
-
-    Raises:
-        HpcMpError: it cannot be determined.
-    """
+    Raises HpcMpError if it cannot be determined."""
     environment = spec.slurm.venv or spec.slurm.conda
     if environment is not None:
         return f"{environment}/bin/python"

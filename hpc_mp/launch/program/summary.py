@@ -18,11 +18,7 @@ STARTED = {
 
 
 def describe_program(plan: ProgramPlan, title: str) -> str:
-    """Return where it runs and why, and the command of every rank.
-
-    Args:
-        title: description of where the back end's ranks run.
-    """
+    """Return where it runs and why, and the command of every rank. ``title``: description of where the back end's ranks run."""
     program, limit = plan.spec.program, plan.spec.program.silent_limit
     rows = {
         "where": where_row(plan, title),

@@ -84,11 +84,8 @@ def check_forms(spec: AnySpec, facts: ClusterFacts) -> None:
 
 
 def check_directives(lines: Iterable[str], version: Version | None) -> None:
-    """Refuse an option given twice, since sbatch would use the last one, and options that sbatch refuses together.
-
-    Args:
-        lines: lines of the script, from the template and ``slurm.extra``.
-    """
+    """Refuse an option given twice, since sbatch would use the last one, and options that sbatch refuses together. ``lines``:
+    lines of the script, from the template and ``slurm.extra``."""
     options: dict[str, str] = {}
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
         if line == "#SBATCH hetjob":
