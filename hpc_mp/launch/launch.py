@@ -295,7 +295,7 @@ def _unfinished(plan: JobPlan, request: LaunchRequest) -> str:
     steps = figures(run, ended.attempt)["steps"]
     progress = f" at step {steps}{f'/{plan.steps}' if plan.steps else ''}" if steps else ""
     return f"note: run {run.path.name} of this job {ended.state}{progress}, and this is a new one from the beginning; " \
-           f"to go on with that one: {again(request, run.path)}"
+           f"to resume that run: {again(request, run.path)}"
 
 
 def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:

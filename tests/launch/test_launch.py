@@ -234,7 +234,7 @@ def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch,
         if verdict:  # else it goes on still
             run.outcome.write_text(json.dumps(verdict))
     said = previewed(job, monkeypatch, "train.eps=1e-8")
-    how = f"to go on with that one: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
+    how = f"to resume that run: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
     assert f"note: run {words}, and this is a new one from the beginning; {how}" in said if words else "note:" not in said
     if words:
         assert "note:" not in previewed(job, monkeypatch, resume=True)
