@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
@@ -40,7 +40,7 @@ class MachineChoices:
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:
-        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile)
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def document(self) -> list[dict[str, Any]]:
         """Return ``[{"key", "value", "why"}, …]`` of all choices, for JSON."""
@@ -53,10 +53,6 @@ class ProgramChoices(MachineChoices):
     MPI."""
 
     mpi: ResolvedKey[str]
-
-    @property
-    def keys(self) -> tuple[ResolvedKey[Any], ...]:
-        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, self.mpi)
 
 
 @dataclass(frozen=True, slots=True)

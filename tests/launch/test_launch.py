@@ -364,21 +364,3 @@ def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
     out, _ = running.communicate(timeout=60)
     assert running.returncode == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}, 200 tokens/s", shown), shown
     assert "step 3/5" not in out
-
-
-# --- with the real engine -----------------------------------------------------------------------------------
-
-
-@pytest.mark.prove  # in make test tests/end_to_end/test_one_cause.py kills one of four
-def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
-    running = start(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=("-m", "hpc_mp"))
-    run = the_run(job)
-    until(lambda: run.metrics.exists() and run.metrics.read_text().count("\n") > 3, 60)
-    began = time.monotonic()
-    rank_process(running, run, 1).kill()
-    code, out, err = running.outcome()
-    assert time.monotonic() - began < 45  # with the report
-    document = json.loads(out)
-    assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
-    assert "rank 1 (dp 1, pp 0, tp 0) on node0 was killed by SIGKILL" in err
-    assert [json.loads(line)["rank"] for line in sorted(run.ranks.read_text().splitlines())] == [0, 1]

@@ -161,7 +161,8 @@ def _array(launch: Launch, rendered: JobScript) -> tuple[Outcome, ...]:
     for run, job_id in zip(runs, ids, strict=True):
         write_text(run.job_id, f"{job_id}\n")
     listener.say("\n".join(filter(None, (submission.words, f"job       {submission.job_id}",
-                                         *(_element(run, plan) for run, plan in zip(runs, plans, strict=True))))))
+                                         *(f"run       {run.path}  {words_of(plan.member.values) if plan.member else ''}".rstrip()
+                                           for run, plan in zip(runs, plans, strict=True))))))
     ends: Mapping[str, SlurmJob] = {}
     if launch.wait:
         try:
@@ -179,12 +180,6 @@ def _refused(refused: SubmissionRefused) -> HpcMpError:
     return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
                       f"{unset}launch on a machine of the cluster where sinfo answers, or try it here with --on local" if silent
                       else "mend what these words name, and launch again")
-
-
-def _element(run: RunDirectory, plan: JobPlan) -> str:
-    """Return a row for a run of a sweep, with its values in place of the job file's."""
-    values = words_of(plan.member.values) if plan.member is not None else ""
-    return f"run       {run.path}  {values}".rstrip()
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:

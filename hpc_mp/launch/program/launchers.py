@@ -23,16 +23,13 @@ BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "se
                     "singularity"})
 SCRIPT = re.compile(r".+\.(py|pyz)")
 
-
 # Options that a torch launcher needs on each of several nodes; without them each node trains alone.
 MEET = ("--nnodes {nodes} --node-rank {node_rank} --nproc-per-node {ranks_per_node} --master-addr {master_addr} "
         "--master-port {master_port}")
 
-
 # Options of launchers for the number of nodes, and of ranks on each.
 NODES = frozenset({"nnodes", "num-nodes", "num-machines"})
 RANKS_PER_NODE = frozenset({"nproc-per-node", "num-gpus", "ppn", "npernode", "ntasks-per-node"})
-
 
 # An mpirun started in a line of a shell; and words of scripts that act differently on each node.
 STARTED = re.compile(r"(?:^|[;&|({`]|\b(?:then|else|do|if|exec|time|nohup|env|timeout +\S+))[ \t]*(?:\w+=\S* +)*"
@@ -49,17 +46,15 @@ def check_command(spec: ProgramSpec) -> None:
     command = spec.program.command
     if spec.by_script:
         return
-    name = launcher(command)
+    value, name = f"program.command = {shlex.join(command)}", launcher(command)
     mpirun = _on_all_nodes(spec) if spec.program.start == "node" and spec.job.nodes > 1 else None
     if mpirun is not None:
         raise HpcMpError(
-            f"program.command = {shlex.join(command)}",
-            f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
+            value, f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
             f'leave {mpirun} out, with program.start = "mpi" and slurm.mpi = "mpirun" (or "pmix", "pmi2"); or have the first '
             'node alone run it: if [ "$NODE_RANK" = 0 ]')
     if name is None:
         return
-    value = f"program.command = {shlex.join(command)}"
     if spec.program.start == "node":
         if name in STARTERS:
             raise HpcMpError(value, f"starts tasks on all nodes itself ({name}), and is started on each of them",
