@@ -1,4 +1,4 @@
-"""``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake but where noted."""
+"""``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import warm
-from launching import answers, environment, held, make_run, mark, marked, record, silent, the_run, until, write_job
+from launching import answers, environment, held, make_run, marked, record, silent, the_run, until, write_job
 from played_slurm import FAKE_CLI
 
 import hpc_mp.launch.launch
@@ -32,20 +32,12 @@ from hpc_mp.launch.resume import resuming
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import Outcome
 
-__all__ = ["mark"]  # a fixture
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path)
-
-
 # --- the command, with fake ranks ---------------------------------------------------------------------------
 
 
-def start(mark: str, job: Path, *arguments: str, program: tuple[str | Path, ...] = (FAKE_CLI,), **environ: str) -> warm.Program:
-    """``hpc-mp launch`` with fake ranks (or real ones) that train."""
-    return warm.Program([*program, "launch", job, "--on", "local", *arguments], environment(mark, **{"DEED": "train", **environ}))
+def start(mark: str, job: Path, *arguments: str, **environ: str) -> warm.Program:
+    """``hpc-mp launch`` with fake ranks that train."""
+    return warm.Program([FAKE_CLI, "launch", job, "--on", "local", *arguments], environment(mark, **{"DEED": "train", **environ}))
 
 
 def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
