@@ -113,14 +113,8 @@ def begin(plan: JobPlan, resumed: Resumed | None, rendered: JobScript | None = N
 
 
 def begin_sweep(plans: Sequence[JobPlan], rendered: JobScript | None = None) -> tuple[RunDirectory, ...]:
-    """Create a run directory for each run of a sweep; the first one contains the script of all.
-
-    Args:
-        rendered: as for ``begin``.
-
-    Raises:
-        HpcMpError: as ``begin`` does.
-    """
+    """Create a run directory for each run of a sweep; the first one contains the script of all. ``rendered``: as for ``begin``.
+    Raises HpcMpError as ``begin`` does."""
     text = script(plans[0], *next_runs(plans, None), earlier=rendered)
     runs = tuple(create_run(Path(plan.spec.job.directory), plan.spec.job.name) for plan in plans)
     text = script(plans[0], *(run.path for run in runs), earlier=text)

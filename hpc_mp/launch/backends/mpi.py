@@ -43,14 +43,8 @@ def start(launch: Launch) -> Outcome:
 
 
 def start_program(launch: Launch, plan: ProgramPlan, emulated: bool = False) -> Outcome:
-    """Run the user's program under mpirun, to its end.
-
-    Args:
-        emulated: True for emulated nodes of this machine, whatever hosts mpirun knows.
-
-    Raises:
-        HpcMpError: as ``start``.
-    """
+    """Run the user's program under mpirun, to its end. ``emulated``: True for emulated nodes of this machine, whatever hosts
+    mpirun knows. Raises HpcMpError as ``start``."""
     cores = len(os.sched_getaffinity(0))
     environ = {"OMP_NUM_THREADS": str(max(1, cores // plan.spec.ranks)), **inherited(os.environ),
                **(EMULATED if emulated else {}), **mpirun_environment(), **plan.spec.environment.set}

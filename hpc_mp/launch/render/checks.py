@@ -106,14 +106,8 @@ SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.
 
 
 def check_sweep(runs: Sequence[AnySpec]) -> None:
-    """Refuse runs that cannot share one script.
-
-    Args:
-        runs: the job of each run of a sweep, with its own values.
-
-    Raises:
-        HpcMpError: a run changes a key that the script contains.
-    """
+    """Refuse runs that cannot share one script. ``runs``: the job of each run of a sweep, with its own values. Raises HpcMpError
+    if a run changes a key that the script contains."""
     first = runs[0]
     for number, run in enumerate(runs):
         for section, name in (key.split(".") for key in SHARED):
