@@ -11,11 +11,8 @@ REMEDY = 'install the rest with: pip install "hpc-mp[train]"'
 
 
 def need_train(what: str) -> None:
-    """Refuse ``what``, such as ``launch --on local``, if a library of the rank half is missing. Imports none of them.
-
-    Raises:
-        HpcMpError: a library is missing.
-    """
+    """Refuse ``what``, such as ``launch --on local``, if a library of the rank half is missing. Imports none of them. Raises
+    HpcMpError."""
     absent = [name for name in TRAIN if find_spec(name) is None]
     if absent:
         raise HpcMpError(what, f"needs {', '.join(absent)}, which a plain installation of hpc-mp omits", REMEDY)

@@ -78,7 +78,6 @@ def _check_kind(script: Path, text: str) -> None:
                          f"hpc-mp run -- python {shlex.quote(str(script))} starts it")
 
 
-
 def _difference(job: AdoptedJob, text: str, script: Path) -> str:
     """Return a unified diff from the script to our rendered script, for a cluster without known facts."""
     rendered = render(job.spec, next_run(job.spec), python=sys.executable, template=find_template(Path.cwd())).text

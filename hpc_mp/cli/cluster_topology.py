@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
 from hpc_mp import __version__
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cli.output import terminal
 from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.records import SHOW_CONFIG, SHOW_TOPOLOGY, show_config, show_topology
@@ -62,7 +62,7 @@ def topology(file: Path | None, kind: str | None, target: str | None, nodelist: 
     if nodelist is not None:
         reading = _only(reading, nodelist)
     if check:
-        _check(reading, _rates(measured), as_json)
+        _check(reading, rates(_text(measured), str(measured)) if measured is not None else _noted(), as_json)
     elif target is not None:
         _write(reading, target, block_sizes)
     elif as_json:
@@ -106,10 +106,6 @@ def _text(file: Path) -> str:
         raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "pass another file") from None
     except UnicodeDecodeError:
         raise HpcMpError(str(file), "is not UTF-8 text", "pass another file") from None
-
-
-def _rates(file: Path | None) -> LinkRates:
-    return rates(_text(file), str(file)) if file is not None else _noted()
 
 
 def _noted() -> LinkRates:
@@ -194,7 +190,7 @@ def _document(reading: TopologyReading) -> dict[str, Any]:
 
 
 def _show(reading: TopologyReading) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    console = terminal()
     for topo in reading.topologies:
         sizes = f", sizes {','.join(map(str, topo.sizes))}" if topo.sizes else ""
         console.print(f"[bold]{escape(topo.name)}[/]: {topo.kind}{sizes}, {len(topo.hosts)} nodes")
@@ -225,7 +221,7 @@ def _check(reading: TopologyReading, measured: LinkRates, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps(_verdict(reading, measured, comparison)))
     else:
-        console = Console(highlight=False, emoji=False, soft_wrap=True)
+        console = terminal()
         colour = {"agrees": "green", "disagrees": "red", "cannot tell": "yellow"}[comparison.verdict]
         console.print(f"[{colour}]{comparison.verdict}[/]: {escape(reading.origin)} and the rates of {_day(measured)}")
         console.print(escape(comparison.why))

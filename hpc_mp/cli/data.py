@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted
+from hpc_mp.cli.output import bytes_bar
 from hpc_mp.job import load_job
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.inputs import find_files
@@ -33,16 +32,9 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from hpc_mp.train.data import prepare_held_out, prepare_job  # import the tokenizers' library
 
     spec = load_job(job, overrides)
-    console = Console(stderr=True)
-    with Progress("tokenizing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
-                  disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        vocabulary, cache = read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache"
-        check_text(spec, vocabulary)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    vocabulary, cache = read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache"
+    check_text(spec, vocabulary)
+    with bytes_bar("tokenizing") as progress:
         tokens = prepare_job(spec, vocabulary, cache, progress)
         held_out = prepare_held_out(spec, vocabulary, cache, progress, tokens)
     steps = steps_of(1, samples_of(tokens.count, spec.data.sequence_length), spec.train.global_batch)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size, duration, memory_size, several
+from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import load_job
 from hpc_mp.layout.models import check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import place
@@ -45,7 +45,7 @@ def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: b
 
 
 def _print(result: DryRun) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    console = terminal()
     place, stages = result.place, ", ".join(map(str, result.stages))
     library = "NCCL" if result.device == "cuda" else "gloo"
     console.print(f"rank {place.rank} of {result.world:,} on {result.device} over {library}: "
@@ -79,7 +79,7 @@ def _weights(files: tuple[str, ...] | None) -> str:
 
 
 def _units(result: DryRun) -> Table:
-    table = _table("units", "number", "parameters", "updated by it")
+    table = number_table("units", "number", "parameters", "updated by it")
     kinds: dict[tuple[str, int, int], int] = {}
     for unit in result.step.units:
         key = unit.unit.rstrip("0123456789").rstrip("."), unit.padded, unit.part
@@ -107,15 +107,8 @@ def _memory(result: DryRun) -> dict[str, str]:
 
 
 def _messages(result: DryRun) -> Table:
-    table = _table("messages", "ranks", "kind", "each", "number", "sent per step")
+    table = number_table("messages", "ranks", "kind", "each", "number", "sent per step", words=["kind"])
     for message in result.step.messages:
         table.add_row(message.axis, f"{message.ranks:,}", message.kind, data_size(message.bytes), f"{message.count:,}",
                       data_size(message.sent))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or column == "kind" else "right", no_wrap=True)
     return table

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.findings import findings_document
-from hpc_mp.cli.output import exit_by, print_findings
+from hpc_mp.cli.output import exit_by, print_findings, terminal
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
@@ -76,7 +76,7 @@ def _tree(view: View) -> dict[str, Any]:
 
 
 def _print(view: View, everything: bool) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    console = terminal()
     if not console.is_terminal:
         console.width = IN_A_PIPE
     applied = view.applied

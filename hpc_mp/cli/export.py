@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size
+from hpc_mp.cli.output import bytes_bar
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.retention import best_checkpoint
 from hpc_mp.runs.find import find
@@ -35,12 +34,8 @@ def command(run: Path, output: Path, step: int | None, best: bool, dtype: str, f
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
     from hpc_mp.train.checkpoint.export import export  # imports torch
 
-    console = Console(stderr=True)
-    with Progress("writing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
-                  disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        done = export(directory, output, step=step, dtype=dtype, force=force,
-                      progress=lambda written, total: bar.update(task, completed=written, total=total))
+    with bytes_bar("writing") as progress:
+        done = export(directory, output, step=step, dtype=dtype, force=force, progress=progress)
     for path, reason in done.skipped:
         click.echo(f"checkpoint {path.name} is skipped: {reason}", err=True)
     if done.tokenizer is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 
 import click
 
@@ -33,14 +34,12 @@ def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callabl
 
 def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
     """Yield the result of each poll until no run is active."""
-    number = 0
-    while True:
+    for seconds in chain(SECONDS, repeat(SECONDS[-1])):
         statuses = poll()
         yield statuses
         if not any(_goes_on(status) for status in statuses):
             return
-        time.sleep(SECONDS[min(number, len(SECONDS) - 1)])
-        number += 1
+        time.sleep(seconds)
 
 
 def _goes_on(status: RunStatus) -> bool:

@@ -9,8 +9,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -132,11 +132,14 @@ def shape(rate: str, nodes: tuple[str, ...], name: str | None) -> None:
         raise HpcMpError(f"rate {rate}", "must be a number above 0 with bit, kbit, mbit or gbit (per second)",
                          "write for example 200mbit, or off for no limit")
     cluster = _root(name, nodes)
-    with _said(f"rate {rate}", "write a rate that tc accepts, such as 200mbit"):
+    try:
         if written == OFF:
             cluster.unshape(nodes)
         else:
             cluster.shape(written, nodes)
+    except subprocess.CalledProcessError as error:
+        raise HpcMpError(f"rate {rate}", f"was refused: {' '.join(error.stderr.split())}",
+                         "write a rate that tc accepts, such as 200mbit") from None
 
 
 @command.command(help="Unplug a node's cable, or plug it in.")
@@ -237,16 +240,6 @@ def _root(name: str | None, nodes: Sequence[str]) -> LabCluster:
         if node not in cluster.nodes:
             raise HpcMpError(f"node {node}", f"must be one of {', '.join(cluster.nodes)}", "pass one of these")
     return cluster
-
-
-@contextmanager
-def _said(value: str, remedy: str) -> Iterator[None]:
-    """Turn a refusal by a system program into an HpcMpError with the program's message."""
-    try:
-        yield
-    except subprocess.CalledProcessError as error:
-        reason = " ".join(error.stderr.split())
-        raise HpcMpError(value, f"was refused: {reason}", remedy) from None
 
 
 def _cable(node: HostView) -> tuple[str, str]:

@@ -66,15 +66,11 @@ def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool 
     if as_json:
         click.echo(json.dumps(outcome.document()))
     if outcome.state == "submitted" and not request.wait:
-        listener.say(f"watch     {shlex.join(['hpc-mp', 'status', _watched(outcome), '--follow'])}")
+        watched = (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)  # all runs of a sweep
+        listener.say(f"watch     {shlex.join(['hpc-mp', 'status', watched, '--follow'])}")
     if not outcome.elements:
         return _conclude(outcome, again(request, outcome.run), listener)
     return _conclude_sweep(outcome, request, listener)
-
-
-def _watched(outcome: Outcome) -> str:
-    """Return the argument for ``hpc-mp status``: the run, or the Slurm job of all runs of a sweep."""
-    return (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)
 
 
 def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:

@@ -14,9 +14,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.findings import Finding
 from hpc_mp.cli.output import finish
+from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.lint.kinds import KINDS, RENDER_FIRST, Kind, kind_of
-
-Release = tuple[int, int]
 
 
 @click.command(help="Find problems of files; exit 1 for an error on any cluster. It detects the kind of a file: a job script "
@@ -28,7 +27,7 @@ Release = tuple[int, int]
 @click.option("--slurm-version", metavar="24.05", help="Release of Slurm for a job script; without it, every release counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | None, as_json: bool) -> None:
-    release = _release(slurm_version)
+    release = None if slurm_version is None else parse_version(slurm_version)
     findings: list[Finding] = []
     for file in files:
         try:
@@ -40,12 +39,8 @@ def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | Non
     finish(findings, as_json)
 
 
-def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:
-    """Return the findings of one file.
-
-    Raises:
-        HpcMpError: the file cannot be read, or no rules exist for its kind.
-    """
+def _lint(file: Path, kind: Kind | None, release: Version | None) -> Sequence[Finding]:
+    """Return the findings of one file. Raises HpcMpError if the file cannot be read, or no rules exist for its kind."""
     text = text_of(file, "file, such as a job script")
     file_kind = kind or kind_of(file, text)
     if file_kind is None:
@@ -54,13 +49,13 @@ def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Fi
     return _LINTERS[file_kind](file, text, release)
 
 
-def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _sbatch(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.lint.sbatch import lint
 
     return lint(text, file=str(file), directory=Path.cwd(), version=release)
 
 
-def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _job(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     """Return a finding for each invalid value; without one, for the first inconsistency between values."""
     from hpc_mp.job.load import load_sweep
 
@@ -86,37 +81,37 @@ def _line_of(value: str, text: str) -> int | None:
     return None
 
 
-def _variables(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _variables(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.environment.findings import lint_variables
 
     return lint_variables(text, str(file))
 
 
-def _nccl(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _nccl(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.environment.findings import lint_nccl_conf
 
     return lint_nccl_conf(file.read_bytes(), str(file))
 
 
-def _slurm_conf(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _slurm_conf(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
 
     return lint_slurm_conf(text, file, release)
 
 
-def _topology(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _topology(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.lint.slurm_conf.files import lint_topology
 
     return lint_topology(text, file)
 
 
-def _template(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _template(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.clouds.azure.rules import lint
 
     return lint(text, file=str(file))
 
 
-def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _project(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     """Return the findings of every template of the project, checked together with the project."""
     from hpc_mp.clouds.azure.files import read_project
     from hpc_mp.clouds.azure.rules import lint
@@ -129,25 +124,15 @@ def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding
     return list(dict.fromkeys(finding for findings in by_template for finding in findings))
 
 
-def _alone(finding: Finding, file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _alone(finding: Finding, file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     return [replace(finding, file=str(file))]
 
 
 _JUDGED_TOGETHER = Finding("slurm-part", "info", "",
                            "is checked together with slurm.conf, which defines the nodes and their GPUs.",
                            "Lint the slurm.conf in the same directory.")
-_LINTERS: dict[Kind, Callable[[Path, str, Release | None], Sequence[Finding]]] = {
+_LINTERS: dict[Kind, Callable[[Path, str, Version | None], Sequence[Finding]]] = {
     "sbatch": _sbatch, "job": _job, "variables": _variables, "nccl": _nccl, "slurm-conf": _slurm_conf, "topology": _topology,
     "template": _template, "project": _project, "slurm-part": partial(_alone, _JUDGED_TOGETHER),
     "jinja": partial(_alone, RENDER_FIRST),
 }
-
-
-def _release(text: str | None) -> Release | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d\d)\.(\d\d)(\.\d+)?", text)
-    if not match:
-        raise HpcMpError(f"--slurm-version {text}", "is not a release of Slurm",
-                         "write it in the form 24.05, as in sinfo --version")
-    return int(match[1]), int(match[2])

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,6 +21,7 @@ from hpc_mp.base.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "unknown": "magenta", "info": "cyan", "ok": "green"}
 GONE = (errno.EPIPE, errno.EIO)  # the reader of the pipe has ended; the terminal was closed
@@ -78,6 +79,35 @@ def terminal() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, soft_wrap=True)
+
+
+def number_table(*columns: str, words: Sequence[str] = ()) -> Table:
+    """Return a table of numbers, aligned right, except the first column and ``words``."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 or column in words else "right", no_wrap=True)
+    return table
+
+
+@contextmanager
+def bytes_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows the bytes done and in all as a bar, if standard error is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    with Progress(title, BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
+                  disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def short_path(path: Path) -> str:
+    """Return the path relative to the current directory if it is below it."""
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
 def _one_line(text: str) -> str:

@@ -21,7 +21,6 @@ from hpc_mp.layout.placement import (
     Degrees,
     Placement,
     RankMap,
-    Reach,
     normalize_order,
     numbered,
     place,
@@ -181,7 +180,7 @@ def _order_table(placements: list[Placement], chosen: str, site: Site | None) ->
         if site is not None:
             cells.append(_most(_uplinks(placement, site).values()))
         table.add_row("→" if placement.order == chosen else "", placement.order,
-                      *(_reach(reach[axis]) for axis in axes), *cells)
+                      *(f"({reach[axis].nodes}, {reach[axis].hops})" for axis in axes), *cells)
     return table
 
 
@@ -193,7 +192,3 @@ def _most(loads: Iterable[Traffic]) -> str:
     """Return the maximum on every axis: ``4/0/8``."""
     traffic = tuple(loads)
     return "/".join(str(int(max(getattr(load, axis) for load in traffic))) for axis in SHOWN)
-
-
-def _reach(reach: Reach) -> str:
-    return f"({reach.nodes}, {reach.hops})"

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, memory_size
+from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import ModelProfile, ModelShape, check_layout, read_shape, write_profile
 from hpc_mp.planner.measured_cut import measured_cut
@@ -42,23 +41,17 @@ def profile_and_print(job: Path, overrides: Sequence[str], as_json: bool) -> Non
 
 
 def _print(profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    console = terminal()
     console.print(f"{shape.model_type} on {profile.device}: one microbatch of {counted(spec.microbatch_size, 'sequence')} of "
                   f"{spec.data.sequence_length:,} tokens in {spec.train.precision}, recompute {spec.parallel.recompute}; "
                   f"median of {profile.repetitions}", markup=False)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for number, column in enumerate(("unit", "number", "forward + backward", "activations", "parameters")):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    table = number_table("unit", "number", "forward + backward", "activations", "parameters")
     for name, number, unit in (("embedding", 1, profile.embedding), ("block", shape.layers, profile.block),
                                ("norm and head", 1, profile.head)):
         table.add_row(name, f"{number}", f"{unit.seconds * 1e3:.3f} ms", memory_size(unit.activations),
                       memory_size(unit.parameters))
     console.print()
     console.print(table)
-    cut = measured_cut(_measured(spec), shape)
+    measured = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"partition": "profile"})})
+    cut = measured_cut(measured, shape)
     console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" results in {list(cut.layers)}: {cut.why}", markup=False)
-
-
-def _measured(spec: JobSpec) -> JobSpec:
-    """Return the job with the cut determined by its profile."""
-    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"partition": "profile"})})

@@ -9,6 +9,7 @@ import click
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, data_size
+from hpc_mp.cli.output import short_path
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.runs.find import find_all, here, listing, runs_below
 from hpc_mp.runs.prune import Pruning, prunable, remove
@@ -69,14 +70,8 @@ def _named(path: Path) -> list[RunDirectory]:
 def _print(pruning: Pruning) -> None:
     width = max((len(data_size(item.bytes)) for item in pruning.removable), default=0)
     for item in pruning.removable:
-        click.echo(f"{item.kind:<10} {data_size(item.bytes):>{width}}  {_short(item.path)}  ({item.why})")
+        click.echo(f"{item.kind:<10} {data_size(item.bytes):>{width}}  {short_path(item.path)}  ({item.why})")
         for referrer in item.referrers:
             click.echo(f"{'':<10} {'':>{width}}  started from it: {referrer}")
     for spared in pruning.spared:
-        click.echo(f"{'kept':<10} {'':>{width}}  {_short(spared.path)}  ({spared.why})")
-
-
-def _short(path: Path) -> str:
-    """Return the path relative to the current directory if it is below it."""
-    cwd = Path.cwd()
-    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+        click.echo(f"{'kept':<10} {'':>{width}}  {short_path(spared.path)}  ({spared.why})")

@@ -15,11 +15,9 @@ from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import load_sweep
 from hpc_mp.job.program import Program
 from hpc_mp.job.spec import Job
-from hpc_mp.launch.launch import LaunchRequest, preview
+from hpc_mp.launch.launch import ON, LaunchRequest, preview
 from hpc_mp.launch.program.sizes import size_of
 from hpc_mp.launch.render import site_defaults
-
-ON = ("auto", "slurm", "local", "mpi")
 
 
 @click.command(help="Start any distributed program: COMMAND runs once for every rank, with torchrun's variables, on Slurm or on "

@@ -14,6 +14,7 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, loss_words
 from hpc_mp.cli.follow import follow
+from hpc_mp.cli.output import short_path
 from hpc_mp.cluster.slurm.job import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
@@ -90,19 +91,10 @@ def table(statuses: Sequence[RunStatus]) -> str:
 
 def _row(status: RunStatus) -> dict[str, str]:
     used, steps = status.usage, f"{status.step}/{status.steps}" if status.steps else str(status.step or "–")
-    cells = (_shown(status.run), status.state, job_of(RunDirectory(status.run)) or "–", steps,
-             "–" if status.loss is None else loss_number(status.loss), _age(status),
+    cells = (short_path(status.run), status.state, job_of(RunDirectory(status.run)) or "–", steps,
+             "–" if status.loss is None else loss_number(status.loss), ago(time.time() - launched(RunDirectory(status.run))),
              "–" if used is None else f"{used.node_hours:.2f}", data_size(size(status.run)))
     return dict(zip(COLUMNS, cells, strict=True))
-
-
-def _age(status: RunStatus) -> str:
-    return ago(time.time() - launched(RunDirectory(status.run)))
-
-
-def _shown(run: Path) -> str:
-    """Return the shortest path of a run that a command accepts in the current directory."""
-    return str(run.relative_to(Path.cwd())) if run.is_relative_to(Path.cwd()) else str(run)
 
 
 def _sweep_words(status: RunStatus, best: str | None) -> str:
@@ -116,7 +108,7 @@ def one_line(status: RunStatus) -> str:
     waits = f" ({job.reason}{': ' + job.meaning if job.meaning else ''})" if job is not None and job.waits and job.reason else ""
     cause = f": {status.cause}" if status.cause is not None else ""
     step = f", step {steps_words(status)}" if status.step else ""
-    return escaped(f"{_shown(status.run)} {status.state}{_doing(status)}{waits}{step}{cause}")
+    return escaped(f"{short_path(status.run)} {status.state}{_doing(status)}{waits}{step}{cause}")
 
 
 def _doing(status: RunStatus) -> str:

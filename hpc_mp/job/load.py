@@ -56,11 +56,8 @@ def load_any(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
 
 
 def load_resolved(path: Path) -> AnySpec:
-    """Read the job file of a run, which holds every choice made. A process parses it once while it does not change.
-
-    Raises:
-        HpcMpError: as ``load_any``.
-    """
+    """Read the job file of a run, which holds every choice made. A process parses it once while it does not change. Raises
+    HpcMpError as ``load_any``."""
     try:
         file = path.stat()
     except OSError:

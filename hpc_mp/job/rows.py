@@ -40,13 +40,8 @@ class UnusableRow(ValueError):
 
 
 def row_parts(line: bytes) -> list[tuple[str, bool]]:
-    """Return a row's texts, each with True if it counts in the loss.
-
-    A row is ``{"text": …}``, or a prompt, which does not count, with its completion. Other keys are ignored.
-
-    Raises:
-        UnusableRow: it is another kind of row, or not a row.
-    """
+    """Return a row's texts, each with True if it counts in the loss. A row is ``{"text": …}``, or a prompt, which does not count,
+    with its completion. Other keys are ignored. Raises UnusableRow if it is another kind of row, or not a row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -41,11 +41,8 @@ class Sweep(Section):
 
 
 def runs_of(sweep: Sweep) -> tuple[Values, ...]:
-    """Return the values of every run by key (``train.seed``), in order; empty without a sweep.
-
-    Raises:
-        HpcMpError: the sweep names no runs, too many, the same one twice, or values that all runs must share.
-    """
+    """Return the values of every run by key (``train.seed``), in order; empty without a sweep. Raises HpcMpError if the sweep
+    names no runs, too many, the same one twice, or values that all runs must share."""
     if not sweep.given:
         return ()
     if bool(sweep.grid) == bool(sweep.runs):

@@ -33,11 +33,8 @@ UNUSABLE: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
 
 
 def check_values(tree: dict[str, Any]) -> None:
-    """Refuse values that no key accepts, before anything computes with them.
-
-    Raises:
-        HpcMpError: a value is in ``UNUSABLE``, or more than ``LEVELS`` tables and lists are nested.
-    """
+    """Refuse values that no key accepts, before anything computes with them. Raises HpcMpError if a value is in ``UNUSABLE``, or
+    more than ``LEVELS`` tables and lists are nested."""
     pending: list[tuple[tuple[str | int, ...], Any]] = [((), tree)]
     while pending:
         path, value = pending.pop()

@@ -183,14 +183,8 @@ def avoided(spec: AnySpec, chosen: ResolvedKey[str | None], bad: Mapping[str, Ba
 
 
 def choose_profile(spec: AnySpec, noted: str | None) -> ResolvedKey[str | None]:
-    """Return the environment profile; without a reason if the job does not mention one.
-
-    Args:
-        noted: the platform that the doctor detected on the cluster's nodes; None if it detected none.
-
-    Raises:
-        HpcMpError: the profile does not exist.
-    """
+    """Return the environment profile; without a reason if the job does not mention one. ``noted``: the platform that the doctor
+    detected on the cluster's nodes; None if it detected none. Raises HpcMpError if the profile does not exist."""
     requested = spec.environment.profile
     if requested is None:
         return ResolvedKey(PROFILE, None)

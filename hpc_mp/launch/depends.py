@@ -8,7 +8,7 @@ the dependency. A restart keeps the job's id.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hpc_mp.cluster.slurm.job import FORGOTTEN, SlurmJob
 from hpc_mp.job import AnySpec
 from hpc_mp.job.values import DEPENDENCY, JOB_ID
 from hpc_mp.rundir import find_run
-from hpc_mp.runs.status import RunStatus, overview
+from hpc_mp.runs.status import overview
 
 # For each kind: the states of an ended run that satisfy it.
 HOLDS = {"afterok": ("completed",), "afterany": ("completed", "failed", "stopped"), "afternotok": ("failed", "stopped")}
@@ -73,14 +73,8 @@ def _dependency(word: str, ask: Runner) -> tuple[str | None, str]:
     if status.job is None:
         raise HpcMpError(f"slurm.depends: {word}", f"is {run.path}, which is no job of Slurm but runs on emulated nodes",
                          "launch this one when it has ended")
-    ids = list(_ids(status))
+    ids = [status.job.id, *(job.id for job in status.successors)]
     return "?".join(f"{kind}:{job_id}" for job_id in ids), f"{kind}: {run.path}, {status.state} as job {' or '.join(ids)}"
-
-
-def _ids(status: RunStatus) -> Iterator[str]:
-    assert status.job is not None
-    yield status.job.id
-    yield from (job.id for job in status.successors)
 
 
 def _job(word: str, kind: str, job: SlurmJob) -> tuple[str | None, str]:

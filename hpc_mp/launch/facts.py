@@ -66,11 +66,8 @@ class ClusterFacts:
 
 
 def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
-    """Query Slurm. Unanswered questions are not errors. A silent controller is asked only once.
-
-    Args:
-        release: the version to write for, in place of the detected one.
-    """
+    """Query Slurm. Unanswered questions are not errors. A silent controller is asked only once. ``release``: the version to write
+    for, in place of the detected one."""
     ask = until_silent(ask)
     silence = partition = unknown = None
     listed: tuple[SlurmPartition, ...] = ()
@@ -124,12 +121,8 @@ def _out_of_service(partition: SlurmPartition, ask: Runner) -> frozenset[str]:
 
 
 def _unknown(spec: AnySpec, listed: Sequence[str], ask: Runner) -> str | None:
-    """Return the first name in the job's lists of partitions that does not exist. Sites may hide partitions that still take
-    jobs.
-
-    Raises:
-        CommandFailed: Slurm does not answer.
-    """
+    """Return the first name in the job's lists of partitions that does not exist. Sites may hide partitions that still take jobs.
+    Raises CommandFailed if Slurm does not answer."""
     if "clusters" in spec.slurm.extra:  # another cluster knows it
         return None
     unseen = [name for names in _lists(spec) for name in names.split(",") if name not in listed]

@@ -79,12 +79,12 @@ def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
 
 def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
     """Return a commented job file for the detected hardware; ``site`` is None without Slurm."""
-    start = choose(machine, site)
+    start, limit = choose(machine, site), site.terms.max_wall if site else None
     jinja = jinja2.Environment(finalize=toml_value, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                                keep_trailing_newline=True, autoescape=False)
     return jinja.from_string(asset(TEMPLATE).read_text(encoding="utf-8")).render(
         start=start, site=site, corpus=f"{sysconfig.get_paths()['stdlib']}/*.py",
-        time_limit=_time_limit(site.terms.max_wall if site else None), extra=_extra(site, start) if site else {})
+        time_limit=limit if limit and seconds(limit) < TIME_LIMIT_S else "00:30:00", extra=_extra(site, start) if site else {})
 
 
 def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
@@ -92,8 +92,3 @@ def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
     if site.kind.gpu_count:
         return {"cpus-per-task": max(1, site.cpus // start.ranks_per_node), "mem": "0"}
     return {"mem-per-cpu": f"{min(MEMORY_PER_CPU, site.kind.memory // site.kind.cpus) // MIB}M"}
-
-
-def _time_limit(site_limit: str | None) -> str:
-    """Return half an hour, or the site's limit if that is shorter."""
-    return site_limit if site_limit and seconds(site_limit) < TIME_LIMIT_S else "00:30:00"

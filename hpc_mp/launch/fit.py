@@ -77,11 +77,8 @@ def check_fit(spec: AnySpec, facts: ClusterFacts) -> None:
 
 
 def never_starts(job: SlurmJob, spec: AnySpec, ask: Runner = ask) -> SlurmJob:
-    """Return a job that waits because its partition can never run it, with the one requirement that is too high.
-
-    Args:
-        spec: the job of its run, with every choice made.
-    """
+    """Return a job that waits because its partition can never run it, with the one requirement that is too high. ``spec``: the
+    job of its run, with every choice made."""
     if not job.waits or job.reason.split(",")[0] not in UNSTARTABLE:
         return job
     try:
@@ -93,11 +90,8 @@ def never_starts(job: SlurmJob, spec: AnySpec, ask: Runner = ask) -> SlurmJob:
 
 
 def with_node_memory(device: Device, spec: AnySpec, facts: ClusterFacts, nodes: Sequence[int]) -> Device:
-    """Return the device with the memory of its nodes, if they are in one partition and Slurm counts their memory.
-
-    Args:
-        nodes: the node of every rank.
-    """
+    """Return the device with the memory of its nodes, if they are in one partition and Slurm counts their memory. ``nodes``: the
+    node of every rank."""
     if device.kind != "cpu" or device.pools or facts.partition is None or spec.slurm.components:
         return device
     (part,), name = parts(spec, facts), facts.partition.name
@@ -107,16 +101,10 @@ def with_node_memory(device: Device, spec: AnySpec, facts: ClusterFacts, nodes: 
     if largest <= UNSET_MEMORY or hidden:
         return device
     size = largest if request is None else min(largest, request[1])
-    return replace(device, pools=tuple(Pool(f"a node of partition {name}", size, tuple(ranks))
-                                       for ranks in _by_node(nodes)))
-
-
-def _by_node(nodes: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of each node."""
-    ranks: dict[int, list[int]] = {}
+    by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
-        ranks.setdefault(node, []).append(rank)
-    return list(ranks.values())
+        by_node.setdefault(node, []).append(rank)
+    return replace(device, pools=tuple(Pool(f"a node of partition {name}", size, tuple(ranks)) for ranks in by_node.values()))
 
 
 def _hidden(limits: PartitionLimits) -> bool:
@@ -135,7 +123,7 @@ def _refusal(spec: AnySpec, part: JobComponent, number: int, limits: PartitionLi
 
 def _count_refusal(value: str, spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
     name, request = limits.partition.name, f"{counted(part.nodes, 'node')} asked, the partition"
-    own_qos = _with_own_qos(spec)
+    own_qos = spec.slurm.qos is not None  # it may lift the partition's limits, as only Slurm knows
     if part.nodes > limits.total:
         return HpcMpError(value, f"{request} has {limits.total}",
                           f"use {limits.total} or fewer, or another partition than {name} (slurm.partition)")
@@ -154,7 +142,9 @@ def _count_refusal(value: str, spec: AnySpec, part: JobComponent, limits: Partit
 
 def _time_refusal(spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
     limit, request = limits.partition.time_limit, seconds_of(spec.job.time_limit)
-    if limit is None or _with_own_qos(spec) or "time-min" in part.extra or (request is not None and request <= seconds(limit)):
+    if limit is None or spec.slurm.qos is not None or "time-min" in part.extra:
+        return None
+    if request is not None and request <= seconds(limit):
         return None
     problem = "is no limit at all, and" if request is None else "is longer than it may be:"
     return HpcMpError(f"job.time_limit = {shown(spec.job.time_limit)}",
@@ -240,8 +230,3 @@ def _excluded(part: JobComponent, limits: PartitionLimits) -> set[str]:
     if "/" in text:  # a file with the names
         return set()
     return {node for kind in limits.partition.kinds for node in kind.nodes} & set(expand(text))
-
-
-def _with_own_qos(spec: AnySpec) -> bool:
-    """Return True if the job has a quality of service: it may lift the partition's limits, as only Slurm knows."""
-    return spec.slurm.qos is not None

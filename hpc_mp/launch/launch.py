@@ -218,10 +218,7 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
 
 def launched_text(plans: Sequence[JobPlan]) -> TrainingText | None:
     """Return the training text of the first plan, None for programs; the texts of the other runs of its sweep are checked too.
-
-    Raises:
-        HpcMpError: a text cannot be read, or does not fit the model.
-    """
+    Raises HpcMpError if a text cannot be read, or does not fit the model."""
     trained = [plan for plan in plans if isinstance(plan, TrainingPlan)]
     if not trained:
         return None
@@ -298,7 +295,7 @@ def _unfinished(plan: JobPlan, request: LaunchRequest) -> str:
     steps = figures(run, run.attempt())["steps"]
     progress = f" at step {steps}{f'/{plan.steps}' if plan.steps else ''}" if steps else ""
     return f"note: run {run.path.name} of this job {ended.state}{progress}, and this is a new one from the beginning; " \
-           f"to go on with that one: {again(request, run.path)}"
+           f"to resume that run: {again(request, run.path)}"
 
 
 def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:

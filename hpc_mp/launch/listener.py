@@ -9,11 +9,8 @@ from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
 
 class Listener:
-    """A listener that ignores everything; a subclass overrides the methods that it needs.
-
-    Attributes:
-        interval: seconds between two calls of ``update`` while ranks run; None: only at events.
-    """
+    """A listener that ignores everything; a subclass overrides the methods that it needs. ``interval``: seconds between two calls
+    of ``update`` while ranks run; None: only at events."""
 
     interval: float | None = None
 

@@ -71,11 +71,7 @@ def acceptance(config: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
 
 
 def validated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all values of the configuration, including defaults of transformers.
-
-    Raises:
-        HpcMpError: a value is refused.
-    """
+    """Return all values of the configuration, including defaults of transformers. Raises HpcMpError if a value is refused."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns even of special ids that are its own defaults

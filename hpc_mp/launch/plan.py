@@ -188,11 +188,8 @@ def machine_choices(user_spec: AnySpec, target: Target, facts: ClusterFacts, bad
 
 def fitting(user_spec: Spec, choices: MachineChoices, target: Target, facts: ClusterFacts,
             bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
-    """Return the nodes to exclude: those of ``choices``, or none of ours if the job could not start without them.
-
-    Raises:
-        HpcMpError: the job could not start at all.
-    """
+    """Return the nodes to exclude: those of ``choices``, or none of ours if the job could not start without them. Raises
+    HpcMpError if the job could not start at all."""
     spec = resolved(user_spec, choices.keys)
     try:
         target.fits(spec, facts)

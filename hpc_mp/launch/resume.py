@@ -44,12 +44,8 @@ class Resumed:
 
 @contextmanager
 def resuming(spec: AnySpec, run: RunDirectory | None, ask: Runner = ask) -> Iterator[Resumed]:
-    """Hold and yield the run that the job resumes.
-
-    Raises:
-        HpcMpError: no run exists, it is still running, a key that must not change did, or ``train.steps`` is less than the
-            steps done.
-    """
+    """Hold and yield the run that the job resumes. Raises HpcMpError if no run exists, it is still running, a key that must not
+    change did, or ``train.steps`` is less than the steps done."""
     if run is None:
         raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run in {Path(spec.job.directory) / spec.job.name}",
                          "launch it without --resume, or mend job.name and job.directory")
@@ -60,11 +56,8 @@ def resuming(spec: AnySpec, run: RunDirectory | None, ask: Runner = ask) -> Iter
 
 
 def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
-    """Return ``train.lr_schedule``, with a reason if the learning rate of a resumed run jumps, and how to avoid that.
-
-    Args:
-        run: the resumed run; None for a new one.
-    """
+    """Return ``train.lr_schedule``, with a reason if the learning rate of a resumed run jumps, and how to avoid that. ``run``:
+    the resumed run; None for a new one."""
     chosen: ResolvedKey[str] = ResolvedKey("train.lr_schedule", spec.train.lr_schedule)
     last_step = 0 if run is None else saved_step(run)
     if run is None or not 0 < last_step < spec.train.steps:

@@ -68,10 +68,7 @@ def withdrawn(runs: Sequence[RunDirectory]) -> Iterator[None]:
 
 def script(plan: JobPlan, *runs: Path, earlier: JobScript | None = None) -> JobScript:
     """Return the job script of a plan, for its run, or for all runs of a sweep. Raises HpcMpError as ``render`` does.
-
-    Args:
-        earlier: a script of the plan, which is returned if it is for these runs.
-    """
+    ``earlier``: a script of the plan, which is returned if it is for these runs."""
     if earlier is not None and earlier.runs == runs:
         return earlier
     return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template,
@@ -116,14 +113,8 @@ def begin(plan: JobPlan, resumed: Resumed | None, rendered: JobScript | None = N
 
 
 def begin_sweep(plans: Sequence[JobPlan], rendered: JobScript | None = None) -> tuple[RunDirectory, ...]:
-    """Create a run directory for each run of a sweep; the first one contains the script of all.
-
-    Args:
-        rendered: as for ``begin``.
-
-    Raises:
-        HpcMpError: as ``begin`` does.
-    """
+    """Create a run directory for each run of a sweep; the first one contains the script of all. ``rendered``: as for ``begin``.
+    Raises HpcMpError as ``begin`` does."""
     text = script(plans[0], *next_runs(plans, None), earlier=rendered)
     runs = tuple(create_run(Path(plan.spec.job.directory), plan.spec.job.name) for plan in plans)
     text = script(plans[0], *(run.path for run in runs), earlier=text)

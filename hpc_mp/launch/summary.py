@@ -6,11 +6,13 @@ import os
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.job.program import of_engine
+from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan, TrainingPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
@@ -63,32 +65,29 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     }
     if spec.stages > 1:
         rows["stages"] = f"{'+'.join(map(str, plan.record.layers))} layers ({plan.resolution.layers.why})"
-    if plan.resolution.tensor_modules.why:
-        rows["whole"] = plan.resolution.tensor_modules.why
-    if plan.resolution.reduce.why:
-        rows["gradients"] = plan.resolution.reduce.why
-    if plan.resolution.exclude.why:
-        rows["nodes"] = plan.resolution.exclude.why
-    if plan.resolution.schedule.why:
-        rows["rate"] = plan.resolution.schedule.why
-    if plan.resolution.profile.why:
-        rows["profile"] = plan.resolution.profile.why
+    choices = plan.resolution
+    rows |= reasons(whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
+                    profile=choices.profile)
     if resume := plan.user_spec.checkpoint.resume:
         rows["begins"] = f"with step {saved_step(find_run(Path(resume))) + 1:,}, from the newest checkpoint of {resume}"
-    note = without_effect(plan.user_spec, plan.where.place)
-    if note is not None:
-        rows["note"] = note
-    return table(rows | unseen(plan))
+    return table(rows | remarks(plan))
 
 
-def unseen(plan: JobPlan) -> dict[str, str]:
-    """Return a row about files that the job script needs and this machine lacks: the nodes may have them."""
-    slurm = plan.user_spec.slurm
+def reasons(**choices: ResolvedKey[Any]) -> dict[str, str]:
+    """Return a row for each choice that has a reason."""
+    return {name: choice.why for name, choice in choices.items() if choice.why}
+
+
+def remarks(plan: JobPlan) -> dict[str, str]:
+    """Return rows about keys without effect, and about files that the job script needs and this machine lacks: the nodes may
+    have them."""
+    slurm, note = plan.user_spec.slurm, without_effect(plan.user_spec, plan.where.place)
     paths = {"slurm.venv": slurm.venv and f"{slurm.venv}/bin/activate", "slurm.python": slurm.python,
              "slurm.container": slurm.container}
     absent = [f"{key}: {path}" for key, path in paths.items()
               if path and path.startswith("/") and not os.path.exists(path)] if plan.where.place in SCRIPT else []
-    return {"unseen": f"{'; '.join(absent)} is not there on this machine; every node must have it"} if absent else {}
+    unseen = f"{'; '.join(absent)} is not there on this machine; every node must have it" if absent else None
+    return {name: text for name, text in (("note", note), ("unseen", unseen)) if text is not None}
 
 
 def where_row(plan: JobPlan, title: str) -> str:
@@ -99,7 +98,9 @@ def where_row(plan: JobPlan, title: str) -> str:
 
 def table(rows: Mapping[str, str]) -> str:
     """Return each text after its name, in lines of one width."""
-    return "\n".join(_row(name, text) for name, text in rows.items())
+    return "\n".join(
+        textwrap.fill(text, WIDTH, initial_indent=f"{name:<9} ", subsequent_indent=" " * 10, break_on_hyphens=False,
+                      break_long_words=False) for name, text in rows.items())
 
 
 def defaults(spec: AnySpec) -> dict[str, str]:
@@ -145,17 +146,9 @@ def _backwards(plan: TrainingPlan) -> str:
     return f"{text}; at most {on_device} on the device and {on_host} on the host, fetched {ahead} ahead"
 
 
-def _row(name: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<9} ", subsequent_indent=" " * 10, break_on_hyphens=False,
-                         break_long_words=False)
-
-
 def without_effect(spec: AnySpec, place: str) -> str | None:
     """Return one sentence on keys that the job changes from the defaults but that have no effect there; None without any.
-
-    Args:
-        spec: the job as the user wrote it.
-    """
+    ``spec``: the job as the user wrote it."""
     ineffective = [key for key, places in PLACES.items() if place not in places and _is_changed(spec, key)]
     if place == "step":
         in_step = {"cpus-per-task", *options_of(spec, "step")}  # srun gets these too

@@ -61,11 +61,7 @@ def check_resumable(runs: Sequence[RunDirectory | None], spec: AnySpec, together
 
 
 def rows(plans: Sequence[JobPlan], side_by_side: bool) -> str:
-    """Return the runs of a sweep, for the summary of a launch.
-
-    Args:
-        side_by_side: True if they can run at the same time.
-    """
+    """Return the runs of a sweep, for the summary of a launch. ``side_by_side``: True if they can run at the same time."""
     sweep, placed = plans[0].user_spec.sweep, [plan.member for plan in plans if plan.member is not None]
     limit = sweep.simultaneous
     order = IN_TURN if not side_by_side else f"at most {limit} at once" if limit else "as many at once as Slurm finds room for"
@@ -92,11 +88,7 @@ def _gone(plans: Sequence[JobPlan]) -> Iterator[str]:
 
 def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], listener: Listener) -> Outcome:
     """Run a sweep one run after the other. A run that fails, or is cancelled individually, is followed by the next one. An
-    interrupt, or ``cancel --all``, ends the sweep.
-
-    Args:
-        start: starts a run and follows it to its end.
-    """
+    interrupt, or ``cancel --all``, ends the sweep. ``start``: starts a run and follows it to its end."""
     ended: list[Outcome] = []
     placed = _joined(plans)
     first = placed[0].first

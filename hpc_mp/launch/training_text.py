@@ -143,11 +143,8 @@ def estimated_steps(spec: JobSpec) -> JobSpec:
 
 
 def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
-    """Return the job with epochs replaced by steps. Its text is tokenized for that, unless it has been.
-
-    Raises:
-        HpcMpError: as ``report_text``, for the text itself, or if the tokenizers' library is missing.
-    """
+    """Return the job with epochs replaced by steps. Its text is tokenized for that, unless it has been. Raises HpcMpError as
+    ``report_text``, for the text itself, or if the tokenizers' library is missing."""
     if spec.train.epochs is None:
         return spec
     value, vocabulary = f"train.epochs = {spec.train.epochs:g}", read_shape(spec).vocabulary
@@ -174,7 +171,8 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
         "tokenizer": _tokenizer(text, spec),
         "first row": _first(text),
         "samples": f"of {counted(spec.data.sequence_length, 'token')}: all documents end to end, cut there, so that a long one "
-                   f"goes on in the next sample and short ones share one{_documents(spec)}",
+                   f"goes on in the next sample and short ones share one; tokens see "
+                   + ("earlier documents of their sample" if spec.data.documents == "joined" else "their own document alone"),
         "epoch": _epoch(text.amount, spec),
         **_trained_on(text),
         **_never_best(spec),
@@ -231,11 +229,6 @@ def _first(text: TrainingText) -> str:
 def _quoted(text: str) -> str:
     flat = " ".join(text.split())
     return f"“{flat[:SHOWN]}…”" if len(flat) > SHOWN else f"“{flat}”"
-
-
-def _documents(spec: JobSpec) -> str:
-    return ("; tokens see earlier documents of their sample" if spec.data.documents == "joined"
-            else "; tokens see their own document alone")
 
 
 def _epoch(amount: TextAmount, spec: JobSpec) -> str:

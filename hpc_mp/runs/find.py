@@ -22,10 +22,7 @@ DEFAULT = str(Job.model_fields["directory"].default)  # job.directory
 
 def find(word: Path, ask: Runner = queue.patient) -> RunDirectory:
     """Return the run that an argument denotes: a run directory, the newest run of ``DIRECTORY/NAME``, or that of a Slurm job.
-
-    Raises:
-        HpcMpError: no run exists, or the job is an array of several.
-    """
+    Raises HpcMpError if no run exists, or the job is an array of several."""
     runs = find_all(word, ask)
     if len(runs) > 1:
         ids = ", ".join(sorted((text for run in runs if (text := job_of(run)) is not None), key=_in_order))

@@ -110,11 +110,7 @@ def _end_ranks(runs: LiveRuns) -> str:
 
 def _interrupt(run: RunDirectory, numbers: Sequence[signal.Signals]) -> None:
     """Send signals to the launcher, with which its ranks die. No signal is sent once the run has ended: the launcher may already
-    be at the next run of a sweep.
-
-    Raises:
-        RunFailed: the launcher does not run on this host.
-    """
+    be at the next run of a sweep. Raises RunFailed if the launcher does not run on this host."""
     launcher = holder(run)
     process = launcher.process() if launcher is not None else None
     if process is None and held(run):

@@ -38,11 +38,7 @@ class RunHolder:
 @contextmanager
 def hold(run: RunDirectory) -> Iterator[int]:
     """Hold the run exclusively, and write down who does. Yield the open lock file, which all emulated ranks inherit: it is held
-    while any of them lives.
-
-    Raises:
-        HpcMpError: another launch holds it, or ranks of one still live.
-    """
+    while any of them lives. Raises HpcMpError if another launch holds it, or ranks of one still live."""
     lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -47,11 +47,8 @@ class LogSource:
 
 
 class Logs:
-    """The logs of one attempt; those of earlier attempts are in ``attempts/K/log``.
-
-    Raises:
-        HpcMpError: the attempt does not exist.
-    """
+    """The logs of one attempt; those of earlier attempts are in ``attempts/K/log``. Raises HpcMpError if the attempt does not
+    exist."""
 
     def __init__(self, run: RunDirectory, attempt: int | None) -> None:
         newest = run.attempt()

@@ -115,11 +115,8 @@ def described(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list
 
 def overview(run: RunDirectory, ask: Runner = queue.patient,
              explain: Callable[[SlurmJob, AnySpec, Runner], SlurmJob] = lambda job, _spec, _ask: job) -> RunStatus:
-    """Return the state of a run, from its directory and one query to Slurm about its job and the jobs behind it.
-
-    Args:
-        explain: returns a waiting job with the reason why it can never start, if it cannot.
-    """
+    """Return the state of a run, from its directory and one query to Slurm about its job and the jobs behind it. ``explain``:
+    returns a waiting job with the reason why it can never start, if it cannot."""
     (jobs,) = described([run], ask)
     return seen(run, [explain(job, load_resolved(run.job), ask) for job in jobs])
 

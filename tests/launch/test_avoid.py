@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import make_run, mark, the_run, write_job
+from launching import make_run, the_run, write_job
 from played_slurm import Cluster
 
 from hpc_mp.base.errors import HpcMpError
@@ -20,8 +20,6 @@ from hpc_mp.launch.choices import avoid
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.launch import LaunchRequest, plan_job
 from hpc_mp.launch.run_files import script
-
-__all__ = ["mark"]  # a fixture
 
 PARTITION = SlurmPartition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
 

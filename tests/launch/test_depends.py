@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import held, make_run, mark, record, the_run, write_job
+from launching import held, make_run, record, the_run, write_job
 from played_slurm import Cluster
 from rendering import CPU, PYTHON, RUN, facts
 from rendering import job as resolved
@@ -17,8 +17,6 @@ from hpc_mp.launch.depends import dependencies
 from hpc_mp.launch.render import render
 from hpc_mp.rundir import RunDirectory, write_json
 from hpc_mp.rundir.runs import record_successors
-
-__all__ = ["mark"]  # a fixture
 
 
 def made(folder: Path, job_id: str | None = None, state: str | None = None, chain: tuple[str, ...] = ()) -> RunDirectory:

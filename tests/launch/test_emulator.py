@@ -15,15 +15,13 @@ import emulated
 import psutil
 import pytest
 from emulated import ENTRY
-from launching import environment, mark, marked, until
+from launching import environment, marked, until
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.rundir import RunDirectory, create_run
-
-__all__ = ["mark"]  # a fixture
 
 # Makes standard input the controlling terminal, so that Ctrl-C written to its other end becomes SIGINT.
 ON_TERMINAL = """import fcntl, os, sys, termios

@@ -14,7 +14,7 @@ from launching import answers, executable, silent
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.node.nvidia_smi import Gpu
-from hpc_mp.cluster.slurm.limits import Association, JobTerms, PartitionAccess, Qos, partition_access, qualities, seconds, terms
+from hpc_mp.cluster.slurm.limits import Association, JobTerms, PartitionAccess, Qos, partition_access, qualities, terms
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine
 from hpc_mp.job import JobSpec, load_job
@@ -121,12 +121,6 @@ KNOWN = {"short": Qos("short", "00:10:00", {"gres/gpu": 4}, 2), "long": Qos("lon
 ])
 def test_the_first_account_and_qos_that_the_partition_takes(partition_access: PartitionAccess, expected: JobTerms) -> None:
     assert terms("p", "1:00:00", ("a", "b"), MINE, KNOWN, partition_access) == expected
-
-
-@pytest.mark.parametrize(("limit", "expected"), [
-    ("1-12", 36 * 3600), ("1-12:30", 36 * 3600 + 1800), ("90", 5400), ("30:00", 1800), ("2:00:00", 7200), ("1-00:00:00", 86400)])
-def test_a_limit_in_each_of_slurms_notations(limit: str, expected: int) -> None:
-    assert seconds(limit) == expected
 
 
 def test_the_shortest_limit_counts_days_and_hours() -> None:

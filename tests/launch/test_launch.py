@@ -1,4 +1,4 @@
-"""``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake but where noted."""
+"""``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import warm
-from launching import answers, environment, held, make_run, mark, marked, record, silent, the_run, until, write_job
+from launching import answers, environment, held, make_run, marked, record, silent, the_run, until, write_job
 from played_slurm import FAKE_CLI
 
 import hpc_mp.launch.launch
@@ -32,20 +32,12 @@ from hpc_mp.launch.resume import resuming
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import Outcome
 
-__all__ = ["mark"]  # a fixture
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path)
-
-
 # --- the command, with fake ranks ---------------------------------------------------------------------------
 
 
-def start(mark: str, job: Path, *arguments: str, program: tuple[str | Path, ...] = (FAKE_CLI,), **environ: str) -> warm.Program:
-    """``hpc-mp launch`` with fake ranks (or real ones) that train."""
-    return warm.Program([*program, "launch", job, "--on", "local", *arguments], environment(mark, **{"DEED": "train", **environ}))
+def start(mark: str, job: Path, *arguments: str, **environ: str) -> warm.Program:
+    """``hpc-mp launch`` with fake ranks that train."""
+    return warm.Program([FAKE_CLI, "launch", job, "--on", "local", *arguments], environment(mark, **{"DEED": "train", **environ}))
 
 
 def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
@@ -234,7 +226,7 @@ def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch,
         if verdict:  # else it goes on still
             run.outcome.write_text(json.dumps(verdict))
     said = previewed(job, monkeypatch, "train.eps=1e-8")
-    how = f"to go on with that one: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
+    how = f"to resume that run: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
     assert f"note: run {words}, and this is a new one from the beginning; {how}" in said if words else "note:" not in said
     if words:
         assert "note:" not in previewed(job, monkeypatch, resume=True)
@@ -364,21 +356,3 @@ def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
     out, _ = running.communicate(timeout=60)
     assert running.returncode == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}, 200 tokens/s", shown), shown
     assert "step 3/5" not in out
-
-
-# --- with the real engine -----------------------------------------------------------------------------------
-
-
-@pytest.mark.prove  # in make test tests/end_to_end/test_one_cause.py kills one of four
-def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
-    running = start(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=("-m", "hpc_mp"))
-    run = the_run(job)
-    until(lambda: run.metrics.exists() and run.metrics.read_text().count("\n") > 3, 60)
-    began = time.monotonic()
-    rank_process(running, run, 1).kill()
-    code, out, err = running.outcome()
-    assert time.monotonic() - began < 45  # with the report
-    document = json.loads(out)
-    assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
-    assert "rank 1 (dp 1, pp 0, tp 0) on node0 was killed by SIGKILL" in err
-    assert [json.loads(line)["rank"] for line in sorted(run.ranks.read_text().splitlines())] == [0, 1]

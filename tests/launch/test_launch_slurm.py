@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import mark, record, said, the_run, until, write_job
+from launching import record, said, the_run, until
 from played_slurm import Cluster
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.runs.status import overview
-
-__all__ = ["mark"]  # a fixture
 
 UNAVAILABLE = "allocation failure: Requested node configuration is not available"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[7-8]"}
@@ -26,11 +24,6 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[7-8]"}
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path)
 
 
 def test_a_job_is_submitted(cluster: Cluster, job: Path, mark: str) -> None:

@@ -33,7 +33,7 @@ GOOD: dict[str, dict[str, Any]] = {
 TEXT = "\n".join(f"Line {number} of a text that is long enough for a few steps." for number in range(4000))
 
 # name: (keys of the job file, whole tables, None: left out; what the answer says). Directories that a value names hold what
-# FILES says. Those of tests/job/test_job.py are answered by the same command.
+# FILES says. Those of tests/job/mistakes.py are answered by the same command.
 Row = tuple[dict[str, Any], str]
 KEYS: dict[str, Row] = {
     "steps as text": ({"train.steps": "100"}, r"train.steps = '100': must be a whole number. Write it without quotes"),

@@ -144,7 +144,8 @@ def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, 
 
 
 def test_time_limits() -> None:
-    seconds = {"2": 120, "90": 5400, "1:30": 90, "01:00:00": 3600, "1-12": 129600, "1-00:30": 88200, "2-1:2:3": 176523, "0": None}
+    seconds = {"2": 120, "90": 5400, "1:30": 90, "30:00": 1800, "01:00:00": 3600, "2:00:00": 7200, "1-12": 129600,
+               "1-12:30": 131400, "1-00:30": 88200, "1-00:00:00": 86400, "2-1:2:3": 176523, "0": None}
     assert {written: seconds_of(written) for written in seconds} == seconds
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,13 +18,7 @@ from watchdog_words import SAYS
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.cli.run import name_of
-from hpc_mp.cluster.slurm.allocation import allocated_tasks
-from hpc_mp.cluster.slurm.inside import Where
-from hpc_mp.job import ProgramSpec, resolve_any
-from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.program.launchers import MEET, check_command, launcher
-from hpc_mp.launch.program.sizes import size_of
+from hpc_mp.launch.program.launchers import MEET
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.outcome import Cause, verdict
@@ -280,66 +272,6 @@ def test_what_is_refused_leaves_nothing_behind(here: Path, monkeypatch: pytest.M
     assert done.exception.remedy and not (here / "runs").exists()
 
 
-def refusal(command: list[str], start: str = "rank", nodes: int = 1, directory: Path = Path("/")) -> HpcMpError | None:
-    """What is said of a command before it is started, if anything."""
-    spec = resolve_any({"job": {"nodes": nodes}, "program": {"command": command, "start": start, "directory": str(directory)}},
-                       directory)
-    assert isinstance(spec, ProgramSpec)
-    try:
-        check_command(spec)
-    except HpcMpError as error:
-        return error
-    return None
-
-
-TORCHRUN = "python -m torch.distributed.run"
-
-
-@pytest.mark.parametrize(("command", "found"), [
-    ("torchrun train.py", "torchrun"), ("/opt/py/bin/torchrun --standalone train.py", "torchrun"),
-    (f"{TORCHRUN} train.py", TORCHRUN), ("python -X dev -mtorch.distributed.run train.py", TORCHRUN),
-    ("python3.11 -u -m torch.distributed.launch train.py", "python -m torch.distributed.launch"),
-    ("python -m accelerate.commands.launch train.py", "python -m accelerate.commands.launch"),
-    ("python /opt/py/bin/torchrun train.py", "torchrun"), ("accelerate launch train.py", "accelerate"),
-    ("deepspeed train.py", "deepspeed"), ("mpirun -n 4 ./solve", "mpirun"), ("mpiexec -n 4 ./solve", "mpiexec"),
-    ("srun ./solve", "srun"), ("sbatch job.sh", "sbatch"), ("env A=1 torchrun train.py", "torchrun"),
-    (f"numactl --cpunodebind 0 {TORCHRUN} x.py", TORCHRUN), ("uv run torchrun x.py", "torchrun"),
-    ("python train.py", None), ("python train.py torchrun", None), ("python -m train torchrun", None),
-    ("python -m torch.utils.bottleneck x.py", None), ("./solve srun", None), ("bash torchrun.sh", None), ("echo mpirun", None),
-    ("env A=1 python train.py --launcher deepspeed", None), ("nice -n 5 ./solve mpirun.txt", None),
-])
-def test_a_command_that_starts_ranks_by_itself(command: str, found: str | None) -> None:
-    assert launcher(command.split()) == found
-    refused = refusal(command.split())
-    assert (refused is not None) == (found is not None)
-    if refused is not None:
-        assert f"starts ranks by itself ({found})" in refused.rule and "hpc-mp run --nodes" in refused.remedy
-
-
-MANY = "mpirun -np 4 ./solve"
-
-
-@pytest.mark.parametrize(("command", "script", "nodes", "words"), [  # the script is run.sh
-    ("torchrun train.py", "", 1, ""), ("torchrun train.py", "", 2, "each would train alone"), ("accelerate launch x", "", 2, ""),
-    ("torchrun --rdzv-endpoint {master_addr}:{master_port} train.py", "", 2, ""), (f"{TORCHRUN} train.py", "", 2, "train alone"),
-    ("srun ./solve", "", 1, "starts tasks on all nodes itself"), ("bash start.sh", "", 2, ""),
-    # an mpirun of all nodes, which each of the nodes would start
-    (MANY, "", 2, "(mpirun)"), (MANY, "", 1, ""), ("env A=1 /opt/mpi/bin/mpiexec ./solve", "", 2, "(mpiexec)"),
-    ("python t.py mpirun x", "", 2, ""), ("mpirun --host localhost:4 ./solve {node_rank}", "", 2, ""),
-    ("bash run.sh", f"#!/bin/bash\ncd x && {MANY}\n", 2, "(mpirun)"), ("bash run.sh", f"{MANY}\n", 1, ""),
-    ("./run.sh a", "#!/usr/bin/env bash\nset -e\nOMP_NUM_THREADS=1 exec mpiexec.hydra -n 4 ./solve\n", 4, "(mpiexec.hydra)"),
-    ("sh -c 'module load mpi; time $MPI_HOME/bin/mpirun ./solve'", "", 2, "(mpirun)"),
-    ("bash run.sh", f"# {MANY}\necho 'no mpirun here'\ntorchrun x.py\n", 2, ""),
-    ("bash run.sh", f'if [ "$NODE_RANK" = 0 ]; then\n  {MANY}\nfi\n', 2, ""),
-    ("./run.sh", "#!/usr/bin/python\nmpirun = 3\n", 2, ""),
-])
-def test_a_command_that_is_started_on_every_node(here: Path, command: str, script: str, nodes: int, words: str) -> None:
-    (here / "run.sh").write_text(script)
-    refused = refusal(shlex.split(command), "node", nodes, here)
-    assert words in str(refused) if words else refused is None
-    assert refused is None or not words.startswith("(") or 'slurm.mpi = "mpirun"' in refused.remedy
-
-
 @pytest.mark.timeout(200)
 def test_torchrun_on_every_node(here: Path) -> None:
     """The real one, on two emulated nodes with two ranks each."""
@@ -362,39 +294,6 @@ def test_torchrun_on_every_node(here: Path) -> None:
     cause = cause_of(*local(here, [*start, "fail"], "--set", "program.start=node", "--name", "fails"))
     assert (cause.kind, cause.node, cause.rank) == ("error", "node1", 3), cause
     assert cause.message == "node node1 failed: ValueError: boom (program.py:10), said by its rank 3"
-
-
-# --- sizes ------------------------------------------------------------------------------------------------------------
-
-SALLOC = {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x3)"}
-
-
-@pytest.mark.parametrize(("given", "place", "environ", "gpus", "nodes", "each", "why"), [
-    ((2, 4), "local", {}, 8, 2, 4, ""), ((None, None), "local", {}, 8, 1, 8, "a rank per GPU of this machine"),
-    ((None, None), "local", {}, 0, 1, 1, "no GPU is known"), ((2, None), "local", {}, 4, 2, 4, "a rank per GPU"),
-    ((None, 3), "local", {}, 8, 1, 3, "1 node"),
-    ((None, None), "step", SALLOC, 8, 3, 1, "3 nodes of the allocation, one rank per node"),
-    ((None, None), "step", SALLOC | {"SLURM_GPUS_ON_NODE": "4"}, 8, 3, 4, "a rank per GPU"),
-    ((None, None), "step", SALLOC | {"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, 8, 3, 2, "as it has tasks"),
-    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 3, 2, "as it has tasks"),
-    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "7"}, 8, 3, 1, "one rank per node"),
-    ((1, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 1, 2, "as it has tasks"),
-])
-def test_sizes_that_nobody_has_given(given: tuple[int | None, int | None], place: str, environ: dict[str, str], gpus: int,
-                                     nodes: int, each: int, why: str) -> None:
-    spec = resolve_any({"program": {"command": ["x"]}}, Path("/"))
-    assert isinstance(spec, ProgramSpec)
-    decided: Callable[[str], Where] = lambda _: Where(place, "")  # noqa: E731
-    found = size_of(spec, *given, "auto", environ, decided, lambda _: ClusterFacts(), lambda: gpus)
-    assert (found.nodes, found.ranks_per_node) == (nodes, each) and why in found.why
-    nothing = allocated_tasks({})
-    assert (nothing.nodes, nothing.tasks_per_node, nothing.gpus_per_node) == (1, 0, 0)
-
-
-def test_what_a_run_is_called() -> None:
-    for words, name in ((("python", "src/train.py", "--x"), "train"), (("./solve",), "solve"), (("bash", "a b.sh"), "a-b"),
-                        (("python", "-m", "pkg.train"), "python"), (("漢.py",), "program"), (("/",), "program")):
-        assert name_of(words) == name
 
 
 def test_explain_names_no_key_that_a_program_may_not_have(here: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launching import call, make_run, mark, record, the_run, until, write_job
+from launching import call, make_run, record, the_run, until, write_job
 from rendering import CPU, PYTHON, RUN, facts
 from rendering import job as resolved
 from test_launch import start
@@ -27,7 +27,7 @@ from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.sweep import SweepMember, best_of, members, read_member, write_member
 from hpc_mp.runs.status import seen
 
-__all__ = ["job", "mark"]  # fixtures
+__all__ = ["job"]  # a fixture
 GRID = 'sweep.grid={ "train.seed" = [1, 2, 3] }'
 PAIR = GRID.replace(", 3", "")
 

@@ -58,7 +58,7 @@ def forked(directory: Path, overrides: list[str]) -> tuple[JobSpec, tuple[float,
     return job(directory, "gpt2", overrides), run_whole(job(directory, "gpt2", one_node)).losses
 
 
-@pytest.mark.prove  # in make test mpirun starts ranks in tests/launch/test_mpi_launch.py
+@pytest.mark.prove  # in make test mpirun starts ranks in tests/launch/test_mpi_program.py
 @needs_mpi
 def test_ranks_started_by_mpiexec_train_as_forked_ones(tmp_path: Path) -> None:
     spec, losses = forked(tmp_path, ["job.nodes=2", "job.ranks_per_node=1", "parallel.pipeline=2", "parallel.microbatches=2"])

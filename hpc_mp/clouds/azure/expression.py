@@ -57,11 +57,8 @@ def worth(attribute: Attribute, parameters: Mapping[str, Value]) -> Reading:
 
 
 def read(attribute: Attribute, parameters: Mapping[str, Value]) -> Reading:
-    """Evaluate a value; ``parameters`` by name in lower case.
-
-    Raises:
-        Unreadable: an expression in the value cannot be parsed.
-    """
+    """Evaluate a value; ``parameters`` by name in lower case. Raises Unreadable if an expression in the value cannot be
+    parsed."""
     raw = attribute.raw
     if raw[:3] in TRIPLE:
         return Reading(raw[3:-3])

@@ -29,11 +29,7 @@ class ParameterFile:
 
 
 def read_parameters(path: Path) -> ParameterFile:
-    """Read a file of values.
-
-    Raises:
-        HpcMpError: the file cannot be read, or is not a JSON object.
-    """
+    """Read a file of values. Raises HpcMpError if the file cannot be read, or is not a JSON object."""
     text = text_of(path, "JSON file of parameters")
     try:
         values = json.loads(text)
@@ -61,11 +57,8 @@ class Project:
 
 
 def read_project(directory: Path) -> Project:
-    """Read ``project.ini`` and the names and scripts of the specs in ``specs/NAME/cluster-init``.
-
-    Raises:
-        HpcMpError: ``directory`` is not a directory, or cannot be read.
-    """
+    """Read ``project.ini`` and the names and scripts of the specs in ``specs/NAME/cluster-init``. Raises HpcMpError if
+    ``directory`` is not a directory, or cannot be read."""
     ini = directory / "project.ini"
     if not directory.is_dir():
         raise HpcMpError(f"--project {directory}", "must be a directory", "name the directory that holds project.ini")

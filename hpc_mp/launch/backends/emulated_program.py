@@ -39,11 +39,8 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
-    """Start every rank, follow all to their end and return the outcome.
-
-    Raises:
-        HpcMpError: the run directory cannot be written; not Linux.
-    """
+    """Start every rank, follow all to their end and return the outcome. Raises HpcMpError if the run directory cannot be written,
+    or this is not Linux."""
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
     spec, listener = plan.spec, launch.listener
@@ -93,11 +90,7 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
 def _joint_failures(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
                     hangs: Sequence[tuple[int | None, str]]) -> list[RankFailure]:
     """Return failures that no single process end shows: a hang of all ranks, and ranks that had ended successfully before the
-    others failed.
-
-    Args:
-        hangs: the rank that the others waited for, None if it cannot be determined, and a description.
-    """
+    others failed. ``hangs``: the rank that the others waited for, None if it cannot be determined, and a description."""
     bad = [end for end in ended.exits if end.code not in (0, *plan.spec.program.stop_codes)]
     if not bad or (ended.interrupted and not hangs):
         return []

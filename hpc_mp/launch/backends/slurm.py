@@ -78,11 +78,7 @@ REFUSALS = (
 
 def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> RehearsedPlans:
     """Have Slurm test the script of these plans. If it accepts them only with the nodes that we avoid, the returned plans do not
-    avoid them.
-
-    Raises:
-        HpcMpError: it would refuse the script, or never start its job.
-    """
+    avoid them. Raises HpcMpError if it would refuse the script, or never start its job."""
     text = script(plans[0], *runs)
     try:
         return RehearsedPlans(plans, text, _tested(plans[0], text.text))
@@ -165,7 +161,8 @@ def _array(launch: Launch, rendered: JobScript) -> tuple[Outcome, ...]:
     for run, job_id in zip(runs, ids, strict=True):
         write_text(run.job_id, f"{job_id}\n")
     listener.say("\n".join(filter(None, (submission.words, f"job       {submission.job_id}",
-                                         *(_element(run, plan) for run, plan in zip(runs, plans, strict=True))))))
+                                         *(f"run       {run.path}  {words_of(plan.member.values) if plan.member else ''}".rstrip()
+                                           for run, plan in zip(runs, plans, strict=True))))))
     ends: Mapping[str, SlurmJob] = {}
     if launch.wait:
         try:
@@ -183,12 +180,6 @@ def _refused(refused: SubmissionRefused) -> HpcMpError:
     return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
                       f"{unset}launch on a machine of the cluster where sinfo answers, or try it here with --on local" if silent
                       else "mend what these words name, and launch again")
-
-
-def _element(run: RunDirectory, plan: JobPlan) -> str:
-    """Return a row for a run of a sweep, with its values in place of the job file's."""
-    values = words_of(plan.member.values) if plan.member is not None else ""
-    return f"run       {run.path}  {values}".rstrip()
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:

@@ -44,11 +44,8 @@ class RanksEnd:
 
 def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener,
           hung: Callable[[], bool] | None = None) -> RanksEnd:
-    """Show progress and forward interrupts (the first saves and stops, the second kills) until nothing runs any more.
-
-    Args:
-        hung: called every second, True if the ranks hang, which are then ended. None: they notice a hang themselves.
-    """
+    """Show progress and forward interrupts (the first saves and stops, the second kills) until nothing runs any more. ``hung``
+    is called every second, and True ends the ranks, because they hang. None: they notice a hang themselves."""
     pressed, due, ending = 0, -math.inf, list(ENDING_A_HANG)
     pause = listener.interval if hung is None else min(listener.interval or POLL_S, POLL_S)
     with selectors.DefaultSelector() as selector:

@@ -27,7 +27,7 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
     command, directory = spec.program.command, Path(spec.program.directory)
     for source in spec.program.stage:
         if not os.path.exists(source):
-            raise HpcMpError(f"program.stage: {source}", "is not there", "name files or directories that all nodes see")
+            raise HpcMpError(f"program.stage: {source}", "does not exist", "name files or directories that all nodes see")
     if in_script and spec.environment.stage:
         program_python(spec)
     program = command[0]
@@ -73,10 +73,7 @@ def _own_path(spec: ProgramSpec) -> bool:
 
 def program_python(spec: ProgramSpec) -> str:
     """Return the Python of the program's environment: that of ``slurm.venv`` or ``slurm.conda``, else the one in its command.
-
-    Raises:
-        HpcMpError: it cannot be determined.
-    """
+    Raises HpcMpError if it cannot be determined."""
     environment = spec.slurm.venv or spec.slurm.conda
     if environment is not None:
         return f"{environment}/bin/python"

@@ -41,17 +41,15 @@ def check_command(spec: ProgramSpec) -> None:
     command = spec.program.command
     if spec.by_script:
         return
-    name = launcher(command)
+    value, name = f"program.command = {shlex.join(command)}", launcher(command)
     mpirun = _on_all_nodes(spec) if spec.program.start == "node" and spec.job.nodes > 1 else None
     if mpirun is not None:
         raise HpcMpError(
-            f"program.command = {shlex.join(command)}",
-            f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
+            value, f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
             f'leave {mpirun} out, with program.start = "mpi" and slurm.mpi = "mpirun" (or "pmix", "pmi2"); or have the first '
             'node alone run it: if [ "$NODE_RANK" = 0 ]')
     if name is None:
         return
-    value = f"program.command = {shlex.join(command)}"
     if spec.program.start == "node":
         if name in STARTERS:
             raise HpcMpError(value, f"starts tasks on all nodes itself ({name}), and is started on each of them",

@@ -40,12 +40,8 @@ class ProgramPlan(JobPlan):
 
 def compose_program(user_spec: ProgramSpec, where: Where, target: Target, slurm_version: Version | None = None,
                     resumed: RunDirectory | None = None) -> ProgramPlan:
-    """Make all choices and all checks.
-
-    Raises:
-        HpcMpError: the command starts ranks itself, a directory or program is missing, a back end is only for MPI, a GPU is
-            missing, an environment profile does not exist, or the job could never start.
-    """
+    """Make all choices and all checks. Raises HpcMpError if the command starts ranks itself, a directory or program is missing, a
+    back end is only for MPI, a GPU is missing, an environment profile does not exist, or the job could never start."""
     check_command(user_spec)
     if where.place == "mpi" and user_spec.program.start != "mpi":
         raise HpcMpError("--on mpi", "is for programs whose ranks meet through MPI",
@@ -84,11 +80,8 @@ def _placement(spec: ProgramSpec) -> Placement:
 
 
 def _plugin(spec: ProgramSpec, facts: ClusterFacts, target: Target) -> ResolvedKey[str]:
-    """Return the value of ``slurm.mpi``: the job's own, else the first allowed one that the site's srun has, else mpirun.
-
-    Raises:
-        HpcMpError: srun lacks the requested plug-in, or nothing could provide the requested mpirun.
-    """
+    """Return the value of ``slurm.mpi``: the job's own, else the first allowed one that the site's srun has, else mpirun. Raises
+    HpcMpError if srun lacks the requested plug-in, or nothing could provide the requested mpirun."""
     requested, available = spec.slurm.mpi, facts.mpi_plugins
     if not meets_through_mpi(spec) or not target.in_script:
         return ResolvedKey(MPI, requested)

@@ -6,7 +6,7 @@ import shlex
 
 from hpc_mp.base.text import counted
 from hpc_mp.launch.program.plan import ProgramPlan
-from hpc_mp.launch.summary import table, unseen, where_row, without_effect
+from hpc_mp.launch.summary import reasons, remarks, table, where_row
 from hpc_mp.layout.placement import normalize_order, reach_of
 
 STARTED = {
@@ -18,11 +18,7 @@ STARTED = {
 
 
 def describe_program(plan: ProgramPlan, title: str) -> str:
-    """Return where it runs and why, and the command of every rank.
-
-    Args:
-        title: description of where the back end's ranks run.
-    """
+    """Return where it runs and why, and the command of every rank. ``title``: description of where the back end's ranks run."""
     program, limit = plan.spec.program, plan.spec.program.silent_limit
     rows = {
         "where": where_row(plan, title),
@@ -32,12 +28,8 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
         "hang": f"when no rank has printed a line for {limit} s (program.silent_limit)" if limit else
                 "never noticed (program.silent_limit = 0)",
     }
-    for name, choice in (("nodes", plan.resolution.exclude), ("profile", plan.resolution.profile), ("mpi", plan.resolution.mpi)):
-        if choice.why:
-            rows[name] = choice.why
-    if (note := without_effect(plan.user_spec, plan.where.place)) is not None:
-        rows["note"] = note
-    return table(rows | unseen(plan))
+    rows |= reasons(nodes=plan.resolution.exclude, profile=plan.resolution.profile, mpi=plan.resolution.mpi)
+    return table(rows | remarks(plan))
 
 
 def _axes(plan: ProgramPlan) -> dict[str, str]:

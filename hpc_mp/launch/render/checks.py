@@ -84,11 +84,8 @@ def check_forms(spec: AnySpec, facts: ClusterFacts) -> None:
 
 
 def check_directives(lines: Iterable[str], version: Version | None) -> None:
-    """Refuse an option given twice, since sbatch would use the last one, and options that sbatch refuses together.
-
-    Args:
-        lines: lines of the script, from the template and ``slurm.extra``.
-    """
+    """Refuse an option given twice, since sbatch would use the last one, and options that sbatch refuses together. ``lines``:
+    lines of the script, from the template and ``slurm.extra``."""
     options: dict[str, str] = {}
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
         if line == "#SBATCH hetjob":
@@ -109,14 +106,8 @@ SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.
 
 
 def check_sweep(runs: Sequence[AnySpec]) -> None:
-    """Refuse runs that cannot share one script.
-
-    Args:
-        runs: the job of each run of a sweep, with its own values.
-
-    Raises:
-        HpcMpError: a run changes a key that the script contains.
-    """
+    """Refuse runs that cannot share one script. ``runs``: the job of each run of a sweep, with its own values. Raises HpcMpError
+    if a run changes a key that the script contains."""
     first = runs[0]
     for number, run in enumerate(runs):
         for section, name in (key.split(".") for key in SHARED):

@@ -23,11 +23,8 @@ def runtime(spec: AnySpec, facts: ClusterFacts) -> str | None:
 
 
 def mounts(spec: AnySpec) -> list[str]:
-    """Return ``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names.
-
-    Raises:
-        HpcMpError: the container's options would read a path as two, or a path would hide the image.
-    """
+    """Return ``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names. Raises
+    HpcMpError if the container's options would read a path as two, or a path would hide the image."""
     if spec.slurm.container is None:
         return []
     requested = [_mount(text) for text in spec.slurm.container_mounts]

@@ -32,21 +32,14 @@ def shipped() -> ScriptTemplate:
 
 
 def find_template(project: Path, environ: Mapping[str, str] = os.environ) -> ScriptTemplate:
-    """Return the template for job files in the directory ``project``.
-
-    Raises:
-        HpcMpError: it exists but cannot be read.
-    """
+    """Return the template for job files in the directory ``project``. Raises HpcMpError if it cannot be read."""
     template = _find(TEMPLATE, project, environ)
     return _read(template) if template else shipped()
 
 
 def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the parsed tables of ``site.toml``, the defaults for job files; empty without the file.
-
-    Raises:
-        HpcMpError: it cannot be read, or sets keys that a site may not set.
-    """
+    """Return the parsed tables of ``site.toml``, the defaults for job files; empty without the file. Raises HpcMpError if it
+    cannot be read, or sets keys that a site may not set."""
     path = _find(DEFAULTS, project, environ)
     if path is None:
         return {}

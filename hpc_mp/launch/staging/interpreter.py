@@ -49,14 +49,8 @@ class Interpreter:
 
 
 def interpreter(python: Sequence[str], run: Runner = lambda argv: ask(argv, ASK_S)) -> Interpreter:
-    """Query the ranks' interpreter for its environment.
-
-    Args:
-        python: its command, for example its path.
-
-    Raises:
-        HpcMpError: it does not run, or it is the system's.
-    """
+    """Query the ranks' interpreter for its environment. ``python``: its command, for example its path. Raises HpcMpError if it
+    does not run, or it is the system's."""
     try:
         answer = json.loads(run((*python, "-I", "-c", QUESTION)))
     except (CommandFailed, ValueError) as error:

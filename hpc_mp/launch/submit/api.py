@@ -115,7 +115,13 @@ class SubmittedJob:
                 raise TimeoutError(f"job {self.id} is {self.state} after {timeout:g} s")
             time.sleep(POLL_S)
         self._check()
-        return [self._load(task) for task in range(self.tasks)]
+        results = []
+        for task in range(self.tasks):
+            kind, value = pickle.loads(self._result(task).read_bytes())
+            if kind == "error":
+                raise RunFailed(f"task {task} failed:\n{value}its log: {self.logs[task]}")
+            results.append(value)
+        return results
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result of task 0; raises as ``results`` does."""
@@ -135,10 +141,3 @@ class SubmittedJob:
 
     def _result(self, task: int) -> Path:
         return self.folder / f"{self.id}_{task}_result.pkl"
-
-    def _load(self, task: int) -> Any:
-        with open(self._result(task), "rb") as file:
-            kind, value = pickle.load(file)
-        if kind == "error":
-            raise RunFailed(f"task {task} failed:\n{value}its log: {self.logs[task]}")
-        return value

@@ -103,12 +103,8 @@ def _executor(request: CallRequest) -> _Executor:
 
 
 class EmulatedTasks(SubmittedTasks):
-    """Processes on this machine, one per task, with srun's variables; they live no longer than this object. ``options`` are
-    only for Slurm, but checked.
-
-    Raises:
-        HpcMpError: as ``SlurmTasks``.
-    """
+    """Processes on this machine, one per task, with srun's variables; they live no longer than this object. ``options`` are only
+    for Slurm, but checked. Raises HpcMpError as ``SlurmTasks``."""
 
     def __init__(self, request: CallRequest) -> None:
         _executor(request)

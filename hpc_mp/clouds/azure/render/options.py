@@ -64,12 +64,8 @@ class ClusterPlan:
 
 
 def settle(choices: Choices, offer: Offer) -> ClusterPlan:
-    """Validate the choices and return the plan.
-
-    Raises:
-        HpcMpError: the size is unknown or retired, there are too many or too few nodes, the image does not fit the size, or a
-            name is invalid.
-    """
+    """Validate the choices and return the plan. Raises HpcMpError if the size is unknown or retired, there are too many or too
+    few nodes, the image does not fit the size, or a name is invalid."""
     size = find_size(choices.sku, offer)
     _check_nodes(choices, size)
     _check_names(choices)
@@ -89,11 +85,7 @@ def sizes_on_offer(offer: Offer) -> tuple[MachineType, ...]:
 
 
 def find_size(sku: str, offer: Offer) -> MachineType:
-    """Return the size by name, with or without ``Standard_``.
-
-    Raises:
-        HpcMpError: the size does not exist or is retired.
-    """
+    """Return the size by name, with or without ``Standard_``. Raises HpcMpError if the size does not exist or is retired."""
     size = offer.size(sku) or offer.size(f"Standard_{sku}")
     if size is None:
         names = [size.name for size in sizes_on_offer(offer)]

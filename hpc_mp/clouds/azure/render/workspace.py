@@ -32,11 +32,8 @@ class Workspace:
 
 
 def choices_within(choices: Choices, resource_group: str | None, project: str | None) -> tuple[Choices, Workspace]:
-    """Fill in the choices that the workspace determines: its account and its new network.
-
-    Raises:
-        HpcMpError: a choice that the deployment needs is missing, or a choice would be ignored.
-    """
+    """Fill in the choices that the workspace determines: its account and its new network. Raises HpcMpError if a choice that the
+    deployment needs is missing, or a choice would be ignored."""
     region, group = choices.region or "", f"{choices.name}-rg" if resource_group is None else resource_group
     for wrong, value, rule, remedy in (
         (not region, "--workspace", "is deployed into a region, and --region is missing", "add it, such as --region westeurope"),
@@ -60,11 +57,8 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
 
 
 def workspace_parameters(plan: ClusterPlan, workspace: Workspace) -> dict[str, Any]:
-    """Return the document for ``az deployment sub create --parameters``.
-
-    Raises:
-        HpcMpError: Azure publishes no image for the size, and none is chosen.
-    """
+    """Return the document for ``az deployment sub create --parameters``. Raises HpcMpError if Azure publishes no image for the
+    size, and the user chose none."""
     choices, heads, plain = plan.choices, plan.heads, plan.plain
     host, _, path = (choices.storage_address or "").partition(":")
     if plan.image is None:
