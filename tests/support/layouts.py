@@ -208,6 +208,13 @@ def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Run
     return Result(losses, norms, parameters(spec, checkpoint), dropped, routers, evaluations)
 
 
+def trained_run(spec: JobSpec, before: Callable[[], None] = lambda: None) -> RunDirectory:
+    """Return the directory of a new run that ``run_whole`` has trained."""
+    run = start(spec)
+    run_whole(spec, before, run)
+    return run
+
+
 def relaunch(
     run: RunDirectory, directory: Path, model: str, overrides: Sequence[str], before: Callable[[], None] = lambda: None,
 ) -> Result:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from engines import run_engine
 from exact import LLAMA, ONE_STEP, Engine, cases
 from layouts import RankState, job, layout
+from planting import planted
 
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import read_shape, stage_layers
@@ -82,22 +84,17 @@ def test_zero_3_gathers_a_group_and_one_block(place: Path, tmp_path: Path, recom
     """The blocks that are computed again together, and the first one of the next group, which is asked for ahead."""
     spec = job(place, LLAMA, [*layout(data=2, zero=3, microbatches=2), f'parallel.recompute="{recompute}"', ONE_STEP])
 
-    def note() -> None:
-        fill = Unit._fill
-        gathered: dict[str, Unit] = {}
-        peak = 0
+    gathered: dict[str, Unit] = {}
+    peaks = [0]
 
-        def noting(self: Unit) -> None:
-            nonlocal peak
-            gathered[self.layout.unit] = self
-            there = [name for name, unit in gathered.items() if "layers" in name and unit.whole.untyped_storage().nbytes()]
-            peak = max(peak, len(there))
-            (tmp_path / f"gathered-{dist.get_rank()}.json").write_text(json.dumps(peak))
-            fill(self)
+    @planted(Unit, "_fill")
+    def noting(fill: Any, unit: Unit) -> None:
+        gathered[unit.layout.unit] = unit
+        peaks.append(sum("layers" in name and each.whole.untyped_storage().nbytes() > 0 for name, each in gathered.items()))
+        (tmp_path / f"gathered-{dist.get_rank()}.json").write_text(json.dumps(max(peaks)))
+        fill(unit)
 
-        Unit._fill = noting  # type: ignore[method-assign]
-
-    run_engine(spec, before=note)
+    run_engine(spec, before=noting)
     assert [read_json(tmp_path / f"gathered-{rank}.json") for rank in range(2)] == [most, most]
 
 

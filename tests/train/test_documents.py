@@ -35,7 +35,7 @@ from exact import (
 )
 from layouts import Result, job, layout, prepare, run_whole, start
 from plain import plain_model
-from planting import wrapped
+from planting import frequencies_of_own_positions, planted, wrapped
 from ranks import run_ranks
 from token_files import words
 
@@ -163,48 +163,26 @@ positions_that_stand_still = wrapped(families, "restarted", lambda restarted: la
     positions, begins) // 2)
 
 
-def no_mask() -> None:
-    families.first_seen = lambda begins, window, positions: None  # type: ignore[attr-defined]
-
-
-def begins_one_too_far() -> None:
-    """The first token of a document is seen by none but itself."""
-    first_seen = families.first_seen
-
-    def later(begins: torch.Tensor, window: int | None, positions: torch.Tensor) -> Any:
-        return torch.minimum(first_seen(begins, window, positions) + 1, positions)
-
-    families.first_seen = later  # type: ignore[attr-defined]
-
-
-def labels_of_other_documents() -> None:
-    counts = TokenRows._counts
-
-    def joined(self: TokenRows, first: int, length: int) -> Any:
-        apart, self._documents = self._documents, None
-        try:
-            return counts(self, first, length)
-        finally:
-            self._documents = apart
-
-    TokenRows._counts = joined  # type: ignore[method-assign]
-
-
+# The first token of a document is seen by none but itself.
+begins_one_too_far = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
+    seen(begins, window, positions) + 1, positions))
+no_mask = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: None)
 a_ring_without_documents = wrapped(context, "ring_attention", lambda ring: lambda *given: ring(*given[:-1]))
 
 
-def a_ring_that_masks_its_own_part_alone() -> None:
-    scores = ring_attention._scores
+@planted(TokenRows, "_counts")
+def labels_of_other_documents(counts: Any, rows: TokenRows, first: int, length: int) -> Any:
+    apart, rows._documents = rows._documents, None
+    try:
+        return counts(rows, first, length)
+    finally:
+        rows._documents = apart
 
-    def diagonal(queries: Any, key: Any, block: Any, ring: Any) -> Any:
-        return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
-            ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
 
-    ring_attention._scores = diagonal
-
-
-frequencies_of_own_positions = wrapped(families, "_behind_the_last", lambda behind: lambda places, length: torch.cat(
-    (places[:, :1], places), 1))
+@planted(ring_attention, "_scores")
+def a_ring_that_masks_its_own_part_alone(scores: Any, queries: Any, key: Any, block: Any, ring: Any) -> Any:
+    return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
+        ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
 
 
 CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {

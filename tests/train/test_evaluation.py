@@ -30,7 +30,7 @@ from exact import (
     check_evaluations,
 )
 from layouts import job, layout, relaunch, run_whole, start
-from planting import wrapped
+from planting import planted, wrapped
 from ranks import exit_codes
 
 from hpc_mp.base.errors import HpcMpError
@@ -65,15 +65,11 @@ def test_an_evaluation_drops_what_training_would(place: Path, engine: Engine, pl
     assert abs(one - other) > WRONG, "the same model evaluates otherwise without a limit"
 
 
-def a_row_counted_twice() -> None:
+@planted(HeldOut, "batch")
+def a_row_counted_twice(batch: Any, held_out: HeldOut, rows: range) -> Any:
     """The last microbatch is filled with earlier rows."""
-    batch = HeldOut.batch
-
-    def full(self: HeldOut, rows: range) -> Any:
-        first = min(rows.start, len(self) - len(rows))
-        return batch(self, range(first, first + len(rows)))
-
-    HeldOut.batch = full  # type: ignore[method-assign]
+    first = min(rows.start, len(held_out) - len(rows))
+    return batch(held_out, range(first, first + len(rows)))
 
 
 SPOILT: dict[str, tuple[Callable[[], None], list[str]]] = {
@@ -106,14 +102,10 @@ def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[d
     return steps, files
 
 
-def a_changed_parameter() -> None:
-    evaluate = Pipeline.evaluate
-
-    def changing(self: Pipeline, work: Any) -> Any:
-        next(iter(self.data.units.values())).master.mul_(1 + 1e-6)
-        return evaluate(self, work)
-
-    Pipeline.evaluate = changing  # type: ignore[method-assign]
+@planted(Pipeline, "evaluate")
+def a_changed_parameter(evaluate: Any, line: Pipeline, work: Any) -> Any:
+    next(iter(line.data.units.values())).master.mul_(1 + 1e-6)
+    return evaluate(line, work)
 
 
 UNCHANGED = {"tp2 pp2 dp2 zero1 zero_bubble_v": LLAMA, "dp2 zero3": TIED}
@@ -133,25 +125,17 @@ def test_an_evaluation_that_changes_a_parameter_is_seen(place: Path) -> None:
     assert spoilt(*EVERY).distance(spoilt("train.steps=2")) > WRONG
 
 
-def killed_after_its_evaluation() -> None:
-    say = evaluation.Evaluator._say
-
-    def last(self: evaluation.Evaluator, found: Any) -> None:
-        say(self, found)
-        raise RuntimeError("planted")
-
-    evaluation.Evaluator._say = last  # type: ignore[method-assign]
+@planted(evaluation.Evaluator, "_say")
+def killed_after_its_evaluation(say: Any, evaluator: evaluation.Evaluator, found: Any) -> None:
+    say(evaluator, found)
+    raise RuntimeError("planted")
 
 
-def stopped_in_its_last_evaluation() -> None:
-    share = evaluation.Evaluator._share
-
-    def signalled(self: evaluation.Evaluator, step: int, mine: Any) -> Any:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return share(self, step, mine)
-
-    evaluation.Evaluator._share = signalled  # type: ignore[method-assign]
+@planted(evaluation.Evaluator, "_share")
+def stopped_in_its_last_evaluation(share: Any, evaluator: evaluation.Evaluator, step: int, mine: Any) -> Any:
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return share(evaluator, step, mine)
 
 
 @pytest.mark.parametrize(("broken_off", "code", "left", "saved"), [

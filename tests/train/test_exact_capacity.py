@@ -16,7 +16,7 @@ from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, cases
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import job, layout
-from planting import wrapped
+from planting import planted, wrapped
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import check_layout, expert_capacity, read_shape
@@ -99,17 +99,13 @@ def test_a_broken_capacity_is_seen(place: Path, plain: Plain, control: str) -> N
 
 
 def test_drops_that_one_rank_alone_reports_are_seen(place: Path, plain: Plain) -> None:
-    def sabotage() -> None:
-        begin = capacity.Capacity.begin
-
-        def counted(self: Any) -> None:
-            begin(self)
-            self.total = self.total + torch.tensor([dist.get_rank(), 0.0])
-
-        capacity.Capacity.begin = counted
+    @planted(capacity.Capacity, "begin")
+    def counted(begin: Any, limit: Any) -> None:
+        begin(limit)
+        limit.total = limit.total + torch.tensor([dist.get_rank(), 0.0])
 
     model, overrides = LIMITED["tp2 ep2 zero2"]
-    result = run_engine(job(place, model, [*SMALL, *overrides, ONE_STEP]), before=sabotage)
+    result = run_engine(job(place, model, [*SMALL, *overrides, ONE_STEP]), before=counted)
     assert result.dropped != pytest.approx(plain(job(place, model, [*SMALL, ONE_STEP])).dropped, rel=1e-6)
 
 

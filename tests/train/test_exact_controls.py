@@ -12,7 +12,7 @@ import torch
 from engines import run_engine
 from exact import LAYOUTS, ONE_STEP, WRONG, Engine, Plain, cases
 from layouts import job
-from planting import wrapped
+from planting import frequencies_of_own_positions, planted, wrapped
 
 from hpc_mp.layout.schedule import of_job
 from hpc_mp.train.engine import (
@@ -84,9 +84,6 @@ one_way_exchange = wrapped(context._AllToAll, "backward", lambda backward: stati
 # Every context rank counts the labels of whole samples.
 labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lambda self, own, mine, device: init(
     self, own, replace(mine, context=groups.Axis()), device))
-# Every rank chooses by the positions that it has, as transformers does by itself.
-frequencies_of_own_positions = wrapped(families, "_behind_the_last", lambda behind: lambda places, length: torch.cat(
-    (places[:, :1], places), 1))
 
 
 def positions_from_zero() -> None:
@@ -95,38 +92,31 @@ def positions_from_zero() -> None:
         lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
 
 
-def averaged_shards() -> None:
-    finish = data_axis.DataAxis.finish
-
-    def averaged(self: data_axis.DataAxis, shared: object) -> None:
-        finish(self, shared)
-        for unit in self.units.values():
-            unit.gradient.part.div_(unit.shard.size)
-
-    data_axis.DataAxis.finish = averaged
+@planted(data_axis.DataAxis, "finish")
+def averaged_shards(finish: Any, axis: data_axis.DataAxis, shared: object) -> None:
+    finish(axis, shared)
+    for unit in axis.units.values():
+        unit.gradient.part.div_(unit.shard.size)
 
 
 def stale_parameters() -> None:
     """Ranks compute on with the parameters that others have updated since."""
-    publish, calls = data_axis.Unit.publish, []
+    calls: list[data_axis.Unit] = []
 
-    def sometimes(self: data_axis.Unit) -> None:
-        calls.append(self)
-        if calls.count(self) != 2:
-            publish(self)
+    @planted(data_axis.Unit, "publish")
+    def sometimes(publish: Any, unit: data_axis.Unit) -> None:
+        calls.append(unit)
+        if calls.count(unit) != 2:
+            publish(unit)
 
-    data_axis.Unit.publish = sometimes
+    sometimes()
 
 
-def early_reduction() -> None:
+@planted(data_axis.DataAxis, "begin")
+def early_reduction(begin: Any, axis: data_axis.DataAxis) -> None:
     """A unit that two stages of a rank have is summed after the first of them."""
-    begin = data_axis.DataAxis.begin
-
-    def soon(self: data_axis.DataAxis) -> None:
-        begin(self)
-        self._waiting = dict.fromkeys(self._waiting, 1)
-
-    data_axis.DataAxis.begin = soon
+    begin(axis)
+    axis._waiting = dict.fromkeys(axis._waiting, 1)
 
 
 def early_sums() -> None:
@@ -139,27 +129,19 @@ def early_sums() -> None:
         self, layouts, stages, reductions, groups, zero, True, *rest)
 
 
-def forgotten_microbatch() -> None:
-    differentiate = pipeline.Pipeline._differentiate
-
-    def skip(self: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
-        kept = step.work
-        if action.microbatch == 0:
-            step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
-        differentiate(self, step, action)
-        step.work = kept
-
-    pipeline.Pipeline._differentiate = skip
+@planted(pipeline.Pipeline, "_differentiate")
+def forgotten_microbatch(differentiate: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
+    kept = step.work
+    if action.microbatch == 0:
+        step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
+    differentiate(line, step, action)
+    step.work = kept
 
 
-def norm_counts_copies() -> None:
-    original = optimizer.Optimizer.__init__
-
-    def all_counted(self: optimizer.Optimizer, *given: Any) -> None:
-        original(self, *given)
-        self.weights.fill_(1.0)
-
-    optimizer.Optimizer.__init__ = all_counted
+@planted(optimizer.Optimizer, "__init__")
+def norm_counts_copies(original: Any, made: optimizer.Optimizer, *given: Any) -> None:
+    original(made, *given)
+    made.weights.fill_(1.0)
 
 
 CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {

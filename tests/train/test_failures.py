@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from layouts import job, start, write_text
-from planting import before_steps
+from planting import before_steps, planted
 from ranks import exit_codes, run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import read_json
+from hpc_mp.train.rank import main
 from hpc_mp.train.rank.devices import check_devices
 from hpc_mp.train.rank.failures import Hung, NodeLost, failure_kind
 from hpc_mp.train.rank.logs import cap
@@ -110,17 +111,17 @@ def test_groups_of_a_step_time_out_as_the_job_says(tmp_path: Path) -> None:
                                 "job.step_timeout=70"])
     run = start(spec)
 
+    seen: list[float] = []
+
+    @planted(main, "build")
+    def looked(build: Any, *arguments: Any, **more: Any) -> Any:
+        made = build(*arguments, **more)
+        for group in (made.ends.group, *made.channels.groups.values()):
+            seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+        return made
+
     def rank() -> tuple[int, list[float]]:
-        from hpc_mp.train.rank import main
-        build, seen = main.build, []
-
-        def looked(*arguments: Any, **more: Any) -> Any:
-            made = build(*arguments, **more)
-            for group in (made.ends.group, *made.channels.groups.values()):
-                seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-            return made
-
-        main.build = looked
+        looked()
         return train(run.job), seen
 
     assert run_ranks(2, rank) == [(0, [210.0] * 3)] * 2

@@ -12,13 +12,14 @@ import torch
 from engines import run_engine
 from exact import GPT2, LAYOUTS, LLAMA, TIED, Engine, cases
 from layouts import job, parameters, run_whole, start
-from planting import plant
+from planting import plant, wrapped
 from safetensors import safe_open
 
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.job.spec import LossScale
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.engine.loss_scale import ScaleState, Unscaled, advanced, first, on_device
+from hpc_mp.train.engine.optimizer import Optimizer
 
 CPU = torch.device("cpu")
 
@@ -92,17 +93,8 @@ def test_without_agreement_a_rank_would_train_on(place: Path) -> None:
     """The negative control: what another rank counts is not looked at, and an overflow in a copy is not seen."""
     spec = job(place, GPT2, [*FP16, *LAYOUTS["dp4 zero0"]])
 
-    def alone() -> None:
-        from hpc_mp.train.engine.optimizer import Optimizer
-        plant(math.inf, 3, 1)()
-        squared = Optimizer.squared_norm
-
-        def counted(self: Optimizer) -> torch.Tensor:
-            return torch.where(self.weights.any(), squared(self), 0.0)
-
-        Optimizer.squared_norm = counted  # type: ignore[method-assign]
-
-    assert run_engine(spec, before=alone).norms[1] is not None
+    alone = wrapped(Optimizer, "squared_norm", lambda squared: lambda self: torch.where(self.weights.any(), squared(self), 0.0))
+    assert run_engine(spec, before=lambda: (plant(math.inf, 3, 1)(), alone())).norms[1] is not None
 
 
 def test_gradients_that_16_bits_lose_survive_with_a_scale(engine: Engine) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state
 from layouts import MODELS, job, relaunch, run_whole, start
-from planting import wrapped
+from planting import planted, small_chunks
 from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
@@ -31,9 +32,6 @@ from hpc_mp.train.engine.optimizer_state import Chunk, OnDevice, StateHome, Stat
 from hpc_mp.train.engine.state_stores import FileStore, HostStore
 
 CPU = torch.device("cpu")
-
-
-small_chunks = wrapped(optimizer_state, "chunk_elements", lambda elements: lambda parts: 1000)  # the last of a unit is shorter
 
 
 def on_disk(place: Path) -> list[str]:
@@ -63,22 +61,16 @@ def test_with_momentum_and_in_fp64_too(place: Path, reference: Reference) -> Non
         assert found.distance(reference(GPT2, *OPTIMIZERS[optimizer])) < EXACT
 
 
-def forget_a_chunk() -> None:
-    """The negative control: what was written of one chunk is lost."""
-    small_chunks()
-    keep = FileStore.keep
-
-    def kept(self: FileStore, number: int, source: torch.Tensor) -> None:
-        if number != 3:
-            keep(self, number, source)
-
-    FileStore.keep = kept  # type: ignore[method-assign]
+@planted(FileStore, "keep")
+def forget_a_chunk(keep: Any, store: FileStore, number: int, source: torch.Tensor) -> None:
+    if number != 3:
+        keep(store, number, source)
 
 
 def test_a_lost_chunk_would_be_seen(place: Path, engine: Engine) -> None:
     whole = engine(GPT2, 'train.precision="fp32"')
     spec = job(place, GPT2, ['train.precision="fp32"', *on_disk(place)])
-    assert run_engine(spec, before=forget_a_chunk).distance(whole) > 0
+    assert run_engine(spec, before=lambda: (small_chunks(), forget_a_chunk())).distance(whole) > 0
 
 
 def test_checkpoints_go_from_one_home_to_the_other(place: Path, engine: Engine) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, WRONG, Engine, Reference, cases
 from layouts import job, layout
+from planting import planted
 
 from hpc_mp.train.engine import activations, pipeline
 
@@ -59,27 +61,19 @@ def test_what_is_computed_again_is_the_same_to_the_last_bit(engine: Engine) -> N
 # --- negative controls: each breaks one thing, and the same comparison must see it -----------------------------------
 
 
-def clock_stands_still() -> None:
+@planted(pipeline.Pipeline, "_differentiate")
+def clock_stands_still(differentiate: Any, line: pipeline.Pipeline, *args: object) -> None:
     """A backward does not set the clock: what is computed again is dropped as in the last forward."""
-    differentiate = pipeline.Pipeline._differentiate
-
-    def broken(self: pipeline.Pipeline, *args: object) -> None:
-        set_clock, self.clock.set = self.clock.set, lambda moment: None  # type: ignore[method-assign]
-        differentiate(self, *args)  # type: ignore[arg-type]
-        self.clock.set = set_clock  # type: ignore[method-assign]
-
-    pipeline.Pipeline._differentiate = broken  # type: ignore[method-assign]
+    set_clock, line.clock.set = line.clock.set, lambda moment: None  # type: ignore[method-assign]
+    differentiate(line, *args)
+    line.clock.set = set_clock  # type: ignore[method-assign]
 
 
-def nothing_comes_back() -> None:
+@planted(activations.SavedStorage, "come_back")
+def nothing_comes_back(come_back: Any, storage: activations.SavedStorage, here: torch.Tensor) -> None:
     """What returns from the host is not what left."""
-    come_back = activations.SavedStorage.come_back
-
-    def broken(self: activations.SavedStorage, here: torch.Tensor) -> None:
-        come_back(self, here)
-        here.zero_()
-
-    activations.SavedStorage.come_back = broken  # type: ignore[method-assign]
+    come_back(storage, here)
+    here.zero_()
 
 
 CONTROLS: dict[str, tuple[Callable[[], None], list[str]]] = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from exact import EXACT, LAYOUTS, Plain
 from layouts import job, layout, relaunch, run_whole, start
-from planting import plant
+from planting import plant, planted, wrapped
 from ranks import exit_codes
 
 from hpc_mp.rundir import read_json, read_lines
@@ -54,17 +54,12 @@ def test_one_too_many_ends_the_run(place: Path) -> None:
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
 
 
-def every_gradient_is_not_finite() -> None:
-    plant(math.nan, 0, 0)()
-    plant(math.nan, 0, 1)()
-
-
 @pytest.mark.parametrize(("overrides", "ranks"), [
     ((), 1), (layout(data=2, zero=3), 2), (('train.precision="fp16"', "train.loss_scale={ initial = 1.0, minimum = 1.0 }"), 1)])
 def test_a_run_without_any_other_step_fails(place: Path, overrides: Sequence[str], ranks: int) -> None:
     spec = job(place, "gpt2", ["train.steps=2", *overrides])
     run = start(spec)
-    assert 1 in exit_codes(ranks, run.job, every_gradient_is_not_finite)
+    assert 1 in exit_codes(ranks, run.job, lambda: [plant(math.nan, 0, step)() for step in (0, 1)])
     assert "all 2 steps of the run were skipped, and its model is as it began" in run.main_log.read_text()
     assert not list(run.checkpoints.glob("step-*"))
 
@@ -72,19 +67,16 @@ def test_a_run_without_any_other_step_fails(place: Path, overrides: Sequence[str
 def without_labels(step: int) -> Callable[[], None]:
     """None of the tokens of a step (from 0) counts."""
 
-    def forgotten() -> None:
-        batch, count = Samples.batch, Samples.label_count
-        theirs = range(step * 24, (step + 1) * 24)
+    theirs = range(step * 24, (step + 1) * 24)
 
-        def ignored(self: Samples, positions: range) -> Any:
-            ids, labels = batch(self, positions)
-            return ids, np.full_like(labels, IGNORE) if positions[0] in theirs else labels
+    @planted(Samples, "batch")
+    def ignored(batch: Any, samples: Samples, positions: range) -> Any:
+        ids, labels = batch(samples, positions)
+        return ids, np.full_like(labels, IGNORE) if positions[0] in theirs else labels
 
-        Samples.batch = ignored  # type: ignore[method-assign]
-        Samples.label_count = lambda self, positions: (  # type: ignore[method-assign]
-            0 if positions[0] in theirs else count(self, positions))
-
-    return forgotten
+    uncounted = wrapped(Samples, "label_count", lambda count: lambda samples, positions: (
+        0 if positions[0] in theirs else count(samples, positions)))
+    return lambda: (ignored(), uncounted())
 
 
 @pytest.mark.parametrize(("name", "model"), [("one", "gpt2"), ("tp2 pp2 dp2 zero1", "llama")])

@@ -15,6 +15,7 @@ import torch
 from engines import run_engine
 from exact import cases
 from layouts import job, layout, write_text
+from planting import planted
 
 from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.projection import WeightGradients
@@ -54,17 +55,18 @@ def _growth(directory: Path, overrides: Sequence[str], forget: bool = False) -> 
     write_text(directory)
     spec = job(directory, "llama", [*overrides, f"train.steps={STEPS}"])
 
+    seen: list[int] = []
+
+    @planted(Engine, "step")
+    def noted(step: Any, *args: Any, **named: Any) -> Any:
+        gc.collect()  # of cycles, which Python frees when it comes to it
+        seen.append(_allocated())
+        (directory / f"heap-{os.environ['SLURM_PROCID']}").write_text(json.dumps(seen))
+        return step(*args, **named)
+
     def before() -> None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder keeps the last 2,000 messages, and grows until then
-        step, seen = Engine.step, []
-
-        def noted(self: Engine, *args: Any, **named: Any) -> Any:
-            gc.collect()  # of cycles, which Python frees when it comes to it
-            seen.append(_allocated())
-            (directory / f"heap-{os.environ['SLURM_PROCID']}").write_text(json.dumps(seen))
-            return step(self, *args, **named)
-
-        Engine.step = noted  # type: ignore[method-assign]
+        noted()
         if forget:
             WeightGradients.work_off = torch.enable_grad()(WeightGradients.work_off.__wrapped__)  # type: ignore[attr-defined,method-assign]
 
