@@ -33,7 +33,7 @@ from exact import (
     Trained,
     cases,
 )
-from layouts import Result, job, layout, prepare, run_whole, start
+from layouts import Result, job, layout, prepare, run_whole, trained_run
 from plain import plain_model
 from planting import frequencies_of_own_positions, planted, wrapped
 from ranks import run_ranks
@@ -240,8 +240,7 @@ def alone(spec: JobSpec, checkpoint: Path) -> float:
     ((MIXTRAL, "pp2 1f1b M3"),)))
 def test_an_evaluation_equals_documents_by_themselves(place: Path, model: str, name: str) -> None:
     spec = job(place, model, [*SEPARATE, *HELD_OUT, ONE_STEP, *LAID_OUT[name]])
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     (line,) = read_lines(run.evaluations)
     (found,) = run_ranks(1, alone, job(place, model, SEPARATE), run.checkpoint(1))
     assert line["loss"] == pytest.approx(found, abs=EXACT, rel=0)
@@ -282,15 +281,13 @@ def test_a_run_keeps_what_it_began_with(place: Path) -> None:
     """Its own checkpoint is refused; another run may begin with it, and says what is different."""
     more = ("train.steps=1", "checkpoint.every=1")
     spec = job(place, GPT2, [*SEPARATE, *more])
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     changed = job(place, GPT2, [SEPARATE[1], "train.steps=2"])
     prepare(changed, run)
     with pytest.raises(AssertionError, match="was trained with documents = 'separate', but this job has 'joined'"):
         run_whole(changed, run=run)
     other = job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"'])
-    begun = start(other)
-    run_whole(other, run=begun)
+    begun = trained_run(other)
     assert "documents were separate there, and are joined from now on" in begun.main_log.read_text()
 
 

@@ -29,7 +29,7 @@ from exact import (
     cases,
     check_evaluations,
 )
-from layouts import job, layout, relaunch, run_whole, start
+from layouts import job, layout, relaunch, start, trained_run
 from planting import planted, wrapped
 from ranks import exit_codes
 
@@ -91,8 +91,7 @@ def test_a_wrong_evaluation_is_seen(place: Path, control: str) -> None:
 def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """What a run wrote: the numbers of all steps, and every tensor file of its checkpoint."""
     spec = job(place, model, [*LAYOUTS[name], DROPOUT, 'train.precision="fp32"', *overrides])
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     exact = ("step", "loss", "grad_norm", "tokens", "label_tokens")
     steps = [{key: line[key] for key in exact} for line in read_lines(run.metrics)]
     newest, _ = newest_complete(run.checkpoints)
@@ -213,8 +212,7 @@ best_forgotten = wrapped(retention, "best_checkpoint", lambda best: lambda run: 
 def test_the_best_checkpoint_stays_and_is_exported(place: Path, tmp_path: Path, spoilt: bool) -> None:
     """A rate that is far too high: the loss on held-out text rises, and the best checkpoint is none of the newest."""
     spec = job(place, GPT2, RISING)
-    run = start(spec)
-    run_whole(spec, best_forgotten if spoilt else lambda: None, run)
+    run = trained_run(spec, best_forgotten if spoilt else lambda: None)
     losses = {line["step"]: line["loss"] for line in read_lines(run.evaluations)}
     best = min(losses, key=lambda step: losses[step])
     assert list(losses) == [1, 2, 3, 4] and best < 4, losses

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engines import run_engine
 from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_state
-from layouts import job, layout, relaunch, run_whole, start
+from layouts import job, layout, relaunch, trained_run
 from planting import wrapped
 from ranks import run_ranks
 
@@ -104,8 +104,7 @@ CHANGES = {
 def test_a_checkpoint_goes_on_on_another_layout(place: Path, engine: Engine, change: str) -> None:
     before, after = CHANGES[change]
     spec = job(place, MIXTRAL, before)
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     assert relaunch(run, place, MIXTRAL, [*after, "train.steps=5"]).distance(engine(MIXTRAL, "train.steps=5")) < EXACT
 
 

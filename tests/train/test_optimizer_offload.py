@@ -15,7 +15,7 @@ import pytest
 import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state
-from layouts import MODELS, job, relaunch, run_whole, start
+from layouts import MODELS, job, relaunch, start, trained_run
 from planting import planted, small_chunks
 from ranks import run_ranks, train
 
@@ -79,8 +79,7 @@ def test_checkpoints_go_from_one_home_to_the_other(place: Path, engine: Engine) 
     disk, dp2, zero3 = on_disk(place), LAYOUTS["dp2 zero0"], LAYOUTS["dp2 zero3"]
     for first, second in (([*disk, *dp2], zero3), (dp2, [*disk, *zero3])):
         spec = job(place, GPT2, ["train.steps=2", *first])
-        run = start(spec)
-        run_whole(spec, before=small_chunks, run=run)
+        run = trained_run(spec, small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second], small_chunks).distance(whole) < EXACT
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, OPTIMIZERS, TIED, Engine, Plain, cases, check_state
-from layouts import job, layout, relaunch, run_whole, start
+from layouts import job, layout, relaunch, trained_run
 from planting import planted, small_chunks, wrapped
 from ranks import run_ranks
 
@@ -127,8 +127,7 @@ def test_checkpoints_go_from_the_host_to_the_device_and_back(place: Path, engine
     away, zero1 = [BOTH, *LAYOUTS["dp2 zero3"]], LAYOUTS["pp2 dp2 zero2 1f1b once"]
     for first, second in ((away, zero1), (zero1, away)):
         spec = job(place, GPT2, ["train.steps=2", *first])
-        run = start(spec)
-        run_whole(spec, before=small_chunks, run=run)
+        run = trained_run(spec, small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second]).distance(whole) < EXACT
 
 
