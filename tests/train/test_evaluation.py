@@ -130,7 +130,7 @@ def killed_after_its_evaluation(say: Any, evaluator: evaluation.Evaluator, found
     raise RuntimeError("planted")
 
 
-@planted(evaluation.Evaluator, "_share")
+@planted(evaluation.Evaluator, "_own")
 def stopped_in_its_last_evaluation(share: Any, evaluator: evaluation.Evaluator, step: int, mine: Any) -> Any:
     if step == 3:
         os.kill(os.getpid(), signal.SIGTERM)

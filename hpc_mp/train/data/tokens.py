@@ -17,8 +17,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import Kind, find_files, kind
 from hpc_mp.layout.models import read_config
+from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
-from hpc_mp.train.data.cache import entry, file_hash, key
+from hpc_mp.train.data.cache import entry, key
 from hpc_mp.train.data.documents import pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
@@ -228,7 +229,7 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
         "documents": documents,
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
-        "tokenizer_sha256": file_hash(tokenizer.directory / "tokenizer.json"),
+        "tokenizer_sha256": sha256(tokenizer.directory / "tokenizer.json"),
         "sources": [vars(source) | {"path": str(source.path)} for source in sources],
         "notes": _notes(tokenizer, +replaced),
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from hpc_mp.layout.placement import Placement
 from hpc_mp.train.rank.failures import NodeLost
@@ -19,14 +18,6 @@ from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import Rendezvous, seat
 
 Lost = Callable[[NodeLost], None]
-
-
-class HeartbeatSide(Protocol):
-    """A thread's work: ``run`` returns after another thread has called ``close``."""
-
-    def run(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @contextmanager
@@ -56,7 +47,7 @@ def heartbeat(
 
 def _part(
     placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
-) -> HeartbeatSide | None:
+) -> Server | Client | None:
     mine, first = placement.ranks[rank], placement.ranks[0]
     if rank == 0:
         names = {place.node: store.get(seat(place.rank)) for place in placement.ranks if place.local_rank == 0}
