@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from engines import run_engine
 from exact import PLAIN, SEVERAL
-from layouts import job, layout, write_text
+from layouts import job, layout
 from ranks import run_ranks
 
 from hpc_mp.rundir.rank_env import identity
@@ -56,17 +56,15 @@ SETTINGS = ['train.precision="fp32"', "train.steps=1"]
 @pytest.mark.parametrize(("pipeline", "schedule", "microbatches"), [
     *((4, name, 2) for name in PLAIN), *((2, name, 2) for name in SEVERAL),
     *(pytest.param(*case, marks=pytest.mark.prove) for case in ((3, "gpipe", 1), (2, "1f1b", 4)))])
-def test_first_messages_never_wait_for_each_other(tmp_path: Path, pipeline: int, schedule: str, microbatches: int) -> None:
-    write_text(tmp_path)
+def test_first_messages_never_wait_for_each_other(place: Path, pipeline: int, schedule: str, microbatches: int) -> None:
     stages = {"virtual_stages": 2} if schedule in SEVERAL else {}
     cut = layout(pipeline=pipeline, schedule=schedule, microbatches=microbatches, **stages)
-    run_engine(job(tmp_path, "gpt2", [*SETTINGS, *cut]), before=connect_as_nccl)
+    run_engine(job(place, "gpt2", [*SETTINGS, *cut]), before=connect_as_nccl)
 
 
-def test_connecting_in_the_first_step_would_hang(tmp_path: Path) -> None:
+def test_connecting_in_the_first_step_would_hang(place: Path) -> None:
     """Negative control: the last stage sends a gradient only after the forward before which it is awaited."""
-    write_text(tmp_path)
-    spec = job(tmp_path, "gpt2", [*SETTINGS, *layout(pipeline=2, schedule="gpipe", microbatches=2)])
+    spec = job(place, "gpt2", [*SETTINGS, *layout(pipeline=2, schedule="gpipe", microbatches=2)])
     with pytest.raises(RuntimeError, match="rank"):
         run_engine(spec, before=connect_in_the_first_step)
 
