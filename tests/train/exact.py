@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import layouts
@@ -178,6 +179,12 @@ COVER: dict[str, tuple[str, ...]] = {
     "dp2 cp2 zero3": (LLAMA,), "sp2 cp2 ring zero2": (LLAMA,),
     "sp2": (GPT2,), "sp2 dp2 zero3": (TIED,), "sp2 pp2 zero_bubble": (GPT2,), "pp2 ep2 zero_bubble": (MIXTRAL,),
 }
+
+
+def disk_of(place: Path) -> str:
+    """The key that names a directory on a disk for what is offloaded."""
+    (place / "disk").mkdir(exist_ok=True)
+    return f'parallel.offload_directory="{place / "disk"}"'
 
 
 def cases(every: Iterable[Any], quick: Container[Any]) -> list[Any]:

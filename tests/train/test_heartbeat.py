@@ -23,7 +23,7 @@ from hpc_mp.job.spec import Job
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.rank import heartbeat_server, watchdog
 from hpc_mp.train.rank.failures import Hung, NodeLost
-from hpc_mp.train.rank.heartbeat_client import Client, greeting
+from hpc_mp.train.rank.heartbeat import Client, greeting
 from hpc_mp.train.rank.heartbeat_server import BEAT, FAREWELL, NONCE, NodeSilence, Server, suspects
 from hpc_mp.train.rank.watchdog import Watchdog
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from engines import run_engine
-from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state, disk_of
 from layouts import MODELS, job, relaunch, start, trained_run
 from planting import planted, small_chunks
 from ranks import run_ranks, train
@@ -35,9 +35,7 @@ CPU = torch.device("cpu")
 
 
 def on_disk(place: Path) -> list[str]:
-    disk = place / "disk"
-    disk.mkdir(exist_ok=True)
-    return ['parallel.offload=["optimizer"]', f'parallel.offload_directory="{disk}"']
+    return ['parallel.offload=["optimizer"]', disk_of(place)]
 
 
 CASES = [("tp2 pp2 dp2 zero2", TIED), ("dp2 zero3", LLAMA), ("dp2 zero0", GPT2), ("dp4 zero1 shard2", GPT2),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engines import run_engine
-from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, OPTIMIZERS, TIED, Engine, Plain, cases, check_state
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, OPTIMIZERS, TIED, Engine, Plain, cases, check_state, disk_of
 from layouts import job, layout, relaunch, trained_run
 from planting import planted, small_chunks, wrapped
 from ranks import run_ranks
@@ -33,12 +33,6 @@ PARAMETERS = 'parallel.offload=["parameters"]'
 BOTH = 'parallel.offload=["optimizer","parameters"]'
 ALL = 'parallel.offload=["optimizer","parameters","activations"]'
 ALONE = [*layout(microbatches=2, zero=3)]  # one rank: all of a unit is its part
-
-
-def on_disk(place: Path) -> list[str]:
-    disk = place / "disk"
-    disk.mkdir(exist_ok=True)
-    return [BOTH, f'parallel.offload_directory="{disk}"']
 
 
 # (layout, model, format, what is offloaded)
@@ -67,7 +61,7 @@ def test_one_rank_with_its_optimizer_on_a_disk_too(place: Path, engine: Engine) 
     """Where there is nobody to gather from, what is computed with comes from host memory all the same."""
     more = ['train.precision="bf16"', *ALONE]
     whole = engine(TIED, *more)
-    assert run_engine(job(place, TIED, [*more, *on_disk(place)]), before=small_chunks).distance(whole) == 0
+    assert run_engine(job(place, TIED, [*more, BOTH, disk_of(place)]), before=small_chunks).distance(whole) == 0
 
 
 SETTINGS = {**OPTIMIZERS, "plain sgd": ('train.optimizer="sgd"', "train.learning_rate=0.5")}

@@ -80,7 +80,7 @@ class TokenizedFile:
 
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
-            cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files",
+            cache: Path, progress: Callable[[int, int], None] = lambda done, total: None, files_key: str = "data.files",
             model_type: str = "gpt2", begun: str | None = None) -> TokenSet:
     """Tokenize ``files`` into the cache, or find the result there: the same bytes are tokenized once.
 
@@ -102,18 +102,18 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     Raises:
         HpcMpError: a file, a row or the tokenizer cannot be used, no token counts, or the cache cannot be written.
     """
-    hashed, report = HashMemory(cache), progress or _quiet
+    hashed = HashMemory(cache)
     sources = tuple(_source(path, hashed, files_key) for path in files)
     total = sum(source.size for source in sources)
     contents = [source.content for source in sources]
     if begun == trained_name(contents, vocabulary):
         model_type = "gpt2"
-    tokenizer = resolve(files, contents, directory=tokenizer_directory,
-                        pretrained=pretrained, vocabulary=vocabulary, cache=cache, poll=lambda: report(0, total),
+    tokenizer = resolve(files, contents, directory=tokenizer_directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
+                        poll=lambda: progress(0, total),
                         model_type=model_type)
 
     def build(temporary: Path) -> None:
-        meta = _tokenize(temporary, sources, tokenizer, report, files_key)
+        meta = _tokenize(temporary, sources, tokenizer, progress, files_key)
         (temporary / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
     directory = entry(cache / _name(tokenizer.directory.name, contents), build, hashed)
@@ -256,7 +256,3 @@ def _notes(tokenizer: Tokenizer, replaced: Counter[Path]) -> list[str]:
 
 def _little_endian(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
-
-
-def _quiet(done: int, total: int) -> None:
-    """Show no progress."""
