@@ -49,14 +49,10 @@ def resolve(files: Sequence[Path], contents: Sequence[str], *, directory: Path |
     """Return the tokenizer of a job and keep it in ``cache``.
 
     Args:
-        files: training text for a new tokenizer, if the job names none.
-        contents: identifies each file's content.
-        directory: ``data.tokenizer``.
-        pretrained: directory of the model's checkpoint.
+        files: training text for a new tokenizer, if the job names none; ``contents`` identifies each file's content.
+        directory: ``data.tokenizer``; ``pretrained``: the model's checkpoint, whose tokenizer is the second choice.
         vocabulary: rows of the model's embedding.
-        cache: directory.
-        poll: called repeatedly during training; an exception from it ends the training.
-        model_type: the model's type, for a tokenizer that is trained.
+        poll, model_type: as in ``train``, for a tokenizer that is trained.
 
     Raises:
         HpcMpError: the tokenizer cannot be read, is of an unsupported kind, or has ids beyond ``vocabulary``.

@@ -145,8 +145,7 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
     new = [path for path in files if hashed.remembered(path) is None]
     if sum(path.stat().st_size for path in new) > SMALL:
         return None
-    hashes = map(hashed, files)
-    contents = [f"{kind(path)} {sha256}" for path, sha256 in zip(files, hashes, strict=True)]
+    contents = [f"{kind(path)} {hashed(path)}" for path in files]
     tokenizer = kept_name(contents, directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
                           pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary,
                           model_type=read_config(spec)["model_type"])
