@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import update_wrapper
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ def wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], N
 
 def planted(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[], None]]:
     """Decorate a function that takes the place of an attribute; its first argument is the attribute."""
-    return lambda wrong: wrapped(owner, name, lambda right: lambda *args, **more: wrong(right, *args, **more))
+    return lambda wrong: update_wrapper(
+        wrapped(owner, name, lambda right: lambda *args, **more: wrong(right, *args, **more)), wrong)
 
 
 # Every rank chooses by the positions that it has, as transformers does by itself.

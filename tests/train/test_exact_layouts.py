@@ -29,6 +29,7 @@ from exact import (
     cases,
     check_evaluations,
     check_state,
+    paired,
     pairs,
 )
 from layouts import VARIANTS, job, layout, run_whole, write_text
@@ -46,7 +47,18 @@ WHOLE = {
 COVERED = [(model, name) for name, models in COVER.items() for model in models if WHOLE.get(name) != model]
 
 
-@pytest.mark.parametrize(("model", "name"), COVERED)
+QUICK = {"llama with biases", "llama with a padding row", "gptj, tied", "gpt2 scaled by layer"}
+assert VARIANTS.keys() >= QUICK
+# Frequencies are those of whole samples, the same on every rank, whichever positions are its own.
+FREQUENCIES = [(f"{model} with {kind}", name) for model in (LLAMA, "qwen2", MIXTRAL) for kind in ("longrope", "dynamic", "yarn")
+               for name in ("cp2 ring", "cp2 ulysses", "pp2 1f1b M3", "pp2 cp2 ring zero_bubble", "dp2 cp2 zero3")]
+QUICK_FREQUENCIES = {("llama with longrope", "cp2 ring"), ("qwen2 with longrope", "cp2 ulysses"),
+                     ("mixtral with longrope", "cp2 ring"), ("llama with dynamic", "cp2 ulysses")}
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    *COVERED, *paired(["pp2 1f1b M3", "tp2 pp2 dp2 zero2"], [UNTIED], {"pp2 1f1b M3": (UNTIED,)}),
+    *paired(["tp2", "tp2 pp2 M3", "tp2 pp2 dp2 zero1"], VARIANTS, {"tp2": tuple(QUICK)}), *cases(FREQUENCIES, QUICK_FREQUENCIES)])
 def test_a_layout_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
     assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
 
@@ -65,11 +77,6 @@ def test_a_whole_run_equals_one_process(place: Path, reference: Reference, name:
     result, expected = run_whole(job(place, WHOLE[name], [*HELD_OUT, *LAYOUTS[name]])), reference(WHOLE[name], *HELD_OUT)
     assert result.distance(expected) < EXACT
     check_evaluations(result, expected)
-
-
-@pairs(["pp2 1f1b M3", "tp2 pp2 dp2 zero2"], [UNTIED], {"pp2 1f1b M3": (UNTIED,)})
-def test_untied_gpt2_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
 
 
 ORDERS = ["".join(letters) for letters in permutations("DPT")]
@@ -91,28 +98,7 @@ def test_sgd_equals_one_process(engine: Engine, reference: Reference, model: str
     assert engine(model, *OPTIMIZERS["sgd"], *LAYOUTS[name]).distance(reference(model, *OPTIMIZERS["sgd"])) < EXACT
 
 
-QUICK = {"llama with biases", "llama with a padding row", "gptj, tied", "gpt2 scaled by layer"}
-assert VARIANTS.keys() >= QUICK
-
-
-@pairs(["tp2", "tp2 pp2 M3", "tp2 pp2 dp2 zero1"], VARIANTS, {"tp2": tuple(QUICK)})
-def test_variants_of_a_family_are_exact(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
-
-
 # --- context parallelism ---------------------------------------------------------------------------------------------
-
-
-CHOSEN = [(f"{model} with {kind}", name) for model in (LLAMA, "qwen2", MIXTRAL) for kind in ("longrope", "dynamic", "yarn")
-          for name in ("cp2 ring", "cp2 ulysses", "pp2 1f1b M3", "pp2 cp2 ring zero_bubble", "dp2 cp2 zero3")]
-QUICK_FREQUENCIES = {("llama with longrope", "cp2 ring"), ("qwen2 with longrope", "cp2 ulysses"),
-                     ("mixtral with longrope", "cp2 ring"), ("llama with dynamic", "cp2 ulysses")}
-
-
-@pytest.mark.parametrize(("model", "name"), cases(CHOSEN, QUICK_FREQUENCIES))
-def test_frequencies_are_those_of_whole_samples(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    """The same on every rank, whichever positions are its own."""
-    assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
 
 
 few_queries = wrapped(ring_attention, "QUERIES", lambda queries: 5)  # a chunk has several stretches, the last of them shorter
