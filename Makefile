@@ -40,7 +40,7 @@ prove: install  ## the long proofs that have not passed on these files; MINUTES=
 	$(PY) tests/support/proofs.py $(if $(MINUTES),--minutes $(MINUTES))
 
 # Exactness tests with the engine on the GPU, ranks that share it over gloo; TEST_DEVICE is read in tests/support/layouts.py.
-GPU_TESTS := tests/gpu $(patsubst %,tests/train/test_exact_%.py,layouts zero context controls)
+GPU_TESTS := tests/gpu $(patsubst %,tests/train/test_exact_%.py,layouts controls)
 gpu: install  ## on a machine with a GPU: exactness on it, then speed beside other trainers; in 8 minutes
 	TEST_DEVICE=cuda $(PY) -m pytest -q -ra -n 6 -m "gpu or not prove" $(GPU_TESTS)
 	$(PY) benchmarks/single_gpu.py --minutes 4 --json single_gpu.json

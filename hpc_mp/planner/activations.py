@@ -11,7 +11,7 @@ none, selective     what the modules of the family save; counted in the step tha
 =================== ==============================================================================================================
 
 In addition, the first stage keeps the token ids and the last one what the norm, the head and the loss need, about (h + V / T)
-numbers for each token. These are few chunks under 1F1B, whose last stage holds one. tests/train/test_activations.py counts the
+numbers for each token. These are few chunks under 1F1B, whose last stage holds one. tests/train/test_recompute.py counts the
 same.
 """
 

@@ -134,19 +134,7 @@ def train(job_file: Path) -> int:
     return 0
 
 
-def wrong_input(job_file: Path) -> int:
-    return report_failure(job_file, "user", "data.files = x: is empty. give text.", 2)
-
-
-def error(job_file: Path) -> int:
-    return report_failure(job_file, "error", "ValueError: boom", 1)
-
-
-def peer(job_file: Path) -> int:
-    return report_failure(job_file, "peer", "RuntimeError: Connection closed by peer", 1)
-
-
-def report_failure(job_file: Path, kind: str, message: str, code: int) -> int:
+def report_failure(job_file: Path, kind: str, message: str, code: int = 1) -> int:
     run, number = RunDirectory(job_file.parent), int(os.environ["SLURM_PROCID"])
     write_json(run.failure(run.attempt(), number), {
         "attempt": run.attempt(), "rank": number, "node": os.environ["SLURMD_NODENAME"], "host": "here",
@@ -189,8 +177,10 @@ def tell(job_file: Path) -> int:
 
 
 DEEDS: dict[str, Callable[[Path], int]] = {f.__name__: f for f in (
-    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, wrong_input, error, peer,
-    multiply)}
+    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, multiply)} | {
+    "wrong_input": functools.partial(report_failure, kind="user", message="data.files = x: is empty. give text.", code=2),
+    "error": functools.partial(report_failure, kind="error", message="ValueError: boom"),
+    "peer": functools.partial(report_failure, kind="peer", message="RuntimeError: Connection closed by peer")}
 
 
 def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more: Sequence[str] = ()) -> RanksEnd:

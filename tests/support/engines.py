@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from layouts import DEVICE, RankState, Result, placement, unfilled
+from layouts import DEVICE, RankState, Result, unfilled
 from numpy.typing import NDArray
 from ranks import Crew, run_ranks
 
@@ -25,15 +25,15 @@ from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
 from hpc_mp.train.engine import gloo, initial
-from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepResult
+from hpc_mp.train.engine.engine import Engine, StepNumbers, StepResult
 from hpc_mp.train.engine.groups import Tree, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
 from hpc_mp.train.rank import evaluation, facts
 from hpc_mp.train.rank.assemble import assemble
+from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.devices import choose_device
 from hpc_mp.train.rank.rendezvous import DEFAULT, rendezvous
-from hpc_mp.train.rank.trainer import TRACED_STEP, SampleSource, batches, evaluation_is_due
+from hpc_mp.train.rank.trainer import TRACED_STEP, evaluation_is_due, share
 
 TIMEOUT = 600.0
 MOST = 8 if DEVICE == "cuda" else 16  # idle ranks of all crews; each on a GPU has a context there
@@ -98,7 +98,7 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     gloo.register()
     dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world)
     host = everyone()
-    groups = build(placement(spec), spec.shard_degree, device, backend, schedule, None, host,
+    groups = build(lay_out(spec), spec.shard_degree, device, backend, schedule, None, host,
                    kv_copies(shape, spec.parallel.tensor), expert_shards=expert_cut(spec).shards)
     engine = assemble(spec, shape, groups, schedule, device)
     engine.start(initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, engine.padding))
@@ -157,21 +157,15 @@ def quiet(done: int, total: int) -> None:
 def _step(spec: JobSpec, engine: Engine, samples: Samples, step: int, traced: bool) -> StepResult:
     own = positions(step * spec.train.global_batch, global_batch=spec.train.global_batch, data_degree=spec.data_degree,
                     data_rank=engine.groups.data_rank, microbatches=spec.microbatches)
-    return engine.step(step, _share(spec, samples, own, step, engine.device, sum(map(samples.label_count, own))), trace=traced)
+    return engine.step(step, share(spec, samples, own, step, engine.device, sum(map(samples.label_count, own))), trace=traced)
 
 
 def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut, step: int) -> tuple[float, int]:
     passes = evaluation.passes(len(rows), microbatch=spec.microbatch_size, microbatches=spec.microbatches,
                                data_degree=spec.data_degree, data_rank=engine.groups.data_rank)
-    parts = [engine.evaluate(_share(spec, rows, own, step, engine.device, 0)) for own in passes]
+    parts = [engine.evaluate(share(spec, rows, own, step, engine.device, 0)) for own in passes]
     labels = sum(part.labels for part in parts)
     return sum(part.loss for part in parts) / labels, labels
-
-
-def _share(
-    spec: JobSpec, source: SampleSource, own: Sequence[range], step: int, device: torch.device, labels: int,
-) -> Microbatches:
-    return Microbatches(batches(source, own, spec.stages, device), lambda number: Moment(step, tuple(own[number])), labels)
 
 
 def gathered(spec: JobSpec, reports: Sequence[Report]) -> Result:
@@ -187,6 +181,6 @@ def gathered(spec: JobSpec, reports: Sequence[Report]) -> Result:
     losses, norms, dropped = (tuple(number if math.isfinite(number) else None for number in numbers) for numbers in (
         (step.loss for step in first.steps), (step.norm for step in first.steps), (step.dropped for step in first.steps)))
     states = tuple(RankState(place, report.memory, report.chunks, frozenset(str(values.dtype) for _, _, values in report.parts))
-                   for place, report in zip(placement(spec).ranks, reports, strict=True))
+                   for place, report in zip(lay_out(spec).ranks, reports, strict=True))
     return Result(losses, norms, whole, dropped, tuple(step.router_loss for step in first.steps), tuple(first.evaluations),
                   apart, states)

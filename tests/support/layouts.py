@@ -16,10 +16,11 @@ from torch import Tensor
 
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.layout.models import family_of, read_shape
-from hpc_mp.layout.placement import Degrees, Placement, RankPlace, place, to_dict
+from hpc_mp.layout.placement import RankPlace, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.train.checkpoint.shard_file import LocalPart, ShardReader
+from hpc_mp.train.rank.bootstrap import lay_out
 
 # Sizes without even divisors: 5 layers, a vocabulary of 307, an intermediate size of 102; 8 heads over 4 key-value heads.
 MODELS: dict[str, str] = {
@@ -171,13 +172,6 @@ def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, context: int = 1, 
             *(f"parallel.{key}={value}" for key, value in settings.items())]
 
 
-def placement(spec: JobSpec) -> Placement:
-    """Return the places of a job's ranks as ``launch`` computes them."""
-    order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
-    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, spec.parallel.context, spec.parallel.expert)
-    return place(degrees, order, spec.job.ranks_per_node)
-
-
 def start(spec: JobSpec) -> RunDirectory:
     """Create a run directory as ``launch`` writes it."""
     run = create_run(Path(spec.job.directory), spec.job.name)
@@ -188,7 +182,7 @@ def start(spec: JobSpec) -> RunDirectory:
 def prepare(spec: JobSpec, run: RunDirectory) -> None:
     """Write the files that ``launch`` and ``launch --resume`` write before they start the ranks."""
     run.job.write_text(dump_job(spec))
-    write_json(run.placement, to_dict(placement(spec)))
+    write_json(run.placement, to_dict(lay_out(spec)))
 
 
 def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: RunDirectory | None = None) -> Result:
@@ -206,6 +200,13 @@ def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Run
                                        for key in ("loss", "grad_norm", "dropped_share", "router_loss"))
     evaluations = tuple((line["step"], line["loss"], line["label_tokens"]) for line in read_lines(run.evaluations))
     return Result(losses, norms, parameters(spec, checkpoint), dropped, routers, evaluations)
+
+
+def trained_run(spec: JobSpec, before: Callable[[], None] = lambda: None) -> RunDirectory:
+    """Return the directory of a new run that ``run_whole`` has trained."""
+    run = start(spec)
+    run_whole(spec, before, run)
+    return run
 
 
 def relaunch(

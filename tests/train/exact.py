@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import layouts
@@ -180,21 +181,31 @@ COVER: dict[str, tuple[str, ...]] = {
 }
 
 
+def disk_of(place: Path) -> str:
+    """The key that names a directory on a disk for what is offloaded."""
+    (place / "disk").mkdir(exist_ok=True)
+    return f'parallel.offload_directory="{place / "disk"}"'
+
+
 def cases(every: Iterable[Any], quick: Container[Any]) -> list[Any]:
     """Return cases of ``pytest.mark.parametrize``; those that ``quick`` lacks are for ``make prove``."""
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in quick else pytest.mark.prove)
             for case in every]
 
 
-def pairs(
+def paired(
     names: Iterable[str], models: Iterable[str] = MODELS, quick: Mapping[str, tuple[str, ...]] = COVER,
-) -> pytest.MarkDecorator:
-    """Runs a test with every model and every layout of these names, but for layouts that a model refuses; pairs that ``quick``
-    lacks are for ``make prove``."""
-    return pytest.mark.parametrize(("model", "name"), [
-        pytest.param(model, name, id=f"{model}-{name}", marks=() if model in quick.get(name, ()) else pytest.mark.prove)
-        for model, name in product(models, names)
-        if (model not in WHOLE_SAMPLES or name not in CONTEXT) and (model == MIXTRAL or name not in EXPERT)])
+) -> list[Any]:
+    """Return every model with every layout of these names, but for layouts that a model refuses; pairs that ``quick`` lacks are
+    for ``make prove``."""
+    every = [(model, name) for model, name in product(models, names)
+             if (model not in WHOLE_SAMPLES or name not in CONTEXT) and (model == MIXTRAL or name not in EXPERT)]
+    return cases(every, [(model, name) for model, name in every if model in quick.get(name, ())])
+
+
+def pairs(*given: Any, **named: Any) -> pytest.MarkDecorator:
+    """Runs a test with the pairs that ``paired`` returns."""
+    return pytest.mark.parametrize(("model", "name"), paired(*given, **named))
 
 
 def check_state(spec: JobSpec, result: Result) -> None:

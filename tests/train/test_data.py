@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from token_files import write
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import find_files
 from hpc_mp.train.data import documents
 from hpc_mp.train.data.documents import TextPiece, pieces
-
-
-def write(path: Path, content: str | bytes = "text\n") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def read(*paths: Path) -> list[TextPiece]:

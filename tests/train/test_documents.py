@@ -33,9 +33,9 @@ from exact import (
     Trained,
     cases,
 )
-from layouts import Result, job, layout, prepare, run_whole, start
+from layouts import Result, job, layout, prepare, run_whole, trained_run
 from plain import plain_model
-from planting import wrapped
+from planting import frequencies_of_own_positions, planted, wrapped
 from ranks import run_ranks
 from token_files import words
 
@@ -163,48 +163,26 @@ positions_that_stand_still = wrapped(families, "restarted", lambda restarted: la
     positions, begins) // 2)
 
 
-def no_mask() -> None:
-    families.first_seen = lambda begins, window, positions: None  # type: ignore[attr-defined]
-
-
-def begins_one_too_far() -> None:
-    """The first token of a document is seen by none but itself."""
-    first_seen = families.first_seen
-
-    def later(begins: torch.Tensor, window: int | None, positions: torch.Tensor) -> Any:
-        return torch.minimum(first_seen(begins, window, positions) + 1, positions)
-
-    families.first_seen = later  # type: ignore[attr-defined]
-
-
-def labels_of_other_documents() -> None:
-    counts = TokenRows._counts
-
-    def joined(self: TokenRows, first: int, length: int) -> Any:
-        apart, self._documents = self._documents, None
-        try:
-            return counts(self, first, length)
-        finally:
-            self._documents = apart
-
-    TokenRows._counts = joined  # type: ignore[method-assign]
-
-
+# The first token of a document is seen by none but itself.
+begins_one_too_far = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
+    seen(begins, window, positions) + 1, positions))
+no_mask = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: None)
 a_ring_without_documents = wrapped(context, "ring_attention", lambda ring: lambda *given: ring(*given[:-1]))
 
 
-def a_ring_that_masks_its_own_part_alone() -> None:
-    scores = ring_attention._scores
+@planted(TokenRows, "_counts")
+def labels_of_other_documents(counts: Any, rows: TokenRows, first: int, length: int) -> Any:
+    apart, rows._documents = rows._documents, None
+    try:
+        return counts(rows, first, length)
+    finally:
+        rows._documents = apart
 
-    def diagonal(queries: Any, key: Any, block: Any, ring: Any) -> Any:
-        return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
-            ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
 
-    ring_attention._scores = diagonal
-
-
-frequencies_of_own_positions = wrapped(families, "_behind_the_last", lambda behind: lambda places, length: torch.cat(
-    (places[:, :1], places), 1))
+@planted(ring_attention, "_scores")
+def a_ring_that_masks_its_own_part_alone(scores: Any, queries: Any, key: Any, block: Any, ring: Any) -> Any:
+    return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
+        ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
 
 
 CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {
@@ -262,8 +240,7 @@ def alone(spec: JobSpec, checkpoint: Path) -> float:
     ((MIXTRAL, "pp2 1f1b M3"),)))
 def test_an_evaluation_equals_documents_by_themselves(place: Path, model: str, name: str) -> None:
     spec = job(place, model, [*SEPARATE, *HELD_OUT, ONE_STEP, *LAID_OUT[name]])
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     (line,) = read_lines(run.evaluations)
     (found,) = run_ranks(1, alone, job(place, model, SEPARATE), run.checkpoint(1))
     assert line["loss"] == pytest.approx(found, abs=EXACT, rel=0)
@@ -304,15 +281,13 @@ def test_a_run_keeps_what_it_began_with(place: Path) -> None:
     """Its own checkpoint is refused; another run may begin with it, and says what is different."""
     more = ("train.steps=1", "checkpoint.every=1")
     spec = job(place, GPT2, [*SEPARATE, *more])
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     changed = job(place, GPT2, [SEPARATE[1], "train.steps=2"])
     prepare(changed, run)
     with pytest.raises(AssertionError, match="was trained with documents = 'separate', but this job has 'joined'"):
         run_whole(changed, run=run)
     other = job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"'])
-    begun = start(other)
-    run_whole(other, run=begun)
+    begun = trained_run(other)
     assert "documents were separate there, and are joined from now on" in begun.main_log.read_text()
 
 

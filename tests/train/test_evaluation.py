@@ -29,8 +29,8 @@ from exact import (
     cases,
     check_evaluations,
 )
-from layouts import job, layout, relaunch, run_whole, start
-from planting import wrapped
+from layouts import job, layout, relaunch, start, trained_run
+from planting import planted, wrapped
 from ranks import exit_codes
 
 from hpc_mp.base.errors import HpcMpError
@@ -65,15 +65,11 @@ def test_an_evaluation_drops_what_training_would(place: Path, engine: Engine, pl
     assert abs(one - other) > WRONG, "the same model evaluates otherwise without a limit"
 
 
-def a_row_counted_twice() -> None:
+@planted(HeldOut, "batch")
+def a_row_counted_twice(batch: Any, held_out: HeldOut, rows: range) -> Any:
     """The last microbatch is filled with earlier rows."""
-    batch = HeldOut.batch
-
-    def full(self: HeldOut, rows: range) -> Any:
-        first = min(rows.start, len(self) - len(rows))
-        return batch(self, range(first, first + len(rows)))
-
-    HeldOut.batch = full  # type: ignore[method-assign]
+    first = min(rows.start, len(held_out) - len(rows))
+    return batch(held_out, range(first, first + len(rows)))
 
 
 SPOILT: dict[str, tuple[Callable[[], None], list[str]]] = {
@@ -95,8 +91,7 @@ def test_a_wrong_evaluation_is_seen(place: Path, control: str) -> None:
 def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """What a run wrote: the numbers of all steps, and every tensor file of its checkpoint."""
     spec = job(place, model, [*LAYOUTS[name], DROPOUT, 'train.precision="fp32"', *overrides])
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     exact = ("step", "loss", "grad_norm", "tokens", "label_tokens")
     steps = [{key: line[key] for key in exact} for line in read_lines(run.metrics)]
     newest, _ = newest_complete(run.checkpoints)
@@ -106,14 +101,10 @@ def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[d
     return steps, files
 
 
-def a_changed_parameter() -> None:
-    evaluate = Pipeline.evaluate
-
-    def changing(self: Pipeline, work: Any) -> Any:
-        next(iter(self.data.units.values())).master.mul_(1 + 1e-6)
-        return evaluate(self, work)
-
-    Pipeline.evaluate = changing  # type: ignore[method-assign]
+@planted(Pipeline, "evaluate")
+def a_changed_parameter(evaluate: Any, line: Pipeline, work: Any) -> Any:
+    next(iter(line.data.units.values())).master.mul_(1 + 1e-6)
+    return evaluate(line, work)
 
 
 UNCHANGED = {"tp2 pp2 dp2 zero1 zero_bubble_v": LLAMA, "dp2 zero3": TIED}
@@ -133,25 +124,17 @@ def test_an_evaluation_that_changes_a_parameter_is_seen(place: Path) -> None:
     assert spoilt(*EVERY).distance(spoilt("train.steps=2")) > WRONG
 
 
-def killed_after_its_evaluation() -> None:
-    say = evaluation.Evaluator._say
-
-    def last(self: evaluation.Evaluator, found: Any) -> None:
-        say(self, found)
-        raise RuntimeError("planted")
-
-    evaluation.Evaluator._say = last  # type: ignore[method-assign]
+@planted(evaluation.Evaluator, "_say")
+def killed_after_its_evaluation(say: Any, evaluator: evaluation.Evaluator, found: Any) -> None:
+    say(evaluator, found)
+    raise RuntimeError("planted")
 
 
-def stopped_in_its_last_evaluation() -> None:
-    share = evaluation.Evaluator._share
-
-    def signalled(self: evaluation.Evaluator, step: int, mine: Any) -> Any:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return share(self, step, mine)
-
-    evaluation.Evaluator._share = signalled  # type: ignore[method-assign]
+@planted(evaluation.Evaluator, "_own")
+def stopped_in_its_last_evaluation(share: Any, evaluator: evaluation.Evaluator, step: int, mine: Any) -> Any:
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return share(evaluator, step, mine)
 
 
 @pytest.mark.parametrize(("broken_off", "code", "left", "saved"), [
@@ -229,8 +212,7 @@ best_forgotten = wrapped(retention, "best_checkpoint", lambda best: lambda run: 
 def test_the_best_checkpoint_stays_and_is_exported(place: Path, tmp_path: Path, spoilt: bool) -> None:
     """A rate that is far too high: the loss on held-out text rises, and the best checkpoint is none of the newest."""
     spec = job(place, GPT2, RISING)
-    run = start(spec)
-    run_whole(spec, best_forgotten if spoilt else lambda: None, run)
+    run = trained_run(spec, best_forgotten if spoilt else lambda: None)
     losses = {line["step"]: line["loss"] for line in read_lines(run.evaluations)}
     best = min(losses, key=lambda step: losses[step])
     assert list(losses) == [1, 2, 3, 4] and best < 4, losses

@@ -12,7 +12,7 @@ import torch
 from engines import run_engine
 from exact import LAYOUTS, ONE_STEP, WRONG, Engine, Plain, cases
 from layouts import job
-from planting import wrapped
+from planting import frequencies_of_own_positions, planted, wrapped
 
 from hpc_mp.layout.schedule import of_job
 from hpc_mp.train.engine import (
@@ -84,9 +84,6 @@ one_way_exchange = wrapped(context._AllToAll, "backward", lambda backward: stati
 # Every context rank counts the labels of whole samples.
 labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lambda self, own, mine, device: init(
     self, own, replace(mine, context=groups.Axis()), device))
-# Every rank chooses by the positions that it has, as transformers does by itself.
-frequencies_of_own_positions = wrapped(families, "_behind_the_last", lambda behind: lambda places, length: torch.cat(
-    (places[:, :1], places), 1))
 
 
 def positions_from_zero() -> None:
@@ -95,38 +92,31 @@ def positions_from_zero() -> None:
         lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
 
 
-def averaged_shards() -> None:
-    finish = data_axis.DataAxis.finish
-
-    def averaged(self: data_axis.DataAxis, shared: object) -> None:
-        finish(self, shared)
-        for unit in self.units.values():
-            unit.gradient.part.div_(unit.shard.size)
-
-    data_axis.DataAxis.finish = averaged
+@planted(data_axis.DataAxis, "finish")
+def averaged_shards(finish: Any, axis: data_axis.DataAxis, shared: object) -> None:
+    finish(axis, shared)
+    for unit in axis.units.values():
+        unit.gradient.part.div_(unit.shard.size)
 
 
 def stale_parameters() -> None:
     """Ranks compute on with the parameters that others have updated since."""
-    publish, calls = data_axis.Unit.publish, []
+    calls: list[data_axis.Unit] = []
 
-    def sometimes(self: data_axis.Unit) -> None:
-        calls.append(self)
-        if calls.count(self) != 2:
-            publish(self)
+    @planted(data_axis.Unit, "publish")
+    def sometimes(publish: Any, unit: data_axis.Unit) -> None:
+        calls.append(unit)
+        if calls.count(unit) != 2:
+            publish(unit)
 
-    data_axis.Unit.publish = sometimes
+    sometimes()
 
 
-def early_reduction() -> None:
+@planted(data_axis.DataAxis, "begin")
+def early_reduction(begin: Any, axis: data_axis.DataAxis) -> None:
     """A unit that two stages of a rank have is summed after the first of them."""
-    begin = data_axis.DataAxis.begin
-
-    def soon(self: data_axis.DataAxis) -> None:
-        begin(self)
-        self._waiting = dict.fromkeys(self._waiting, 1)
-
-    data_axis.DataAxis.begin = soon
+    begin(axis)
+    axis._waiting = dict.fromkeys(axis._waiting, 1)
 
 
 def early_sums() -> None:
@@ -139,87 +129,65 @@ def early_sums() -> None:
         self, layouts, stages, reductions, groups, zero, True, *rest)
 
 
-def forgotten_microbatch() -> None:
-    differentiate = pipeline.Pipeline._differentiate
-
-    def skip(self: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
-        kept = step.work
-        if action.microbatch == 0:
-            step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
-        differentiate(self, step, action)
-        step.work = kept
-
-    pipeline.Pipeline._differentiate = skip
+@planted(pipeline.Pipeline, "_differentiate")
+def forgotten_microbatch(differentiate: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
+    kept = step.work
+    if action.microbatch == 0:
+        step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
+    differentiate(line, step, action)
+    step.work = kept
 
 
-def norm_counts_copies() -> None:
-    original = optimizer.Optimizer.__init__
-
-    def all_counted(self: optimizer.Optimizer, *given: Any) -> None:
-        original(self, *given)
-        self.weights.fill_(1.0)
-
-    optimizer.Optimizer.__init__ = all_counted
+@planted(optimizer.Optimizer, "__init__")
+def norm_counts_copies(original: Any, made: optimizer.Optimizer, *given: Any) -> None:
+    original(made, *given)
+    made.weights.fill_(1.0)
 
 
-CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {
+Control = tuple[str, Callable[[], None], str]  # a layout, what is broken, a model
+QUICK: dict[str, Control] = {  # one of each kind in ``make test``; the others are proofs
     "tensor: gradient of a shared input is not summed": ("tp2", unsummed_tensor_gradient, "llama"),
-    "tensor: row outputs are not summed": ("tp4", unsummed_tensor_output, "gpt2"),
     "tensor: whole parameters counted twice in the norm": ("tp2", norm_counts_copies, "llama"),
     "tensor: shared key-value heads are not summed": ("tp4", own_share_alone, "llama with two key-value heads"),
     "sequence: norms are not summed": ("sp2", unsummed_shares_of_tokens, "llama"),
-    "sequence: norms and row biases are not summed (zero 3)": ("sp2 dp2 zero3", unsummed_shares_of_tokens, "gpt2"),
     "experts: the router's gradient is not summed": ("tp2", own_share_alone, "mixtral"),
+    "window: one token more is seen": ("dp2 zero3", window_off_by_one, "mixtral"),
+    "pipeline: a microbatch is forgotten": ("pp2 1f1b M3", forgotten_microbatch, "gpt2"),
+    "pipeline: tied gradients are not summed": ("pp2 1f1b M2", untied_gradients, "gpt2"),
+    "zero 0: replicas are not summed": ("dp2 zero0", unsummed_replicas, "gpt2"),
+    "pipeline: weight gradients put off are lost": ("pp2 zero_bubble M3", lost_weight_gradients, "llama"),
+    "zero 1: parameters are not handed on": ("dp2 zero1", stale_parameters, "gpt2"),
+    "zero 3 once: the last microbatch alone is summed": ("dp2 zero3 once", forgotten_sums, "llama"),
+    "zero 2: shards are not summed": ("dp4 zero2", unsummed_shards, "llama"),
+    "zero 3: parameters are not gathered anew": ("dp2 zero3", kept_gathered, "llama"),
+    "replicas train the same samples": ("dp2 zero1", shifted_positions, "gpt2"),
+    "context: a ring forgets a block": ("cp4 ring", forgotten_block, "llama-tied"),
+    "context: labels are counted by every rank": ("dp2 cp2 zero1 shard2", labels_counted_by_all, "llama-tied"),
+    "context: frequencies of a rank's own positions (ring)": ("cp2 ring", frequencies_of_own_positions, "llama with longrope"),
+    "ignored labels are counted": ("tp2 pp2 dp2 zero1", mean_of_means, "llama"),
+}
+CONTROLS: dict[str, Control] = QUICK | {
+    "tensor: row outputs are not summed": ("tp4", unsummed_tensor_output, "gpt2"),
+    "sequence: norms and row biases are not summed (zero 3)": ("sp2 dp2 zero3", unsummed_shares_of_tokens, "gpt2"),
     "experts: two are taken for each other": ("dp2 zero3", expert_of_another, "mixtral"),
     "experts: choices count alike": ("dp2 zero3", forgotten_choice, "mixtral"),
     "window: all earlier tokens are seen": ("pp2 layers 1+4", unseen_window, "mixtral"),
-    "window: one token more is seen": ("dp2 zero3", window_off_by_one, "mixtral"),
-    "pipeline: a microbatch is forgotten": ("pp2 1f1b M3", forgotten_microbatch, "gpt2"),
     "pipeline: gpipe, a microbatch is forgotten": ("pp4 gpipe M6", forgotten_microbatch, "llama"),
-    "pipeline: tied gradients are not summed": ("pp2 1f1b M2", untied_gradients, "gpt2"),
     "pipeline: tied gradients are not summed (llama)": ("pp4 1f1b M4", untied_gradients, "llama-tied"),
     "stages without layers: tied gradients are not summed": ("pp3 dp2 zero1 layers 0+5+0", untied_gradients, "gpt2"),
     "stages without layers: parameters are not gathered anew": ("pp3 dp2 zero3 layers 0+5+0", kept_gathered, "llama"),
     "stages without layers: shards are averaged": ("pp2 dp2 zero3 zero_bubble_v layers 0+2+3+0", averaged_shards, "llama"),
-    "zero 0: replicas are not summed": ("dp2 zero0", unsummed_replicas, "gpt2"),
-    "pipeline: weight gradients put off are lost": ("pp2 zero_bubble M3", lost_weight_gradients, "llama"),
     "pipeline: a tied weight of two stages is summed too early": ("tp2 pp2 dp2 zero1 zero_bubble_v", early_reduction, "gpt2"),
     "zero 1: shards are averaged": ("dp2 zero1", averaged_shards, "gpt2"),
-    "zero 1: parameters are not handed on": ("dp2 zero1", stale_parameters, "gpt2"),
-    "zero 3 once: the last microbatch alone is summed": ("dp2 zero3 once", forgotten_sums, "llama"),
     "zero 2 once: each microbatch's sums are added up": ("pp2 dp2 zero2 zero_bubble once", early_sums, "llama"),
-    "zero 2: shards are not summed": ("dp4 zero2", unsummed_shards, "llama"),
     "zero 3: shards are averaged": ("dp2 zero3", averaged_shards, "llama"),
-    "zero 3: parameters are not gathered anew": ("dp2 zero3", kept_gathered, "llama"),
     "shard degree: replicas are not summed": ("dp4 zero1 shard2", unsummed_replicas, "gpt2"),
-    "replicas train the same samples": ("dp2 zero1", shifted_positions, "gpt2"),
-    "context: a ring forgets a block": ("cp4 ring", forgotten_block, "llama-tied"),
     "context: gradients are not exchanged": ("cp2 ulysses", one_way_exchange, "gpt2"),
-    "context: labels are counted by every rank": ("dp2 cp2 zero1 shard2", labels_counted_by_all, "llama-tied"),
     "context: positions begin anew on every rank": ("cp2 ulysses", positions_from_zero, "gpt2"),
     "context: positions of a ring are not those of its chunks": ("cp2 ring", positions_from_zero, "qwen2"),
-    "context: frequencies of a rank's own positions (ring)": ("cp2 ring", frequencies_of_own_positions, "llama with longrope"),
     "context: frequencies of a rank's own positions": ("cp2 ulysses", frequencies_of_own_positions, "mixtral with longrope"),
-    "ignored labels are counted": ("tp2 pp2 dp2 zero1", mean_of_means, "llama"),
     "gradient scale is doubled": ("tp2 pp2 dp2 zero3", doubled_loss_scale, "gpt2"),
 }
-
-
-# One of each kind in ``make test``; the others are proofs.
-QUICK = {
-    "tensor: gradient of a shared input is not summed", "tensor: whole parameters counted twice in the norm",
-    "tensor: shared key-value heads are not summed", "sequence: norms are not summed",
-    "experts: the router's gradient is not summed",
-    "window: one token more is seen", "pipeline: a microbatch is forgotten", "pipeline: tied gradients are not summed",
-    "pipeline: weight gradients put off are lost", "zero 0: replicas are not summed", "zero 1: parameters are not handed on",
-    "zero 3 once: the last microbatch alone is summed", "zero 2: shards are not summed",
-    "zero 3: parameters are not gathered anew", "replicas train the same samples",
-    "context: frequencies of a rank's own positions (ring)",
-    "context: a ring forgets a block", "context: labels are counted by every rank", "ignored labels are counted",
-}
-assert CONTROLS.keys() >= QUICK
-
-
 LATER = (stale_parameters, kept_gathered)  # a step after the first shows them
 
 

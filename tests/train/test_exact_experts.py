@@ -1,25 +1,32 @@
-"""Experts that ranks share out, and the losses of routers: every layout equals one process, in fp64 to 1e-12."""
+"""Experts that ranks share out, the losses of routers, and experts with a capacity: every layout equals one process, in fp64 to
+1e-12, and drops what one process drops."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from engines import run_engine
 from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_state
-from layouts import job, layout, relaunch, run_whole, start
-from planting import wrapped
+from hypothesis import given
+from hypothesis import strategies as st
+from layouts import job, layout, relaunch, trained_run
+from planting import planted, wrapped
 from ranks import run_ranks
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import check_layout, expert_cut, read_shape
+from hpc_mp.layout.models import check_layout, expert_capacity, expert_cut, read_shape
 from hpc_mp.planner.memory import units_of
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.engine import expert_axis, gradients, groups, router_loss
+from hpc_mp.train.engine import capacity, expert_axis, gradients, groups, router_loss
+from hpc_mp.train.engine.collectives import Running
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 MANY = "mixtral with one choice of many experts"
@@ -104,69 +111,8 @@ CHANGES = {
 def test_a_checkpoint_goes_on_on_another_layout(place: Path, engine: Engine, change: str) -> None:
     before, after = CHANGES[change]
     spec = job(place, MIXTRAL, before)
-    run = start(spec)
-    run_whole(spec, run=run)
+    run = trained_run(spec)
     assert relaunch(run, place, MIXTRAL, [*after, "train.steps=5"]).distance(engine(MIXTRAL, "train.steps=5")) < EXACT
-
-
-# --- negative controls -----------------------------------------------------------------------------------------------
-
-
-def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> None:
-    """Gradients of experts are summed over other ranks than those with the same ones."""
-    reduce, holders, seen = gradients.UnitGradient.reduce, groups.Groups.holders, []
-
-    def noted(self: groups.Groups, of_experts: bool) -> groups.StateAxes:
-        seen.append(self)
-        return holders(self, of_experts)
-
-    def wrong(self: gradients.UnitGradient) -> None:
-        own = self.replicate
-        self.replicate = other(seen[0]) if self.layout.of_experts else own
-        reduce(self)
-        self.replicate = own
-
-    groups.Groups.holders, gradients.UnitGradient.reduce = noted, wrong
-
-
-def summed_over_all() -> None:
-    summed_over(lambda made: made.replicate)
-
-
-def unsummed_experts() -> None:
-    summed_over(lambda made: groups.Axis())
-
-
-to_another_place = wrapped(expert_axis.Journey, "to_tokens", lambda back: lambda self, rows: back(self, rows).roll(1, 0))
-# Rows of other ranks are computed by whichever expert is next.
-unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis._exchanged(
-    rows, self.sent, self.come, self.axis))
-loss_on_every_tensor_rank = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, *given: 2 * loss(self, *given))
-# Each rank balances its own tokens of a sample.
-own_tokens_alone = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, logits, chosen, experts, sharers: loss(
-    self, logits, chosen, experts, ()))
-
-
-CONTROLS: dict[str, tuple[Callable[[], None], str, list[str]]] = {
-    "gradients are summed over ranks with other experts": (summed_over_all, MANY, LAYOUTS["ep2 zero0"]),  # as many on each
-    "gradients of experts are not summed": (unsummed_experts, MANY, LAYOUTS["ep2 dp4 zero0"]),
-    "tokens come back to another place": (to_another_place, MIXTRAL, LAYOUTS["ep2 zero0"]),
-    "rows are not sorted by expert": (unsorted_rows, MIXTRAL, LAYOUTS["ep2 zero0"]),
-}
-
-
-@pytest.mark.parametrize("control", CONTROLS)
-def test_a_broken_expert_axis_is_seen(place: Path, plain: Plain, control: str) -> None:
-    sabotage, model, overrides = CONTROLS[control]
-    broken = run_engine(job(place, model, [*overrides, ONE_STEP]), before=sabotage)
-    assert broken.distance(plain(job(place, model, [ONE_STEP]))) > WRONG
-
-
-@pytest.mark.parametrize("name", ["tp2", "sp2 whole"])
-def test_a_broken_loss_of_routers_is_seen(place: Path, plain: Plain, name: str) -> None:
-    sabotage = {"tp2": loss_on_every_tensor_rank, "sp2 whole": own_tokens_alone}[name]
-    broken = run_engine(job(place, MIXTRAL, [*LOSSES, *ROUTED[name], ONE_STEP]), before=sabotage)
-    assert broken.distance(plain(job(place, MIXTRAL, [*LOSSES, ONE_STEP]))) > WRONG
 
 
 # --- the journey by itself -------------------------------------------------------------------------------------------
@@ -199,6 +145,158 @@ def test_rows_lie_by_expert_there_and_come_back_to_their_places(counts: list[lis
         assert found[3] == [2.0 * place for place in range(len(own))]
 
 
+# --- experts with a capacity -----------------------------------------------------------------------------------------
+
+
+SMALL = ["train.expert_capacity=0.75"]  # 0.75 × 24 × 2 / 5 = 7.2: 8 of each sample
+LIMITED: dict[str, tuple[str, list[str]]] = {
+    "one": (MIXTRAL, []),
+    "one M6": (MIXTRAL, layout(microbatches=6)),
+    "losses of routers": (MIXTRAL, [*LOSSES, *layout(data=2, expert=2, microbatches=2)]),
+    "tp2": (MIXTRAL, layout(2, microbatches=2)),
+    "tp2 attention": (MIXTRAL, layout(2, tensor_modules=["*.self_attn"], microbatches=2)),
+    "sp2": (MIXTRAL, LAYOUTS["sp2"]),
+    "sp2 ep2 experts whole": (MIXTRAL, [*LAYOUTS["sp2 ep2 experts whole"], "parallel.microbatches=3"]),
+    "dp2 zero1": (MIXTRAL, LAYOUTS["dp2 zero1"]), "dp2 zero3": (MIXTRAL, LAYOUTS["dp2 zero3"]),
+    **{name: (MIXTRAL, LAYOUTS[name]) for name in (
+        "ep2 zero2", "ep3 zero1", "ep2 dp4 zero3 shard2", "tp2 ep2 zero2", "pp2 ep2 1f1b", "pp2 ep2 zero_bubble",
+        "pp2 ep2 zero3 zero_bubble_v", "tp2 pp2 ep2 zero3", "ep2 zero3 full", "pp2 ep2 every-2 zero_bubble", "ep2 offload")},
+    "activations on the host": (MIXTRAL, layout(pipeline=2, microbatches=4, offload=["activations"], offload_horizon=0)),
+    "tp2 pp2 full": (MIXTRAL, layout(2, 2, microbatches=3, recompute="full")),
+    **{f"cp2 {method} ep2 {recompute}": (WHOLE, layout(
+        context=2, expert=2, context_method=f'"{method}"', microbatches=2, recompute=f'"{recompute}"'))
+       for method in ("ring", "ulysses") for recompute in ("none", "full")},
+    "sp2 cp2 experts whole": (WHOLE, layout(2, context=2, sequence="true", tensor_modules=["*.self_attn"], microbatches=2)),
+    "ep4 dp4 zero3": (MANY, layout(data=4, expert=4, zero=3, microbatches=2)),
+}
+QUICK = ("one M6", "sp2 ep2 experts whole", "pp2 ep2 zero_bubble", "ep2 zero3 full", "cp2 ring ep2 none")
+
+
+@pytest.mark.parametrize("name", cases(LIMITED, QUICK))
+def test_a_capacity_equals_one_process_with_the_same(place: Path, engine: Engine, plain: Plain, name: str) -> None:
+    model, overrides = LIMITED[name]
+    losses = LOSSES if name == "losses of routers" else []
+    result = engine(model, *SMALL, *overrides)
+    expected = plain(job(place, model, [*SMALL, *losses]))
+    assert result.distance(expected) < EXACT
+    assert result.dropped == pytest.approx(expected.dropped, rel=1e-12) and min(expected.dropped) > 0.05
+    assert result.distance(engine(model, *losses)) > WRONG, "what is dropped must change what is trained"
+
+
+def test_a_capacity_of_all_drops_nothing(engine: Engine) -> None:
+    """Five experts, two choices: 2.5 times the even share is every token. The same to the last bit."""
+    result = engine(MIXTRAL, "train.expert_capacity=2.5", *LAYOUTS["ep2 zero2"])
+    without = engine(MIXTRAL, *LAYOUTS["ep2 zero2"])
+    assert result.dropped == (0.0, 0.0, 0.0) and without.dropped == (None, None, None)
+    assert result.distance(without) == 0.0
+
+
+def test_one_choice_of_each_expert_drops_most(place: Path, engine: Engine, plain: Plain) -> None:
+    """5 of 48 choices at most are taken, and many tokens have lost both."""
+    overrides = ["train.expert_capacity=0.01"]
+    result = engine(MIXTRAL, *overrides, *LAYOUTS["pp2 ep2 1f1b"])
+    expected = plain(job(place, MIXTRAL, overrides))
+    assert result.distance(expected) < EXACT and result.dropped == pytest.approx(expected.dropped, rel=1e-12)
+    assert min(result.dropped) >= 1 - 5 / 48
+
+
+# --- which choices are taken -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3), st.integers(0, 7), st.integers(1, 3), st.integers(1, 5), st.data())
+def test_an_expert_takes_the_earliest_of_each_sample(
+    samples: int, tokens: int, choices: int, most: int, data: st.DataObject,
+) -> None:
+    size = samples * tokens * choices
+    chosen = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+    index = torch.tensor(chosen, dtype=torch.int32).view(samples, tokens, choices)
+    taken = capacity.kept(index, most)
+    for sample in range(samples):
+        seen: Counter[int] = Counter()
+        for expert, found in zip(index[sample].flatten().tolist(), taken[sample].flatten().tolist(), strict=True):
+            assert found == (seen[expert] < most)
+            seen[expert] += 1
+    before = tokens // 2  # a model remains causal: later tokens are of no account
+    assert torch.equal(capacity.kept(index[:, :before], most), taken[:, :before])
+
+
+@pytest.mark.parametrize(("factor", "sequence", "most"), [
+    (None, 24, None), (0.75, 24, 8), (1.0, 24, 10), (2.5, 24, 24), (0.01, 24, 1),
+    (0.55, 100, 22),  # in binary the product is a bit more than 22
+])
+def test_how_many_choices_an_expert_takes(place: Path, factor: float | None, sequence: int, most: int | None) -> None:
+    assert expert_capacity(factor, sequence, read_shape(job(place, MIXTRAL))) == most
+
+
+def test_the_factor_counts_as_its_decimals_say() -> None:
+    assert math.ceil(0.55 * 100 * 2 / 5) == 23
+
+
+# --- negative controls -----------------------------------------------------------------------------------------------
+
+
+def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> Callable[[], None]:
+    """Gradients of experts are summed over other ranks than those with the same ones."""
+    seen: list[groups.Groups] = []
+    noted = wrapped(groups.Groups, "holders", lambda holders: lambda self, of_experts: (
+        seen.append(self), holders(self, of_experts))[1])
+
+    @planted(gradients.UnitGradient, "reduce")
+    def wrong(reduce: Any, gradient: gradients.UnitGradient) -> None:
+        own = gradient.replicate
+        gradient.replicate = other(seen[0]) if gradient.layout.of_experts else own
+        reduce(gradient)
+        gradient.replicate = own
+
+    return lambda: (noted(), wrong())
+
+
+to_another_place = wrapped(expert_axis.Journey, "to_tokens", lambda back: lambda self, rows: back(self, rows).roll(1, 0))
+# Rows of other ranks are computed by whichever expert is next.
+unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis._exchanged(
+    rows, self.sent, self.come, self.axis))
+loss_on_every_tensor_rank = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, *given: 2 * loss(self, *given))
+# Each rank balances its own tokens of a sample.
+own_tokens_alone = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, logits, chosen, experts, sharers: loss(
+    self, logits, chosen, experts, ()))
+
+
+# control: (the fault, the model, the layout, what is trained)
+CONTROLS: dict[str, tuple[Callable[[], None], str, list[str], list[str]]] = {
+    "gradients are summed over ranks with other experts": (
+        summed_over(lambda made: made.replicate), MANY, LAYOUTS["ep2 zero0"], []),  # as many on each
+    "gradients of experts are not summed": (summed_over(lambda made: groups.Axis()), MANY, LAYOUTS["ep2 dp4 zero0"], []),
+    "tokens come back to another place": (to_another_place, MIXTRAL, LAYOUTS["ep2 zero0"], []),
+    "rows are not sorted by expert": (unsorted_rows, MIXTRAL, LAYOUTS["ep2 zero0"], []),
+    "routers' losses on every tensor rank": (loss_on_every_tensor_rank, MIXTRAL, ROUTED["tp2"], LOSSES),
+    "routers' losses of own tokens alone": (own_tokens_alone, MIXTRAL, ROUTED["sp2 whole"], LOSSES),
+    "capacity: counted over the microbatch": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flatten(0, 1)[None], len(index) * most).view_as(index)), *LIMITED["one M6"], SMALL),
+    "capacity: the last positions first": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flip(1), most).flip(1)), *LIMITED["one M6"], SMALL),
+    "capacity: own tokens alone": (
+        wrapped(capacity, "all_reduce", lambda reduce: lambda values, axis: Running()), *LIMITED["cp2 ring ep2 none"], SMALL),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_what_is_broken_is_seen(place: Path, plain: Plain, control: str) -> None:
+    sabotage, model, overrides, training = CONTROLS[control]
+    broken = run_engine(job(place, model, [*training, *overrides, ONE_STEP]), before=sabotage)
+    assert broken.distance(plain(job(place, model, [*training, ONE_STEP]))) > WRONG
+
+
+def test_drops_that_one_rank_alone_reports_are_seen(place: Path, plain: Plain) -> None:
+    @planted(capacity.Capacity, "begin")
+    def counted(begin: Any, limit: Any) -> None:
+        begin(limit)
+        limit.total = limit.total + torch.tensor([dist.get_rank(), 0.0])
+
+    model, overrides = LIMITED["tp2 ep2 zero2"]
+    result = run_engine(job(place, model, [*SMALL, *overrides, ONE_STEP]), before=counted)
+    assert result.dropped != pytest.approx(plain(job(place, model, [*SMALL, ONE_STEP])).dropped, rel=1e-6)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, list[str], str]] = {
@@ -206,11 +304,15 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
     "ranks without an expert": (MIXTRAL, layout(data=4, expert=4), "so that 1 ranks of a group get none"),
     "no experts": ("llama", layout(data=2, expert=2), "llama has no experts"),
     "no router": ("llama", ["train.router_z=0.1"], "has no effect: llama has no experts"),
+    "a capacity without experts": (
+        "llama", ["train.expert_capacity=1.0"], "train.expert_capacity = 1: has no effect: llama has no experts"),
+    "no capacity": (MIXTRAL, ["train.expert_capacity=0.0"], "train.expert_capacity"),
+    "less than none": (MIXTRAL, ["train.expert_capacity=-1.0"], "train.expert_capacity"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_shared_out_is_refused(place: Path, name: str) -> None:
+def test_what_cannot_be_is_refused(place: Path, name: str) -> None:
     model, overrides, words = REFUSED[name]
     with pytest.raises(HpcMpError) as refusal:
         spec: Any = job(place, model, overrides)

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import job, start, write_text
-from planting import before_steps
+from layouts import job, start
+from planting import before_steps, planted
 from ranks import exit_codes, run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import read_json
+from hpc_mp.train.rank import main
 from hpc_mp.train.rank.devices import check_devices
 from hpc_mp.train.rank.failures import Hung, NodeLost, failure_kind
 from hpc_mp.train.rank.logs import cap
@@ -52,9 +53,8 @@ def test_kinds_of_failure(error: Exception, kind: str) -> None:
     assert failure_kind(error) == kind
 
 
-def test_a_failure_names_rank_node_and_coordinates(tmp_path: Path) -> None:
-    write_text(tmp_path)
-    spec = job(tmp_path, "gpt2", ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"])
+def test_a_failure_names_rank_node_and_coordinates(place: Path) -> None:
+    spec = job(place, "gpt2", ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"])
     run = start(spec)
 
     def fault(number: int) -> None:
@@ -91,9 +91,8 @@ def of_gloo(number: int) -> None:
     (of_descriptors, "user", "ulimit -Hn = 200): is too small: [Errno 24] Too many open files"),
     (of_gloo, "user", "ulimit -Hn = 200): is too small: [enforce fail at pair.cc] socket: Too many open files"),
     (of_a_wait, "hang", "Hung: no step")])
-def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(tmp_path: Path, fault: Any, kind: str, said: str) -> None:
-    write_text(tmp_path)
-    run = start(job(tmp_path, "gpt2"))
+def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(place: Path, fault: Any, kind: str, said: str) -> None:
+    run = start(job(place, "gpt2"))
 
     def faulty() -> None:
         before_steps(fault)()
@@ -104,23 +103,22 @@ def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(tmp_path: Path, fau
     assert record["kind"] == kind and said in record["message"] and said in run.main_log.read_text()
 
 
-def test_groups_of_a_step_time_out_as_the_job_says(tmp_path: Path) -> None:
-    write_text(tmp_path)
-    spec = job(tmp_path, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2",
+def test_groups_of_a_step_time_out_as_the_job_says(place: Path) -> None:
+    spec = job(place, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2",
                                 "job.step_timeout=70"])
     run = start(spec)
 
+    seen: list[float] = []
+
+    @planted(main, "build")
+    def looked(build: Any, *arguments: Any, **more: Any) -> Any:
+        made = build(*arguments, **more)
+        for group in (made.ends.group, *made.channels.groups.values()):
+            seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+        return made
+
     def rank() -> tuple[int, list[float]]:
-        from hpc_mp.train.rank import main
-        build, seen = main.build, []
-
-        def looked(*arguments: Any, **more: Any) -> Any:
-            made = build(*arguments, **more)
-            for group in (made.ends.group, *made.channels.groups.values()):
-                seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-            return made
-
-        main.build = looked
+        looked()
         return train(run.job), seen
 
     assert run_ranks(2, rank) == [(0, [210.0] * 3)] * 2

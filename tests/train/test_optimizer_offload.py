@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from engines import run_engine
-from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state
-from layouts import MODELS, job, relaunch, run_whole, start
-from planting import wrapped
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state, disk_of
+from layouts import MODELS, job, relaunch, start, trained_run
+from planting import planted, small_chunks
 from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
@@ -33,13 +34,8 @@ from hpc_mp.train.engine.state_stores import FileStore, HostStore
 CPU = torch.device("cpu")
 
 
-small_chunks = wrapped(optimizer_state, "chunk_elements", lambda elements: lambda parts: 1000)  # the last of a unit is shorter
-
-
 def on_disk(place: Path) -> list[str]:
-    disk = place / "disk"
-    disk.mkdir(exist_ok=True)
-    return ['parallel.offload=["optimizer"]', f'parallel.offload_directory="{disk}"']
+    return ['parallel.offload=["optimizer"]', disk_of(place)]
 
 
 CASES = [("tp2 pp2 dp2 zero2", TIED), ("dp2 zero3", LLAMA), ("dp2 zero0", GPT2), ("dp4 zero1 shard2", GPT2),
@@ -63,22 +59,16 @@ def test_with_momentum_and_in_fp64_too(place: Path, reference: Reference) -> Non
         assert found.distance(reference(GPT2, *OPTIMIZERS[optimizer])) < EXACT
 
 
-def forget_a_chunk() -> None:
-    """The negative control: what was written of one chunk is lost."""
-    small_chunks()
-    keep = FileStore.keep
-
-    def kept(self: FileStore, number: int, source: torch.Tensor) -> None:
-        if number != 3:
-            keep(self, number, source)
-
-    FileStore.keep = kept  # type: ignore[method-assign]
+@planted(FileStore, "keep")
+def forget_a_chunk(keep: Any, store: FileStore, number: int, source: torch.Tensor) -> None:
+    if number != 3:
+        keep(store, number, source)
 
 
 def test_a_lost_chunk_would_be_seen(place: Path, engine: Engine) -> None:
     whole = engine(GPT2, 'train.precision="fp32"')
     spec = job(place, GPT2, ['train.precision="fp32"', *on_disk(place)])
-    assert run_engine(spec, before=forget_a_chunk).distance(whole) > 0
+    assert run_engine(spec, before=lambda: (small_chunks(), forget_a_chunk())).distance(whole) > 0
 
 
 def test_checkpoints_go_from_one_home_to_the_other(place: Path, engine: Engine) -> None:
@@ -87,8 +77,7 @@ def test_checkpoints_go_from_one_home_to_the_other(place: Path, engine: Engine) 
     disk, dp2, zero3 = on_disk(place), LAYOUTS["dp2 zero0"], LAYOUTS["dp2 zero3"]
     for first, second in (([*disk, *dp2], zero3), (dp2, [*disk, *zero3])):
         spec = job(place, GPT2, ["train.steps=2", *first])
-        run = start(spec)
-        run_whole(spec, before=small_chunks, run=run)
+        run = trained_run(spec, small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second], small_chunks).distance(whole) < EXACT
 
 

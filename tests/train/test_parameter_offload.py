@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engines import run_engine
-from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, OPTIMIZERS, TIED, Engine, Plain, cases, check_state
-from layouts import job, layout, relaunch, run_whole, start
-from planting import wrapped
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, OPTIMIZERS, TIED, Engine, Plain, cases, check_state, disk_of
+from layouts import job, layout, relaunch, trained_run
+from planting import planted, small_chunks, wrapped
 from ranks import run_ranks
 
 from hpc_mp.layout import offload as layout_offload
@@ -21,7 +21,7 @@ from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir.plan import StateBytes
 from hpc_mp.train.dry_run.dry_run import dry_run
-from hpc_mp.train.engine import host_parameters, optimizer_state
+from hpc_mp.train.engine import host_parameters
 from hpc_mp.train.engine.collectives import Running
 from hpc_mp.train.engine.host_parameters import Bus, HostPart
 from hpc_mp.train.engine.optimizer_state import OnDevice, StateShape, Stretch
@@ -33,15 +33,6 @@ PARAMETERS = 'parallel.offload=["parameters"]'
 BOTH = 'parallel.offload=["optimizer","parameters"]'
 ALL = 'parallel.offload=["optimizer","parameters","activations"]'
 ALONE = [*layout(microbatches=2, zero=3)]  # one rank: all of a unit is its part
-
-
-small_chunks = wrapped(optimizer_state, "chunk_elements", lambda elements: lambda parts: 1000)  # the last of a unit is shorter
-
-
-def on_disk(place: Path) -> list[str]:
-    disk = place / "disk"
-    disk.mkdir(exist_ok=True)
-    return [BOTH, f'parallel.offload_directory="{disk}"']
 
 
 # (layout, model, format, what is offloaded)
@@ -70,7 +61,7 @@ def test_one_rank_with_its_optimizer_on_a_disk_too(place: Path, engine: Engine) 
     """Where there is nobody to gather from, what is computed with comes from host memory all the same."""
     more = ['train.precision="bf16"', *ALONE]
     whole = engine(TIED, *more)
-    assert run_engine(job(place, TIED, [*more, *on_disk(place)]), before=small_chunks).distance(whole) == 0
+    assert run_engine(job(place, TIED, [*more, BOTH, disk_of(place)]), before=small_chunks).distance(whole) == 0
 
 
 SETTINGS = {**OPTIMIZERS, "plain sgd": ('train.optimizer="sgd"', "train.learning_rate=0.5")}
@@ -96,35 +87,29 @@ def test_a_step_without_an_update_leaves_them(place: Path, engine: Engine) -> No
 # --- negative controls -----------------------------------------------------------------------------------------------
 
 
-def forget_what_computes() -> None:
-    """The masters are updated, and ranks compute on with the values from before."""
-    def keep(self: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
-        self.master[begin:end].copy_(source[:end - begin])
-
-    HostPart.keep = keep  # type: ignore[method-assign]
-
-
-def forget_a_chunk() -> None:
-    small_chunks()
-    keep = HostPart.keep
-
-    def kept(self: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
-        if begin != 1000:
-            keep(self, begin, end, source)
-
-    HostPart.keep = kept  # type: ignore[method-assign]
+# The masters are updated, and ranks compute on with the values from before.
+forget_what_computes = wrapped(HostPart, "keep", lambda keep: lambda part, begin, end, source: part.master[begin:end].copy_(
+    source[:end - begin]))
+# What computes is not made of the masters that have been read or drawn.
+forget_first_values = wrapped(HostPart, "filled", lambda filled: lambda part: (
+    part.computed.zero_() if part.computed is not part.master else None))
 
 
-def forget_first_values() -> None:
-    """What computes is not made of the masters that have been read or drawn."""
-    HostPart.filled = lambda self: self.computed.zero_() if self.computed is not self.master else None  # type: ignore[method-assign]
+@planted(HostPart, "keep")
+def forget_a_chunk(keep: Any, part: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
+    if begin != 1000:
+        keep(part, begin, end, source)
 
 
-@pytest.mark.parametrize("sabotage", cases((forget_what_computes, forget_a_chunk, forget_first_values), (forget_what_computes,)))
-def test_what_is_lost_would_be_seen(place: Path, engine: Engine, sabotage: Callable[[], None]) -> None:
+LOST = {"what computes": forget_what_computes, "a chunk": lambda: (small_chunks(), forget_a_chunk()),
+        "first values": forget_first_values}
+
+
+@pytest.mark.parametrize("lost", cases(LOST, ("what computes",)))
+def test_what_is_lost_would_be_seen(place: Path, engine: Engine, lost: str) -> None:
     more = ['train.precision="bf16"', *LAYOUTS["dp2 zero3"]]
     whole = engine(LLAMA, *more)
-    assert run_engine(job(place, LLAMA, [*more, BOTH]), before=sabotage).distance(whole) > 0
+    assert run_engine(job(place, LLAMA, [*more, BOTH]), before=LOST[lost]).distance(whole) > 0
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -136,8 +121,7 @@ def test_checkpoints_go_from_the_host_to_the_device_and_back(place: Path, engine
     away, zero1 = [BOTH, *LAYOUTS["dp2 zero3"]], LAYOUTS["pp2 dp2 zero2 1f1b once"]
     for first, second in ((away, zero1), (zero1, away)):
         spec = job(place, GPT2, ["train.steps=2", *first])
-        run = start(spec)
-        run_whole(spec, before=small_chunks, run=run)
+        run = trained_run(spec, small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second]).distance(whole) < EXACT
 
 

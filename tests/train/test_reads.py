@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from layouts import VARIANTS, job, prepare, start, write_text
+from planting import planted
 from ranks import exit_codes, run_ranks
 from safetensors.torch import save_file
 
@@ -41,18 +43,14 @@ def reads_of_resume(
     notes = directory / "notes"
     notes.mkdir()
 
-    def note() -> None:
-        plain = os.pread
+    @planted(os, "pread")
+    def noted(plain: Any, descriptor: int, count: int, begin: int) -> bytes:
+        content: bytes = plain(descriptor, count, begin)
+        with (notes / str(os.getpid())).open("a") as file:
+            file.write(json.dumps([Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, begin, len(content)]) + "\n")
+        return content
 
-        def noted(descriptor: int, count: int, begin: int) -> bytes:
-            content = plain(descriptor, count, begin)
-            with (notes / str(os.getpid())).open("a") as file:
-                file.write(json.dumps([Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, begin, len(content)]) + "\n")
-            return content
-
-        os.pread = noted
-
-    assert exit_codes(spec.ranks, run.job, note, timeout=900) == [0] * spec.ranks
+    assert exit_codes(spec.ranks, run.job, noted, timeout=900) == [0] * spec.ranks
     lines = [line for path in notes.iterdir() for line in path.read_text().splitlines()]
     return [(name, begin, count) for name, begin, count in map(json.loads, lines) if name in sizes], sizes
 

@@ -78,12 +78,3 @@ def test_a_profile_is_written_and_cuts_the_job(tmp_path: Path, monkeypatch: pyte
     other = load_job(Path(path), [*overrides, "parallel.microbatches=2"])
     with pytest.raises(HpcMpError, match="sequences of a microbatch = 6, but the job has 12"):
         stage_layers(other, shape)
-
-
-@pytest.mark.parametrize(("words", "answer"), [
-    (["--profile", "--dry-run"], "--profile"), (["--profile", "--rank", "1"], "--rank"), (["--json"], "--json")])
-def test_options_that_do_not_go_together(tmp_path: Path, words: list[str], answer: str) -> None:
-    job(tmp_path, "llama")
-    with pytest.raises(HpcMpError) as refused:
-        CliRunner().invoke(command, [str(tmp_path / "llama.toml"), *words], catch_exceptions=False, standalone_mode=False)
-    assert refused.value.value == answer

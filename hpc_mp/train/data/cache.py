@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import sync
+from hpc_mp.rundir.checkpoints import sha256
 
 SUMS = "SHA256SUMS"  # of every other file, in the format of `sha256sum`; its presence marks a complete directory
 
@@ -21,13 +22,7 @@ def key(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path], str] = file_hash) -> Path:
+def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path], str] = sha256) -> Path:
     """Return ``directory`` with the files that ``build(temporary directory)`` writes. It is built only if no intact one exists.
 
     Processes may build the same entry at once: the first to finish publishes it, and the others use its result. A damaged entry
@@ -55,14 +50,14 @@ def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path
     return directory
 
 
-def _intact(directory: Path, hashed: Callable[[Path], str] = file_hash) -> bool:
+def _intact(directory: Path, hashed: Callable[[Path], str] = sha256) -> bool:
     try:
         return (directory / SUMS).read_text(encoding="utf-8") == _sums(directory, hashed)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _sums(directory: Path, hashed: Callable[[Path], str] = file_hash) -> str:
+def _sums(directory: Path, hashed: Callable[[Path], str] = sha256) -> str:
     files = sorted(path for path in directory.iterdir() if path.name != SUMS)
     return "".join(f"{hashed(path)}  {path.name}\n" for path in files)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from hpc_mp.rundir import read_json, write_json
+from hpc_mp.rundir.checkpoints import sha256
 
 FILE = "hashes.json"  # in the cache: absolute path -> [bytes, nanoseconds of the last change, inode, SHA-256]
 SETTLED_NS = 2_000_000_000  # a file that was just written may be written again within one clock tick, unnoticed
@@ -35,8 +35,7 @@ class HashMemory:
         if stored := self.remembered(path):
             return stored
         status = os.stat(path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256(path)
         if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
             self._known[os.path.abspath(path)], self._new = [*_mark(status), digest], True
         return digest

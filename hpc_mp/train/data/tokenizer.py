@@ -17,8 +17,9 @@ from tokenizers import models
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, check_fit, check_kind, files_there, find_tokenizer, read_object
+from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, trained_name, write_json
-from hpc_mp.train.data.cache import entry, file_hash, key
+from hpc_mp.train.data.cache import entry, key
 
 # Files that accompany the ``VOCABULARY_FILES``.
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
@@ -48,14 +49,10 @@ def resolve(files: Sequence[Path], contents: Sequence[str], *, directory: Path |
     """Return the tokenizer of a job and keep it in ``cache``.
 
     Args:
-        files: training text for a new tokenizer, if the job names none.
-        contents: identifies each file's content.
-        directory: ``data.tokenizer``.
-        pretrained: directory of the model's checkpoint.
+        files: training text for a new tokenizer, if the job names none; ``contents`` identifies each file's content.
+        directory: ``data.tokenizer``; ``pretrained``: the model's checkpoint, whose tokenizer is the second choice.
         vocabulary: rows of the model's embedding.
-        cache: directory.
-        poll: called repeatedly during training; an exception from it ends the training.
-        model_type: the model's type, for a tokenizer that is trained.
+        poll, model_type: as in ``train``, for a tokenizer that is trained.
 
     Raises:
         HpcMpError: the tokenizer cannot be read, is of an unsupported kind, or has ids beyond ``vocabulary``.
@@ -124,7 +121,7 @@ def kept_name(contents: Sequence[str], *, directory: Path | None, pretrained: Pa
 
 def _kept_name(directory: Path) -> str:
     names = files_there(directory, VOCABULARY_FILES + SIDE_FILES)
-    return f"tokenizer-{key([(name, file_hash(directory / name)) for name in names])}"
+    return f"tokenizer-{key([(name, sha256(directory / name)) for name in names])}"
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import Kind, find_files, kind
 from hpc_mp.layout.models import read_config
+from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
-from hpc_mp.train.data.cache import entry, file_hash, key
+from hpc_mp.train.data.cache import entry, key
 from hpc_mp.train.data.documents import pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
@@ -79,7 +80,7 @@ class TokenizedFile:
 
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
-            cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files",
+            cache: Path, progress: Callable[[int, int], None] = lambda done, total: None, files_key: str = "data.files",
             model_type: str = "gpt2", begun: str | None = None) -> TokenSet:
     """Tokenize ``files`` into the cache, or find the result there: the same bytes are tokenized once.
 
@@ -101,18 +102,18 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     Raises:
         HpcMpError: a file, a row or the tokenizer cannot be used, no token counts, or the cache cannot be written.
     """
-    hashed, report = HashMemory(cache), progress or _quiet
+    hashed = HashMemory(cache)
     sources = tuple(_source(path, hashed, files_key) for path in files)
     total = sum(source.size for source in sources)
     contents = [source.content for source in sources]
     if begun == trained_name(contents, vocabulary):
         model_type = "gpt2"
-    tokenizer = resolve(files, contents, directory=tokenizer_directory,
-                        pretrained=pretrained, vocabulary=vocabulary, cache=cache, poll=lambda: report(0, total),
+    tokenizer = resolve(files, contents, directory=tokenizer_directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
+                        poll=lambda: progress(0, total),
                         model_type=model_type)
 
     def build(temporary: Path) -> None:
-        meta = _tokenize(temporary, sources, tokenizer, report, files_key)
+        meta = _tokenize(temporary, sources, tokenizer, progress, files_key)
         (temporary / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
     directory = entry(cache / _name(tokenizer.directory.name, contents), build, hashed)
@@ -144,8 +145,7 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
     new = [path for path in files if hashed.remembered(path) is None]
     if sum(path.stat().st_size for path in new) > SMALL:
         return None
-    hashes = map(hashed, files)
-    contents = [f"{kind(path)} {sha256}" for path, sha256 in zip(files, hashes, strict=True)]
+    contents = [f"{kind(path)} {hashed(path)}" for path in files]
     tokenizer = kept_name(contents, directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
                           pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary,
                           model_type=read_config(spec)["model_type"])
@@ -228,7 +228,7 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
         "documents": documents,
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
-        "tokenizer_sha256": file_hash(tokenizer.directory / "tokenizer.json"),
+        "tokenizer_sha256": sha256(tokenizer.directory / "tokenizer.json"),
         "sources": [vars(source) | {"path": str(source.path)} for source in sources],
         "notes": _notes(tokenizer, +replaced),
     }
@@ -255,7 +255,3 @@ def _notes(tokenizer: Tokenizer, replaced: Counter[Path]) -> list[str]:
 
 def _little_endian(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
-
-
-def _quiet(done: int, total: int) -> None:
-    """Show no progress."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,6 +33,7 @@ from hpc_mp.train.engine.groups import Groups, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.assemble import assemble
+from hpc_mp.train.rank.rendezvous import process_group
 
 CPU = torch.device("cpu")
 
@@ -98,7 +98,7 @@ def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -
     """Build and step one rank. It has a GPU and uses NCCL unless ``job.device`` is "cpu"."""
     began, on_gpu = time.perf_counter(), spec.job.device != "cpu"
     schedule = schedule_of(spec)
-    with _alone(rank, spec.ranks):
+    with process_group("fake", rank=rank, world_size=spec.ranks):
         new = partial(_fake_group, rank)
         groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
                        everyone(new=new), kv_copies(shape, spec.parallel.tensor), new, expert_cut(spec).shards)
@@ -196,16 +196,6 @@ def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
     for (sender, receiver, payload), channel in groups.channels.groups.items():
         assert channel is not None
         yield channel.group_name, (f"pipeline {sender}→{receiver} {payload}", 2)
-
-
-@contextmanager
-def _alone(rank: int, world: int) -> Iterator[None]:
-    """Make this process the given rank of a world without other ranks."""
-    dist.init_process_group("fake", rank=rank, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def _fake_group(rank: int, ranks: list[int], **options: Any) -> dist.ProcessGroup | None:

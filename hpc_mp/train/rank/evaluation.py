@@ -17,13 +17,12 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.train.data import HeldOut, passes
-from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.signals import REASONS, StopFlag
-from hpc_mp.train.rank.trainer import batches, evaluation_is_due
+from hpc_mp.train.rank.trainer import evaluation_is_due, share
 from hpc_mp.train.rank.watchdog import Watchdog
 
 
@@ -77,17 +76,14 @@ class Evaluator:
                            data_rank=data):
             if reason is not None:
                 return reason
-            result = self.engine.evaluate(self._share(step, mine), self._notes)
+            result = self.engine.evaluate(self._own(step, mine), self._notes)
             loss, labels, reason = loss + result.loss, labels + result.labels, REASONS.get(int(result.notes[0]))
         self.watchdog.now("step")
         self._say(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
         return None
 
-    def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
-        return Microbatches(
-            batches(self.held_out, mine, self.spec.stages, self.device),
-            lambda microbatch: Moment(step, tuple(mine[microbatch])), 0,
-            lambda microbatch: self.context.waits.at(step, microbatch))
+    def _own(self, step: int, mine: Sequence[range]) -> Microbatches:
+        return share(self.spec, self.held_out, mine, step, self.device, 0, lambda part: self.context.waits.at(step, part))
 
     def _notes(self) -> tuple[float]:
         self.watchdog.now("evaluation")
@@ -108,8 +104,3 @@ def last_evaluated(context: RankContext) -> int:
     mine = read_records(context.run.evaluations, Evaluation) if context.who.rank == 0 else []
     step: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
     return step
-
-
-def not_asked(step: int, stop: str | None) -> str | None:
-    """Replace ``Evaluator.after`` in a run that does not evaluate."""
-    return None

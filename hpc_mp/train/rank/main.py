@@ -42,7 +42,7 @@ from hpc_mp.train.rank.bootstrap import (
     threads,
 )
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
-from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated, not_asked
+from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
 from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
@@ -116,7 +116,8 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
             with ending_in(MEETING_S):
                 host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
             context = replace(context, host=host)
-            _check_seat(context, spec)
+            check_place(context.placement, who, known_hosts(context.record))
+            check_coordinates(context.placement, who.rank)
             nodes = _introduce(context, device_name(device))
             watchdog.now("start")
             ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
@@ -146,12 +147,6 @@ def leave(host: Tree, backend: str) -> None:
     facts.barrier(host)
     if backend != "gloo":
         dist.destroy_process_group()
-
-
-def _check_seat(context: RankContext, spec: JobSpec) -> None:
-    """Check before any exchange that host, local rank and coordinates are those of the placement."""
-    check_place(context.placement, context.who, known_hosts(context.record))
-    check_coordinates(context.placement, context.who.rank)
 
 
 def _introduce(context: RankContext, device: str) -> dict[int, str]:
@@ -221,7 +216,7 @@ def _train(
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)
-    evaluate = not_asked if held_out is None else Evaluator(
+    evaluate = (lambda step, stop: None) if held_out is None else Evaluator(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), last_evaluated(context)).after
     trainer = Trainer(spec, context.run, context.attempt, context.fence, engine, groups, samples, device, context.log, stop,

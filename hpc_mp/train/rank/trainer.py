@@ -230,22 +230,16 @@ class Trainer:
         """Launch an optimizer step on the samples from position ``first`` on. Its notes are reduced over all ranks: the reason
         to stop, and the largest peak memory."""
         self.waits.at(step + 1)
-        share = self._share(step, positions(
-            first, global_batch=self.spec.train.global_batch, data_degree=self.spec.data_degree, data_rank=self.groups.data_rank,
-            microbatches=self.spec.microbatches))
+        mine = positions(first, global_batch=self.spec.train.global_batch, data_degree=self.spec.data_degree,
+                         data_rank=self.groups.data_rank, microbatches=self.spec.microbatches)
+        work = share(self.spec, self.samples, mine, step, self.device, sum(map(self.samples.label_count, mine)),
+                     lambda part: self.waits.at(step + 1, part))
 
         def notes() -> tuple[float, float]:
             self._between_steps()
             return float(self.stop.reason), float(peak_bytes(self.device))
 
-        return self.engine.step(step, share, notes, trace)
-
-    def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
-        """Return this replica's samples, one range of positions per microbatch."""
-        return Microbatches(
-            batches(self.samples, mine, self.spec.stages, self.device),
-            lambda microbatch: Moment(step, tuple(mine[microbatch])), sum(map(self.samples.label_count, mine)),
-            lambda microbatch: self.waits.at(step + 1, microbatch))
+        return self.engine.step(step, work, notes, trace)
 
     def _give_up(self, failed: checkpoint.SaveFailed, message: str) -> NoReturn:
         """End the run because it cannot save checkpoints. A node to blame cannot record that, so a rank of another node does."""
@@ -287,20 +281,28 @@ class SampleSource(Protocol):
     def begins(self, positions: range, /) -> NDArray[np.int64] | None: ...
 
 
-def batches(
-    source: SampleSource, mine: Sequence[range], stages: int, device: torch.device,
-) -> Callable[[int, int], Batch]:
-    """Return a function (stage, microbatch) -> the stage's batch. Ids and labels are read only for the end stages."""
+def share(
+    spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
+    begun: Callable[[int], None] = lambda microbatch: None,
+) -> Microbatches:
+    """Return a replica's samples of a step. Ids and labels are read only for the end stages.
+
+    Args:
+        mine: the positions of each microbatch.
+        labels: the number of labels that count.
+        begun: called with each microbatch that begins.
+    """
+    stages = spec.stages
 
     def batch(stage: int, microbatch: int) -> Batch:
         begins = source.begins(mine[microbatch])
         documents = None if begins is None else to_device(torch.from_numpy(begins), device)
         if 0 < stage < stages - 1:
             return Batch(begins=documents)
-        ids, labels = (to_device(torch.from_numpy(array), device) for array in source.batch(mine[microbatch]))
-        return Batch(ids if stage == 0 else None, labels if stage == stages - 1 else None, documents)
+        ids, targets = (to_device(torch.from_numpy(array), device) for array in source.batch(mine[microbatch]))
+        return Batch(ids if stage == 0 else None, targets if stage == stages - 1 else None, documents)
 
-    return batch
+    return Microbatches(batch, lambda microbatch: Moment(step, tuple(mine[microbatch])), labels, begun)
 
 
 def evaluation_is_due(spec: JobSpec, step: int) -> bool:

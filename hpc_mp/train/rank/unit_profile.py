@@ -7,8 +7,7 @@ backwards. The pipeline notes their times and kept bytes. Parameters have arbitr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median, quantiles
@@ -31,6 +30,7 @@ from hpc_mp.train.engine.pipeline import Span
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
+from hpc_mp.train.rank.rendezvous import process_group
 
 STAGES = (0, 1, 0)  # layers: only the embedding, a block, only the head
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
@@ -41,7 +41,7 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
     device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
     schedule = build("breadth_first", 1, 1, len(STAGES), "last")
-    with _alone(backend):
+    with process_group(backend, rank=0, world_size=1, store=dist.HashStore()):
         alone = groups.build(place(Degrees(1, 1, 1), "DPT", 1), 1, device, backend, schedule, None, groups.everyone())
         engine = _engine(spec, shape, schedule, alone, device)
         activation_bytes = [0] * len(STAGES)
@@ -102,13 +102,3 @@ def _spread(seconds: Sequence[float]) -> float:
 
 def _seconds(spans: Sequence[Span], stage: int) -> float:
     return sum(end - begin for kind, where, _, begin, end in spans if where == stage and kind in ("F", "B"))
-
-
-@contextmanager
-def _alone(backend: str) -> Iterator[None]:
-    """Make this process a world of one rank."""
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
