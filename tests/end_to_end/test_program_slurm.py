@@ -56,8 +56,8 @@ def test_an_ordinary_users_program_gets_its_arguments_byte_for_byte(lab: Lab, he
     assert "completed" in chatter and "launch/slurm" not in chatter and "srun: ---" not in chatter
 
 
-# (what rank 2 of 4 does, what the others do, kind, rank, words of the cause, attempts): ends that Slurm or a real process has part
-# in. How words alone are read is for tests/diagnosis/test_ends.py and test_diagnose.py.
+# (what rank 2 of 4 does, what the others do, kind, rank, words of the cause, attempts): ends in which Slurm or a real
+# process has a part. How words alone are read is for tests/diagnosis/test_ends.py and test_diagnose.py.
 ENDS = {
     "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error", 2,
                   "rank 2 on n2 failed: ValueError: boom (program.py:6)", 1),
