@@ -4,17 +4,14 @@ task, the same exit code, and a cause when it fails."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab_runs import ON_SLURM, ended, hpc_mp, newest
 from slurm_lab.lab import Lab
 
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.outcome import verdict
 
 # What a process got: its words, directory, variables and input, and the task that it is.
 SEEN = """import json, os, sys
@@ -47,15 +44,10 @@ OF_ONE_JOB = ("HPC_MP_", "XDG_", "SLURM_SRUN_COMM", "SLURM_STEP_LAUNCHER", "PMI"
 
 
 @pytest.fixture
-def here(lab: Lab) -> Iterator[Path]:
-    directory = lab.share / f"a script {os.urandom(2).hex()}"
-    for path in (directory, directory / "state"):
-        path.mkdir()
-        path.chmod(0o777)
-    (directory / "seen.py").write_text(SEEN)
-    (directory / "seen.txt").write_text("a file\n")
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
+def here(here: Path) -> Path:
+    (here / "seen.py").write_text(SEEN)
+    (here / "seen.txt").write_text("a file\n")
+    return here
 
 
 def seen(directory: Path) -> list[object]:
@@ -70,23 +62,21 @@ def seen(directory: Path) -> list[object]:
     return sorted(got, key=lambda process: json.dumps(process, sort_keys=True))
 
 
-def both(lab: Lab, here: Path, name: str) -> tuple[list[object], str, list[object], RunDirectory, int]:
-    """The script by sbatch, and adopted: what processes got, the exit code of the job, and the run."""
+def both(lab: Lab, here: Path, name: str) -> tuple[list[object], str, list[object], RunDirectory]:
+    """The script by sbatch, and adopted: the processes of both, the exit code of the first, and the run of the second."""
     script = here / "job one.sbatch"
     script.write_text(HEAD + SCRIPTS[name].replace("PYTHON", sys.executable))
-    environ = {"XDG_STATE_HOME": str(here / "state"), "LR": "3e-4"}
     for out in ("plain", "adopted"):
         (here / out).mkdir()
         (here / out).chmod(0o777)
+    environ = {"XDG_STATE_HOME": str(here / "state"), "LR": "3e-4"}
     words = ["sbatch", "--wait", "--parsable", script.name]
     plain = lab.run(words, user="nobody", cwd=here, timeout=300, environ=environ | {"OUT": str(here / "plain")})
-    hpc_mp = [sys.executable, "-m", "hpc_mp"]
-    lab.run([*hpc_mp, "adopt", script.name, "-o", "job.toml"], user="nobody", cwd=here, environ=environ)
-    ours = lab.run([*hpc_mp, "launch", "job.toml", "--on", "slurm", "--wait", "--set", "environment.health=false"], user="nobody",
-                   cwd=here, timeout=300, environ=environ | {"OUT": str(here / "adopted")})
-    (run,) = here.glob("runs/*/0001")
+    environ["OUT"] = str(here / "adopted")
+    hpc_mp(lab, here, "adopt", script.name, "-o", "job.toml", user="nobody", environ=environ)
+    ours = hpc_mp(lab, here, "launch", "job.toml", *ON_SLURM, "--wait", user="nobody", environ=environ)
     assert (plain.returncode == 0) == (ours.returncode == 0), ours.stdout + ours.stderr
-    return seen(here / "plain"), str(plain.returncode), seen(here / "adopted"), RunDirectory(run), ours.returncode
+    return seen(here / "plain"), str(plain.returncode), seen(here / "adopted"), newest(here)
 
 
 def difference(plain: list[object], adopted: list[object]) -> list[str]:
@@ -98,11 +88,9 @@ def difference(plain: list[object], adopted: list[object]) -> list[str]:
 @pytest.mark.prove
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_process_gets_what_it_gets_by_sbatch(name: str, lab: Lab, here: Path) -> None:
-    plain, code, adopted, run, _ = both(lab, here, name)
+    plain, code, adopted, run = both(lab, here, name)
     assert plain and adopted == plain, "\n".join((*difference(plain, adopted), run.srun_log.read_text()))
-    ended = verdict(run)
-    assert ended is not None and (ended.state == "completed") == (code == "0")
-    if name == "set -e":
-        assert ended.cause is not None and "rank 1" in str(ended.cause.message) and "no such layer" in ended.cause.message
-    if name == "exit code":
-        assert ended.cause is not None and "7" in ended.cause.message
+    end = ended(run)
+    assert (end.state == "completed") == (code == "0")
+    for word in {"set -e": ("rank 1", "no such layer"), "exit code": ("7",)}.get(name, ()):
+        assert end.cause is not None and word in end.cause.message

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +17,10 @@ NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 @pytest.fixture
-def job(lab: Cluster) -> Iterator[Path]:
-    """A job file on the file system that all nodes share; it asks for the profile whose values are found on the node."""
-    directory = lab.share / f"profile {os.urandom(2).hex()}"
-    directory.mkdir()
-    rank = executable(directory / "rank", RANK)
-    yield write_job(directory, f'profile = "ethernet"\nhealth = false\n[slurm]\npython = "{rank}"\n')
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
+def job(here: Path) -> Path:
+    """Return a job file that asks for the profile whose values are found on the node."""
+    rank = executable(here / "rank", RANK)
+    return write_job(here, f'profile = "ethernet"\nhealth = false\n[slurm]\npython = "{rank}"\n')
 
 
 def ran(lab: Cluster, job: Path, *overrides: str) -> tuple[set[str], list[str], str]:

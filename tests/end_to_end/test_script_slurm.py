@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import tomli_w
+from lab_runs import ended, hpc_mp, newest, until_ended
 from slurm_jobs import until
 from slurm_lab.lab import Lab
 
 from hpc_mp.rundir import RunDirectory, history
-from hpc_mp.rundir.outcome import Outcome, verdict
+from hpc_mp.rundir.outcome import verdict
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(400)]
 # A task: notes that it has come, then ends as its words tell, in the first attempt alone with `once`.
@@ -36,34 +34,22 @@ if words[:1] == ["wait"] and ("once" not in words or attempt == "1"):
 
 
 @pytest.fixture
-def here(lab: Lab) -> Iterator[Path]:
-    directory = lab.share / f"a script {os.urandom(2).hex()}"
-    for path in (directory, directory / "state"):
-        path.mkdir()
-        path.chmod(0o777)
-    (directory / "task.py").write_text(TASK)
-    yield directory
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
+def here(here: Path) -> Path:
+    (here / "task.py").write_text(TASK)
+    return here
 
 
-def launched(lab: Lab, here: Path, body: str, *options: str, wait: bool = True, **keys: object) -> RunDirectory:
-    """The run of a script, to its end with ``wait``."""
+def launched(lab: Lab, here: Path, body: str, *options: str, wait: bool = True) -> RunDirectory:
+    """The run of a script: to its end with ``wait``, otherwise until its tasks have come."""
     (here / "job.sbatch").write_text("#!/bin/bash\n" + body.replace("TASK", f"{sys.executable} task.py"))
     tree = {"job": {"name": "scripted", "nodes": 2, "time_limit": "00:10:00"}, "environment": {"health": False},
-            "program": {"command": ["job.sbatch"], "start": "script", **keys}, "slurm": {"extra": {"ntasks": 4}}}
+            "program": {"command": ["job.sbatch"], "start": "script"}, "slurm": {"extra": {"ntasks": 4}}}
     (here / "job.toml").write_text(tomli_w.dumps(tree))
-    words = [sys.executable, "-m", "hpc_mp", "launch", "job.toml", "--on", "slurm", *(["--wait"] if wait else []), *options]
-    done = lab.run(words, timeout=300, cwd=here, environ={"XDG_STATE_HOME": str(here / "state")})
-    runs = list(here.glob("runs/*/0*"))
-    assert runs, done.stdout + done.stderr
-    return RunDirectory(max(runs))
-
-
-def ended(run: RunDirectory) -> Outcome:
-    outcome = verdict(run)
-    assert outcome is not None, run.srun_log.read_text()
-    return outcome
+    done = hpc_mp(lab, here, "launch", "job.toml", "--on", "slurm", *(["--wait"] if wait else []), *options)
+    assert list(here.glob("runs/*/0*")), done.stdout + done.stderr
+    if not wait:
+        until(lambda: len([path for path in here.glob("here-*.1") if path.read_text()]) == 4, "the tasks come")
+    return newest(here)
 
 
 def kill_supervisor(lab: Lab, run: RunDirectory) -> None:
@@ -102,22 +88,17 @@ def test_a_rank_that_is_killed_is_named_and_the_job_is_queued_again(lab: Lab, he
 
 def test_cancel_reaches_the_script_and_its_ranks(lab: Lab, here: Path) -> None:
     run = launched(lab, here, "trap 'echo was asked' TERM\nsrun TASK wait\nexit 0\n", wait=False)
-    until(lambda: len(list(here.glob("here-*.1"))) == 4, "the tasks come")
-    lab.run([sys.executable, "-m", "hpc_mp", "cancel", str(run.path)], cwd=here, timeout=60)
-    until(lambda: verdict(run) is not None, "a verdict")
-    assert ended(run).state == "stopped"
+    hpc_mp(lab, here, "cancel", run.path)
+    assert until_ended(run).state == "stopped"
 
 
 def test_a_dead_node_is_left_out(lab: Lab, here: Path) -> None:
     run = launched(lab, here, "srun TASK wait once\n", wait=False)
-    until(lambda: len(list(here.glob("here-*.1"))) == 4 and all(path.read_text() for path in here.glob("here-*.1")),
-          "the tasks come")
     nodes = {path.read_text().split()[1] for path in here.glob("here-*.1")}
     first = (here / "here-0.1").read_text().split()[1]
     (second,) = nodes - {first}
     lab.kill(second)
-    until(lambda: verdict(run) is not None, "a verdict", 300)
-    assert ended(run).state == "completed" and second in history.history(run)[0].message
+    assert until_ended(run, 300).state == "completed" and second in history.history(run)[0].message
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "completed"), (5, "failed")])
@@ -129,20 +110,17 @@ def test_a_script_outlives_its_supervisor(lab: Lab, here: Path, code: int, state
     kill_supervisor(lab, run)
     until(lambda: "the supervisor on" in run.main_log.read_text(), "it is noticed")
     (here / "go").touch()
-    until(lambda: verdict(run) is not None, "a verdict", 200)
-    assert ended(run).state == state and run.attempt() == 1
+    assert until_ended(run, 200).state == state and run.attempt() == 1
 
 
 def test_signals_of_slurm_reach_the_script_and_not_its_ranks(lab: Lab, here: Path) -> None:
     body = "trap 'echo script was asked >>asked' USR1\nsrun TASK wait & wait; wait\nexit 0\n"
     run = launched(lab, here, body, wait=False)
-    until(lambda: len(list(here.glob("here-*.1"))) == 4, "the tasks come")
     lab.run(["scancel", "--batch", "--signal=USR1", run.job_id.read_text().strip()], timeout=60)
     until(lambda: (here / "asked").exists(), "the script is asked")
     assert verdict(run) is None and run.srun_log.read_text().count("asked") == 0
-    lab.run([sys.executable, "-m", "hpc_mp", "cancel", str(run.path)], cwd=here, timeout=60)
-    until(lambda: verdict(run) is not None, "a verdict")
-    assert ended(run).state == "stopped"
+    hpc_mp(lab, here, "cancel", run.path)
+    assert until_ended(run).state == "stopped"
 
 
 def test_the_time_limit_has_a_verdict(lab: Lab, here: Path) -> None:
