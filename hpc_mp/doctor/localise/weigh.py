@@ -18,6 +18,8 @@ from hpc_mp.doctor.localise.record import LINK, ClusterLayout, Pair, Suspect
 OF_NODES = ("node", "rail")  # kinds of suspects for or against which all pairs of a node speak
 ODDS = {True: log(5000), False: log(200)}
 """Log odds for a verdict on nodes, of which each has a part in many pairs, and on a pair."""
+SUSPICION = log(20)
+"""Log odds for a suspicion of nodes that the fit convicts: three nodes that are alike cannot give the odds for a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,14 @@ class Basis:
     pairs: float  # log odds that the pairs are alike
     # Both are less the log of the number of possible choices of suspects: of enough pairs some are always alike.
 
-    def bears(self, suspect: Suspect, of_nodes: bool, rate: float) -> bool:
-        """Return True if a verdict of the fit stands: a healthy cluster of uneven pairs is unlikely to have other pairs this
+    def odds(self, suspect: Suspect, of_nodes: bool, rate: float) -> float:
+        """Return the log odds for a verdict of the fit: a healthy cluster of uneven pairs is unlikely to have other pairs this
         alike and a rate this far below theirs. A rate among the others is never a verdict, however often it was measured.
         Pairs of uneven nodes may look alike because most have the rate of the same few nodes: no pair is convicted then."""
         if self.rest is None or (suspect.kind != "uplink" and rate >= self.rest.slowest):
-            return False
+            return -inf
         mixed = suspect.certain and self.nodes < 0
-        odds = min(self.nodes, self.pairs) if of_nodes or mixed else self.pairs
-        return odds + uneven.away(self.rest.level - rate) >= ODDS[of_nodes]
+        return (min(self.nodes, self.pairs) if of_nodes or mixed else self.pairs) + uneven.away(self.rest.level - rate)
 
 
 def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
@@ -97,8 +98,9 @@ def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLa
             # The uplink of an unknown leaf is a set of nodes.
             of_nodes = entry.suspect.kind in OF_NODES or (entry.suspect.kind == "uplink" and cluster.leaf is None)
             rates = [rate for part in entry.parts if (rate := part.rate(_of_rail(pairs, part.rail, state, cluster))) is not None]
-            stands = basis.bears(entry.suspect, of_nodes, max(rates, default=inf))
-            yield from [entry.suspect] if stands else _beside(entry, faults.left, state, cluster)
+            odds = basis.odds(entry.suspect, of_nodes, max(rates, default=inf))
+            likely = entry.suspect.kind in OF_NODES and entry.suspect.certain and odds >= SUSPICION
+            yield from [entry.suspect] if odds >= ODDS[of_nodes] else _beside(entry, likely, faults.left, state, cluster)
 
 
 def _of_load(suspect: Suspect, cluster: ClusterLayout) -> bool:
@@ -126,10 +128,11 @@ def _of_rail(pairs: uneven.Pairs, rail: int | None, state: NetworkState, cluster
     return replace(pairs, rate={pair: rates[pair] for pair in pairs.rate})
 
 
-def _beside(entry: Weighed, left: uneven.Pairs, state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
-    """Yield the suspect if a member is slower than likely for healthy ones; certain only if all are slower than possible."""
-    likely, certain = zip(*(_slow(part, left, state, cluster) for part in entry.parts), strict=True)
-    if any(likely):
+def _beside(entry: Weighed, likely: bool, left: uneven.Pairs, state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
+    """Yield the suspect if it is likely or a member is slower than likely for healthy ones; certain only if all members are
+    slower than possible."""
+    slow, certain = zip(*(_slow(part, left, state, cluster) for part in entry.parts), strict=True)
+    if likely or any(slow):
         yield replace(entry.suspect, certain=entry.suspect.certain and all(certain))
 
 
