@@ -49,7 +49,8 @@ def hold(run: RunDirectory) -> Iterator[int]:
         except OSError as error:  # Lustre, for example, may be mounted without locks
             warnings.warn(f"no lock on {run.path} ({error.strerror}): do not resume it twice at once", stacklevel=3)
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{platform.node()} {os.getpid()} {psutil.Process().create_time():.2f}\n".encode(), 0)
+        with suppress(psutil.Error):  # /proc may be that of another process namespace, which does not know this process
+            os.pwrite(lock, f"{platform.node()} {os.getpid()} {psutil.Process().create_time():.2f}\n".encode(), 0)
         yield lock
     finally:
         os.close(lock)

@@ -13,7 +13,7 @@ from slurm_lab.cluster import Cluster
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import AttemptEnd, history
-from hpc_mp.rundir.outcome import Cause, Verdict, verdict
+from hpc_mp.rundir.outcome import Cause, Outcome, verdict
 
 HARD = ["a b", "$HOME", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "", "\\", "*"]  # arguments
 ON_SLURM = ("--on", "slurm", "--set", "environment.health=false")
@@ -59,14 +59,14 @@ def logs_of(run: RunDirectory) -> str:
     return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
 
 
-def ended(run: RunDirectory) -> Verdict:
+def ended(run: RunDirectory) -> Outcome:
     """Return the verdict on a run that has ended."""
     found = verdict(run)
     assert found is not None, logs_of(run)
     return found
 
 
-def until_ended(run: RunDirectory, timeout: float = 240) -> Verdict:
+def until_ended(run: RunDirectory, timeout: float = 240) -> Outcome:
     until(lambda: verdict(run) is not None, "the end", timeout)
     return ended(run)
 

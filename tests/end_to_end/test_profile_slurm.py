@@ -50,7 +50,7 @@ def test_a_condition_that_holds_on_the_node_reaches_the_ranks_and_one_that_does_
         assert value.startswith("=") and f"GLOO_SOCKET_IFNAME={value[1:]}" in told
         assert [line for line in log if line.startswith(f"set       NCCL_SOCKET_IFNAME={value}  # ")]
         assert "applied on n1" in log[0]
-        assert "profile ethernet: variables 2 set, as n1 shows itself; log/profile.log says why" in main
+        assert "profile ethernet: variables 2 set, by the facts of n1; reasons: log/profile.log" in main
         told, log, _ = ran(lab, job, 'environment.set.NCCL_SOCKET_IFNAME="mine"')
         assert "NCCL_SOCKET_IFNAME=mine" in told and f"GLOO_SOCKET_IFNAME={value[1:]}" in told
         assert [line for line in log if line.startswith("kept      NCCL_SOCKET_IFNAME=mine  # environment.set")]

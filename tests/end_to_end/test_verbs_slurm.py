@@ -143,7 +143,7 @@ def test_cancel_lets_a_running_job_save(cluster: Lab, run: RunDirectory) -> None
     assert "save at the next step" in result.stderr and f"cancelled Slurm job {after}" in result.stderr
     assert cluster.job(int(after))["JobState"] == "CANCELLED"
     assert cluster.job(int(job_id))["JobState"] != "CANCELLED"  # it ended by itself
-    assert call("cancel", run.path).output == "nothing to do: the run has stopped\n"
+    assert call("cancel", run.path).output == "nothing to do: the run is stopped\n"
 
 
 @pytest.mark.parametrize(("options", "least"), [(["--now"], 0.0), (["--grace", "3"], 3.0)])

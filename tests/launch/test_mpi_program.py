@@ -91,7 +91,7 @@ ENDS = {
 def test_the_cause_of_an_end(here: Path, name: str) -> None:
     own, kind, words = ENDS[name]
     command = command_of(here, f"if rank == 2:\n    {own}\ncomm.Barrier()\n")
-    limit = ("--set", "program.silent_limit=15") if "had not ended" in words else ()
+    limit = ("--set", "program.silent_limit=15") if "still running" in words else ()
     done, found = run(here, command, *limit)
     cause = cause_of(found)
     assert (cause.kind, cause.rank, cause.node) == (kind, 2, "node1") and words in cause.message, cause

@@ -143,7 +143,7 @@ ENDS = {
     "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "time.sleep(60)", "crash", "was killed by SIGSEGV"),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)", "signal", "the system ran out of memory, or"),
     "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); os.abort()",
-                        "hang", "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
+                        "hang", "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
     "alone": ("sys.exit(0)", "time.sleep(1); raise ConnectionResetError('Connection reset by peer')", "early",
               "rank 2 on node1 ended before the others: with exit code 0"),
     "alone, and they hang": ("sys.exit(0)", "time.sleep(60)", "early", "all were silent"),
@@ -151,7 +151,7 @@ ENDS = {
                              "ranks 0, 1, 3 gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
     "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
                                   "time.sleep(60)", "time.sleep(60)", "error",
-                                  "ZeroDivisionError: division by zero (program.py:6); it had not ended"),
+                                  "ZeroDivisionError: division by zero (program.py:6); it was still running"),
     "hang": ("time.sleep(60)", "[(time.sleep(2), print('step')) for _ in range(3)]; time.sleep(60)", "hang",
              "it was the first to fall silent"),
 }

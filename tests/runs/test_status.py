@@ -31,6 +31,7 @@ from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.rundir.records import RankStart, line_of
 from hpc_mp.runs.keepers import KEEPERS
 from hpc_mp.runs.lock import RunHolder, hold, holder
+from hpc_mp.runs.lock import held as is_held
 from hpc_mp.runs.status import _state, seen
 
 __all__ = ["mark"]  # a fixture
@@ -349,3 +350,13 @@ def test_the_launcher_that_holds_a_run_is_known(run: RunDirectory) -> None:
         launcher = holder(run)
         assert launcher is not None and launcher.process() == psutil.Process()
     assert KEEPERS.keys() == BACKENDS.keys(), "every back end looks after its runs"
+
+
+def test_a_launcher_that_proc_does_not_show_holds_its_run(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process namespace of its own with another's /proc: nobody there can send it a signal by number."""
+    def hidden(pid: int | None = None) -> psutil.Process:
+        raise psutil.NoSuchProcess(pid or os.getpid())
+
+    monkeypatch.setattr("hpc_mp.runs.lock.psutil.Process", hidden)
+    with hold(run):
+        assert is_held(run) and holder(run) is None
