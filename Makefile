@@ -27,9 +27,10 @@ pytest: install
 	folders=$$(test -z "$(ROOM)" || $(PY) tests/support/neighbours.py "$(ROOM)") && \
 	  $(PY) -m pytest -ra --reruns 1 --rerun-show-tracebacks -n 5 --dist loadfile --no-loadscope-reorder $$folders
 
-lint: install  ## style, types and import arrows
+lint: install  ## style, types, docstrings and import arrows
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(PY) tests/support/prose.py
 	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
 demo: install  ## train a small model on emulated nodes
@@ -39,7 +40,7 @@ prove: install  ## the long proofs that have not passed on these files; MINUTES=
 	$(PY) tests/support/proofs.py $(if $(MINUTES),--minutes $(MINUTES))
 
 # Exactness tests with the engine on the GPU, ranks that share it over gloo; TEST_DEVICE is read in tests/support/layouts.py.
-GPU_TESTS := tests/gpu $(patsubst %,tests/train/test_exact_%.py,tensor zero products context controls)
+GPU_TESTS := tests/gpu $(patsubst %,tests/train/test_exact_%.py,layouts controls)
 gpu: install  ## on a machine with a GPU: exactness on it, then speed beside other trainers; in 8 minutes
 	TEST_DEVICE=cuda $(PY) -m pytest -q -ra -n 6 -m "gpu or not prove" $(GPU_TESTS)
 	$(PY) benchmarks/single_gpu.py --minutes 4 --json single_gpu.json

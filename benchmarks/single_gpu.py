@@ -166,10 +166,11 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.layout.models import FAMILIES
     from hpc_mp.layout.placement import Degrees, place
     from hpc_mp.layout.schedule import build as build_schedule
+    from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
     from hpc_mp.train.engine.dropout import Moment
     from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
     from hpc_mp.train.engine.groups import build, everyone
-    from hpc_mp.train.engine.section import Batch, CausalModel, hugging_face_config
+    from hpc_mp.train.engine.section import Batch
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     family = FAMILIES[case.config["model_type"]]

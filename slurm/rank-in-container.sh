@@ -11,7 +11,7 @@
 # shellcheck disable=SC2154 # all of these
 
 if [ "${HPC_MP_TOKEN-}" != "$hpc_mp_token" ]; then
-    echo "hpc-mp: attempt ${HPC_MP_TOKEN-} is not the run's current one any more; it ends" >&2
+    echo "hpc-mp: attempt ${HPC_MP_TOKEN-} is no longer the run's current one; it ends" >&2
     exit 1
 fi
 # shellcheck disable=SC2086 # names, each a word
@@ -32,7 +32,7 @@ missing() { # KEY VALUE VALUE_AS_JSON WHY REMEDY
 }
 
 if ! hpc_mp_place "${SLURMD_NODENAME-} ${SLURM_LOCALID-}"; then
-    echo "hpc-mp: host ${SLURMD_NODENAME-}, local rank ${SLURM_LOCALID-}: is no rank's place" >&2
+    echo "hpc-mp: host ${SLURMD_NODENAME-}, local rank ${SLURM_LOCALID-}: is not the place of a rank" >&2
     exit 2
 fi
 # A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.
@@ -40,8 +40,8 @@ export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}" PYTHONFAULTHANDLER="${PYTHONFAUL
 hpc_mp_tell
 cd -- "$hpc_mp_directory" ||
     missing program.directory "$hpc_mp_directory" "$hpc_mp_directory_json" "cannot be entered in the container" \
-        "name one that the image has, or that slurm.container_mounts brings there"
+        "set it to a directory of the image or of slurm.container_mounts"
 command -v "$hpc_mp_name" >/dev/null ||
-    missing "program.command[0]" "$hpc_mp_name" "$hpc_mp_name_json" "is not there in the container, or not executable" \
-        "name a program of the image, or bring it there by slurm.container_mounts"
+    missing "program.command[0]" "$hpc_mp_name" "$hpc_mp_name_json" "does not exist in the container, or is not executable" \
+        "name a program of the image, or mount it with slurm.container_mounts"
 hpc_mp_become

@@ -30,9 +30,9 @@ settings.load_profile("ci")  # --hypothesis-profile names another
 
 # The files that take longest go first, so that no worker sits with one of them while the others have nothing left.
 LONGEST = (
-    "test_heartbeat", "test_checkpoint", "test_launch_resume", "test_gate", "test_exact_products", "test_export",
-    "test_exact_zero", "test_exact_controls", "test_doctor_node", "test_order_slurm", "test_emulator",
-    "test_survey_agents", "test_exact_tensor", "test_package", "test_launch_slurm", "test_exact_numbers",
+    "test_heartbeat", "test_checkpoint", "test_launch_resume", "test_gate", "test_exact_layouts", "test_export",
+    "test_exact_controls", "test_doctor_node", "test_order_slurm", "test_emulator",
+    "test_survey_agents", "test_package", "test_launch_slurm", "test_exact_numbers",
     "test_profile_slurm", "test_survey_lab", "test_launch",
 )
 

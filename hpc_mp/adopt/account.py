@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Fate(Enum):
-    """The fates of a line, the gravest last. A line that several statements share gets the gravest of their fates."""
+    """The fates of a line, the most serious last. A line that several statements share gets the most serious one."""
 
     DROPPED = "dropped"
     KEPT = "kept"
@@ -26,7 +26,7 @@ class LineFate:
     Attributes:
         first, last: the lines, counted from 1.
         text: the text of the lines, joined into one.
-        where: the key of the job file that holds it, or its replacement; empty if neither exists.
+        where: the key of the job file for it or its replacement; empty without one.
         why: the reason.
     """
 
@@ -43,33 +43,34 @@ class LineFate:
 
 
 def joined(fates: Iterable[LineFate], lines: Sequence[str]) -> tuple[LineFate, ...]:
-    """Merge entries that share a line, and sort them by line. Every line that is not blank is in exactly one entry."""
+    """Merge entries that share a line, and sort them by line. Every non-blank line is in exactly one entry."""
     groups: list[list[LineFate]] = []
-    for each in sorted(fates, key=lambda fate: (fate.first, fate.last)):
-        if groups and each.first <= max(one.last for one in groups[-1]):
-            groups[-1].append(each)
+    for fate in sorted(fates, key=lambda fate: (fate.first, fate.last)):
+        if groups and fate.first <= max(member.last for member in groups[-1]):
+            groups[-1].append(fate)
         else:
-            groups.append([each])
-    found = [_together(group, lines) for group in groups]
-    covered = {number for each in found for number in range(each.first, each.last + 1)}
-    rest = [LineFate(number, number, _short(line), Fate.DROPPED, "", "no statement: it ends the one before it, or says nothing")
+            groups.append([fate])
+    merged = [_together(group, lines) for group in groups]
+    covered = {number for fate in merged for number in range(fate.first, fate.last + 1)}
+    unused = "not a statement: the end of the previous one, or without effect"
+    rest = [LineFate(number, number, _short(line), Fate.DROPPED, "", unused)
             for number, line in enumerate(lines, start=1) if line.strip() and number not in covered]
-    return tuple(sorted((*found, *rest), key=lambda fate: fate.first))
+    return tuple(sorted((*merged, *rest), key=lambda fate: fate.first))
 
 
 def _together(group: Sequence[LineFate], lines: Sequence[str]) -> LineFate:
-    first, last = min(each.first for each in group), max(each.last for each in group)
-    gravest = max((each.fate for each in group), key=_GRAVITY.index)
+    first, last = min(fate.first for fate in group), max(fate.last for fate in group)
+    gravest = max((fate.fate for fate in group), key=_GRAVITY.index)
     text = " ".join(line.strip() for line in lines[first - 1:last] if line.strip())
-    if len({each.fate for each in group}) == 1:
-        why = "; ".join(dict.fromkeys(each.why for each in group if each.why))
+    if len({fate.fate for fate in group}) == 1:
+        why = "; ".join(dict.fromkeys(fate.why for fate in group if fate.why))
     else:
-        why = "; ".join(dict.fromkeys(f"{_short(each.text, 40)}: {each.fate.value}{f', {each.why}' if each.why else ''}"
-                                      for each in group))
+        why = "; ".join(dict.fromkeys(f"{_short(fate.text, 40)}: {fate.fate.value}{f', {fate.why}' if fate.why else ''}"
+                                      for fate in group))
     return LineFate(first, last, _short(text), gravest,
-                    ", ".join(dict.fromkeys(part for each in group for part in each.where.split(", ") if part)), why)
+                    ", ".join(dict.fromkeys(part for fate in group for part in fate.where.split(", ") if part)), why)
 
 
-def _short(text: str, most: int = 100) -> str:
+def _short(text: str, limit: int = 100) -> str:
     plain = " ".join(text.split())
-    return plain if len(plain) <= most else f"{plain[:most - 1]}…"
+    return plain if len(plain) <= limit else f"{plain[:limit - 1]}…"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
-from hpc_mp.adopt.blanks import BLANK
-from hpc_mp.adopt.containers import StepContainer, container_of
-from hpc_mp.cluster.slurm.options import conflicting, contradicting, extra_options, refused_options
+from hpc_mp.cluster.slurm.option_syntax import Option
+from hpc_mp.cluster.slurm.options import conflicting, contradicting, extra_options, refused_options, script_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
-from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
 from hpc_mp.lint.sbatch.script import Script
 
@@ -24,16 +23,16 @@ PLAIN = {"partition": "slurm.partition", "account": "slurm.account", "qos": "slu
          "reservation": "slurm.reservation", "switches": "slurm.switches"}
 SIZES = frozenset({"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
                    "ntasks-per-gpu", "tres-per-task"})
-LOGS = frozenset({"output", "error", "open-mode", "job-name", "export", "input"})  # hpc-mp sets these itself
+LOGS = frozenset({"output", "error", "open-mode", "job-name"})  # hpc-mp sets these itself
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """The GPUs per node that the script asks for.
+    """The GPUs per node that the script requests.
 
     Attributes:
         count: the number per node; None if unknown.
-        form: the value of ``slurm.gpu_request``.
+        form: the value of ``slurm.gpu_request``; ``auto`` if they are not counted per node.
         others: the whole value of ``--gres`` if it names more than GPUs.
     """
 
@@ -48,17 +47,17 @@ class Request:
     """The request of the directives.
 
     Attributes:
+        options: the names of all options.
         nodes: the number of nodes; None if the script leaves it to Slurm.
         tasks_per_node: the tasks per node of the allocation; 1 by default.
-        ntasks: the number of tasks as given.
+        ntasks: the number of tasks in the script.
         cpus: the CPUs per task.
-        keys: dotted keys of the job file with their values.
+        keys: dotted keys of the job file with their values, except for sizes.
         directory: the working directory passed to sbatch.
         elements: the numbers of an array's elements.
-        exported: the variables that ``--export`` sets.
-        container: the container in which the whole script runs.
     """
 
+    options: frozenset[str]
     nodes: int | None
     tasks_per_node: int
     ntasks: int | None
@@ -68,12 +67,6 @@ class Request:
     fates: tuple[LineFate, ...]
     directory: str | None = None
     elements: tuple[str, ...] = ()
-    exported: Mapping[str, str] = field(default_factory=dict)
-    container: StepContainer = field(default_factory=StepContainer)
-
-    @property
-    def total_tasks(self) -> int:
-        return self.ntasks or (self.nodes or 1) * self.tasks_per_node
 
 
 @dataclass(slots=True)
@@ -85,7 +78,6 @@ class _RequestSoFar:
     fates: list[LineFate] = field(default_factory=list)
     directory: str | None = None
     elements: tuple[str, ...] = ()
-    exported: dict[str, str] = field(default_factory=dict)
 
     def note(self, option: Option, fate: Fate, where: str, why: str) -> None:
         self.fates.append(LineFate(option.line, option.line, self.lines[option.line - 1].strip(), fate, where, why))
@@ -96,120 +88,155 @@ class _RequestSoFar:
 
 
 def read_request(script: Script) -> Request:
-    """Read the directives of a script; of a heterogeneous job, those of the first component."""
+    """Read the directives of a script; for a heterogeneous job, those of the first component."""
     reading = _RequestSoFar(script.lines)
     last = {option.name: option for option in script.options}
-    pyxis: list[Option] = []
     for option in script.options:
-        if last[option.name] is not option and option.name != "export":
-            reading.note(option, Fate.DROPPED, "", f"--{option.name} is given again in line {last[option.name].line}, which "
-                                                   "counts")
-        elif "container" in option.name and option.name != "container":
-            pyxis.append(option)
+        if last[option.name] is not option:
+            reading.note(option, Fate.DROPPED, "", f"--{option.name} is set again in line {last[option.name].line}: the last "
+                                                   "one counts")
         elif (why := not_understood(option)) is not None and option.name not in LOGS:
             reading.note(option, Fate.LOST, "", why)
         elif option.name not in SIZES:
             _ROWS.get(option.name, _any)(reading, option)
-    container = container_of(None, pyxis)
-    for option, key, why in container.said:
-        reading.note(option, Fate.KEPT if key else Fate.LOST, key, why)
     _contradictions(reading, last)
     for number, component in enumerate(script.header.components[1:], start=2):
         for option in component:
-            reading.note(option, Fate.LOST, "", f"is of component {number} of a heterogeneous job: write slurm.components "
-                                                "by hand")
+            reading.note(option, Fate.LOST, "", f"belongs to component {number} of a heterogeneous job: write "
+                                                "slurm.components by hand")
     for word in script.header.strays:
         option = Option(word.text, None, word.line, False)
-        reading.note(option, Fate.DROPPED, "", f"“{word.text}” is no option")
+        reading.note(option, Fate.DROPPED, "", f"“{word.text}” is not an option")
     for line in script.header.unmatched:
-        reading.note(Option("", None, line, False), Fate.LOST, "", "a quote is not closed")
+        reading.note(Option("", None, line, False), Fate.LOST, "", "an unclosed quote")
     nodes, ntasks, per_node = _nodes(script), script.number("ntasks"), script.number("ntasks-per-node")
-    gpus = _gpus(script, nodes)
-    if nodes is not None and ntasks:  # then --ntasks-per-node is an upper limit
+    if nodes is not None and ntasks:  # sbatch takes no more nodes than tasks
         nodes = min(nodes, ntasks)
-        per_node = -(-ntasks // nodes)
-    elif per_node is None and (each := script.number("ntasks-per-gpu")) and gpus and gpus.count:
-        per_node = each * gpus.count
-    return Request(nodes, per_node or (ntasks if nodes is None and ntasks else 1), ntasks, script.number("cpus-per-task"), gpus,
-                   reading.keys, tuple(reading.fates), reading.directory, reading.elements, reading.exported, container)
+        per_node = per_node or -(-ntasks // nodes)
+    return Request(frozenset(last), nodes, per_node or (ntasks if nodes is None and ntasks else 1), ntasks,
+                   script.number("cpus-per-task"), _gpus(script, nodes), reading.keys, tuple(reading.fates), reading.directory,
+                   reading.elements)
+
+
+def size_fates(script: Script, literal: bool) -> list[LineFate]:
+    """Return the fates of the lines about sizes.
+
+    Args:
+        literal: True if hpc-mp starts the ranks; else the options are unchanged.
+    """
+    keys = {"nodes": "job.nodes", "ntasks": "job.nodes, job.ranks_per_node", "ntasks-per-node": "job.ranks_per_node",
+            "gres": "slurm.gpu_request", "gpus-per-node": "slurm.gpu_request"}
+    fates = []
+    for option in script.options:
+        if option.name in SIZES and not_understood(option) is None and script.option(option.name) is option:
+            extra = f"slurm.extra.{option.name}"
+            where = keys.get(option.name, extra) if literal or option.name == "nodes" else extra
+            least = option.name == "nodes" and "-" in (option.value or "")
+            fates.append(LineFate(option.line, option.line, script.lines[option.line - 1].strip(),
+                                  Fate.REPLACED if least else Fate.KEPT, where,
+                                  "a job has a fixed number of nodes: the minimum of the range" if least else ""))
+    return fates
+
+
+def script_keys(script: Script, request: Request, file: Path, arguments: Sequence[str], submitted: Path) -> dict[str, Any]:
+    """Return the keys with which the script runs unchanged: its sizes, and the variables that its own sbatch would set.
+
+    Args:
+        file: the script, absolute.
+        submitted: the directory in which sbatch would be called.
+    """
+    keys: dict[str, Any] = {
+        "job.nodes": request.nodes or 1, "job.ranks_per_node": request.tasks_per_node, "program.start": "script",
+        "program.command": (str(file), *arguments), "program.silent_limit": 0, "program.stop_codes": (),
+        "slurm.gpu_request": "none", "program.environment.SLURM_SUBMIT_DIR": str(submitted)}
+    name = script.value("job-name") or file.name
+    if name != request.keys.get("job.name", job_name(file.name)):
+        keys["program.environment.SLURM_JOB_NAME"] = name
+    for option in script.options:
+        if option.name in SIZES - {"nodes"} and not_understood(option) is None and option.value:
+            keys[f"slurm.extra.{option.name}"] = option.value
+    numbers = sorted(map(int, request.elements))
+    if numbers:
+        keys |= {f"program.environment.SLURM_ARRAY_TASK_{name}": str(value) for name, value in (
+            ("COUNT", len(numbers)), ("MIN", numbers[0]), ("MAX", numbers[-1]))}
+    return keys
 
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
-    """Keep the last of several options that sbatch refuses together, or of which it silently drops one."""
-    for groups, why in ((contradicting(), "sbatch drops one of them in silence"),
-                        (conflicting(), "sbatch refuses both together")):
+    """Keep the last of several options if sbatch refuses them together or silently drops one."""
+    for groups, why in ((contradicting(), "sbatch silently drops one of them"),
+                        (conflicting(), "sbatch refuses them together")):
         for group in groups:
-            given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
-                           key=lambda option: option.line)
+            options = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
+                             key=lambda option: option.line)
             sizes = [last[name] for name in group if name in SIZES and name in last]  # the job's sizes come from these
-            kept = (*given, *sizes)[-1:]
-            for option in given if sizes else given[:-1]:
+            winner = (*options, *sizes)[-1:]
+            for option in options if sizes else options[:-1]:
                 del reading.keys[f"slurm.extra.{option.name}"]
-                reading.fates = [each for each in reading.fates if each.first != option.line]
-                reading.note(option, Fate.LOST, "", f"it contradicts --{kept[0].name}: {why}")
+                reading.fates = [fate for fate in reading.fates if fate.first != option.line]
+                reading.note(option, Fate.LOST, "", f"it contradicts --{winner[0].name}: {why}")
 
 
-_PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|@\[|{BLANK}|^\[.*\]$|^\{{\w+\}}$|^!\w")
+_PLACEHOLDER = re.compile(r"\{\{|\{%|@\[|<[^<>]+>|^\[.*\]$|^\{\w+\}$|^!\w")
 
 
 def not_understood(option: Option) -> str | None:
-    """Return the reason why sbatch cannot use the value of a directive: a shell or a template should have filled it in."""
+    """Return the reason for which sbatch cannot use a directive's value: it needs a shell, a template, or another form."""
     value = option.value or ""
-    if (found := unexpanded(option)) is not None or (
-            option.name == "mail-user" and (found := next(iter(re.findall(r"\$\{?\w+\}?", value)), None))):
-        return f"“{found}” in a directive: sbatch expands nothing; write what it stands for into the job file"
+    if (variable := unexpanded(option)) is not None or (
+            option.name == "mail-user" and (variable := next(iter(re.findall(r"\$\{?\w+\}?", value)), None))):
+        return f"“{variable}” in a directive: sbatch expands no variables; write its value into the job file"
     if _PLACEHOLDER.search(value) and option.name not in ("array", "comment"):
-        return f"“{value}” is to be filled in: write it into the job file"
-    if (words := malformed(option)) is not None:
-        return f"sbatch does not understand “{value}” there, but {words}"
+        return f"“{value}” is a placeholder: write its value into the job file"
+    if (expected := malformed(option)) is not None:
+        return f"sbatch does not understand “{value}”; it accepts {expected}"
     return None
 
 
 def _nodes(script: Script) -> int | None:
-    """Return the number of nodes: as given, the minimum of a range, or derived from tasks and tasks per node."""
-    if (given := re.match(r"(\d+)([kK]?)", script.value("nodes") or "")) is not None:
-        return max(1, int(given[1]) * (1024 if given[2] else 1))
+    """Return the number of nodes: that of --nodes, the minimum of its range, or derived from tasks and tasks per node."""
+    if (match := re.match(r"(\d+)([kK]?)", script.value("nodes") or "")) is not None:
+        return max(1, int(match[1]) * (1024 if match[2] else 1))
     ntasks, per_node = script.number("ntasks"), script.number("ntasks-per-node")
     return -(-ntasks // per_node) if ntasks and per_node else None
 
 
 def _gpus(script: Script, nodes: int | None) -> GpuCount | None:
-    """Return the GPUs from the most specific of Slurm's options that is given."""
-    if (each := script.value("gpus-per-node")) is not None:
-        return _typed(each, "gpus-per-node", 1)
-    if (gres := script.value("gres")) is not None and (named := re.search(r"(?:^|,)(?:gres/)?gpu(?=[:=,]|$)[:=]?([^,]*)", gres)):
-        found = _typed(named[1] or "1", "gres", 1)
-        return GpuCount(found.count, found.type, "gres", gres if "," in gres else "")
-    if (each := script.value("gpus-per-task")) is not None:
+    """Return the GPUs from the most specific of Slurm's options in the script."""
+    if (per_node := script.value("gpus-per-node")) is not None:
+        return _typed(per_node, "gpus-per-node", 1)
+    if (gres := script.value("gres")) is not None and (match := re.search(r"(?:^|,)(?:gres/)?gpu(?=[:=,]|$)[:=]?([^,]*)", gres)):
+        count = _typed(match[1] or "1", "gres", 1)
+        return GpuCount(count.count, count.type, "gres", gres if "," in gres else "")
+    if (per_task := script.value("gpus-per-task")) is not None:
         tasks = script.number("ntasks-per-node") or -(-script.tasks // max(1, nodes or 1))
-        return _typed(each, "auto", 1 / max(1, tasks))
-    if (all_of_them := script.value("gpus")) is not None:
-        return _typed(all_of_them, "auto", nodes or 1)
+        return _typed(per_task, "auto", 1 / max(1, tasks))
+    if (total := script.value("gpus")) is not None:
+        return _typed(total, "auto", nodes or 1)
     return None
 
 
 def _typed(value: str, form: str, shares: float) -> GpuCount:
     """Parse ``h100:8``, ``8``, ``1080ti``, ``gpu:8(S:0-1)``, and divide the count by ``shares``."""
-    found = re.fullmatch(r"(?:(?:([\w.-]+)[:=])?(\d+)|([\w.-]+?)[:=]?)(?:\(.*\))?", value.strip())
-    if found is None or (found[2] and not int(found[2])):
+    match = re.fullmatch(r"(?:(?:([\w.-]+)[:=])?(\d+)|([\w.-]+?)[:=]?)(?:\(.*\))?", value.strip())
+    if match is None or (match[2] and not int(match[2])):
         return GpuCount(None, None, form)
-    return GpuCount(max(1, round(int(found[2] or 1) / shares)), found[1] or found[3], form)
+    return GpuCount(max(1, round(int(match[2] or 1) / shares)), match[1] or match[3], form)
 
 
 def _any(reading: _RequestSoFar, option: Option) -> None:
     name, shown = option.name, f"--{option.name}"
     if name in PLAIN and option.value:
         reading.keep(option, PLAIN[name], option.value)
-    elif name in extra_options():
+    elif name in extra_options() or name in script_options():
         reading.keep(option, f"slurm.extra.{name}", True if option.value is None else option.value)
     elif name in refused_options():
         rule, remedy = refused_options()[name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
-    elif not option.known:
-        reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; one of a site's plug-in goes into slurm.setup "
-                                            "as its variable")
+    elif not option.is_known:
+        reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; pass an option of a site's plug-in to srun")
     else:
-        reading.note(option, Fate.DROPPED, "", f"{shown} says how sbatch behaves, not what the job is")
+        reading.note(option, Fate.DROPPED, "", f"{shown} affects sbatch itself, not the job")
 
 
 def _time(reading: _RequestSoFar, option: Option) -> None:
@@ -217,9 +244,9 @@ def _time(reading: _RequestSoFar, option: Option) -> None:
     if TIME.fullmatch(value):
         reading.keep(option, "job.time_limit", value)
     elif value.lower() in ("infinite", "unlimited"):
-        reading.keep(option, "job.time_limit", "0", "no limit is written 0")
+        reading.keep(option, "job.time_limit", "0", "0 means no limit")
     else:
-        reading.note(option, Fate.LOST, "", f"“{value}” is no time that Slurm takes: set job.time_limit")
+        reading.note(option, Fate.LOST, "", f"“{value}” is not a time limit that Slurm accepts: set job.time_limit")
 
 
 def job_name(text: str) -> str:
@@ -231,11 +258,15 @@ def _name(reading: _RequestSoFar, option: Option) -> None:
     value = option.value or ""
     plain = job_name(value)
     reading.keep(option, "job.name", plain, *(() if plain == value else (
-        "a run's directory has its name: letters, digits, dots, dashes", Fate.REPLACED)))
+        "it names a run's directory: letters, digits, dots, dashes", Fate.REPLACED)))
 
 
 def _log(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.REPLACED, "RUN/log", "logs lie in the run directory, one per node and one per rank: hpc-mp logs")
+    reading.note(option, Fate.REPLACED, "RUN/log", "logs are in the run directory: hpc-mp logs")
+
+
+def _input(reading: _RequestSoFar, option: Option) -> None:
+    reading.note(option, Fate.LOST, "", f"a job has no stdin: begin the script with exec <{option.value}")
 
 
 def _requeue(reading: _RequestSoFar, option: Option) -> None:
@@ -243,51 +274,36 @@ def _requeue(reading: _RequestSoFar, option: Option) -> None:
         reading.keep(option, "slurm.extra.no-requeue", True)
         reading.keys["slurm.retries"] = 0
     else:
-        reading.note(option, Fate.REPLACED, "slurm.retries", "the job is always queued again after a fault of a machine")
+        reading.note(option, Fate.REPLACED, "slurm.retries", "the job is always requeued after a machine failure")
 
 
 def _signal(reading: _RequestSoFar, option: Option) -> None:
-    found = re.fullmatch(r"(?:[RB]+:)?(?:SIG)?(\w+)(?:@(\d+))?", option.value or "", re.IGNORECASE)
-    name = SIGNALS.get(found[1].upper()) if found else None
-    if found is None or name is None:
-        reading.note(option, Fate.LOST, "", f"“{option.value}” is none that program.signal takes "
-                                            f"({', '.join(dict.fromkeys(SIGNALS.values()))})")
-        return
-    reading.keys["program.signal"] = name
-    reading.keys["slurm.grace"] = max(1, int(found[2] or 60))
-    reading.note(option, Fate.REPLACED, "program.signal, slurm.grace", "every rank gets it, and not the shell of the script: "
-                 "say program.resumes = true if the program saves then")
+    match = re.fullmatch(r"(?:[RB]+:)?(?:SIG)?(\w+)(?:@(\d+))?", option.value or "", re.IGNORECASE)
+    name = SIGNALS.get(match[1].upper()) if match else None
+    reading.keep(option, "slurm.extra.signal", option.value)
+    if match is not None and name is not None:
+        reading.keys["program.signal"] = name
+        reading.keys["slurm.grace"] = max(1, int(match[2] or 60))
 
 
 def _array(reading: _RequestSoFar, option: Option) -> None:
-    spec, _, most = (option.value or "").partition("%")
+    spec, _, simultaneous = (option.value or "").partition("%")
     numbers: list[str] = []
     for part in spec.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
-        if found is None or int(found[2] or 0) > 10**7:
-            reading.note(option, Fate.LOST, "", f"“{spec}” names no elements: write [sweep]")
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
+        if match is None or int(match[2] or 0) > 10**7:
+            reading.note(option, Fate.LOST, "", f"“{spec}” is not a list of array elements: write [sweep]")
             return
-        first = int(found[1])
-        numbers += map(str, range(first, int(found[2] or first) + 1, max(1, int(found[3] or 1)))[:MOST_RUNS + 1])
+        first = int(match[1])
+        numbers += map(str, range(first, int(match[2] or first) + 1, max(1, int(match[3] or 1)))[:MOST_RUNS + 1])
     if len(numbers) > MOST_RUNS or not numbers:
-        reading.note(option, Fate.LOST, "", f"a sweep has at most {MOST_RUNS} runs: write [sweep] in parts")
+        reading.note(option, Fate.LOST, "", f"a sweep has at most {MOST_RUNS} runs: split it into several [sweep] jobs")
         return
     reading.elements = tuple(dict.fromkeys(numbers))
     reading.keys["sweep.grid"] = {f"program.environment.{ELEMENT}": list(reading.elements)}
-    if most.isdecimal() and int(most):
-        reading.keys["sweep.simultaneous"] = int(most)
+    if simultaneous.isdecimal() and int(simultaneous):
+        reading.keys["sweep.simultaneous"] = int(simultaneous)
     reading.note(option, Fate.REPLACED, "sweep.grid", f"each element is a run of a sweep with its own {ELEMENT}")
-
-
-def _export(reading: _RequestSoFar, option: Option) -> None:
-    named = dict(part.split("=", 1) for part in (option.value or "").split(",") if "=" in part)
-    if not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in named):
-        reading.note(option, Fate.LOST, "", f"“{option.value}” names no variables: set environment.set")
-        return
-    reading.exported.update(named)
-    reading.note(option, Fate.REPLACED, "environment.set" if named else "", "what the submitting shell has of Slurm, NCCL, "
-        "torch and "
-                 "Python is always cleaned, all else is there" + (", and these variables are set" if named else ""))
 
 
 def _chdir(reading: _RequestSoFar, option: Option) -> None:
@@ -295,28 +311,12 @@ def _chdir(reading: _RequestSoFar, option: Option) -> None:
     reading.note(option, Fate.KEPT, "program.directory", "")
 
 
-def _container_hook(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.LOST, "", "an OCI bundle of sbatch --container has no counterpart: set slurm.container")
-
-
-def _exclusive(reading: _RequestSoFar, option: Option) -> None:
-    if option.value in (None, "exclusive"):
-        reading.keys["slurm.extra.exclusive"] = None  # hpc-mp asks for it anyway
-        reading.note(option, Fate.KEPT, "", "whole nodes are what hpc-mp asks for by itself")
-    else:
-        reading.keep(option, "slurm.extra.exclusive", option.value)
-
-
-def _mem(reading: _RequestSoFar, option: Option) -> None:
-    if option.value in ("0", None):
-        reading.keys["slurm.extra.mem"] = None
-        reading.note(option, Fate.KEPT, "", "all memory of a node is what hpc-mp asks for by itself")
-    else:
-        reading.keep(option, "slurm.extra.mem", option.value)
+def _container(reading: _RequestSoFar, option: Option) -> None:
+    reading.note(option, Fate.LOST, "", f"--{option.name} would run the script itself in an image: pass it to srun instead")
 
 
 _ROWS: Mapping[str, Callable[[_RequestSoFar, Option], None]] = {
-    "time": _time, "job-name": _name, "output": _log, "error": _log, "open-mode": _log, "requeue": _requeue,
-    "no-requeue": _requeue, "signal": _signal, "array": _array, "export": _export, "chdir": _chdir, "workdir": _chdir,
-    "container": _container_hook,
-    "exclusive": _exclusive, "mem": _mem}
+    "time": _time, "job-name": _name, "output": _log, "error": _log, "open-mode": _log, "input": _input, "requeue": _requeue,
+    "no-requeue": _requeue, "signal": _signal, "array": _array, "chdir": _chdir, "workdir": _chdir,
+    **dict.fromkeys(("container", "container-image", "container-mounts", "container-workdir", "container-name", "container-save",
+                     "container-mount-home", "container-env", "container-writable", "container-readonly"), _container)}

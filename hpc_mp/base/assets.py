@@ -11,13 +11,10 @@ _SHIPPED = _PACKAGE / "_assets"  # in a wheel; a checkout has slurm/, env/ and c
 
 
 def asset(name: str) -> Path:
-    """Return the path of a data file or folder, such as ``"slurm/job.sbatch.j2"``.
-
-    Raises:
-        HpcMpError: nothing of that name was installed.
-    """
+    """Return the path of a data file or folder, such as ``"slurm/job.sbatch.j2"``. Raises HpcMpError if nothing of that name was
+    installed."""
     root = _SHIPPED if _SHIPPED.is_dir() else _PACKAGE.parent
     path = root / name
     if not path.exists():
-        raise HpcMpError(f"asset {name}", f"was not installed: there is none in {root}", "install hpc-mp again")
+        raise HpcMpError(f"asset {name}", f"is not installed in {root}", "reinstall hpc-mp")
     return path

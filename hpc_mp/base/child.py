@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when ``parent`` ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel was asked
+    if os.getppid() != parent:  # the parent ended before the kernel was asked
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import signal
 
 MEANINGS = {
-    signal.SIGKILL: "the system ran out of memory, or somebody killed it",
-    signal.SIGTERM: "somebody ended it",
-    signal.SIGINT: "somebody interrupted it",
+    signal.SIGKILL: "the system ran out of memory, or another process killed it",
+    signal.SIGTERM: "another process asked it to end",
+    signal.SIGINT: "it was interrupted, for example with Ctrl-C",
     signal.SIGHUP: "its terminal was closed",
-    signal.SIGSEGV: "native code used memory that is not its own",
+    signal.SIGSEGV: "native code accessed invalid memory",
     signal.SIGBUS: "a mapped file was cut short, or /dev/shm is full",
-    signal.SIGABRT: "native code gave up",
+    signal.SIGABRT: "native code aborted",
     signal.SIGILL: "a library was built for another CPU",
-    signal.SIGFPE: "native code divided by zero or the like",
+    signal.SIGFPE: "an arithmetic error in native code, such as a division by zero",
     signal.SIGXCPU: "the limit on CPU time was reached (ulimit -t)",
     signal.SIGXFSZ: "the limit on file size was reached (ulimit -f)",
 }
 NAMES = {number.value: number.name for number in signal.Signals}
+SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}  # by the C library's words
 
 
 def ending(code: int) -> str:

@@ -11,17 +11,14 @@ REMEDY = 'install the rest with: pip install "hpc-mp[train]"'
 
 
 def need_train(what: str) -> None:
-    """Refuse ``what``, such as ``launch --on local``, if a library of the rank half is missing. Imports none of them.
-
-    Raises:
-        HpcMpError: a library is missing.
-    """
+    """Refuse ``what``, such as ``launch --on local``, if a library of the rank half is missing. Imports none of them. Raises
+    HpcMpError."""
     absent = [name for name in TRAIN if find_spec(name) is None]
     if absent:
-        raise HpcMpError(what, f"needs {', '.join(absent)}, and a plain installation of hpc-mp does without", REMEDY)
+        raise HpcMpError(what, f"needs {', '.join(absent)}, which a plain installation of hpc-mp omits", REMEDY)
 
 
 def missing_extra(error: ModuleNotFoundError) -> HpcMpError | None:
     """Return the same error for a failed import; None if the missing module is not one of these libraries."""
     name = (error.name or "").partition(".")[0]
-    return HpcMpError(name, "is not installed: a plain installation of hpc-mp does without", REMEDY) if name in TRAIN else None
+    return HpcMpError(name, "is not installed: a plain installation of hpc-mp omits it", REMEDY) if name in TRAIN else None

@@ -13,11 +13,8 @@ from hpc_mp.base.errors import HpcMpError
 
 
 def text_of(file: Path, kind: str) -> str:
-    """Return a user's file with its own line ends. Bytes that are not UTF-8 become visible replacement characters.
-
-    Raises:
-        HpcMpError: the file cannot be read; the remedy asks for a ``kind`` of file.
-    """
+    """Return a user's file with its own line ends. Bytes that are not UTF-8 become visible replacement characters. Raises
+    HpcMpError if the file cannot be read, with a remedy that asks for a ``kind`` of file."""
     try:
         return file.read_bytes().decode("utf-8", "replace")
     except OSError as error:
@@ -54,11 +51,8 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def write_text(path: Path, text: str, opener: Callable[[str, int], int] = private) -> None:
-    """Publish a file atomically and durably (temporary name, fsync, rename). By default it is as private as its directory.
-
-    Raises:
-        OSError: the file cannot be written; the old file still exists then.
-    """
+    """Publish a file atomically and durably (temporary name, fsync, rename). By default it is as private as its directory. Raises
+    OSError if the file cannot be written; the old file still exists then."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")  # threads may publish it concurrently
     try:
         with open(temporary, "w", encoding="utf-8", opener=opener) as file:
@@ -95,5 +89,5 @@ def cut_metrics(path: Path, step: int) -> None:
     """Keep only the records up to ``step``: a resume from there writes the later ones again."""
     if not path.exists():
         return
-    kept = [record for record in read_lines(path) if record["step"] <= step]
-    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+    records = [record for record in read_lines(path) if record["step"] <= step]
+    write_text(path, "".join(json.dumps(record) + "\n" for record in records))

@@ -62,13 +62,13 @@ class Hit(NamedTuple):
 
     Attributes:
         line: line number, counted from 1; 0 if there are no lines.
-        it, advice: the words that fill ``{it}`` and ``{advice}`` in the rule's texts.
+        item, advice: the words that fill ``{it}`` and ``{advice}`` in the rule's texts.
         file: the file, if it is not the one under check.
         subject: subject of the finding.
     """
 
     line: int = 0
-    it: str = ""
+    item: str = ""
     advice: str = ""
     file: str | None = None
     subject: str = ""
@@ -104,7 +104,7 @@ class Rule(Generic[Case]):
 def filled(text: str, hit: Hit) -> str:
     """Return a rule's text with the words of a hit. A text that begins with the advice is capitalized."""
     advice = hit.advice[:1].upper() + hit.advice[1:] if text.startswith("{advice}") else hit.advice
-    return re.sub(r"\{(it|advice)\}", lambda field: advice if field[1] == "advice" else hit.it, text)
+    return re.sub(r"\{(it|advice)\}", lambda field: advice if field[1] == "advice" else hit.item, text)
 
 
 def weight(finding: Finding) -> int:
@@ -135,9 +135,9 @@ def nagios_line(findings: Sequence[Finding]) -> str:
     """Return one line in a monitor's format: the state, the counts, the gravest finding, and the counts as performance data."""
     gravest = min(findings, key=weight, default=None)
     state = NAGIOS_NAMES[NAGIOS[worst(findings)]]
-    words = summary(findings) or "nothing was looked at"
+    text = summary(findings) or "nothing was checked"
     if gravest is not None and gravest.severity not in ("ok", "info"):
-        words += f"; {gravest.code}{f' {gravest.subject}' if gravest.subject else ''}: {gravest.message}"
+        text += f"; {gravest.code}{f' {gravest.subject}' if gravest.subject else ''}: {gravest.message}"
     counts = Counter(finding.severity for finding in findings)
     figures = " ".join(f"{severity}={counts[severity]}" for severity in SEVERITIES)
-    return f"HPC-MP {state} - {' '.join(words.replace('|', '/').split())} | {figures}"
+    return f"HPC-MP {state} - {' '.join(text.replace('|', '/').split())} | {figures}"

@@ -85,9 +85,9 @@ def duration(seconds: float) -> str:
         unit, name = short_unit(seconds)
         return f"{seconds / unit:.3g} {name}"
     parts: list[tuple[int, str]] = []
-    left = round(seconds)
+    remainder = round(seconds)
     for length, name in LONG:
-        count, left = divmod(left, length)
+        count, remainder = divmod(remainder, length)
         if count or parts:
             parts.append((count, name))
     return " ".join(f"{count} {name}" for count, name in parts[:2] if count)
@@ -118,30 +118,30 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 def escaped(text: str) -> str:
     """Return the text with control characters escaped (``\\x1b``), except line ends and tabs: it must not control a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # and direction marks
 
 
-def several(names: Sequence[str], most: int = 4) -> str:
+def several(names: Sequence[str], limit: int = 4) -> str:
     """Return the first names and the number of the remaining ones: ``n1, n2, n3, n4 and 12 more``."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def nearest(word: str, known: Iterable[str], likeness: float = 0.6, most: int = 1) -> list[str]:
-    """Return the known words that this one may be a typo of, the most similar first. Case does not count.
+def nearest(word: str, candidates: Iterable[str], likeness: float = 0.6, limit: int = 1) -> list[str]:
+    """Return the candidates that this word may be a typo of, the most similar first. Case does not count.
 
     Args:
         likeness: minimum of difflib's ratio, between 0 and 1. A mere hint uses 0.6; a linter that reports similar words asks
             for more.
-        most: maximum number of words.
+        limit: maximum number of words.
     """
-    by_case = {each.casefold(): each for each in known}
-    return [by_case[near] for near in get_close_matches(word.casefold(), by_case, most, likeness)]
+    by_case = {name.casefold(): name for name in candidates}
+    return [by_case[near] for near in get_close_matches(word.casefold(), by_case, limit, likeness)]
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", likeness: float = 0.6, most: int = 1) -> str:
-    """Return ``did you mean 'tensor'?``, or ``otherwise`` if no known word is similar."""
-    near = nearest(word, known, likeness, most)
+def did_you_mean(word: str, candidates: Iterable[str], otherwise: str = "", likeness: float = 0.6, limit: int = 1) -> str:
+    """Return ``did you mean 'tensor'?``, or ``otherwise`` if no candidate is similar."""
+    near = nearest(word, candidates, likeness, limit)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise

@@ -190,8 +190,8 @@ class MachineType:
 
         Sources: Azure's page on constrained sizes (price), github.com/MicrosoftDocs/azure-docs/issues/23017 (quota).
         """
-        whole = re.match(r"Standard_[A-Z]+(\d+)-", self.name)
-        return int(whole[1]) if whole else self.vcpus
+        match = re.match(r"Standard_[A-Z]+(\d+)-", self.name)
+        return int(match[1]) if match else self.vcpus
 
     @property
     def is_v100(self) -> bool:
@@ -221,14 +221,14 @@ class Catalogue:
 
     def of(self, *clouds: str) -> Iterator[MachineType]:
         """Return the machine types of these clouds."""
-        return (each for each in self.machines.values() if each.cloud in clouds)
+        return (machine for machine in self.machines.values() if machine.cloud in clouds)
 
 
 def build(gpus: Mapping[str, Row], machines: Mapping[str, Row], sources: Mapping[str, str]) -> Catalogue:
     """Build a catalogue from complete and validated rows, keyed by name."""
     models = {name: GpuModel(name=name, **_frozen(gpus[name])) for name in sorted(gpus, key=len, reverse=True)}
     types = [_machine(name, row, models) for name, row in machines.items()]
-    return Catalogue(models, {each.name.casefold(): each for each in types}, sources)
+    return Catalogue(models, {machine.name.casefold(): machine for machine in types}, sources)
 
 
 def _machine(name: str, row: Row, models: Mapping[str, GpuModel]) -> MachineType:

@@ -46,20 +46,20 @@ class Rows(TypedDict):
 
 def own_files(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the files of the site, of the user, and of ``HPC_MP_MACHINES``. Rows of later files override."""
-    found = [folder / FILE for folder in reversed(config_folders(environ)) if (folder / FILE).is_file()]
+    files = [folder / FILE for folder in reversed(config_folders(environ)) if (folder / FILE).is_file()]
     named = environ.get(VARIABLE)
-    return (*found, *([Path(named)] if named else []))
+    return (*files, *([Path(named)] if named else []))
 
 
-def read_rows(own: Iterable[Path]) -> Rows:
-    """Return the rows of the shipped files, overridden by those of ``own``.
+def read_rows(files: Iterable[Path]) -> Rows:
+    """Return the rows of the shipped files, overridden by those of ``files``.
 
     Raises:
         HpcMpError: a file cannot be read, a key is unknown, missing or of the wrong type, or a referenced name does not exist.
     """
     nothing = Rows(gpus={}, machines={}, sources={})
     rows = _layer(nothing, [(path, _parse(path)) for path in sorted(asset(ASSET).glob("*.toml"))], shipped=True)
-    for path in own:
+    for path in files:
         rows = _layer(rows, [(path, _parse(path))], shipped=False)
     return rows
 
@@ -72,8 +72,8 @@ def _layer(below: Rows, files: Sequence[tuple[Path, Row]], shipped: bool) -> Row
     for name, (path, _) in placed.items():
         _check_gpu(f"{name} in {path}", machines[name], gpus)
     sources = {name: text for _, tree in files for name, text in tree.get("sources", {}).items()}
-    own = {} if shipped else {str(path): str(path) for path, _ in files}
-    return Rows(gpus=gpus, machines=machines, sources=below["sources"] | sources | own)
+    file_sources = {} if shipped else {str(path): str(path) for path, _ in files}
+    return Rows(gpus=gpus, machines=machines, sources=below["sources"] | sources | file_sources)
 
 
 def _placed(files: Sequence[tuple[Path, Row]], table: str) -> dict[str, tuple[Path, Row]]:
@@ -92,17 +92,17 @@ def _complete(name: str, placed: Placed, below: Mapping[str, Row], shipped: bool
     """Return a row with the figures inherited by ``like``, and with the source of every figure."""
     path, row = placed[name]
     like: str | None = row.get("like")
-    said = f"like = {like!r} of {name} in {path}"
+    reference = f"like = {like!r} of {name} in {path}"
     if like is None:
         base: Row = {}
     elif like in waiting:
-        raise HpcMpError(said, "leads back to itself", "name a row that stands by itself")
+        raise HpcMpError(reference, "refers back to itself", "name a row that does not depend on this one")
     elif like in placed and like != name:
         base = _complete(like, placed, below, shipped, (*waiting, name))
     elif like in below:
         base = below[like]
     else:
-        raise HpcMpError(said, "is in no file of the catalogue", _meant(like, {**below, **placed}))
+        raise HpcMpError(reference, "is not in any file of the catalogue", _meant(like, {**below, **placed}))
     own = {key: value for key, value in row.items() if key not in ("like", "from")}
     differs = {key for key, value in own.items() if value != base.get(key)}
     inherited = {key: value for key, value in base.items()
@@ -121,38 +121,38 @@ def _check_form(where: str, row: Row, kind: Kind, form: TypeAdapter[Any]) -> Non
         return
     key = ".".join(map(str, first["loc"]))
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        known = [each.name for each in fields(_FORMS[kind]) if each.name not in ("name", "cloud", "sources")]
-        raise HpcMpError(f"{key} of {where}", "is no figure of the catalogue", _meant(key, [*known, "like", "from"]))
+        keys = [field.name for field in fields(_FORMS[kind]) if field.name not in ("name", "cloud", "sources")]
+        raise HpcMpError(f"{key} of {where}", "is not a key of the catalogue", _meant(key, [*keys, "like", "from"]))
     if first["type"] in ("missing", "missing_argument"):
-        raise HpcMpError(f"{key} of {where}", "is missing", "give it, or `like = \"NAME\"` of a row that has it")
-    raise HpcMpError(f"{key} = {first['input']!r} of {where}", f"is refused ({first['msg']})",
-                     "write it as the rows of env/machines do")
+        raise HpcMpError(f"{key} of {where}", "is missing", "add it, or `like = \"NAME\"` with the name of a row that has it")
+    raise HpcMpError(f"{key} = {first['input']!r} of {where}", f"is invalid ({first['msg']})",
+                     "use the format of the rows in env/machines")
 
 
 def _check_gpu(where: str, row: Row, gpus: Mapping[str, Row]) -> None:
     gpu, count = row.get("gpu"), row.get("gpus", 0)
     if gpu is not None and gpu not in gpus:
-        raise HpcMpError(f"gpu = {gpu!r} of {where}", "is no row of [gpu]", _meant(str(gpu), gpus))
+        raise HpcMpError(f"gpu = {gpu!r} of {where}", "is not a row of [gpu]", _meant(str(gpu), gpus))
     if bool(gpu) != bool(count):
-        raise HpcMpError(f"gpus = {count} of {where}", f"does not go with gpu = {gpu!r}", "give both or none")
+        raise HpcMpError(f"gpus = {count} of {where}", f"does not match gpu = {gpu!r}", "set both, or neither")
     if "marks" in row and not gpu and not row["marks"].get("product"):
-        raise HpcMpError(f"marks of {where}", "fit any machine of that vendor",
-                         "give `product` too, as /sys/class/dmi/id/product_name has it")
+        raise HpcMpError(f"marks of {where}", "match every machine of that vendor",
+                         "add `product`, with the text of /sys/class/dmi/id/product_name")
 
 
 def _parse(path: Path) -> Row:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise HpcMpError(f"machines file {path}", f"cannot be read ({error})", "mend or remove it") from None
+        raise HpcMpError(f"machines file {path}", f"cannot be read ({error})", "correct or remove it") from None
     for table, content in tree.items():
         if table not in _TABLES:
-            raise HpcMpError(f"[{table}] in {path}", "is no table of the catalogue", _meant(table, _TABLES))
+            raise HpcMpError(f"[{table}] in {path}", "is not a table of the catalogue", _meant(table, _TABLES))
         if not isinstance(content, dict) or (table != "sources" and not all(isinstance(row, dict) for row in content.values())):
             raise HpcMpError(f"[{table}] in {path}", "has no rows", f"write [{table}.NAME] and its figures")
     return tree
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    return did_you_mean(word, names, f"name one of {', '.join(names)}")
+def _meant(word: str, candidates: Iterable[str]) -> str:
+    names = sorted(candidates)
+    return did_you_mean(word, names, f"use one of {', '.join(names)}")

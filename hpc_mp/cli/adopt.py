@@ -1,4 +1,4 @@
-"""``hpc-mp adopt``: somebody's job script becomes a job file, and every line of it is accounted for."""
+"""``hpc-mp adopt``: conversion of a user's job script to a job file, with an account of every line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_mp.adopt.keys import job_text
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.text import escaped
-from hpc_mp.cli.output import terminal
+from hpc_mp.cli.output import terminal, write_new
 from hpc_mp.launch.render import find_template, render
 from hpc_mp.launch.run_files import next_run
 
@@ -26,16 +26,16 @@ _NO_SCRIPTS = frozenset({".json", ".jsonl", ".yaml", ".yml", ".ini", ".cfg", ".c
 COLOURS = {Fate.KEPT: "green", Fate.REPLACED: "cyan", Fate.DROPPED: "dim", Fate.LOST: "red"}
 
 
-@click.command(help="Make a job file with [program] of somebody's job script, which is read and never run. Every line of it is "
-                    "accounted for: kept, replaced, dropped, or named as what could not be carried over. It is read as if sbatch "
-                    "were called in this directory with SCRIPT and ARG….")
+@click.command(help="Convert a job script to a job file with [program]. The script is read and never run. Every line of it is "
+                    "accounted for: kept, replaced, dropped, or not carried over. It is read as if sbatch were called in this "
+                    "directory with SCRIPT and ARG….")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, metavar="[ARG]…")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True), metavar="FILE",
               help="The job file; - prints it.  [default: job.toml]")
-@click.option("--diff", is_flag=True, help="Show the script beside the one that hpc-mp would hand in; write a job file only "
-                                           "with -o.")
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--diff", is_flag=True, help="Show the differences from the job script that hpc-mp would submit; write a job "
+                                           "file only with -o.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff: bool, force: bool, as_json: bool) -> None:
     text = text_of(script, "job script")
@@ -47,7 +47,7 @@ def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff:
     written = job_text(job.tree, script.name, job.lost, job.notes)
     difference = _difference(job, text, script) if diff else ""
     if not printed and (output is not None or not diff):
-        _write(path, written, force)
+        write_new(path, written, force)
     if as_json:
         click.echo(json.dumps(_document(job, written, difference, path)))
         return
@@ -58,66 +58,55 @@ def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff:
     if printed:
         click.echo(written, nl=False)
     elif output is not None or not diff:
-        click.echo(f"\nwrote {path}; look at it, then\n\n    hpc-mp launch {shlex.quote(str(path))} --dry-run\n")
+        click.echo(f"\nwrote {path}; check it, then run\n\n    hpc-mp launch {shlex.quote(str(path))} --dry-run\n")
 
 
 def _check_kind(script: Path, text: str) -> None:
-    """Raises HpcMpError for a file that is no job script: one that has its own command, or that starts nothing."""
+    """Raise HpcMpError for a file that is not a job script: it has its own command, or starts no program."""
     if "\0" in text[:4096]:
-        raise HpcMpError(str(script), "is no text, and no job script", "name the script that is given to sbatch")
+        raise HpcMpError(str(script), "is not a text file", "pass the script that is submitted with sbatch")
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
-        raise HpcMpError(str(script), "holds no command", "name the script that is given to sbatch")
+        raise HpcMpError(str(script), "contains no command", "pass the script that is submitted with sbatch")
     if re.search(r"^#SBATCH\b", text, re.MULTILINE):
         return
     if script.suffix == ".toml":
-        raise HpcMpError(str(script), "is a job file, and no job script", f"hpc-mp launch {shlex.quote(str(script))} starts it")
+        raise HpcMpError(str(script), "is a job file, not a job script", f"hpc-mp launch {shlex.quote(str(script))} starts it")
     if script.suffix in _NO_SCRIPTS and not text.startswith("#!"):
-        raise HpcMpError(str(script), "is no job script by its name", "name the script that is given to sbatch")
+        raise HpcMpError(str(script), "is not a job script by its name", "pass the script that is submitted with sbatch")
     if script.suffix == ".py" or re.match(r"#!.*\bpython", text):
-        raise HpcMpError(str(script), "is a Python program, and no job script",
+        raise HpcMpError(str(script), "is a Python program, not a job script",
                          f"hpc-mp run -- python {shlex.quote(str(script))} starts it")
 
 
-def _write(path: Path, text: str, force: bool) -> None:
-    try:
-        with open(path, "w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise HpcMpError(str(path), "exists", "give another name with -o, or --force to replace it") from None
-    except OSError as error:
-        raise HpcMpError(str(path), f"cannot be written ({error.strerror})",
-                         "give a path in a directory that is there and that you may write to") from None
-
-
 def _difference(job: AdoptedJob, text: str, script: Path) -> str:
-    """A unified diff from the script to the one that we would render, for a cluster of which nothing is known."""
+    """Return a unified diff from the script to our rendered script, for a cluster without known facts."""
     rendered = render(job.spec, next_run(job.spec), python=sys.executable, template=find_template(Path.cwd())).text
     lines = unified_diff(text.splitlines(), rendered.splitlines(), str(script), "the job script of hpc-mp", lineterm="", n=3)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _print_account(job: AdoptedJob, *, aside: bool) -> None:
-    """A line for each line of the script, and what to look at in the end."""
+    """Print the fate of each line of the script, then the lines that need attention."""
     from rich.console import Console
     from rich.markup import escape
 
     console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True) if aside else terminal()
-    for each in job.account:
-        where = f" → {each.where}" if each.where else ""
-        why = f"  ({each.why})" if each.why else ""
-        console.print(f"{each.place:>7}  [{COLOURS[each.fate]}]{each.fate.value}[/]  {escape(escaped(each.text + where + why))}")
+    for line in job.account:
+        where = f" → {line.where}" if line.where else ""
+        why = f"  ({line.why})" if line.why else ""
+        console.print(f"{line.place:>7}  [{COLOURS[line.fate]}]{line.fate.value}[/]  {escape(escaped(line.text + where + why))}")
     console.print(f"\n{_counts(job.account)}")
-    for each in job.lost:
-        console.print(f"[red]not carried over[/], line {each.place}: {escape(escaped(each.text))}")
-        console.print(f"    {escape(escaped(each.why))}")
+    for line in job.lost:
+        console.print(f"[red]not carried over[/], line {line.place}: {escape(escaped(line.text))}")
+        console.print(f"    {escape(escaped(line.why))}")
     for note in job.notes:
         console.print(f"note: {escape(escaped(note))}")
 
 
 def _counts(account: tuple[LineFate, ...]) -> str:
-    return ", ".join(f"{sum(each.fate is fate for each in account)} {fate.value}" for fate in Fate)
+    return ", ".join(f"{sum(line.fate is fate for line in account)} {fate.value}" for fate in Fate)
 
 
 def _document(job: AdoptedJob, written: str, difference: str, path: Path) -> dict[str, Any]:
     return {"job_file": str(path), "text": written, "diff": difference, "notes": job.notes,
-            "account": [asdict(each) | {"fate": each.fate.value} for each in job.account]}
+            "account": [asdict(line) | {"fate": line.fate.value} for line in job.account]}

@@ -1,4 +1,4 @@
-"""``hpc-mp bench``: bandwidth of collectives between ranks, as nccl-tests measures it."""
+"""``hpc-mp bench``: bandwidth of collectives between ranks, measured like nccl-tests."""
 
 from __future__ import annotations
 
@@ -28,40 +28,41 @@ def _size(_context: click.Context, _option: click.Parameter, text: str | None) -
     return None if text is None else parse_size(text)
 
 
-@click.command(help="Measure the bandwidth of a collective: the table, the options and the definitions of nccl-tests, beside "
-                    "what the fabric should give. Exit 1 if data are wrong, or bandwidth is slow.")
+@click.command(help="Measure the bandwidth of a collective, with the table, options and definitions of nccl-tests, and compare "
+                    "it with the expected bandwidth of the fabric. Exit 1 for wrong data or low bandwidth.")
 @click.argument("collective", type=click.Choice(list(COLLECTIVES)))
 @click.option("-b", "--minbytes", callback=_size, metavar="SIZE", help="First size [default: 1M for NCCL, else 1K].")
 @click.option("-e", "--maxbytes", callback=_size, metavar="SIZE", help="Last size [default: 1G for NCCL, else 16M].")
-@click.option("-f", "--stepfactor", type=int, help="Each size is so many times the last [default: 4].")
-@click.option("-i", "--stepbytes", callback=_size, metavar="SIZE", help="Or so many bytes more.")
+@click.option("-f", "--stepfactor", type=int, help="Factor from one size to the next [default: 4].")
+@click.option("-i", "--stepbytes", callback=_size, metavar="SIZE", help="Or the bytes from one size to the next.")
 @click.option("-n", "--iters", type=int, default=20, show_default=True, help="Timed operations of each size.")
-@click.option("-w", "--warmup-iters", type=int, default=5, show_default=True, help="Operations before these.")
+@click.option("-w", "--warmup-iters", type=int, default=5, show_default=True, help="Untimed operations before them.")
 @click.option("-d", "--datatype", type=click.Choice(list(ELEMENT)), default="float", show_default=True)
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="0: do not compare the data.")
 @click.option("--backend", type=click.Choice(["auto", "nccl", "gloo", "mpi"]), default="auto", show_default=True,
-              help="auto: NCCL where every rank has a GPU, else gloo; MPI under --on mpi.")
-@click.option("--nodes", type=int, help="Default: all of the allocation; 2 in a job of its own, else 1.")
-@click.option("--ranks-per-node", type=int, help="Default: the GPUs of a node.")
+              help="auto: NCCL if every rank has a GPU, else gloo; MPI with --on mpi.")
+@click.option("--nodes", type=int, help="Number of nodes. Default: all of the allocation; 2 in a new job, else 1.")
+@click.option("--ranks-per-node", type=int, help="Number of ranks per node. Default: the GPUs of a node.")
 @click.option("--split", default="all", show_default=True, metavar="HOW",
-              help="Groups that measure at the same time: all, node, rail, or as NCCL_TESTS_SPLIT has it, \"MOD 8\".")
+              help="Groups that measure at the same time: all, node, rail, or a value of NCCL_TESTS_SPLIT, \"MOD 8\".")
 @click.option("--axis", type=click.Choice(["tp", "pp", "dp", "mp", "tp_dp"]),
-              help="Groups as a job of this layout has them along an axis.")
-@click.option("--tp", "tensor", type=int, default=1, show_default=True, help="Of that layout; its data degree follows.")
-@click.option("--pp", "pipeline", type=int, default=1, show_default=True, help="Of that layout.")
-@click.option("--order", default="cluster", show_default=True, help="Of that layout, as for `hpc-mp placement`.")
+              help="Groups along an axis of a job's layout.")
+@click.option("--tp", "tensor", type=int, default=1, show_default=True,
+              help="Tensor degree of the layout; the data degree follows.")
+@click.option("--pp", "pipeline", type=int, default=1, show_default=True, help="Pipeline degree of the layout.")
+@click.option("--order", default="cluster", show_default=True, help="Order of the layout, as for `hpc-mp placement`.")
 @click.option("--on", type=click.Choice(["auto", "slurm", "local", "mpi"]), default="auto", show_default=True,
               help="As for `hpc-mp launch`: a step of the allocation, a job, emulated nodes here, or mpirun.")
-@click.option("--partition", help="Of the job.")
-@click.option("--account", help="Of the job.")
+@click.option("--partition", help="Partition of the job.")
+@click.option("--account", help="Account of the job.")
 @click.option("--srun", multiple=True, metavar="NAME=VALUE", help="Any other option of srun, without its dashes.")
 @click.option("--mpi", metavar="TYPE", help="srun's --mpi, for --backend mpi on Slurm.")
-@click.option("--fabric", metavar="NAME", help="A fabric or machine of env/machines, to compare with.")
+@click.option("--fabric", metavar="NAME", help="Fabric or machine of env/machines to compare with.")
 @click.option("--node-rate", type=float, metavar="GB/S",
-              help="What a node's network carries each way, to compare with; needed for gloo and MPI.")
+              help="Network bandwidth of a node in each direction, to compare with; needed for gloo and MPI.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, metavar="SECONDS",
-              help="Ranks that wait longer for each other give up.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: nccl-tests' own, with more beside it.")
+              help="Maximum wait of ranks for each other.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: that of nccl-tests, with more entries.")
 def command(
     collective: str, minbytes: int | None, maxbytes: int | None, stepfactor: int | None, stepbytes: int | None, iters: int,
     warmup_iters: int, datatype: str, check: int, backend: str, nodes: int | None, ranks_per_node: int | None, split: str,
@@ -85,7 +86,7 @@ def command(
     else:
         for text in foot(chosen.spec, measured.rows, judged):
             click.echo(text)
-    return int(any(row.wrong for row in measured.rows) or any(each.verdict == "slow" for each in judged))
+    return int(any(row.wrong for row in measured.rows) or any(judgement.verdict == "slow" for judgement in judged))
 
 
 def _now() -> str:
@@ -93,7 +94,7 @@ def _now() -> str:
 
 
 class BenchTable(AbstractContextManager["BenchTable"]):
-    """The table as it grows; while standard error is a terminal, also which size is being measured."""
+    """The growing table; if standard error is a terminal, also the size that is being measured."""
 
     def __init__(self, spec: BenchSpec, table: bool) -> None:
         self._spec, self._table = spec, table
@@ -121,7 +122,7 @@ class BenchTable(AbstractContextManager["BenchTable"]):
             self._say(text)
 
     def _say(self, text: str, err: bool = False) -> None:
-        self._bars.stop()  # the bar stands where the line will
+        self._bars.stop()  # the bar occupies the place of the line
         click.echo(text, err=err)
         self._bars.start()
 

@@ -1,4 +1,4 @@
-"""``hpc-mp cluster topology``: read the switches from many sources, write them for Slurm, check them against measured rates."""
+"""``hpc-mp cluster topology``: read switches from many sources, write them for Slurm, check them against measured rates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
 from hpc_mp import __version__
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cli.output import terminal
 from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.records import SHOW_CONFIG, SHOW_TOPOLOGY, show_config, show_topology
@@ -31,52 +31,52 @@ from hpc_mp.cluster.topology.write import to_conf, to_yaml
 
 WRITTEN = {
     "tree": ("topology.conf", "slurm.conf: TopologyPlugin=topology/tree"),
-    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (from Slurm 24.05 on)"),
-    "yaml": ("topology.yaml", "From Slurm 25.05 on. Where this file is, Slurm passes over topology.conf."),
+    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (Slurm 24.05 or later)"),
+    "yaml": ("topology.yaml", "Slurm 25.05 or later, which ignores topology.conf if this file exists."),
 }
 
 
 @click.command(help="""Show the switches of a cluster, write them for Slurm, or check them.
 
 \b
-FILE: where they are known from, - reads standard input. Without it Slurm is asked.
-hpc-mp cluster topology                                       what Slurm knows
-hpc-mp cluster topology fabric.txt --to tree                  a topology.conf from what ibnetdiscover printed
-hpc-mp cluster topology --from measured                       leaves, as far as the doctor's rates show them
-hpc-mp cluster topology --check                               does Slurm agree with these rates? Exit 1 if not.
+FILE: source of the switches; - for standard input. Without it Slurm is queried.
+hpc-mp cluster topology                                       Slurm's own topology
+hpc-mp cluster topology fabric.txt --to tree                  topology.conf from the output of ibnetdiscover
+hpc-mp cluster topology --from measured                       leaves, from the doctor's measured rates
+hpc-mp cluster topology --check                               comparison of Slurm with these rates; exit 1 if they differ
 """)
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--from", "kind", type=click.Choice(list(SOURCES)), help="What FILE is; default: what it looks like.")
+@click.option("--from", "kind", type=click.Choice(list(SOURCES)), help="Format of FILE.  [default: detected]")
 @click.option("--to", "target", type=click.Choice(list(WRITTEN)),
               help="Write topology.conf as a tree or as blocks, or topology.yaml, to standard output.")
-@click.option("--nodes", "nodelist", metavar="LIST", help="These nodes only: n[1-64].")
+@click.option("--nodes", "nodelist", metavar="LIST", help="Only these nodes: n[1-64].")
 @click.option("--block-sizes", metavar="SIZES", help="With --to block: BlockSizes, as 4,8,16. Default: the smallest block.")
-@click.option("--check", is_flag=True, help="Compare with what hpc-mp doctor measured between the nodes.")
+@click.option("--check", is_flag=True, help="Compare with the rates that hpc-mp doctor measured between the nodes.")
 @click.option("--measured", "measured", metavar="FILE", type=click.Path(path_type=Path),
-              help="With --check: a cluster.json; default: what the doctor has noted of this cluster.")
+              help="With --check: a cluster.json; default: the doctor's record of this cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def topology(file: Path | None, kind: str | None, target: str | None, nodelist: str | None, block_sizes: str | None, check: bool,
              measured: Path | None, as_json: bool) -> None:
     _refuse_useless(target, block_sizes, check, measured, as_json)
-    known = _known(file, kind, check)
+    reading = _known(file, kind, check)
     if nodelist is not None:
-        known = _only(known, nodelist)
+        reading = _only(reading, nodelist)
     if check:
-        _check(known, _rates(measured), as_json)
+        _check(reading, rates(_text(measured), str(measured)) if measured is not None else _noted(), as_json)
     elif target is not None:
-        _write(known, target, block_sizes)
+        _write(reading, target, block_sizes)
     elif as_json:
-        click.echo(json.dumps(_document(known)))
+        click.echo(json.dumps(_document(reading)))
     else:
-        _show(known)
-    if not known.topologies and not check:
-        raise RunFailed(f"{known.origin}: {'; '.join(known.notes) or 'no switches'}")
+        _show(reading)
+    if not reading.topologies and not check:
+        raise RunFailed(f"{reading.origin}: {'; '.join(reading.notes) or 'no switches'}")
 
 
 def _refuse_useless(target: str | None, block_sizes: str | None, check: bool, measured: Path | None, as_json: bool) -> None:
     for wrong, option, remedy in (
         (block_sizes is not None and target != "block", "--block-sizes", "add --to block"),
-        (measured is not None and not check, "--measured", "add --check, or give the file as FILE"),
+        (measured is not None and not check, "--measured", "add --check, or pass the file as FILE"),
         (target is not None and check, "--to", "leave out --check, or --to"),
         (target is not None and as_json, "--json", "leave out --json, or --to"),
     ):
@@ -88,14 +88,14 @@ def _known(file: Path | None, kind: str | None, check: bool) -> TopologyReading:
     if file is not None:
         return read(_text(file), "standard input" if str(file) == "-" else str(file), kind)
     if kind == "measured" and not check:
-        found = _noted()
-        return read_measured_topology(found, f"rates measured by hpc-mp doctor on {_day(found)}")
+        survey = _noted()
+        return read_measured_topology(survey, f"rates measured by hpc-mp doctor on {_day(survey)}")
     if kind not in (None, "slurm"):
-        raise HpcMpError(f"--from {kind}", "needs a file", "name it, or - for standard input")
+        raise HpcMpError(f"--from {kind}", "needs a file", "pass FILE, or - for standard input")
     try:
         answer = show_topology()
     except CommandFailed as error:
-        raise HpcMpError(" ".join(SHOW_TOPOLOGY), str(error).splitlines()[-1], "name a FILE") from None
+        raise HpcMpError(" ".join(SHOW_TOPOLOGY), str(error).splitlines()[-1], "pass a FILE") from None
     return read(answer, " ".join(SHOW_TOPOLOGY), "slurm")
 
 
@@ -103,112 +103,110 @@ def _text(file: Path) -> str:
     try:
         return (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8-sig")
     except OSError as error:
-        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "name another file") from None
+        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "pass another file") from None
     except UnicodeDecodeError:
-        raise HpcMpError(str(file), "is not UTF-8 text", "name another file") from None
-
-
-def _rates(file: Path | None) -> LinkRates:
-    return rates(_text(file), str(file)) if file is not None else _noted()
+        raise HpcMpError(str(file), "is not UTF-8 text", "pass another file") from None
 
 
 def _noted() -> LinkRates:
-    """Of the cluster that answers. Raises HpcMpError."""
+    """Return the rates of this machine's cluster. Raises HpcMpError."""
     try:
         name = show_config().config.get("ClusterName") or None
     except CommandFailed as error:
-        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "name a cluster.json") from None
-    found = noted(name)
-    if found is None:
-        raise HpcMpError(f"cluster {name}", "was not measured yet",
-                         "run `hpc-mp doctor cluster --nodes N` first, or name a cluster.json")
-    return found
+        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "pass a cluster.json") from None
+    survey = noted(name)
+    if survey is None:
+        raise HpcMpError(f"cluster {name}", "has not been measured",
+                         "run `hpc-mp doctor cluster --nodes N` first, or pass a cluster.json")
+    return survey
 
 
 def _day(measured: LinkRates) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(measured.time))
 
 
-def _only(known: TopologyReading, nodelist: str) -> TopologyReading:
-    wanted = expand(nodelist)
-    kept = tuple(only(each, frozenset(wanted)) for each in known.topologies)
-    there = {host for each in kept for host in each.hosts}
-    missing = [host for host in wanted if host not in there]
-    notes = (f"{listed(missing)}: under no switch here",) if missing else ()
-    return replace(known, topologies=kept, notes=known.notes + notes)
+def _only(reading: TopologyReading, nodelist: str) -> TopologyReading:
+    hosts = expand(nodelist)
+    topologies = tuple(only(topo, frozenset(hosts)) for topo in reading.topologies)
+    attached = {host for topo in topologies for host in topo.hosts}
+    missing = [host for host in hosts if host not in attached]
+    notes = (f"{listed(missing)}: not under a switch",) if missing else ()
+    return replace(reading, topologies=topologies, notes=reading.notes + notes)
 
 
 # --- write -----------------------------------------------------------------------------------------------------------
 
 
-def _write(known: TopologyReading, target: str, block_sizes: str | None) -> None:
-    if not known.topologies:
+def _write(reading: TopologyReading, target: str, block_sizes: str | None) -> None:
+    if not reading.topologies:
         return
     if target == "yaml":
-        found = known.topologies
-        default = any(each.default for each in found)
-        found = tuple(replace(each, default=each.default or (not default and number == 0)) for number, each in enumerate(found))
-        found = tuple(as_block(each) if each.kind == "block" else each for each in found)  # topology.yaml must have sizes
-        click.echo(to_yaml(found, _header(known, target, found)), nl=False)
+        topologies = reading.topologies
+        default = any(topo.default for topo in topologies)
+        topologies = tuple(replace(topo, default=topo.default or (not default and number == 0))
+                           for number, topo in enumerate(topologies))
+        # topology.yaml must have sizes
+        topologies = tuple(as_block(topo) if topo.kind == "block" else topo for topo in topologies)
+        click.echo(to_yaml(topologies, _header(reading, target, topologies)), nl=False)
     else:
-        one = chosen(known.topologies)
-        one = as_tree(one) if target == "tree" else as_block(one, _sizes(block_sizes))
-        others = [each.name for each in known.topologies if each.name != one.name]
-        small = [block.name for block in one.switches if one.sizes and len(block.hosts) < one.sizes[0]]
-        notes = [f"of several topologies this is {one.name}; left out: {', '.join(others)}"] if others else []
-        notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes, which Slurm takes from 25.05 on"] if small else []
-        known = replace(known, notes=(*known.notes, *notes))
-        click.echo(to_conf(one, _header(known, target, (one,))), nl=False)
-    for note in known.notes:
+        selected = chosen(reading.topologies)
+        selected = as_tree(selected) if target == "tree" else as_block(selected, _sizes(block_sizes))
+        others = [topo.name for topo in reading.topologies if topo.name != selected.name]
+        small = [block.name for block in selected.switches if selected.sizes and len(block.hosts) < selected.sizes[0]]
+        notes = [f"the topology is {selected.name}; left out: {', '.join(others)}"] if others else []
+        notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes: needs Slurm 25.05 or later"] if small else []
+        reading = replace(reading, notes=(*reading.notes, *notes))
+        click.echo(to_conf(selected, _header(reading, target, (selected,))), nl=False)
+    for note in reading.notes:
         click.echo(f"note: {note}", err=True)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
     words = text.split(",") if text is not None else []
     if not all(word.isascii() and word.isdecimal() and 0 < int(word) < 65536 for word in words):
-        raise HpcMpError(f"--block-sizes {text}", "is no list of numbers of nodes", "write for example 4,8,16")
+        raise HpcMpError(f"--block-sizes {text}", "is not a list of numbers of nodes", "write for example 4,8,16")
     return tuple(map(int, words))
 
 
-def _header(known: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
+def _header(reading: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
     name, use = WRITTEN[target]
-    nodes = len({host for each in topologies for host in each.hosts})
-    return (f"{name}: {nodes} nodes, made by hpc-mp {__version__} from {known.origin}", *known.notes, use)
+    nodes = len({host for topo in topologies for host in topo.hosts})
+    return (f"{name}: {nodes} nodes, written by hpc-mp {__version__} from {reading.origin}", *reading.notes, use)
 
 
 # --- show ------------------------------------------------------------------------------------------------------------
 
 
-def _document(known: TopologyReading) -> dict[str, Any]:
+def _document(reading: TopologyReading) -> dict[str, Any]:
     return {
-        "origin": known.origin,
-        "notes": list(known.notes),
+        "origin": reading.origin,
+        "notes": list(reading.notes),
         "topologies": [{
-            "name": each.name, "kind": each.kind, "default": each.default, "block_sizes": list(each.sizes),
+            "name": topo.name, "kind": topo.kind, "default": topo.default, "block_sizes": list(topo.sizes),
             "switches": [{"name": switch.name, "switches": list(switch.children), "nodes": list(switch.hosts)}
-                         for switch in each.switches],
-        } for each in known.topologies],
+                         for switch in topo.switches],
+        } for topo in reading.topologies],
     }
 
 
-def _show(known: TopologyReading) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
-    for each in known.topologies:
-        sizes = f", sizes {','.join(map(str, each.sizes))}" if each.sizes else ""
-        console.print(f"[bold]{escape(each.name)}[/]: {each.kind}{sizes}, {len(each.hosts)} nodes")
-        by_name = {switch.name: switch for switch in each.switches}
-        for line in _branches(each.tops if each.kind == "tree" else by_name, by_name):
+def _show(reading: TopologyReading) -> None:
+    console = terminal()
+    for topo in reading.topologies:
+        sizes = f", sizes {','.join(map(str, topo.sizes))}" if topo.sizes else ""
+        console.print(f"[bold]{escape(topo.name)}[/]: {topo.kind}{sizes}, {len(topo.hosts)} nodes")
+        by_name = {switch.name: switch for switch in topo.switches}
+        for line in _branches(topo.tops if topo.kind == "tree" else by_name, by_name):
             console.print(escape(line))
-    for note in known.notes:
+    for note in reading.notes:
         console.print(f"[dim]{escape(note)}[/]")
-    console.print(f"[dim]from {escape(known.origin)}[/]")
+    console.print(f"[dim]from {escape(reading.origin)}[/]")
 
 
 def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str = "") -> Iterator[str]:
-    """A line per switch, below each other as they are connected."""
-    found = [by_name[name] for name in names if name in by_name]
-    for switch in found:
-        last = switch is found[-1]
+    """Yield a line per switch, as a tree."""
+    switches = [by_name[name] for name in names if name in by_name]
+    for switch in switches:
+        last = switch is switches[-1]
         hosts = f"  {len(switch.hosts)}: {listed(switch.hosts)}" if switch.hosts else ""
         yield f"{before}{'└' if last else '├'}─ {switch.name}{hosts}"
         yield from _branches(switch.children, by_name, before + ("   " if last else "│  "))
@@ -217,32 +215,32 @@ def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str =
 # --- check -----------------------------------------------------------------------------------------------------------
 
 
-def _check(known: TopologyReading, measured: LinkRates, as_json: bool) -> None:
-    tree = chosen(known.topologies).tree
-    found = agreement(tree, measured)
+def _check(reading: TopologyReading, measured: LinkRates, as_json: bool) -> None:
+    tree = chosen(reading.topologies).tree
+    comparison = agreement(tree, measured)
     if as_json:
-        click.echo(json.dumps(_verdict(known, measured, found)))
+        click.echo(json.dumps(_verdict(reading, measured, comparison)))
     else:
-        console = Console(highlight=False, emoji=False, soft_wrap=True)
-        colour = {"agrees": "green", "disagrees": "red", "cannot tell": "yellow"}[found.verdict]
-        console.print(f"[{colour}]{found.verdict}[/]: {escape(known.origin)} and the rates of {_day(measured)}")
-        console.print(escape(found.why))
-        for odd in found.odd:
+        console = terminal()
+        colour = {"agrees": "green", "disagrees": "red", "cannot tell": "yellow"}[comparison.verdict]
+        console.print(f"[{colour}]{comparison.verdict}[/]: {escape(reading.origin)} and the rates of {_day(measured)}")
+        console.print(escape(comparison.why))
+        for odd in comparison.odd:
             console.print(f"[red]{escape(str(odd))}[/]")
-        if found.unplaced and found.verdict != "cannot tell":
-            console.print(escape(f"{listed(found.unplaced)}: rates do not show under which leaf"))
-        if found.odd:
-            console.print("→ look which is right (cables moved? a node slow?), mend topology.conf, `scontrol reconfigure`"
-                          + ("; `hpc-mp cluster topology --from measured --to tree` writes what was measured"
+        if comparison.unplaced and comparison.verdict != "cannot tell":
+            console.print(escape(f"{listed(comparison.unplaced)}: the rates do not show their leaf"))
+        if comparison.odd:
+            console.print("→ find the cause (moved cables, a slow node), correct topology.conf, and run `scontrol reconfigure`"
+                          + ("; `hpc-mp cluster topology --from measured --to tree` writes the measured topology"
                              if infer(measured).groups else ""))
-    if found.verdict == "disagrees":
+    if comparison.verdict == "disagrees":
         raise click.exceptions.Exit(1)
 
 
-def _verdict(known: TopologyReading, measured: LinkRates, found: Agreement) -> dict[str, Any]:
+def _verdict(reading: TopologyReading, measured: LinkRates, comparison: Agreement) -> dict[str, Any]:
     return {
-        "verdict": found.verdict, "why": found.why, "origin": known.origin, "measured": measured.time,
+        "verdict": comparison.verdict, "why": comparison.why, "origin": reading.origin, "measured": measured.time,
         "odd": [{"nodes": list(odd.nodes), "believed": odd.believed or None, "measured_with": odd.measured,
-                 "home": odd.home or None} for odd in found.odd],
-        "unplaced": list(found.unplaced),
+                 "home": odd.home or None} for odd in comparison.odd],
+        "unplaced": list(comparison.unplaced),
     }

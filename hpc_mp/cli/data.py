@@ -1,4 +1,4 @@
-"""``hpc-mp data``: what is made of a job's text before an allocation, so that no GPU waits for it."""
+"""``hpc-mp data``: preparation of a job's text before an allocation, to keep GPUs from waiting for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted
+from hpc_mp.cli.output import bytes_bar
 from hpc_mp.job import load_job
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.inputs import find_files
@@ -18,13 +17,13 @@ from hpc_mp.launch.training_text import check_text
 from hpc_mp.layout.models import read_shape
 
 
-@click.group(help="Make a job's tokens before it runs.")
+@click.group(help="Tokenize a job's text before it runs.")
 def command() -> None:
     pass
 
 
-@command.command(help="Tokenize and hash the text of a job file into the cache beside its runs; ranks that start later find "
-                      "it there. What is there already is not made again.")
+@command.command(help="Tokenize and hash the text of a job file into the cache of its runs, in which ranks find it later. "
+                      "Existing tokens are reused.")
 @click.argument("job", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -33,16 +32,9 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from hpc_mp.train.data import prepare_held_out, prepare_job  # import the tokenizers' library
 
     spec = load_job(job, overrides)
-    console = Console(stderr=True)
-    with Progress("tokenizing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
-                  disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        vocabulary, cache = read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache"
-        check_text(spec, vocabulary)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    vocabulary, cache = read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache"
+    check_text(spec, vocabulary)
+    with bytes_bar("tokenizing") as progress:
         tokens = prepare_job(spec, vocabulary, cache, progress)
         held_out = prepare_held_out(spec, vocabulary, cache, progress, tokens)
     steps = steps_of(1, samples_of(tokens.count, spec.data.sequence_length), spec.train.global_batch)
@@ -57,7 +49,7 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
                f"tokenizer  {tokens.tokenizer_directory}\n"
                f"epoch      {counted(steps, 'step')} of {spec.train.global_batch} sequences of {spec.data.sequence_length}")
     if spec.train.epochs is not None:
-        click.echo(f"epochs     {spec.train.epochs:g}, which are {counted(with_steps(spec, tokens.count).train.steps, 'step')}")
+        click.echo(f"epochs     {spec.train.epochs:g}, or {counted(with_steps(spec, tokens.count).train.steps, 'step')}")
     if held_out is not None:
         click.echo(f"held out   {held_out.count:,} tokens of {counted(len(find_files(spec.evaluate.files)), 'file')}, "
                    f"in {held_out.directory}")

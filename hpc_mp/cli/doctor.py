@@ -1,4 +1,4 @@
-"""``hpc-mp doctor``: what is wrong with this machine, or with a cluster; the health check for Slurm; the list of checks."""
+"""``hpc-mp doctor``: problems of this machine or of a cluster; the health check for Slurm; the list of checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_NODE = ("--node", "--check", "--storage", "--nccl-log", "--against", "--root"
 
 
 class Doctor(click.Group):
-    """Options without a sub-command mean the one that they belong to: ``hpc-mp doctor`` alone looks at this machine."""
+    """A group whose options imply their sub-command: ``hpc-mp doctor`` without options examines this machine."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] in ("-h", "--help") or not args[0].startswith("-"))
@@ -28,8 +28,8 @@ class Doctor(click.Group):
 
 
 def spelled_out(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The words with their sub-command: ``--list`` and ``--install DIR`` name theirs, and an allocation of several nodes is
-    surveyed unless something is asked about this one."""
+    """Return the words with their sub-command. ``--list`` and ``--install DIR`` name theirs. In an allocation of several nodes,
+    all are surveyed unless an option concerns this node."""
     names = {word.partition("=")[0] for word in words}
     if "--list" in names:
         return ["list", *(word for word in words if word != "--list")]
@@ -41,39 +41,39 @@ def spelled_out(words: Sequence[str], environ: Mapping[str, str] = os.environ) -
     return ["node", *(word for word in words if word != "--node")]
 
 
-@click.command(cls=Doctor, help="Find what is wrong with this machine (node, which is meant without a sub-command), or which "
-                                "node or link of a cluster is bad. Nothing is changed, root is not needed.")
+@click.command(cls=Doctor, help="Find problems of this machine (node, the default sub-command), or the bad nodes and links of a "
+                                "cluster. The system is not changed, and root is not needed.")
 @click.option("--list", "listed", is_flag=True, help="List all checks: `hpc-mp doctor list`.")
 def command(listed: bool) -> None:
-    """``--list`` has become a sub-command before this is called."""
+    """Do nothing: ``--list`` has become a sub-command before this is called."""
 
 
 command.add_command(cluster)
 
 
-@command.command(help="Find what is wrong with this machine; exit 1 if something is. Nothing is changed, root is not needed.")
+@command.command(help="Find problems of this machine; exit 1 for an error. The system is not changed, and root is not needed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--nagios", is_flag=True,
               help="Print one line for a monitor, and exit 0 (OK), 1 (warning), 2 (error) or 3 (unknown).")
-@click.option("--check", "codes", metavar="CODE", multiple=True, help="Only this check; may be given several times.")
-@click.option("--all", "everything", is_flag=True, help="Show what is well, too.")
+@click.option("--check", "codes", metavar="CODE", multiple=True, help="Only this check; may be repeated.")
+@click.option("--all", "everything", is_flag=True, help="Show passed checks too.")
 @click.option("--compute", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="Put every GPU, or else the processors, under load for so long per kind of work, and compare them.")
+              help="Put every GPU, or else the processors, under load for this time per kind of work, and compare them.")
 @click.option("--storage", "directories", metavar="DIR", multiple=True,
-              help="Also measure how fast this directory is: 256 MiB are written and read, nothing is left.")
+              help="Also measure the speed of this directory: 256 MiB are written, read and removed.")
 @click.option("--nccl-log", "logs", metavar="FILE", multiple=True, type=_PATH,
-              help="Judge what NCCL did on such a machine, by its log (NCCL_DEBUG=INFO) or a directory of logs of one job.")
+              help="Judge NCCL's choices on such a machine by its log (NCCL_DEBUG=INFO) or a directory of logs of one job.")
 @click.option("--against", "host", metavar="FILE", type=_PATH,
-              help="Inside of a container: compare with what --json said on its host.")
-@click.option("--root", metavar="DIR", type=_PATH, help="Look at a recorded machine: what stands for /.")
-@click.option("--commands", metavar="FILE", type=_PATH, help="With --root: what its programs answered, as JSON.")
+              help="Inside of a container: compare with the --json document of its host.")
+@click.option("--root", metavar="DIR", type=_PATH, help="Examine a recorded machine: the directory in place of /.")
+@click.option("--commands", metavar="FILE", type=_PATH, help="With --root: recorded outputs of its programs, as JSON.")
 def node(as_json: bool, nagios: bool, codes: tuple[str, ...], everything: bool, seconds: float | None,
          directories: tuple[str, ...], logs: tuple[Path, ...], host: Path | None, root: Path | None,
          commands: Path | None) -> None:
     from hpc_mp.doctor.node import against, diagnose, injected, place_document
 
     if seconds and (root or commands):
-        raise HpcMpError("--compute", "needs the machine itself, and --root is a recorded one", "leave one of them out")
+        raise HpcMpError("--compute", "needs the machine itself, but --root is a recorded one", "leave one of them out")
     source = injected(root, commands)
     findings = diagnose(source, codes) if codes or not (directories or logs or host or seconds) else ()
     if seconds:
@@ -97,20 +97,20 @@ def node(as_json: bool, nagios: bool, codes: tuple[str, ...], everything: bool, 
 
 @command.command(help="Write the health check for Slurm's HealthCheckProgram into a directory of the node's own disk.")
 @click.argument("target", metavar="DIR", type=_PATH)
-@click.option("--chain", metavar="PROGRAM", help="The HealthCheckProgram that goes on running beside ours.")
-@click.option("--drain", is_flag=True, help="The check has Slurm drain a node with an error.")
+@click.option("--chain", metavar="PROGRAM", help="Existing HealthCheckProgram to run as well.")
+@click.option("--drain", is_flag=True, help="Let the check drain a node with an error.")
 def install(target: Path, chain: str | None, drain: bool) -> None:
     from hpc_mp.doctor import install as installation
 
     done = installation.install(target, chain, drain)
     click.echo(f"HealthCheckProgram={done.script}\nHealthCheckInterval=60\nHealthCheckNodeState=ANY")
-    words = "They go into slurm.conf; the two files must be on every node, in the same place."
+    message = "Add these lines to slurm.conf; the two files must be on every node, at the same path."
     if done.chained:
-        words += f" {done.chained} goes on running, called by ours."
-    click.echo(words, err=True)
+        message += f" The check also runs {done.chained}."
+    click.echo(message, err=True)
 
 
-@command.command("list", help="List all checks of a machine: what each reads, and when it is a warning or an error.")
+@command.command("list", help="List all checks of a machine: their sources, and the conditions of a warning or an error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_checks(as_json: bool) -> None:
     from hpc_mp.doctor.checks.registry import PASSIVE

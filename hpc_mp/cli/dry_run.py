@@ -1,4 +1,4 @@
-"""``hpc-mp train --dry-run``: what a rank would hold, send, open and write, as tables or as one JSON document."""
+"""``hpc-mp train --dry-run``: a rank's memory, messages, connections and files, as tables or as one JSON document."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size, duration, memory_size, several
+from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import load_job
 from hpc_mp.layout.models import check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import place
@@ -26,62 +26,62 @@ if TYPE_CHECKING:
 
 
 def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: bool) -> None:
-    """Raises HpcMpError for a job that cannot run, or a rank that it does not have."""
+    """Compute and print a dry run. Raises HpcMpError for an invalid job or rank."""
     need_train("hpc-mp train --dry-run")
     spec = load_job(job, overrides)
     shape = read_shape(spec)
     check_layout(shape, spec)
     if not 0 <= rank < spec.ranks:
-        raise HpcMpError(f"--rank {rank}", f"the job has the ranks 0 to {spec.ranks - 1}", "name one of these")
+        raise HpcMpError(f"--rank {rank}", f"must be 0 to {spec.ranks - 1} in this job", "pass one of these ranks")
     order = choose_rank_order(spec, traffic_of(spec, shape, stage_layers(spec, shape)))
     placement = place(degrees_of(spec), order.letters, spec.job.ranks_per_node, spec.parallel.rank_map)
     from hpc_mp.train.dry_run.dry_run import dry_run  # imports torch
 
-    found = dry_run(spec, shape, placement, rank)
+    result = dry_run(spec, shape, placement, rank)
     if as_json:
-        click.echo(json.dumps({**asdict(found), "order": order.letters, "peak": asdict(found.step.peak)}))
+        click.echo(json.dumps({**asdict(result), "order": order.letters, "peak": asdict(result.step.peak)}))
     else:
-        _print(found)
+        _print(result)
 
 
-def _print(found: DryRun) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
-    place, stages = found.place, ", ".join(map(str, found.stages))
-    library = "NCCL" if found.device == "cuda" else "gloo"
-    console.print(f"rank {place.rank} of {found.world:,} on {found.device} over {library}: "
+def _print(result: DryRun) -> None:
+    console = terminal()
+    place, stages = result.place, ", ".join(map(str, result.stages))
+    library = "NCCL" if result.device == "cuda" else "gloo"
+    console.print(f"rank {place.rank} of {result.world:,} on {result.device} over {library}: "
                   f"dp {place.dp}, pp {place.pp}, tp {place.tp}, local rank {place.local_rank} of node {place.node}; "
-                  f"stage {stages} with {' + '.join(str(found.layers[stage]) for stage in found.stages)} of "
-                  f"{counted(sum(found.layers), 'layer')}")
-    for table in (_units(found), _messages(found)):
+                  f"stage {stages} with {' + '.join(str(result.layers[stage]) for stage in result.stages)} of "
+                  f"{counted(sum(result.layers), 'layer')}")
+    for table in (_units(result), _messages(result)):
         console.print()
         console.print(table)
-    sockets, loading, saving = found.sockets, found.loading, found.saving
-    rows = _memory(found) | {
-        "groups": ", ".join(f"{axis} ({ranks})" for axis, ranks in found.groups),
+    sockets, loading, saving = result.sockets, result.loading, result.saving
+    rows = _memory(result) | {
+        "groups": ", ".join(f"{axis} ({ranks})" for axis, ranks in result.groups),
         "sockets": f"gloo {sockets.gloo:,}, store {sockets.store:,}, heartbeat {sockets.heartbeat:,}: "
                    f"{counted(sockets.descriptors, 'file descriptor')}" + (
                        f", and {counted(sockets.nccl, 'communicator')} of NCCL" if sockets.nccl else ""),
         "start": f"{_weights(loading.weights)}; at most {memory_size(loading.first_values)} on the host at once",
         "resume": f"reads {several(loading.checkpoint)}; at most {memory_size(loading.restored)} on the host at once",
         "save": f"writes {', '.join(saving.files) or 'nothing'}, {data_size(saving.bytes)}; "
-                f"{memory_size(saving.host)} are copied to the host at once",
+                f"at most {memory_size(saving.host)} copied to the host at once",
     }
     console.print()
     for name, text in rows.items():
         console.print(f"{name:<11}{text}", markup=False)
-    console.print(f"\nfound in {duration(found.seconds)}, without a GPU and without other ranks")
+    console.print(f"\ncomputed in {duration(result.seconds)}, without a GPU and without other ranks")
 
 
 def _weights(files: tuple[str, ...] | None) -> str:
     if files is None:
-        return "reads weights that are not there yet"
+        return "reads weights that do not exist yet"
     return f"reads {', '.join(files)}" if files else "draws random values"
 
 
-def _units(found: DryRun) -> Table:
-    table = _table("units", "number", "parameters", "of which it updates")
+def _units(result: DryRun) -> Table:
+    table = number_table("units", "number", "parameters", "updated by it")
     kinds: dict[tuple[str, int, int], int] = {}
-    for unit in found.step.units:
+    for unit in result.step.units:
         key = unit.unit.rstrip("0123456789").rstrip("."), unit.padded, unit.part
         kinds[key] = kinds.get(key, 0) + 1
     for (name, padded, part), number in kinds.items():
@@ -89,10 +89,10 @@ def _units(found: DryRun) -> Table:
     return table
 
 
-def _memory(found: DryRun) -> dict[str, str]:
-    step, state, peak = found.step, found.step.state, found.step.peak
+def _memory(result: DryRun) -> dict[str, str]:
+    step, state, peak = result.step, result.step.state, result.step.peak
     others = peak.bytes - step.rest - peak.gathered - peak.slabs
-    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients on their way": peak.slabs,
+    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients in transit": peak.slabs,
              "activations": others}
     elsewhere = {"in the host's memory": state.host, "on a disk": state.disk}
     return {
@@ -101,21 +101,14 @@ def _memory(found: DryRun) -> dict[str, str]:
                  + "".join(f"; {memory_size(size)} {where}" for where, size in elsewhere.items() if size),
         "peak": f"{memory_size(peak.bytes)} in {peak.where}: "
                 f"{', '.join(f'{name} {memory_size(size)}' for name, size in parts.items() if size)}",
-        "by action": ", ".join(f"{kind} {memory_size(each.bytes)}" for kind, each in step.peaks.items()),
+        "by action": ", ".join(f"{kind} {memory_size(largest.bytes)}" for kind, largest in step.peaks.items()),
         "in flight": f"activations of {counted(step.in_flight, 'chunk')} at most",
     }
 
 
-def _messages(found: DryRun) -> Table:
-    table = _table("messages", "ranks", "kind", "each", "number", "sent per step")
-    for message in found.step.messages:
+def _messages(result: DryRun) -> Table:
+    table = number_table("messages", "ranks", "kind", "each", "number", "sent per step", words=["kind"])
+    for message in result.step.messages:
         table.add_row(message.axis, f"{message.ranks:,}", message.kind, data_size(message.bytes), f"{message.count:,}",
                       data_size(message.sent))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or column == "kind" else "right", no_wrap=True)
     return table

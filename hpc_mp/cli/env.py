@@ -1,4 +1,4 @@
-"""``hpc-mp env``: which environment variables count, who says so, and what is wrong with them."""
+"""``hpc-mp env``: the effective environment variables, their sources, and their problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.findings import findings_document
-from hpc_mp.cli.output import exit_by, print_findings
+from hpc_mp.cli.output import exit_by, print_findings, terminal
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
@@ -25,22 +25,22 @@ from hpc_mp.environment.profiles import profile_names
 from hpc_mp.environment.versions import shown
 from hpc_mp.environment.view import AUTO, View, one_line, shell_lines, view_of
 
-IN_A_PIPE = 400  # columns: whoever reads it there wants a variable on one line
+IN_A_PIPE = 400  # columns: a program that reads the table expects each variable on one line
 
 
-@click.command(help="Show which environment variables count here for NCCL and the network, who says so, what this platform's "
-                    "profile adds, and what is wrong with them. The first that says something counts: the process, ~/.nccl.conf "
-                    "(or $NCCL_CONF_FILE), /etc/nccl.conf, the profile, NCCL's default.")
+@click.command(help="Show the effective environment variables for NCCL and the network, their sources, the additions of this "
+                    "platform's profile, and problems. The first source with a value wins: the process, ~/.nccl.conf (or "
+                    "$NCCL_CONF_FILE), /etc/nccl.conf, the profile, NCCL's default.")
 @click.option("--profile", default=AUTO, show_default=True, metavar="NAME",
-              help="One of env/profiles, none, or auto: the one that this machine shows itself to be.")
-@click.option("--all", "everything", is_flag=True, help="Also what nobody sets: NCCL's defaults.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; it holds the defaults too.")
+              help="A name from env/profiles, none, or auto: the profile of this machine's platform.")
+@click.option("--all", "everything", is_flag=True, help="Also show unset variables with NCCL's defaults.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the defaults.")
 @click.option("--shell", "as_shell", is_flag=True, help='Print export and unset lines, for eval "$(hpc-mp env --shell)".')
 @click.option("--root", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="Look at a copy of another machine's files below DIR, with this process's variables.")
+              help="Examine a copy of another machine's files below DIR, with this process's variables.")
 def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root: Path | None) -> None:
     view = view_of(NodeSource(), os.environ, profile) if root is None else \
-        view_of(NodeSource(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
+        view_of(NodeSource(root.resolve(), _refuse), os.environ, profile, installed=lambda name: None)
     if as_json:
         click.echo(json.dumps(_tree(view)))
     elif as_shell:
@@ -51,44 +51,44 @@ def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root:
         exit_by(view.findings)
 
 
-def _nobody(argv: Sequence[str]) -> str:
-    raise CommandFailed(f"{argv[0]} is not asked about a copy of a machine")
+def _refuse(argv: Sequence[str]) -> str:
+    raise CommandFailed(f"{argv[0]} is not run for a copy of a machine")
 
 
 def _tree(view: View) -> dict[str, Any]:
-    """The JSON document."""
+    """Return the JSON document."""
     applied = view.applied
     return {
         "platform": asdict(view.platform),
         "profile": applied and {
             **applied.profile.model_dump(exclude={"detect", "variable"}),
-            "variables": [each.model_dump() for each in applied.profile.variable],
-            "left_out": [{"name": left.variable.name, "value": left.variable.value, "why": left.why}
-                         for left in applied.left_out],
+            "variables": [variable.model_dump() for variable in applied.profile.variable],
+            "left_out": [{"name": omission.variable.name, "value": omission.variable.value, "why": omission.why}
+                         for omission in applied.left_out],
             "unmet": applied.unmet,
         },
         "profiles": profile_names(),
-        "versions": {library: shown(have) for library, have in view.versions.items()},
+        "versions": {library: shown(version) for library, version in view.versions.items()},
         "files": [{"path": file.path, "missing": file.missing} for file in view.files],
-        "variables": [asdict(each) for each in view.variables],
+        "variables": [asdict(variable) for variable in view.variables],
         **findings_document(view.findings),
     }
 
 
 def _print(view: View, everything: bool) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    console = terminal()
     if not console.is_terminal:
         console.width = IN_A_PIPE
     applied = view.applied
-    console.print(f"[bold]This machine[/] shows itself as {view.platform.name or 'no known platform'}")
+    console.print(f"[bold]Platform[/] {view.platform.name or 'unknown'}")
     for line in view.platform.evidence:
         console.print(f"  {escape(line)}")
     if view.versions:
-        console.print(f"  releases: {', '.join(f'{library} {shown(have)}' for library, have in view.versions.items())}")
+        console.print(f"  releases: {', '.join(f'{library} {shown(version)}' for library, version in view.versions.items())}")
     console.print(f"[bold]Profile[/] {f'{applied.profile.name}: {escape(applied.profile.title)}' if applied else 'none'}\n")
-    console.print(_table([each for each in view.variables if everything or each.origin != "default"]))
+    console.print(_table([variable for variable in view.variables if everything or variable.origin != "default"]))
     if not everything:
-        more = sum(each.origin == "default" for each in view.variables)
+        more = sum(variable.origin == "default" for variable in view.variables)
         console.print(f"{more} others have NCCL's own defaults (--all)")
     if applied:
         _print_profile(console, applied)
@@ -98,26 +98,26 @@ def _print(view: View, everything: bool) -> None:
 def _table(variables: Sequence[Effective]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("variable", no_wrap=True)
-    for column in ("value", "said by", "hides"):
+    for column in ("value", "source", "overrides"):
         table.add_column(column, overflow="fold")
-    for each in variables:
-        value = "(NCCL decides)" if each.value is None else one_line(each.value) or "(empty)"
-        hidden = "; ".join(f"{said.value or '(empty)'} ({said.where or said.origin})" for said in each.hides)
-        table.add_row(*map(escape, (one_line(each.name), value, one_line(place(each)), one_line(hidden))))
+    for variable in variables:
+        value = "(NCCL decides)" if variable.value is None else one_line(variable.value) or "(empty)"
+        hidden = "; ".join(f"{setting.value or '(empty)'} ({setting.where or setting.origin})" for setting in variable.hides)
+        table.add_row(*map(escape, (one_line(variable.name), value, one_line(place(variable)), one_line(hidden))))
     return table
 
 
 def _print_profile(console: Console, applied: Applied) -> None:
-    """All of it, with what does not count here and why."""
-    console.print("\n[bold]What the profile says[/]")
-    out = {id(left.variable): left.why for left in applied.left_out}
-    for each in applied.profile.variable:
-        value = f"={each.value}" if each.use != "leave" and not each.finds else ""
-        left = f"\n    left out: {out[id(each)]}" if id(each) in out else ""
-        console.print(escape(f"  {each.use:<8} {each.name}{value}\n    {each.reason} [{each.source}]{left}"))
+    """Print the whole profile, with the variables that do not apply here and the reason."""
+    console.print("\n[bold]Settings of the profile[/]")
+    reasons = {id(omission.variable): omission.why for omission in applied.left_out}
+    for variable in applied.profile.variable:
+        value = f"={variable.value}" if variable.use != "leave" and not variable.finds else ""
+        suffix = f"\n    left out: {reasons[id(variable)]}" if id(variable) in reasons else ""
+        console.print(escape(f"  {variable.use:<8} {variable.name}{value}\n    {variable.reason} [{variable.source}]{suffix}"))
     for script in applied.profile.script:
-        given = "".join(f"{name}={value} " for name, value in script.given.items())
-        console.print(f"before these: {escape(f'{given}source {script.files[0]}')} ({escape(script.reason)})")
+        assignments = "".join(f"{name}={value} " for name, value in script.given.items())
+        console.print(f"before these: {escape(f'{assignments}source {script.files[0]}')} ({escape(script.reason)})")
     for note in applied.profile.notes:
         console.print(f"note: {escape(note)}")
     console.print()

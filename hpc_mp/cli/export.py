@@ -7,26 +7,25 @@ import os
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size
-from hpc_mp.launch.find import find
+from hpc_mp.cli.output import bytes_bar
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.retention import best_checkpoint
+from hpc_mp.runs.find import find
 
 
-@click.command(help="Write a run's newest complete checkpoint as a Hugging Face model directory, which "
-                    "AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained load.")
+@click.command(help="Write a run's newest complete checkpoint as a Hugging Face model directory for "
+                    "AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write; new or empty.")
-@click.option("--step", type=int, help="Take the checkpoint of this step instead of the newest.")
-@click.option("--best", is_flag=True, help="Take the checkpoint with the least loss on evaluate.files.")
+@click.option("--step", type=int, help="Export the checkpoint of this step instead of the newest.")
+@click.option("--best", is_flag=True, help="Export the checkpoint with the least loss on evaluate.files.")
 @click.option("--dtype", type=click.Choice(["keep", "float32", "bfloat16", "float64"]), default="keep",
-              show_default=True, help="Of the weights; keep = as training holds them; bfloat16 rounds.")
-@click.option("--force", is_flag=True, help="Replace a model directory that lies at --output.")
+              show_default=True, help="Type of the weights; keep: that of the training; bfloat16 rounds.")
+@click.option("--force", is_flag=True, help="Replace an existing model directory at --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: Path, output: Path, step: int | None, best: bool, dtype: str, force: bool, as_json: bool) -> None:
     need_train("hpc-mp export")
@@ -35,16 +34,12 @@ def command(run: Path, output: Path, step: int | None, best: bool, dtype: str, f
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
     from hpc_mp.train.checkpoint.export import export  # imports torch
 
-    console = Console(stderr=True)
-    with Progress("writing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
-                  disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        done = export(directory, output, step=step, dtype=dtype, force=force,
-                      progress=lambda written, total: bar.update(task, completed=written, total=total))
+    with bytes_bar("writing") as progress:
+        done = export(directory, output, step=step, dtype=dtype, force=force, progress=progress)
     for path, reason in done.skipped:
         click.echo(f"checkpoint {path.name} is skipped: {reason}", err=True)
     if done.tokenizer is None:
-        click.echo("warning: the run's tokenizer is gone from the cache beside it; none is written", err=True)
+        click.echo("warning: the run's tokenizer is missing in its cache and is not exported", err=True)
     if as_json:
         click.echo(json.dumps({
             "run": str(directory.path), "checkpoint": str(done.checkpoint), "step": done.step,
@@ -59,11 +54,11 @@ def command(run: Path, output: Path, step: int | None, best: bool, dtype: str, f
 
 
 def _best(run: RunDirectory, step: int | None) -> int:
-    """The step of the best checkpoint. Raises HpcMpError."""
+    """Return the step of the best checkpoint. Raises HpcMpError."""
     if step is not None:
-        raise HpcMpError(f"--best --step {step}", "choose a checkpoint each", "leave one of them out")
-    found = best_checkpoint(run)
-    if found is None:
-        raise HpcMpError(f"--best of run {run.path}", "no checkpoint of it has been evaluated on held-out text",
-                         "choose one with --step, or let the next run have evaluate.files and evaluate.every")
-    return found.step
+        raise HpcMpError(f"--best --step {step}", "select two checkpoints", "leave one of them out")
+    best = best_checkpoint(run)
+    if best is None:
+        raise HpcMpError(f"--best of run {run.path}", "has no checkpoint that was evaluated on held-out text",
+                         "select one with --step, or set evaluate.files and evaluate.every for the next run")
+    return best.step

@@ -1,28 +1,29 @@
-"""Poll runs again and again until all have ended: in place on a terminal, as lines of a log elsewhere."""
+"""Repeated polling of runs until all have ended: in place on a terminal, else as lines of a log."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 
 import click
 
-from hpc_mp.launch.status import RunStatus
+from hpc_mp.runs.status import RunStatus
 
-SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last for ever: each asks Slurm once, and schedulers serve many people
-SILENCE_S = 30.0  # after so many seconds a log gets a line, whether or not anything has changed
+SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last repeated: each queries Slurm once, and schedulers serve many users
+SILENCE_S = 30.0  # after which a log gets a line even without a change
 Poll = Callable[[], Sequence[RunStatus]]
 
 
 def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callable[[RunStatus], str], *,
            quiet: bool) -> Sequence[RunStatus]:
-    """Show what ``poll`` sees until all runs have ended, and return what was seen last.
+    """Show the results of ``poll`` until all runs have ended, and return the last ones.
 
     Args:
-        text: all of it, for a terminal.
-        line: of one run, for a log.
-        quiet: show nothing: a document follows.
+        text: formats all runs, for a terminal.
+        line: formats one run, for a log.
+        quiet: True for no output, because a document follows.
     """
     polls = _polls(poll)
     if quiet:
@@ -32,19 +33,17 @@ def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callabl
 
 
 def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
-    """What each poll sees, the last one when nothing goes on any more."""
-    number = 0
-    while True:
-        seen = poll()
-        yield seen
-        if not any(_goes_on(each) for each in seen):
+    """Yield the result of each poll until no run is active."""
+    for seconds in chain(SECONDS, repeat(SECONDS[-1])):
+        statuses = poll()
+        yield statuses
+        if not any(_goes_on(status) for status in statuses):
             return
-        time.sleep(SECONDS[min(number, len(SECONDS) - 1)])
-        number += 1
+        time.sleep(seconds)
 
 
-def _goes_on(seen: RunStatus) -> bool:
-    return seen.state in ("pending", "running", "unknown")
+def _goes_on(status: RunStatus) -> bool:
+    return status.state in ("pending", "running", "unknown")
 
 
 def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[RunStatus]], str]) -> Sequence[RunStatus]:
@@ -59,20 +58,20 @@ def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[Run
 
 
 def _lines(polls: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str]) -> Sequence[RunStatus]:
-    """A line for each run that has changed: its state, what it does, and whether it is late; not for every step."""
+    """Print a line for each run whose state, activity or lateness has changed; not for every step."""
     last: Sequence[RunStatus] = ()
-    known: dict[object, object] = {}
+    states: dict[object, object] = {}
     before: dict[object, str | None] = {}
-    said = 0.0
+    last_print = 0.0
     for last in polls:
-        silent = time.monotonic() - said >= SILENCE_S
-        for each in last:
-            if each.before != before.get(each.run):
-                before[each.run] = each.before
-                click.echo(f"{time.strftime('%H:%M:%S')} {line(each).partition(' ')[0]} before: {each.before}")
-            now = (each.state, each.attempt, each.phase, each.late, each.job and each.job.reason, each.checkpoint)
-            if known.get(each.run) != now or (silent and _goes_on(each)):
-                known[each.run] = now
-                said = time.monotonic()
-                click.echo(f"{time.strftime('%H:%M:%S')} {line(each)}")
+        silent = time.monotonic() - last_print >= SILENCE_S
+        for status in last:
+            if status.before != before.get(status.run):
+                before[status.run] = status.before
+                click.echo(f"{time.strftime('%H:%M:%S')} {line(status).partition(' ')[0]} before: {status.before}")
+            state = (status.state, status.attempt, status.phase, status.late, status.job and status.job.reason, status.checkpoint)
+            if states.get(status.run) != state or (silent and _goes_on(status)):
+                states[status.run] = state
+                last_print = time.monotonic()
+                click.echo(f"{time.strftime('%H:%M:%S')} {line(status)}")
     return last

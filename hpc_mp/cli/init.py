@@ -1,4 +1,4 @@
-"""``hpc-mp init``: find what is here and write a job file that runs."""
+"""``hpc-mp init``: detect the available hardware and write a job file that runs on it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import memory_size
+from hpc_mp.cli.output import write_new
 from hpc_mp.cluster.slurm.limits import Qos
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine, find_machine, find_site
@@ -17,20 +17,13 @@ from hpc_mp.launch.first_job import job_text
 from hpc_mp.planner.device import torch_has_cuda
 
 
-@click.command(help="Find what is here (Slurm partitions, account, GPUs) and write a job file that runs.")
+@click.command(help="Detect Slurm partitions, account and GPUs, and write a job file that runs here.")
 @click.argument("path", default="job.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Replace PATH if it is there.")
+@click.option("--force", is_flag=True, help="Replace PATH if it exists.")
 def command(path: Path, force: bool) -> None:
     machine, site, cuda = find_machine(), find_site(), torch_has_cuda()
     text = job_text(machine if cuda else replace(machine, gpus=()), site if isinstance(site, SlurmSite) else None)
-    try:
-        with open(path, "w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise HpcMpError(str(path), "exists", "give another name, or --force to replace it") from None
-    except OSError as error:
-        raise HpcMpError(str(path), f"cannot be written ({error.strerror})",
-                         "give a path in a directory that is there and that you may write to") from None
+    write_new(path, text, force)
     for line in (_machine(machine, cuda), *_site(site)):
         click.echo(line)
     click.echo(f"\nwrote {path}; start it with\n\n    hpc-mp launch {shlex.quote(str(path))}\n")
@@ -39,7 +32,7 @@ def command(path: Path, force: bool) -> None:
 def _machine(machine: ThisMachine, cuda: bool) -> str:
     gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
     if machine.gpus and not cuda:
-        gpus += " (without use: the installed torch is built without CUDA)"
+        gpus += " (unused: the installed torch is built without CUDA)"
     return f"this machine  {machine.cores} cores, {memory_size(machine.memory)}, {gpus}"
 
 
@@ -49,10 +42,10 @@ def _site(site: SlurmSite | str) -> list[str]:
     release = ".".join(f"{part:02d}" for part in site.version) if site.version else "of unknown version"
     account = site.terms.account
     others = [name for name in site.accounts if name != account]
-    lines = [f"Slurm         {release}, {f'account {account}' if account else 'no accounts kept'}"
+    lines = [f"Slurm         {release}, {f'account {account}' if account else 'no accounting'}"
              + (f" (others: {', '.join(others)})" if others else "")]
     if site.terms.quality is not None:
-        lines.append(f"  QOS         {_quality(site.terms.quality, asked=site.terms.qos is not None)}")
+        lines.append(f"  QOS         {_quality(site.terms.quality, explicit=site.terms.qos is not None)}")
     return lines + [_partition(partition, partition is site.chosen) for partition in site.partitions]
 
 
@@ -62,12 +55,12 @@ def _partition(partition: SlurmPartition, chosen: bool) -> str:
     return f"  partition   {partition.name}{marks}: {'; '.join(map(_kind, partition.kinds)) or 'no nodes'}{limit}"
 
 
-def _quality(quality: Qos, asked: bool) -> str:
+def _quality(quality: Qos, explicit: bool) -> str:
     limits = [*([f"{quality.max_wall} per job"] if quality.max_wall else []),
               *([f"{quality.jobs} jobs at once"] if quality.jobs is not None else []),
               *([f"{', '.join(f'{count} {name}' for name, count in quality.per_user.items())} at once"]
                 if quality.per_user else [])]
-    return (f"{quality.name} ({'the partition does not take your default' if asked else 'your default'})"
+    return (f"{quality.name} ({'the partition refuses your default' if explicit else 'your default'})"
             + (f": at most {'; '.join(limits)}" if limits else ""))
 
 

@@ -1,4 +1,4 @@
-"""``hpc-mp lab``: a Slurm cluster of several hosts on this machine, to try launches on: its life, its faults."""
+"""``hpc-mp lab``: a Slurm cluster of several hosts on this machine, for test launches: its life cycle and its faults."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,38 +30,38 @@ from hpc_mp.lab.view import HostView, host_views, written
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?bit)")
 OFF = "off"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
-RANK_MB = 400  # of real memory, at least, that a rank of the smallest model takes on CPU
+RANK_MB = 400  # minimum of real memory for a rank of the smallest model on CPU
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
-name_option = click.option("--name", help="Of the cluster, where several are up.")
+name_option = click.option("--name", help="Name of the cluster, if several are up.")
 
 
-@click.group(help="Have a Slurm cluster of several hosts on this machine: up, look at it, spoil its network and nodes, down. "
-                  "Real daemons, hosts with networks of their own, switches and cables. Needs root and Linux.")
+@click.group(help="Run a Slurm cluster of several hosts on this machine: start it, inspect it, break its network and nodes, end "
+                  "it. It has real daemons, and hosts with separate networks, switches and cables. Needs root and Linux.")
 def command() -> None:
     pass
 
 
-@command.command(help="Start a Slurm cluster of several hosts on this machine, to try launches on: real daemons, hosts with "
-                    "networks of their own, switches and cables. It runs in the background until `down`. Needs root and Linux.")
+@command.command(help="Start a Slurm cluster of several hosts on this machine, for test launches: real daemons, and hosts with "
+                    "separate networks, switches and cables. It runs in the background until `down`. Needs root and Linux.")
 @click.option("--nodes", default=4, show_default=True, type=click.IntRange(1, 16), help="Hosts n1 … nN.")
 @click.option("--cpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64),
-              help="CPUs that Slurm believes each to have.")
+              help="CPUs of each node in Slurm's configuration.")
 @click.option("--memory-per-node", default=4000, show_default=True, type=click.IntRange(256, 1_000_000), metavar="MB",
-              help="Memory that Slurm believes each to have.")
+              help="Memory of each node in Slurm's configuration.")
 @click.option("--switches", type=click.IntRange(1, 16), metavar="N", help="Leaf switches below the spine.  [default: 2]")
 @click.option("--accounting", is_flag=True, help="With slurmdbd and a database, for sacct; the account is acc.")
 @click.option("--show", type=click.Path(exists=True, file_okay=False, path_type=Path), multiple=True, metavar="DIRECTORY",
-              help="Below /tmp, of which each node has its own: what the nodes see too, besides the directory you are in.")
-@click.option("--name", default="lab", show_default=True, help="Of the cluster, where you want several.")
+              help="A directory below /tmp to share with the nodes, in addition to the current one; else each has its own /tmp.")
+@click.option("--name", default="lab", show_default=True, help="Name of the cluster, for several clusters.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def up(nodes: int, cpus_per_node: int, memory_per_node: int, switches: int | None, accounting: bool,
        show: tuple[Path, ...], name: str, as_json: bool) -> None:
     start = time.monotonic()
     if not NAME.fullmatch(name):
-        raise HpcMpError(f"--name {name}", "must be small letters, digits and hyphens, 31 at most", "write --name second")
+        raise HpcMpError(f"--name {name}", "must be at most 31 lower-case letters, digits and hyphens", "write --name second")
     if switches is not None and switches > nodes:
-        raise HpcMpError(f"--switches {switches}", f"there are only {nodes} nodes to put under them", f"give at most {nodes}")
+        raise HpcMpError(f"--switches {switches}", f"must be at most --nodes, {nodes}", f"write --switches {nodes} or less")
     _refuse(accounting)
     directory = keeper.directory_of(name)
     lab = Lab(
@@ -79,16 +79,16 @@ def up(nodes: int, cpus_per_node: int, memory_per_node: int, switches: int | Non
         with console.status("starting") as status:
             started = keeper.start(lab, lambda what: status.update(f"starting: {what}"))
     except LabError as error:
-        raise RunFailed(f"the cluster did not start, and nothing of it is left: {error}") from None
+        raise RunFailed(f"the cluster did not start, and was removed: {error}") from None
     if not started:
-        raise HpcMpError(f"cluster {name}", "is up already",
+        raise HpcMpError(f"cluster {name}", "is already up",
                          f"use it with `export SLURM_CONF={lab.conf}`, or end it with `{mine('lab', 'down', *_named(name))}`")
     forget(chosen(name))
     _say(lab, name, time.monotonic() - start, as_json)
     _warn(nodes)
 
 
-@command.command(help="End a cluster that `up` started, and whatever runs on it; nothing is left.")
+@command.command(help="End a cluster that `up` started, with all its processes, and remove its files.")
 @name_option
 def down(name: str | None) -> None:
     need_root()
@@ -98,7 +98,7 @@ def down(name: str | None) -> None:
     except LabError as error:
         raise RunFailed(f"the cluster did not end: {error}") from None
     if sys.stdout.isatty():
-        click.echo("nothing is left of it; unset SLURM_CONF in the shells that have it")
+        click.echo("the cluster is removed; unset SLURM_CONF in the shells that have it")
 
 
 @command.command(help="Show the nodes of the cluster that `up` started: Slurm's state, switch, cable, rate.")
@@ -120,26 +120,29 @@ def status(name: str | None, as_json: bool) -> None:
     click.echo(f"\nexport SLURM_CONF={cluster.conf}")
 
 
-@command.command(help="Limit what nodes (all, unless named) send and receive, each way: 200mbit, 1gbit; off takes the limit "
-                      "away.")
+@command.command(help="Limit the network rate of nodes (by default all) in each direction: 200mbit, 1gbit; off removes the "
+                      "limit.")
 @click.argument("rate")
 @click.argument("nodes", nargs=-1, metavar="[NODE]...")
 @name_option
 def shape(rate: str, nodes: tuple[str, ...], name: str | None) -> None:
     written = rate.lower()
-    found = RATE.fullmatch(written)
-    if written != OFF and (found is None or not float(found[1])):
+    match = RATE.fullmatch(written)
+    if written != OFF and (match is None or not float(match[1])):
         raise HpcMpError(f"rate {rate}", "must be a number above 0 with bit, kbit, mbit or gbit (per second)",
                          "write for example 200mbit, or off for no limit")
     cluster = _root(name, nodes)
-    with _said(f"rate {rate}", "write one that tc takes, such as 200mbit"):
+    try:
         if written == OFF:
             cluster.unshape(nodes)
         else:
             cluster.shape(written, nodes)
+    except subprocess.CalledProcessError as error:
+        raise HpcMpError(f"rate {rate}", f"was refused: {' '.join(error.stderr.split())}",
+                         "write a rate that tc accepts, such as 200mbit") from None
 
 
-@command.command(help="Pull a node's cable, or put it back.")
+@command.command(help="Unplug a node's cable, or plug it in.")
 @click.argument("node")
 @click.argument("state", type=click.Choice(["up", "down"]))
 @name_option
@@ -147,13 +150,13 @@ def link(node: str, state: str, name: str | None) -> None:
     _root(name, [node]).link(node, state == "up")
 
 
-@command.command(help="End all processes of a node at once, as a power cut does. Slurm calls it down some 10 s later.")
+@command.command(help="End all processes of a node at once, like a power failure. Slurm reports it down about 10 s later.")
 @click.argument("node")
 @name_option
 def kill(node: str, name: str | None) -> None:
     cluster = _root(name, [node])
     if not cluster.runs(node):
-        raise HpcMpError(f"node {node}", "is off already", f"start it with `{_typed('boot', name, node)}`")
+        raise HpcMpError(f"node {node}", "is already off", f"start it with `{_typed('boot', name, node)}`")
     cluster.kill(node)
 
 
@@ -163,7 +166,7 @@ def kill(node: str, name: str | None) -> None:
 def boot(node: str, name: str | None) -> None:
     cluster = _root(name, [node])
     if cluster.runs(node):
-        raise HpcMpError(f"node {node}", "is on", f"only a node that was killed can be booted: `{_typed('kill', name, node)}`")
+        raise HpcMpError(f"node {node}", "is on", f"only a killed node can be booted: `{_typed('kill', name, node)}`")
     cluster.boot(node)
 
 
@@ -180,7 +183,7 @@ def at(name: str | None, node: str, command: tuple[str, ...]) -> None:
 
 
 def forget(cluster: LabCluster) -> None:
-    """What an earlier cluster of this name has left, to root and to who called it through sudo: bad nodes, rates."""
+    """Remove the records of an earlier cluster of this name, of root and of the user who called sudo: bad nodes, rates."""
     user = os.environ.get("SUDO_USER")
     environs = [os.environ, *([{"XDG_STATE_HOME": str(Path(f"~{user}").expanduser() / ".local" / "state")}] if user else [])]
     for environ in environs:
@@ -190,12 +193,12 @@ def forget(cluster: LabCluster) -> None:
 
 
 def chosen(name: str | None) -> LabCluster:
-    """The cluster of that name, else that of SLURM_CONF, else the only one."""
+    """Return the cluster of that name, else the cluster of SLURM_CONF, else the only one."""
     running = keeper.names()
     ours = Path(os.environ.get("SLURM_CONF", "")).resolve()
     name = name or next((up for up in running if ours == keeper.directory_of(up) / "etc" / "slurm.conf"), None)
     if name is None and len(running) > 1:
-        raise HpcMpError("hpc-mp lab", f"{len(running)} clusters are up: {', '.join(running)}", "say which with --name")
+        raise HpcMpError("hpc-mp lab", f"{len(running)} clusters are up: {', '.join(running)}", "select one with --name")
     if not running or name not in (None, *running):
         value = "hpc-mp lab" if name is None else f"--name {name}"
         others = f"up: {', '.join(running)}; or s" if running else "s"
@@ -205,48 +208,38 @@ def chosen(name: str | None) -> LabCluster:
 
 
 def need_root() -> None:
-    """HpcMpError with the whole command for sudo, which looks for programs in directories of its own."""
+    """Raise HpcMpError for users other than root, with the complete command for sudo, which uses its own search path."""
     if os.geteuid() != 0:
-        raise HpcMpError("hpc-mp lab", "makes namespaces and network interfaces, and only root may touch them",
-                         f"type `{mine(*sys.argv[1:])}`")
-    os.environ["PATH"] = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{SBIN}"  # a plain `su` brings a PATH without daemons
+        raise HpcMpError("hpc-mp lab", "creates namespaces and network interfaces, which needs root",
+                         f"run `{mine(*sys.argv[1:])}`")
+    os.environ["PATH"] = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{SBIN}"  # a plain `su` sets a PATH without daemons
 
 
 def mine(*arguments: str) -> str:
-    """A command of this hpc-mp as one would type it, with its full path, through sudo."""
+    """Return a command of this hpc-mp with its full path, for sudo."""
     program = os.path.abspath(sys.argv[0])
     start = [sys.executable, "-m", "hpc_mp"] if program.endswith("__main__.py") else [program]
     return shlex.join(["sudo", *start, *arguments])
 
 
 def _named(name: str | None) -> tuple[str, ...]:
-    """The option for a cluster that is not called as it is by default."""
+    """Return the option for a cluster with another name than the default."""
     return ("--name", name) if name not in (None, "lab") else ()
 
 
 def _typed(verb: str, name: str | None, node: str) -> str:
-    """A command for a node of the cluster that this command was given, as root types it."""
+    """Return a command for root about a node of the cluster with this command's name."""
     return shlex.join(["hpc-mp", "lab", verb, *_named(name), node])
 
 
 def _root(name: str | None, nodes: Sequence[str]) -> LabCluster:
-    """The cluster, for root, with these nodes in it."""
+    """Return the cluster, and check that the user is root and that these nodes exist."""
     need_root()
     cluster = chosen(name)
     for node in nodes:
         if node not in cluster.nodes:
-            raise HpcMpError(f"node {node}", f"is none of {', '.join(cluster.nodes)}", "name one of these")
+            raise HpcMpError(f"node {node}", f"must be one of {', '.join(cluster.nodes)}", "pass one of these")
     return cluster
-
-
-@contextmanager
-def _said(value: str, remedy: str) -> Iterator[None]:
-    """What a program of the system refuses, in its own words."""
-    try:
-        yield
-    except subprocess.CalledProcessError as error:
-        words = " ".join(error.stderr.split())
-        raise HpcMpError(value, f"was refused: {words}", remedy) from None
 
 
 def _cable(node: HostView) -> tuple[str, str]:
@@ -256,26 +249,26 @@ def _cable(node: HostView) -> tuple[str, str]:
 
 
 def _refuse(accounting: bool) -> None:
-    """HpcMpError where no cluster can be."""
+    """Raise HpcMpError if this machine cannot run a cluster."""
     if sys.platform != "linux":
-        raise HpcMpError("hpc-mp lab up", "needs namespaces of Linux, and this is no Linux",
+        raise HpcMpError("hpc-mp lab up", "needs namespaces of Linux, but this is another system",
                          "use a virtual machine with Debian or Ubuntu")
     need_root()
     packages = why_not.missing(why_not.PACKAGES | (why_not.ACCOUNTING if accounting else {}))
     if packages:
         raise HpcMpError(
-            "hpc-mp lab up", f"programs are missing, of Debian's and Ubuntu's packages {', '.join(packages)}",
-            f"install them: `apt-get install --no-install-recommends {' '.join(packages)}`. They bring daemons, which are not "
-            "used; where systemd runs, `systemctl mask munge slurmctld slurmd slurmdbd` before that keeps them from starting")
-    words = why_not.refused()
-    if words:
+            "hpc-mp lab up", f"lacks programs of Debian's and Ubuntu's packages {', '.join(packages)}",
+            f"install them: `apt-get install --no-install-recommends {' '.join(packages)}`. Their daemons are not used; with "
+            "systemd, run `systemctl mask munge slurmctld slurmd slurmdbd` first to keep them from starting")
+    refusal = why_not.refused()
+    if refusal:
         raise HpcMpError(
-            "hpc-mp lab up", f"needs namespaces, bridges and shaped cables, which this machine refuses ({words})",
-            "in a container: start it with --privileged; else: use a kernel that has bridge, veth and sch_tbf")
+            "hpc-mp lab up", f"needs namespaces, bridges and shaped cables, which this machine refuses ({refusal})",
+            "in a container, start it with --privileged; else use a kernel with bridge, veth and sch_tbf")
 
 
 def _shown(show: Sequence[Path]) -> tuple[Path, ...]:
-    """What the nodes see below /tmp: what the user named, this directory, and what hpc-mp runs from, from the top down."""
+    """Return the directories below /tmp that the nodes see: the user's, this directory, and hpc-mp's installation, top down."""
     paths = (*show, Path.cwd(), Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix))
     whole = [Path(*path.resolve().parts[:3]) for path in paths]
     return tuple(path for path in dict.fromkeys(whole) if path.parts[:2] == ("/", "tmp") and len(path.parts) == 3)
@@ -293,9 +286,9 @@ def _say(lab: Lab, name: str, seconds: float, as_json: bool) -> None:
         release = ".".join(f"{part:02d}" for part in installed_release())
         click.echo(f"Slurm {release} with {len(lab.nodes)} idle nodes, after {seconds:.1f} s. As any user of this machine:\n\n"
                    f"    {export}\n    hpc-mp init\n    hpc-mp launch job.toml --on slurm --wait\n")
-        seen = f" but {' '.join(map(str, lab.keep))}, which all see" if lab.keep else ""
-        click.echo(f"Nodes see the files of this machine. Each has a /tmp of its own{seen}.\n"
-                   f"It runs until `{mine('lab', 'down', *_named(name))}`. Also: status, shape, link, kill, boot, at.")
+        shared = f"; shared below it: {' '.join(map(str, lab.keep))}" if lab.keep else ""
+        click.echo(f"Nodes see the files of this machine, but each has its own /tmp{shared}.\n"
+                   f"The cluster runs until `{mine('lab', 'down', *_named(name))}`. Also: status, shape, link, kill, boot, at.")
     else:
         click.echo(export)
 
@@ -303,7 +296,7 @@ def _say(lab: Lab, name: str, seconds: float, as_json: bool) -> None:
 def _warn(nodes: int) -> None:
     free = psutil.virtual_memory().available >> 20
     if free < nodes * RANK_MB:
-        click.echo(f"note: {free} MB of memory are free; a rank on each of {nodes} nodes takes {nodes * RANK_MB} MB or more",
+        click.echo(f"note: {free} MB of memory are free; a rank on each of {nodes} nodes needs at least {nodes * RANK_MB} MB",
                    err=True)
     if nodes > 4 * (os.cpu_count() or 1):
         click.echo(f"note: {nodes} nodes share {os.cpu_count()} cores; ranks will wait for each other", err=True)

@@ -17,37 +17,37 @@ from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, again_alone, launch, preview
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.logs import Logs
 from hpc_mp.launch.summary import defaults
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
 from hpc_mp.rundir.sweep import best_of, read_member
+from hpc_mp.runs.logs import Logs
 
-LAST_WORDS = 3  # lines of a program that has ended well
-# What would end the same way again, unless something is done before.
+LAST_WORDS = 3  # last lines of a successful program
+# Remedies for failures that would recur.
 MEND_FIRST = {
-    "memory": "let a rank hold less (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",
-    "space": "make room",
+    "memory": "reduce the memory of a rank (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",
+    "space": "free disk space",
 }
-MEND_PROGRAM = MEND_FIRST | {"memory": "let a rank hold less (a smaller batch, recomputing, more ranks)"}
+MEND_PROGRAM = MEND_FIRST | {"memory": "reduce the memory of a rank (a smaller batch, recomputation, more ranks)"}
 
 
 @click.command(help="Plan, place, render and start a job.")
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--on", type=click.Choice(ON), default="auto", show_default=True,
-              help="Slurm, or emulated nodes on this machine; auto says which it takes and why.")
+              help="Slurm, or emulated nodes on this machine; auto prints its choice and the reason.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: --set train.steps=20.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the job script; start and write nothing.")
 @click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line, and all defaults.")
 @click.option("--wait", is_flag=True, help="Wait for the end of a Slurm job (all others are always waited for).")
 @click.option("--resume", is_flag=True,
-              help="Go on with the newest run of this job, or with the run whose job file this is, on this or another layout; of "
-                   "a sweep on emulated nodes with all runs that are not complete.")
+              help="Continue the newest run of this job, or the run of this job file, on this or another layout; for a sweep on "
+                   "emulated nodes, all incomplete runs.")
 @click.option("--slurm-version", metavar="YEAR.MONTH", callback=lambda _context, _option, text: text and parse_version(text),
-              help="Write the job script for this release of Slurm instead of the one found.")
-@click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")
+              help="Write the job script for this release of Slurm instead of the installed one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end; all other output goes to stderr.")
 def command(
     job: Path, on: str, overrides: tuple[str, ...], dry_run: bool, explain: bool, wait: bool, resume: bool,
     slurm_version: Version | None, as_json: bool,
@@ -61,24 +61,20 @@ def command(
 
 
 def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool = False) -> int:
-    """Launch, and print what became of every run; the exit code. Raises RunFailed for a single run that failed or stopped."""
+    """Launch, print the outcome of every run, and return the exit code. Raises RunFailed if a single run failed or stopped."""
     outcome = launch(request, listener)
     if as_json:
         click.echo(json.dumps(outcome.document()))
     if outcome.state == "submitted" and not request.wait:
-        listener.say(f"watch     {shlex.join(['hpc-mp', 'status', _watched(outcome), '--follow'])}")
+        watched = (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)  # all runs of a sweep
+        listener.say(f"watch     {shlex.join(['hpc-mp', 'status', watched, '--follow'])}")
     if not outcome.elements:
         return _conclude(outcome, again(request, outcome.run), listener)
     return _conclude_sweep(outcome, request, listener)
 
 
-def _watched(outcome: Outcome) -> str:
-    """What to name for ``hpc-mp status``: the run, or the Slurm job of all runs of a sweep."""
-    return (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)
-
-
 def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
-    """The job script, its explanation, or the document of a launch that was not made."""
+    """Print the job script, its explanation, or the document of a planned launch."""
     if as_json:
         click.echo(json.dumps(shown.document()))
     elif explain:
@@ -90,40 +86,40 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
             if choice.why:
                 click.echo(f"{choice.key} = {json.dumps(choice.value)}\n    {choice.why}")
         click.echo("# defaults of the keys that the job file leaves out")
-        for section, values in defaults(shown.plans[0].given).items():
+        for section, values in defaults(shown.plans[0].user_spec).items():
             click.echo(f"[{section}] {values}")
     elif shown.used:
         click.echo(shown.script.text, nl=False)
 
 
 def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener) -> int:
-    """Say how each run of a sweep went, and how to go on with those that did not complete; the exit code."""
-    ended = [each for each in outcome.elements if each.state != "submitted"]
-    best = best_of((each.loss, each.best_evaluation_loss) for each in ended)
-    for index, each in enumerate(ended):
-        member = read_member(RunDirectory(each.run))
+    """Report each run of a sweep, and the command that resumes incomplete ones. Return the exit code."""
+    ended = [element for element in outcome.elements if element.state != "submitted"]
+    best = best_of((element.loss, element.best_evaluation_loss) for element in ended)
+    for index, element in enumerate(ended):
+        member = read_member(RunDirectory(element.run))
         marked = f"  ← best by {best[1]}" if best is not None and index == best[0] else ""
         values = words_of(member.values) if member is not None else ""
-        listener.say(f"{each.run.name:<9} {each.state}{_loss_words(each)}; {values or 'the job file as it is'}{marked}")
-    if sum(each.steps > 0 for each in ended) > 1:
+        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the job file as it is'}{marked}")
+    if sum(element.steps > 0 for element in ended) > 1:
         listener.say(f"compare   {shlex.join(['hpc-mp', 'report', str(ended[0].run), '--all'])}")
-    for each in ended:
-        if each.state in ("failed", "stopped"):
-            cause = f": {each.cause.message}" if each.cause is not None else ""
-            go_on = "" if outcome.not_started else f"\ngo on with: {again_alone(request, each.run)}"
-            listener.note(f"hpc-mp: {each.run} {each.state}{cause}{go_on}")
+    for element in ended:
+        if element.state in ("failed", "stopped"):
+            cause = f": {element.cause.message}" if element.cause is not None else ""
+            go_on = "" if outcome.not_started else f"\ncontinue with: {again_alone(request, element.run)}"
+            listener.note(f"hpc-mp: {element.run} {element.state}{cause}{go_on}")
     if outcome.not_started:
-        listener.note(f"go on with: {again(request, outcome.run)}")
+        listener.note(f"continue with: {again(request, outcome.run)}")
     return int(outcome.state in ("failed", "stopped"))
 
 
 def _loss_words(outcome: Outcome) -> str:
     held_out = outcome.best_evaluation_loss
-    return _curve_words(outcome, ", loss ") + ("" if held_out is None else f", held out {loss_words(held_out)} at best")
+    return _curve_words(outcome, ", loss ") + ("" if held_out is None else f", best held out {loss_words(held_out)}")
 
 
 def _curve_words(outcome: Outcome, before: str) -> str:
-    """The first and the last loss, behind ``before``; empty where there is none."""
+    """Return the first and the last loss, after ``before``; empty without a loss."""
     if outcome.first_loss is None or outcome.loss is None:
         return ""
     first, last = outcome.first_step, outcome.steps
@@ -132,30 +128,30 @@ def _curve_words(outcome: Outcome, before: str) -> str:
 
 
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
-    """Say how it went; the exit code. Raises RunFailed."""
+    """Report the outcome and return the exit code. Raises RunFailed."""
     if outcome.state == "completed":
-        words = (*_last_words(RunDirectory(outcome.run)), "ended     completed")
-        listener.say("\n".join((*words, f"logs      {shlex.join(['hpc-mp', 'logs', str(outcome.run)])}")))
+        lines = (*_last_words(RunDirectory(outcome.run)), "ended     completed")
+        listener.say("\n".join((*lines, f"logs      {shlex.join(['hpc-mp', 'logs', str(outcome.run)])}")))
     if curve := _curve_words(outcome, "loss      "):
         speed = f", {outcome.tokens_per_s:,.0f} tokens/s on average" if outcome.tokens_per_s else ""
         listener.say(curve + speed)
     if outcome.evaluation_loss is not None:
         least = outcome.best_evaluation_loss
-        better = f", the best was {loss_words(least)}" if least is not None and least < outcome.evaluation_loss else ""
+        better = f", best {loss_words(least)}" if least is not None and least < outcome.evaluation_loss else ""
         listener.say(f"held out  {loss_words(outcome.evaluation_loss)}{better}")
     if outcome.checkpoint is not None:
         listener.say(f"saved     {outcome.checkpoint}")
     if outcome.best_checkpoint not in (None, outcome.checkpoint):
-        listener.say(f"best      {outcome.best_checkpoint}, by the least held-out loss (hpc-mp export --best takes it)")
+        listener.say(f"best      {outcome.best_checkpoint}, by the least held-out loss (hpc-mp export --best exports it)")
     if outcome.report is not None:
         listener.say(f"report    {outcome.report}")
     cause = outcome.cause
     if outcome.state == "completed" and outcome.checkpoint is not None:
         listener.say(f"export    {shlex.join(['hpc-mp', 'export', str(outcome.run), '--output'])} DIRECTORY")
     if outcome.state == "stopped":
-        program = RunDirectory(outcome.run).program.exists()  # nobody knows its steps
+        program = RunDirectory(outcome.run).program.exists()  # the steps of a program are unknown
         where = "" if program else f" after step {outcome.steps}{_lost(outcome)}"
-        raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Go on with: {go_on}")
+        raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Continue with: {go_on}")
     if cause is not None and cause.kind == "user":
         listener.note(f"hpc-mp: {cause.message}")
         return 2
@@ -165,20 +161,20 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         log = f"its log:    {cause.log}\n" if cause.log else ""
         mend = MEND_PROGRAM if RunDirectory(outcome.run).program.exists() else MEND_FIRST
         first = mend.get(cause.kind)
-        raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}go on with: {go_on}")
+        raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}continue with: {go_on}")
     return 0
 
 
 def _last_words(run: RunDirectory) -> Iterator[str]:
-    """The last lines of a program, as its first rank has printed them."""
+    """Yield the last lines of a program's first rank."""
     sources = Logs(run, None).rank(0) if run.program.exists() else ()
     lines = [line for source in sources for line in source.lines(tail(source.path)) if line.strip()]
     for number, line in enumerate(lines[-LAST_WORDS:]):
-        yield f"{'' if number else 'last said':<9} {line}"
+        yield f"{'' if number else 'output':<9} {line}"
 
 
 def _lost(outcome: Outcome) -> str:
-    """Words for the steps that no checkpoint holds: ranks that were killed have not saved."""
+    """Return words for the steps after the last checkpoint: killed ranks have not saved."""
     saved = step_of(outcome.checkpoint) if outcome.checkpoint is not None else 0
     if saved == outcome.steps:
         return ""

@@ -1,4 +1,4 @@
-"""``hpc-mp lint``: what is wrong with files, whatever they are: job scripts, job files, variables, slurm.conf, templates."""
+"""``hpc-mp lint``: problems of files of any known kind: job scripts, job files, variables, slurm.conf, templates."""
 
 from __future__ import annotations
 
@@ -14,67 +14,61 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.findings import Finding
 from hpc_mp.cli.output import finish
+from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.lint.kinds import KINDS, RENDER_FIRST, Kind, kind_of
 
-Release = tuple[int, int]
 
-
-@click.command(help="Find what is wrong with files; exit 1 if something is wrong on any cluster. It knows what it is given: a "
-                    "job script (read as if sbatch were called in this directory, and never run), a job file, variables (what "
-                    "env prints, exports of a shell, nccl.conf), slurm.conf, topology.conf, a template or project of Azure "
-                    "CycleCloud.")
+@click.command(help="Find problems of files; exit 1 for an error on any cluster. It detects the kind of a file: a job script "
+                    "(read as if sbatch were called in this directory, and never run), a job file, variables (output of env, "
+                    "shell exports, nccl.conf), slurm.conf, topology.conf, an Azure CycleCloud template or project.")
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
 @click.option("--as", "kind", type=click.Choice(list(KINDS)),
-              help="What the files are, where lint takes them for something else.")
-@click.option("--slurm-version", metavar="24.05", help="What a job script is for; without it, every release counts.")
+              help="Kind of the files, instead of the detected one.")
+@click.option("--slurm-version", metavar="24.05", help="Release of Slurm for a job script; without it, every release counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | None, as_json: bool) -> None:
-    release = _release(slurm_version)
-    found: list[Finding] = []
+    release = None if slurm_version is None else parse_version(slurm_version)
+    findings: list[Finding] = []
     for file in files:
         try:
-            found += _lint(file, kind, release)
-        except HpcMpError as error:  # the others are judged all the same
+            findings += _lint(file, kind, release)
+        except HpcMpError as error:  # the other files are checked anyway
             if len(files) == 1:
                 raise
-            found.append(Finding("file", "error", error.value, f"{error.rule}.", error.remedy, str(file)))
-    finish(found, as_json)
+            findings.append(Finding("file", "error", error.value, f"{error.rule}.", error.remedy, str(file)))
+    finish(findings, as_json)
 
 
-def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:
-    """The findings of one file.
-
-    Raises:
-        HpcMpError: the file cannot be read, or is none that there are rules for.
-    """
+def _lint(file: Path, kind: Kind | None, release: Version | None) -> Sequence[Finding]:
+    """Return the findings of one file. Raises HpcMpError if the file cannot be read, or no rules exist for its kind."""
     text = text_of(file, "file, such as a job script")
-    found = kind or kind_of(file, text)
-    if found is None:
-        raise HpcMpError(str(file), f"is nothing that there are rules for, which are {', '.join(KINDS.values())}",
-                         "say what it is with --as, such as --as sbatch")
-    return _LINTERS[found](file, text, release)
+    file_kind = kind or kind_of(file, text)
+    if file_kind is None:
+        raise HpcMpError(str(file), f"is not a known kind of file ({', '.join(KINDS.values())})",
+                         "name its kind with --as, such as --as sbatch")
+    return _LINTERS[file_kind](file, text, release)
 
 
-def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _sbatch(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.lint.sbatch import lint
 
     return lint(text, file=str(file), directory=Path.cwd(), version=release)
 
 
-def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    """Each value that is wrong by itself; where there is none, the first fault of them together."""
+def _job(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
+    """Return a finding for each invalid value; without one, for the first inconsistency between values."""
     from hpc_mp.job.load import load_sweep
 
     try:
         load_sweep(file)
     except HpcMpError as error:
-        return [Finding("HM801", "error", each.value, f"{each.rule}.", each.remedy, str(file), _line_of(each.value, text))
-                for each in error.several or (error,)]
+        return [Finding("HM801", "error", fault.value, f"{fault.rule}.", fault.remedy, str(file), _line_of(fault.value, text))
+                for fault in error.several or (error,)]
     return []
 
 
 def _line_of(value: str, text: str) -> int | None:
-    """Where the key of a ``train.steps = -3`` stands in a job file; None where it is not written so."""
+    """Return the line of the key of a ``train.steps = -3`` in a job file; None if it is written in another form."""
     *section, key = value.partition(" = ")[0].split(".")
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -87,66 +81,58 @@ def _line_of(value: str, text: str) -> int | None:
     return None
 
 
-def _variables(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _variables(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.environment.findings import lint_variables
 
     return lint_variables(text, str(file))
 
 
-def _nccl(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _nccl(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.environment.findings import lint_nccl_conf
 
     return lint_nccl_conf(file.read_bytes(), str(file))
 
 
-def _slurm_conf(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _slurm_conf(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
 
     return lint_slurm_conf(text, file, release)
 
 
-def _topology(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _topology(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     from hpc_mp.lint.slurm_conf.files import lint_topology
 
     return lint_topology(text, file)
 
 
-def _template(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    from hpc_mp.clouds.azure import lint
+def _template(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
+    from hpc_mp.clouds.azure.rules import lint
 
     return lint(text, file=str(file))
 
 
-def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    """Every template of the project, with the project beside it."""
-    from hpc_mp.clouds.azure import lint, read_project
+def _project(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
+    """Return the findings of every template of the project, checked together with the project."""
+    from hpc_mp.clouds.azure.files import read_project
+    from hpc_mp.clouds.azure.rules import lint
 
     project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))
     if not templates:
-        return [Finding("CC700", "info", "", "the project has no template below templates, by which its specs could be judged.",
-                        "Name the template with hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
-    found = [lint(text_of(each, "cluster template"), file=str(each), project=project) for each in templates]
-    return list(dict.fromkeys(finding for findings in found for finding in findings))
+        return [Finding("CC700", "info", "", "The project has no template in templates/: its specs are not checked.",
+                        "Name the template: hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
+    by_template = [lint(text_of(template, "cluster template"), file=str(template), project=project) for template in templates]
+    return list(dict.fromkeys(finding for findings in by_template for finding in findings))
 
 
-def _alone(finding: Finding, file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+def _alone(finding: Finding, file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     return [replace(finding, file=str(file))]
 
 
-_JUDGED_TOGETHER = Finding("slurm-part", "info", "", "is judged together with slurm.conf, which says which nodes have GPUs.",
-                           "Lint the slurm.conf in whose directory it lies.")
-_LINTERS: dict[Kind, Callable[[Path, str, Release | None], Sequence[Finding]]] = {
+_JUDGED_TOGETHER = Finding("slurm-part", "info", "",
+                           "is checked together with slurm.conf, which defines the nodes and their GPUs.",
+                           "Lint the slurm.conf in the same directory.")
+_LINTERS: dict[Kind, Callable[[Path, str, Version | None], Sequence[Finding]]] = {
     "sbatch": _sbatch, "job": _job, "variables": _variables, "nccl": _nccl, "slurm-conf": _slurm_conf, "topology": _topology,
     "template": _template, "project": _project, "slurm-part": partial(_alone, _JUDGED_TOGETHER),
     "jinja": partial(_alone, RENDER_FIRST),
 }
-
-
-def _release(text: str | None) -> Release | None:
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d\d)\.(\d\d)(\.\d+)?", text)
-    if not found:
-        raise HpcMpError(f"--slurm-version {text}", "is no release of Slurm",
-                         "write it as 24.05, as sinfo --version prints it")
-    return int(found[1]), int(found[2])

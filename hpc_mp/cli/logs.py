@@ -1,4 +1,4 @@
-"""``hpc-mp logs``: what a run has said; after a failure the cause comes last."""
+"""``hpc-mp logs``: the output of a run, with the cause of a failure at the end."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import escaped
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import SlurmJob
-from hpc_mp.launch.find import find
-from hpc_mp.launch.logs import Follower, Logs
-from hpc_mp.launch.status import job_ids, seen
+from hpc_mp.diagnosis.cause import cause
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import read_failures
-from hpc_mp.rundir.outcome import cause
+from hpc_mp.runs.find import find
+from hpc_mp.runs.logs import Follower, Logs
+from hpc_mp.runs.status import described, seen
 
 POLL_S = 0.5  # between two polls of the files
 
 
-@click.command(help="Show what a run has said; after a failure the cause comes last.")
+@click.command(help="Show the output of a run, with the cause of a failure at the end.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--rank", type=int, help="The log of one rank.")
 @click.option("--node", help="The log of one node, by its name.")
 @click.option("--attempt", type=int, help="An earlier attempt, from 1; default: the newest.")
-@click.option("--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--follow", is_flag=True, help="Continue until the run has ended.")
 def command(run: Path, rank: int | None, node: str | None, attempt: int | None, follow: bool) -> None:
     if rank is not None and node is not None:
-        raise HpcMpError("--rank and --node", "exclude each other", "give one of them")
-    found = find(run)
-    follower, jobs, delays = Follower(), _jobs(found), iter(queue.DELAYS_S)
+        raise HpcMpError("--rank and --node", "exclude each other", "remove one of them")
+    directory = find(run)
+    follower, jobs, delays = Follower(), described([directory])[0], iter(queue.DELAYS_S)
     due = time.monotonic() + next(delays)
-    said = ""
+    last_reason = ""
     while True:
-        if attempt is None and (words := _waits(jobs)) != said:
-            said = words
-            click.echo(words or "it waits no longer")
-        ended = not follow or attempt is not None or seen(found, jobs).ended
-        logs = Logs(found, attempt)
+        if attempt is None and (reason := _waits(jobs)) != last_reason:
+            last_reason = reason
+            click.echo(reason or "the job no longer waits")
+        ended = not follow or attempt is not None or seen(directory, jobs).ended
+        logs = Logs(directory, attempt)
         sources = logs.rank(rank) if rank is not None else logs.node(node) if node is not None else logs.main()
         for line in follower.new(sources):
             click.echo(escaped(line))
@@ -47,21 +47,16 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
             break
         time.sleep(POLL_S)
         if jobs and time.monotonic() > due:
-            jobs, due = _jobs(found), time.monotonic() + next(delays, queue.DELAYS_S[-1])
+            jobs, due = described([directory])[0], time.monotonic() + next(delays, queue.DELAYS_S[-1])
     if not sources and (rank is not None or node is not None):
-        given, key = (f"--rank {rank}", "rank") if rank is not None else (f"--node {node}", "node")
-        raise HpcMpError(given, f"has no log; attempt {logs.attempt} has started {key}s {logs.named(key)}",
-                         "name one of those, or another --attempt")
-    _cause(found, logs.attempt, jobs)
-
-
-def _jobs(run: RunDirectory) -> list[SlurmJob]:
-    ids = job_ids(run)
-    return list(queue.job_states(ids).values()) if ids else []
+        option, key = (f"--rank {rank}", "rank") if rank is not None else (f"--node {node}", "node")
+        raise HpcMpError(option, f"has no log; attempt {logs.attempt} has started {key}s {logs.named(key)}",
+                         "pass one of these, or another --attempt")
+    _cause(directory, logs.attempt, jobs)
 
 
 def _waits(jobs: list[SlurmJob]) -> str:
-    """Why nothing is said yet, or no more; empty for a run that does not wait."""
+    """Return the reason for missing output; empty for a run that does not wait."""
     job = next((job for job in jobs if not job.ended), None)
     if job is None or not job.waits:
         return ""
@@ -71,12 +66,12 @@ def _waits(jobs: list[SlurmJob]) -> str:
 
 
 def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:
-    """The cause of a failure, after the traceback of the rank that it names: the last line says who failed where and of what."""
-    now = seen(run, jobs)
-    if attempt == now.attempt and now.state != "failed":
+    """Print the cause of a failure, after the traceback of its rank. The last line states the rank, its host and the failure."""
+    status = seen(run, jobs)
+    if attempt == status.attempt and status.state != "failed":
         return
-    found = cause(run, attempt)
-    said = found.message if found else now.cause if attempt == now.attempt else None
-    traceback = next((each.traceback for each in read_failures(run, attempt) if found and each.rank == found.rank), "")
-    for text in filter(None, (traceback, said)):
+    failure = cause(run, attempt)
+    message = failure.message if failure else status.cause if attempt == status.attempt else None
+    traceback = next((record.traceback for record in read_failures(run, attempt) if failure and record.rank == failure.rank), "")
+    for text in filter(None, (traceback, message)):
         click.echo(f"\n{escaped(text.rstrip())}")

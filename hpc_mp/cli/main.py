@@ -1,4 +1,4 @@
-"""The ``hpc-mp`` command: verbs are imported only when they are called, errors become exit codes."""
+"""The ``hpc-mp`` command: verbs are imported only when they are called, and errors become exit codes."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from hpc_mp.base.extras import missing_extra
 from hpc_mp.base.text import escaped, nearest
 from hpc_mp.cli.output import lasting_output
 
-# Group, then verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
+# Group, then verb: (module in hpc_mp.cli, one line of help). The help is here because `hpc-mp --help` imports no verb.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
-        "init": ("init", "Find what is here and write a job file that runs."),
-        "data": ("data", "Make a job's tokens before it runs."),
+        "init": ("init", "Detect the hardware and write a job file that runs here."),
+        "data": ("data", "Tokenize a job's text before it runs."),
         "launch": ("launch", "Plan, place, render and start a job."),
         "run": ("run", "Start any distributed program: hpc-mp run -- python train.py …"),
-        "adopt": ("adopt", "Make a job file of somebody's job script, and account for its lines."),
-        "status": ("status", "Show what a run is doing, why it waits or failed."),
-        "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),
+        "adopt": ("adopt", "Convert a job script to a job file, and account for its lines."),
+        "status": ("status", "Show the state of a run, and the reason if it waits or failed."),
+        "logs": ("logs", "Show the output of a run, with the cause of a failure at the end."),
         "cancel": ("cancel", "End a run, after its ranks have saved."),
         "report": ("report", "Draw a run: curves, ranks, pipeline, memory; or compare several."),
         "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
         "prune": ("prune", "List and remove old checkpoints, caches and runs."),
-        "train": ("train", "What each rank runs (under srun, mpirun, torchrun or the emulator)."),
+        "train": ("train", "The command of each rank (under srun, mpirun, torchrun or the emulator)."),
     },
     "Trust": {
-        "doctor": ("doctor", "Find what is wrong with this machine, or which node or link of a cluster is bad."),
-        "bench": ("bench", "Measure the bandwidth of a collective, beside what the fabric should give."),
-        "env": ("env", "Show which environment variables count, who says so, and what is wrong with them."),
-        "lint": ("lint", "Find what is wrong with a file: job script, job file, variables, slurm.conf, template."),
+        "doctor": ("doctor", "Find problems of this machine, or the bad nodes and links of a cluster."),
+        "bench": ("bench", "Measure the bandwidth of a collective, and compare it with the fabric's."),
+        "env": ("env", "Show the effective environment variables, their sources and problems."),
+        "lint": ("lint", "Find problems of a file: job script, job file, variables, slurm.conf, template."),
         "cluster": ("cluster", "Describe a Slurm cluster; read, write and check its switches."),
     },
     "Get a cluster": {
-        "cloud": ("cloud", "Write a Slurm cluster for Azure, AWS or Google Cloud; check a template."),
-        "lab": ("lab", "Have a Slurm cluster of several hosts on this machine, to try things out."),
+        "cloud": ("cloud", "Write the files of a Slurm cluster for Azure CycleCloud; check a template."),
+        "lab": ("lab", "Run a Slurm cluster of several hosts on this machine, for tests."),
     },
     "Understand": {
-        "placement": ("placement", "Show which rank does what where, and what it costs."),
+        "placement": ("placement", "Show the place and the coordinates of each rank, and the cost."),
         "schedule": ("schedule", "Show the action table of a pipeline schedule."),
     },
 }
 VERBS = {verb: row for verbs in GROUPS.values() for verb, row in verbs.items()}
 RENAMED = {"cyclecloud": "cloud"}
-"""Verbs of release 0.0 that still work in this one, though help does not show them."""
+"""Verbs of release 0.0 that still work but are hidden in the help."""
 
 
-# Words that other launchers have for a verb, and what is typed here.
+# Verbs of other launchers, and the equivalent here.
 ELSEWHERE = {
     **dict.fromkeys(("resume", "continue", "restart", "requeue"), "launch JOB.toml --resume"),
     **dict.fromkeys(("submit", "start", "sbatch", "execute"), "launch JOB.toml"),
@@ -66,7 +66,7 @@ ELSEWHERE = {
 
 
 class Verbs(click.Group):
-    """A click group that imports a verb's module when the verb is used."""
+    """A click group that imports a verb's module on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -76,13 +76,13 @@ class Verbs(click.Group):
         if verb not in VERBS:
             return None
         if verb != cmd_name:
-            click.echo(f"hpc-mp {cmd_name} is called hpc-mp {verb} now", err=True)
+            click.echo(f"hpc-mp {cmd_name} is now hpc-mp {verb}", err=True)
         command = importlib.import_module(f"hpc_mp.cli.{VERBS[verb][0]}").command
         assert isinstance(command, click.Command)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest verb beside the one that there is not."""
+        """Resolve a command like click, but suggest the nearest verb for an unknown one."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             near = [f"hpc-mp {ELSEWHERE[args[0].lower()]}"] if args[0].lower() in ELSEWHERE else nearest(args[0], VERBS)
             guess = f"Did you mean '{near[0]}'?" if near else "'hpc-mp --help' lists them."
@@ -116,12 +116,12 @@ def main() -> None:
 
 
 def _rest(words: Sequence[str]) -> int:
-    """Where the words of another command begin."""
+    """Return the index of the first word that belongs to another command."""
     return words.index("--") if "--" in words else len(words)
 
 
 def _run() -> tuple[int, dict[str, Any] | None]:
-    """The exit code of the verb, once what it has to say is said; and why it did not come to an end, for ``--json``."""
+    """Run the verb and print its output. Return its exit code, and the reason of an early end for ``--json``."""
     why: dict[str, Any] | None = None
     try:
         code = cli(prog_name="hpc-mp", standalone_mode=False)
@@ -143,8 +143,8 @@ def _run() -> tuple[int, dict[str, Any] | None]:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise
         click.echo(f"hpc-mp: {escaped(str(error))}", err=True)
-        said = {"message": str(error), "value": error.value, "rule": error.rule, "remedy": error.remedy}
-        code, why = 2, {"state": "refused", "error": said}
+        refusal = {"message": str(error), "value": error.value, "rule": error.rule, "remedy": error.remedy}
+        code, why = 2, {"state": "refused", "error": refusal}
     except RunFailed as error:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise

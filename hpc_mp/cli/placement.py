@@ -1,4 +1,4 @@
-"""``hpc-mp placement``: which rank does what where, and what it costs."""
+"""``hpc-mp placement``: the place and the coordinates of each rank, and the cost of a placement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from hpc_mp.layout.placement import (
     Degrees,
     Placement,
     RankMap,
-    Reach,
     normalize_order,
     numbered,
     place,
@@ -37,7 +36,7 @@ from hpc_mp.rundir.plan import Traffic
 RANKS_SHOWN = 64
 GROUPS_SHOWN = 4
 MEMBERS_SHOWN = 8
-ONE_EACH = Traffic(1, 1, 1)  # edges are counted where no model gives them bytes
+ONE_EACH = Traffic(1, 1, 1)  # without a model, edges are counted instead of bytes
 SHOWN = ("tp", "pp", "dp")
 
 
@@ -49,7 +48,7 @@ class Site:
     tree: SwitchTree
 
 
-@click.command(help="Show which rank does what where, and what it costs.")
+@click.command(help="Show the place and the coordinates of each rank, and the cost.")
 @click.option("--tp", "tensor", type=int, default=1, show_default=True, help="Tensor degree T.")
 @click.option("--pp", "pipeline", type=int, default=1, show_default=True, help="Pipeline degree P.")
 @click.option("--dp", "data", type=int, default=1, show_default=True, help="Data degree D: replicas of the model.")
@@ -57,14 +56,15 @@ class Site:
 @click.option("--ep", "expert", type=int, default=1, show_default=True, help="Expert degree E: blocks inside D × C.")
 @click.option("--order", default="cluster", show_default=True,
               help="Letters D, P, C, T (the right-most varies fastest over ranks), cluster (DPT) or spread (TPD).")
-@click.option("--axes", metavar="NAME", help="The numbers that a program gives its ranks, in this order on nodes: "
+@click.option("--axes", metavar="NAME", help="A program's own numbering of ranks, in this order on nodes: "
                                             f"{', '.join(NUMBERINGS)}, or letters.")
 @click.option("--rank-map", default="auto", show_default=True, metavar="MAP",
               help="block (node after node), cyclic (rank r on node r mod N), the node of every rank as 0,0,1,1, or "
-                   "auto: block, with hosts of one leaf switch side by side.")
-@click.option("--ranks-per-node", type=int, default=8, show_default=True, help="The last node may be part-filled.")
+                   "auto: block, with the hosts of a leaf switch next to each other.")
+@click.option("--ranks-per-node", type=int, default=8, show_default=True,
+              help="Ranks on each node; the last node may have fewer.")
 @click.option("--topology", "topology", metavar="FILE", type=click.Path(path_type=Path),
-              help="topology.conf, topology.yaml, or what `scontrol show topology` prints.")
+              help="topology.conf, topology.yaml, or the output of `scontrol show topology`.")
 @click.option("--nodes", "nodelist", metavar="HOSTS", help="Hosts of the nodes, as n[1-4]; default: the topology's first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
@@ -74,8 +74,8 @@ def command(
     degrees, nodes = Degrees(tensor, pipeline, data, context, expert), _rank_map(rank_map)
     chosen = (place(degrees, order, ranks_per_node, nodes) if axes is None
               else numbered(degrees, axes, order, ranks_per_node, nodes))
-    letters = dict.fromkeys([*(normalize_order(each, context) for each in ORDERS), chosen.order])
-    placements = [chosen if each == chosen.order else place(degrees, each, ranks_per_node, nodes) for each in letters]
+    letters = dict.fromkeys([*(normalize_order(name, context) for name in ORDERS), chosen.order])
+    placements = [chosen if sequence == chosen.order else place(degrees, sequence, ranks_per_node, nodes) for sequence in letters]
     if nodelist is not None and topology is None:
         raise HpcMpError(f"--nodes {nodelist}", "has no effect without --topology", "add --topology FILE")
     site = None if topology is None else _site(chosen, load_topology(topology), nodelist)
@@ -92,9 +92,9 @@ def command(
         console.print(f"… and {more} more (--json lists all)")
     console.print("\n[bold]Groups[/]", _group_table(chosen), sep="\n")
     console.print("\n[bold]All orders[/]", _order_table(placements, chosen.order, site), sep="\n")
-    console.print("(nodes spanned, inter-node hops) per group; edges: the most that leave one node; "
-                  "uplink: the most that leave one leaf switch" if site else
-                  "(nodes spanned, inter-node hops) per group; edges: the most that leave one node")
+    console.print("(nodes spanned, inter-node hops) per group; edges: maximum that leave one node; "
+                  "uplink: maximum that leave one leaf switch" if site else
+                  "(nodes spanned, inter-node hops) per group; edges: maximum that leave one node")
 
 
 def _rank_map(text: str) -> RankMap:
@@ -108,11 +108,11 @@ def _rank_map(text: str) -> RankMap:
 
 
 def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
-    """The hosts of the nodes; under the map ``auto`` hosts of one leaf are neighbours, as a job has them."""
+    """Return the hosts of the nodes. Under the map ``auto``, hosts of one leaf are neighbours, as in a job."""
     hosts = expand(nodelist) if nodelist is not None else tuple(tree.above)
     if len(hosts) < placement.nodes or (nodelist is not None and len(hosts) > placement.nodes):
-        given = "the topology" if nodelist is None else f"--nodes {nodelist}"
-        raise HpcMpError(given, f"names {len(hosts)} hosts, the placement has {placement.nodes} nodes",
+        source = "the topology" if nodelist is None else f"--nodes {nodelist}"
+        raise HpcMpError(source, f"names {len(hosts)} hosts, but the placement has {placement.nodes} nodes",
                          f"name {placement.nodes} hosts with --nodes, or change the degrees or --ranks-per-node")
     strange = [host for host in hosts if host not in tree.above]
     if strange:
@@ -125,7 +125,7 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
 
 
 def _tree(chosen: Placement, placements: list[Placement], site: Site | None) -> dict[str, object]:
-    """The JSON document."""
+    """Return the JSON document."""
     tree = to_dict(chosen) | {
         "cost": {name: asdict(reach) for name, reach in reach_of(chosen).items()},
         "orders": {p.order: {name: asdict(reach) for name, reach in reach_of(p).items()} for p in placements},
@@ -171,7 +171,7 @@ def _members(groups: Groups) -> str:
 
 
 def _order_table(placements: list[Placement], chosen: str, site: Site | None) -> Table:
-    """Every order: how far each axis reaches, and how many of its edges leave the busiest node and the busiest leaf."""
+    """Return every order: the reach of each axis, and the number of its edges that leave the busiest node and leaf."""
     axes = [axis for axis in ("tp", "pp", "dp", "cp") if axis in placements[0].groups]
     table = _table("", "order", *(axis[0].upper() for axis in axes), "edges T/P/D", *(["uplink T/P/D"] if site else []))
     for placement in placements:
@@ -180,7 +180,7 @@ def _order_table(placements: list[Placement], chosen: str, site: Site | None) ->
         if site is not None:
             cells.append(_most(_uplinks(placement, site).values()))
         table.add_row("→" if placement.order == chosen else "", placement.order,
-                      *(_reach(reach[axis]) for axis in axes), *cells)
+                      *(f"({reach[axis].nodes}, {reach[axis].hops})" for axis in axes), *cells)
     return table
 
 
@@ -189,10 +189,6 @@ def _uplinks(placement: Placement, site: Site) -> dict[str, Traffic]:
 
 
 def _most(loads: Iterable[Traffic]) -> str:
-    """``4/0/8``: of every axis the most."""
-    found = tuple(loads)
-    return "/".join(str(int(max(getattr(load, axis) for load in found))) for axis in SHOWN)
-
-
-def _reach(reach: Reach) -> str:
-    return f"({reach.nodes}, {reach.hops})"
+    """Return the maximum on every axis: ``4/0/8``."""
+    traffic = tuple(loads)
+    return "/".join(str(int(max(getattr(load, axis) for load in traffic))) for axis in SHOWN)

@@ -1,4 +1,4 @@
-"""``hpc-mp train --profile``: what the units of a job's model take of this device, written for ``parallel.partition``."""
+"""``hpc-mp train --profile``: the cost of the units of a job's model on this device, for ``parallel.partition``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, memory_size
+from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import ModelProfile, ModelShape, check_layout, read_shape, write_profile
 from hpc_mp.planner.measured_cut import measured_cut
@@ -22,43 +21,37 @@ REPETITIONS = 10
 
 
 def profile_and_print(job: Path, overrides: Sequence[str], as_json: bool) -> None:
-    """Raises HpcMpError for a job that cannot run, a device that is not there, or a file that cannot be written."""
+    """Profile a job's model and print it. Raises HpcMpError for an invalid job, a missing device or unwritable file."""
     need_train("hpc-mp train --profile")
     spec = load_job(job, overrides)
     shape = read_shape(spec)
     check_layout(shape, spec)
     from hpc_mp.train.rank.unit_profile import measure  # imports torch
 
-    found = measure(spec, shape, REPETITIONS)
+    profile = measure(spec, shape, REPETITIONS)
     try:
-        write_profile(spec.profile, found)
+        write_profile(spec.profile, profile)
     except OSError as error:
         raise HpcMpError(f"the profile {spec.profile}", f"cannot be written ({error.strerror})",
-                         "name another file in parallel.profile, or another job.directory") from None
+                         "set another file in parallel.profile, or another job.directory") from None
     if as_json:
-        click.echo(json.dumps({**asdict(found), "file": str(spec.profile)}))
+        click.echo(json.dumps({**asdict(profile), "file": str(spec.profile)}))
     else:
-        _print(found, spec, shape)
+        _print(profile, spec, shape)
 
 
-def _print(found: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
-    console.print(f"{shape.model_type} on {found.device}: one microbatch of {counted(spec.microbatch_size, 'sequence')} of "
+def _print(profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
+    console = terminal()
+    console.print(f"{shape.model_type} on {profile.device}: one microbatch of {counted(spec.microbatch_size, 'sequence')} of "
                   f"{spec.data.sequence_length:,} tokens in {spec.train.precision}, recompute {spec.parallel.recompute}; "
-                  f"median of {found.repetitions}", markup=False)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for number, column in enumerate(("unit", "number", "forward + backward", "activations", "parameters")):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for name, number, unit in (("embedding", 1, found.embedding), ("block", shape.layers, found.block),
-                               ("norm and head", 1, found.head)):
+                  f"median of {profile.repetitions}", markup=False)
+    table = number_table("unit", "number", "forward + backward", "activations", "parameters")
+    for name, number, unit in (("embedding", 1, profile.embedding), ("block", shape.layers, profile.block),
+                               ("norm and head", 1, profile.head)):
         table.add_row(name, f"{number}", f"{unit.seconds * 1e3:.3f} ms", memory_size(unit.activations),
                       memory_size(unit.parameters))
     console.print()
     console.print(table)
-    cut = measured_cut(_measured(spec), shape)
-    console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" makes {list(cut.layers)}: {cut.why}", markup=False)
-
-
-def _measured(spec: JobSpec) -> JobSpec:
-    """The job as it would be cut by its profile."""
-    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"partition": "profile"})})
+    measured = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"partition": "profile"})})
+    cut = measured_cut(measured, shape)
+    console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" results in {list(cut.layers)}: {cut.why}", markup=False)

@@ -1,4 +1,4 @@
-"""What a launch shows on a terminal: lines, and a bar while ranks train; in a pipe lines only."""
+"""The progress of a launch: lines, and on a terminal a bar while ranks train."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hpc_mp.cluster.slurm.job import WAITING
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
-LINE_S = 30.0  # between two lines of progress where there is no terminal
-RECENT = 20  # steps whose median time foretells the rest
+LINE_S = 30.0  # between two lines of progress without a terminal
+RECENT = 20  # the median time of these steps predicts the remaining time
 
 
 class TerminalListener(Listener):
-    """Prints to standard output, notes to standard error; there a bar shows the phase before the first step, then step, loss,
-    tokens per second and the time that is left. Without a terminal it is a line now and then.
+    """Listener that prints to standard output, and notes to standard error. On a terminal, a bar shows the phase before the
+    first step, then step, loss, tokens per second and the remaining time. Without a terminal, lines replace the bar.
 
     Args:
-        aside: print everything to standard error, for a document or a script has standard output.
+        aside: True to print to standard error, because standard output is for a document or a script.
     """
 
     def __init__(self, *, aside: bool) -> None:
@@ -53,9 +53,9 @@ class TerminalListener(Listener):
         if self._bar is not None:
             self._bar.update(status, steps)
 
-    def evaluated(self, found: Sequence[Evaluation]) -> None:
-        for each in found:
-            self.note(f"held out after step {each.step}: {loss_words(each.loss)}")
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        for evaluation in evaluations:
+            self.note(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)}")
 
     def end(self) -> None:
         if self._bar is not None:
@@ -67,7 +67,7 @@ QUEUED = frozenset(state.lower() for state in WAITING)
 
 
 class _StepLines:
-    """What a log gets in place of a bar: a line every 30 s."""
+    """The replacement of a bar in a log: a line every 30 s."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._due = steps, time.monotonic() + LINE_S
@@ -75,7 +75,7 @@ class _StepLines:
 
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         self._recent.extend(steps)
-        if status is not None and status.phase in QUEUED:  # the steps were those of an attempt that is over
+        if status is not None and status.phase in QUEUED:  # the steps belong to an ended attempt
             self._recent.clear()
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_S
@@ -88,7 +88,7 @@ class _StepLines:
             eta = f", about {duration(left)} left" if left > 0 else ""
             return f"{_step_words(last, self._steps)}: {_figures(last)}{eta}"
         if status is None:
-            return "nothing is said yet"
+            return "no report yet"
         done = f", {data_size(status.done)} of {data_size(status.total)}" if status.total else ""
         return " ".join(filter(None, (status.phase, status.detail))) + done
 
@@ -96,7 +96,7 @@ class _StepLines:
         click.echo(text, err=True)
 
     def stop(self) -> None:
-        """A line needs no end."""
+        """Do nothing: a line needs no end."""
 
 
 class _StepBar:
@@ -121,7 +121,7 @@ class _StepBar:
         self._progress.refresh()
 
     def _step(self, last: StepMetrics) -> None:
-        if not self._training:  # from here on the speed is that of the steps
+        if not self._training:  # from now on, the speed is that of steps
             self._training = True
             self._progress.reset(self._task, total=self._steps or None, completed=last.step)
         self._progress.update(self._task, completed=last.step, description=_step_words(last, self._steps),
@@ -132,7 +132,7 @@ class _StepBar:
 
 
 def _step_words(step: StepMetrics, steps: int) -> str:
-    """Of a program nobody knows how many there are."""
+    """Return the step, with the total if known: a program's total is unknown."""
     return f"step {step.step}/{steps}" if steps else f"step {step.step}"
 
 

@@ -1,4 +1,4 @@
-"""``hpc-mp report``: draw a run, or several on one page."""
+"""``hpc-mp report``: the page of a run, or of several runs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.launch.find import find_all, sweep_of
 from hpc_mp.report.comparison import write_comparison
 from hpc_mp.report.page import write_report
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.runs.find import find_all, sweep_of
 
 
 @click.command(help="Draw a run: curves, ranks, pipeline, memory. Writes RUN/report.html and prints its path. Several runs are "
-                    "compared on one page, comparison.html of the first: curves over each other, what differs in their job "
-                    "files, how each ended. The id of a sweep's Slurm job means all its runs.")
+                    "compared on one page, comparison.html of the first: overlaid curves, differences of the job files, and "
+                    "results. The id of a sweep's Slurm job selects all its runs.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--all", "whole", is_flag=True, help="Compare all runs of the sweep that this one belongs to.")
+@click.option("--all", "whole", is_flag=True, help="Compare all runs of this run's sweep.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write this file instead.")
 def command(runs: tuple[Path, ...], whole: bool, output: Path | None) -> None:
     if output is not None and output.suffix != ".html":
-        raise HpcMpError(f"--output {output}", "is no .html file", f"write --output {output.with_suffix('.html')}")
-    found = _each_once(runs, whole)
-    click.echo(write_report(found[0], output) if len(found) == 1 else write_comparison(found, output))
+        raise HpcMpError(f"--output {output}", "is not an .html file", f"write --output {output.with_suffix('.html')}")
+    selected = _each_once(runs, whole)
+    click.echo(write_report(selected[0], output) if len(selected) == 1 else write_comparison(selected, output))
 
 
-def _each_once(given: tuple[Path, ...], whole: bool) -> list[RunDirectory]:
-    """The runs that are meant; with ``whole`` the sweep of each. Raises HpcMpError when one is no run, or is named twice."""
-    found: dict[RunDirectory, Path] = {}
-    for path in given:
+def _each_once(paths: tuple[Path, ...], whole: bool) -> list[RunDirectory]:
+    """Return the selected runs; with ``whole`` the sweep of each. Raises HpcMpError for a path without a run, or a repetition."""
+    selected: dict[RunDirectory, Path] = {}
+    for path in paths:
         meant = find_all(path)
         for run in sweep_of(meant[0]) if whole else meant:
-            if run in found:
-                raise HpcMpError(f"run {path}", f"is {run.path}, as {found[run]} is",
-                                 "name every run once; DIRECTORY/NAME is the newest of a job")
-            found[run] = path
-    return list(found)
+            if run in selected:
+                raise HpcMpError(f"run {path}", f"is {run.path}, the same as {selected[run]}",
+                                 "name every run once; DIRECTORY/NAME is the newest run of a job")
+            selected[run] = path
+    return list(selected)

@@ -19,20 +19,20 @@ from hpc_mp.layout.schedule.table import cell, read_table, to_csv, to_dict
 
 @click.command(help="Show the action table of a pipeline schedule.")
 @click.option("--schedule", "name", default="1f1b", show_default=True,
-              help=f"One of {NAMES}, or a table: a file that ends in .csv, which is checked.")
-@click.option("--pp", "pipeline", type=int, help="Pipeline ranks; a table says its own.")
-@click.option("--microbatches", type=int, help="Microbatches per replica and optimizer step; a table says its own.")
+              help=f"One of {NAMES}, or the .csv file of a table, which is checked.")
+@click.option("--pp", "pipeline", type=int, help="Pipeline ranks; a table has its own.")
+@click.option("--microbatches", type=int, help="Microbatches per replica and optimizer step; a table has its own.")
 @click.option("--virtual-stages", type=int,
               help="Stages per rank of interleaved_1f1b and breadth_first: a smaller bubble for more messages. [default: 1]")
 @click.option("--json", "as_json", is_flag=True, help="Print every action as one JSON document.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print compute actions as torch's pipelining reads them.")
-@click.option("--draw", "as_drawing", is_flag=True, help="Draw time slots, every F, B, I and W one slot long.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print compute actions in the format of torch's pipelining.")
+@click.option("--draw", "as_drawing", is_flag=True, help="Draw time slots; F, B, I and W each take one.")
 def command(
     name: str, pipeline: int | None, microbatches: int | None, virtual_stages: int | None,
     as_json: bool, as_csv: bool, as_drawing: bool,
 ) -> None:
     if as_json + as_csv + as_drawing > 1:
-        raise HpcMpError("--json, --csv, --draw", "only one of them can be printed", "give one")
+        raise HpcMpError("--json, --csv, --draw", "exclude each other", "pass one of them")
     schedule = _schedule(name, pipeline, microbatches, virtual_stages)
     console = Console(highlight=False)
     if as_csv:
@@ -50,14 +50,14 @@ def command(
 
 
 def _schedule(name: str, pipeline: int | None, microbatches: int | None, virtual_stages: int | None) -> Schedule:
-    asked = {"--pp": pipeline, "--microbatches": microbatches, "--virtual-stages": virtual_stages}
+    options = {"--pp": pipeline, "--microbatches": microbatches, "--virtual-stages": virtual_stages}
     if is_table(name):
         schedule = read_table(Path(name))
-        check_table(name, schedule, *asked.items())
+        check_table(name, schedule, *options.items())
         return schedule
     if pipeline is None or microbatches is None:
-        raise HpcMpError(" and ".join(key for key in ("--pp", "--microbatches") if asked[key] is None),
-                         "is needed to build a schedule", "give a number, or a table with --schedule FILE.csv")
+        raise HpcMpError(" and ".join(key for key in ("--pp", "--microbatches") if options[key] is None),
+                         "must be set to build a schedule", "pass a number, or a table with --schedule FILE.csv")
     return build(name, pipeline, microbatches, 1 if virtual_stages is None else virtual_stages)
 
 
@@ -74,5 +74,5 @@ def _table(schedule: Schedule) -> Table:
 
 def _print_summary(console: Console, schedule: Schedule) -> None:
     peaks = ", ".join(str(peak_in_flight(actions)) for actions in schedule.ranks)
-    console.print(f"idle (bubble): {simulate(schedule).bubble:.1%} of all rank time, a backward taking two forwards")
-    console.print(f"microbatches in flight at most, by rank (each stage's counted): {peaks}")
+    console.print(f"idle (bubble): {simulate(schedule).bubble:.1%} of all rank time, if a backward takes as long as two forwards")
+    console.print(f"maximum of microbatches in flight, by rank (summed over stages): {peaks}")

@@ -1,8 +1,7 @@
-"""``hpc-mp train``: what each rank runs."""
+"""``hpc-mp train``: the command that each rank runs."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -12,24 +11,24 @@ import click
 from hpc_mp.base.errors import HpcMpError
 
 
-@click.command(help="What each rank runs (under srun, mpirun, torchrun or the emulator); with --dry-run, what one rank of the "
-                    "job would hold, send, open and write, of any number of ranks and without their hardware; with --profile, "
-                    "what embedding, block and head take of this device, for parallel.partition = \"profile\".")
+@click.command(help="The command of each rank (under srun, mpirun, torchrun or the emulator). With --dry-run: the memory, "
+                    "messages, connections and files of one rank of a job of any size, without its hardware. With --profile: the "
+                    "cost of embedding, block and head on this device, for parallel.partition = \"profile\".")
 @click.argument("job", type=click.Path(path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Build one rank and step it once on tensors without values; print what it took.")
-@click.option("--profile", is_flag=True, help="Measure seconds and bytes of the model's units on this device, and write them.")
-@click.option("--rank", type=int, metavar="N", help="Which rank; only with --dry-run.  [default: 0]")
+@click.option("--dry-run", is_flag=True, help="Build one rank, run one step on tensors without values, and print its needs.")
+@click.option("--profile", is_flag=True, help="Measure time and memory of the model's units on this device, and write them.")
+@click.option("--rank", type=int, metavar="N", help="Rank of the dry run; only with --dry-run.  [default: 0]")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
               help="Override a key: --set job.nodes=2048; only with --dry-run or --profile.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; only with --dry-run or --profile.")
 def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides: tuple[str, ...], as_json: bool) -> None:
     if dry_run and profile:
-        raise HpcMpError("--profile", "measures on a device, and --dry-run does without", "leave out one of them")
+        raise HpcMpError("--profile", "measures on a device, but --dry-run uses none", "leave one of them out")
     if profile:
         from hpc_mp.cli.profile import profile_and_print
 
         if rank is not None:
-            raise HpcMpError("--rank", "is for --dry-run: what --profile measures is the same for all ranks", "leave it out")
+            raise HpcMpError("--rank", "has an effect only with --dry-run: --profile is the same for all ranks", "leave it out")
         profile_and_print(job, overrides, as_json)
         return
     if dry_run:
@@ -37,21 +36,20 @@ def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides
 
         dry_run_and_print(job, overrides, rank or 0, as_json)
         return
-    for option, given in (("--rank", rank is not None), ("--set", bool(overrides)), ("--json", as_json)):
-        if given:
-            raise HpcMpError(option, "a rank learns all from its launcher and its job file",
+    for option, is_set in (("--rank", rank is not None), ("--set", bool(overrides)), ("--json", as_json)):
+        if is_set:
+            raise HpcMpError(option, "has no effect for a rank, which reads its launcher and its job file",
                              "add --dry-run or --profile, or leave it out")
+    from hpc_mp.base.garbage import uncollected
     from hpc_mp.program.stepd import watch_stepd
     from hpc_mp.rundir import RunDirectory
     from hpc_mp.train.rank.signals import StopFlag
 
     watch_stepd(RunDirectory(job.resolve().parent))
-    stop = StopFlag()  # to be asked to stop from now on: torch takes seconds to import
-    gc.disable()  # what imports make stays: to look for garbage in it takes a fifth of their time
-    from hpc_mp.train.rank.main import main
+    stop = StopFlag()  # catches stop signals from here on, because torch takes seconds to import
+    with uncollected():
+        from hpc_mp.train.rank.main import main
 
-    gc.freeze()
-    gc.enable()
     code = main(job, stop)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -75,11 +75,11 @@ def findings(path: Path, now: float | None = None) -> tuple[BadNode, ...]:
     try:
         lines = read_lines(path)
     except OSError as error:
-        warnings.warn(f"bad nodes are not known: {path} cannot be read ({error.strerror})", stacklevel=2)
+        warnings.warn(f"bad nodes are unknown: {path} cannot be read ({error.strerror})", stacklevel=2)
         return ()
-    known = understood(lines)
-    latest = {(finding.node, finding.code): finding for finding in known}
-    return tuple(sorted((each for each in latest.values() if each.until > moment), key=lambda each: each.time))
+    valid = understood(lines)
+    latest = {(finding.node, finding.code): finding for finding in valid}
+    return tuple(sorted((finding for finding in latest.values() if finding.until > moment), key=lambda finding: finding.time))
 
 
 def understood(lines: Iterable[object]) -> list[BadNode]:
@@ -90,29 +90,21 @@ def understood(lines: Iterable[object]) -> list[BadNode]:
 
 
 def bad_nodes(path: Path, now: float | None = None, run: Path | None = None) -> dict[str, BadNode]:
-    """Return the most certain and newest finding of every avoided node, by node. A suspicion excludes no node.
-
-    Args:
-        run: the run that is being continued; its own findings count as certain.
-    """
-    own = run and run.resolve()  # its path may contain links
-    avoided = (replace(finding, certainty="certain") if own and Path(finding.run).resolve() == own else finding
+    """Return the most certain and newest finding of every avoided node, by node. A suspicion excludes no node. ``run``: the run
+    that is being continued; its own findings count as certain."""
+    continued = run and run.resolve()  # its path may contain links
+    avoided = (replace(finding, certainty="certain") if continued and Path(finding.run).resolve() == continued else finding
                for finding in findings(path, now) if finding.certainty != "suspected")
     return {finding.node: finding for finding in sorted(avoided, key=lambda finding: finding.weight)}
 
 
 def take_back(path: Path, nodes: Collection[str], codes: Collection[str] | None = None,
               now: float | None = None) -> tuple[BadNode, ...]:
-    """Expire these nodes' findings. Return the findings that were valid.
-
-    Args:
-        codes: only findings of these kinds; None: of all kinds.
-
-    Raises:
-        OSError: the ledger cannot be written.
-    """
+    """Expire these nodes' findings. Return the findings that were valid. Raises OSError if the ledger cannot be written.
+    ``codes``: only findings of these kinds; None: of all kinds."""
     moment = time.time() if now is None else now
-    found = tuple(each for each in findings(path, moment) if each.node in nodes and (codes is None or each.code in codes))
-    if found:
-        record(path, [replace(each, until=moment) for each in found])
-    return found
+    expired = tuple(finding for finding in findings(path, moment)
+                    if finding.node in nodes and (codes is None or finding.code in codes))
+    if expired:
+        record(path, [replace(finding, until=moment) for finding in expired])
+    return expired

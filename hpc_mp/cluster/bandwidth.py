@@ -19,7 +19,7 @@ from typing import Any
 from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30
-"""For so long a measurement counts: cables are changed, and nodes and switches are mended."""
+"""Days for which a measurement counts: cables are changed, and nodes and switches are repaired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def read_measured(path: Path) -> LinkRates | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
-        warnings.warn(f"measured bandwidths are not known: {path} cannot be read ({error})", stacklevel=2)
+        warnings.warn(f"measured bandwidths are unknown: {path} cannot be read ({error})", stacklevel=2)
         return None
 
 
@@ -93,7 +93,7 @@ def of_document(document: Any) -> LinkRates:
     nodes = tuple(map(str, document["nodes"]))
     pairs = tuple((int(a), int(b), float(rate)) for a, b, rate in document["pairs"])
     if not all(0 <= a < b < len(nodes) for a, b, _ in pairs):
-        raise ValueError("a pair is none of its nodes")
+        raise ValueError("a pair has a node that the file does not list")
     if not all(0 < rate < math.inf for _, _, rate in pairs):
         raise ValueError("a rate is not above 0")
     return LinkRates(**{**document, "time": float(document["time"]), "nodes": nodes, "pairs": pairs})
@@ -105,7 +105,7 @@ def noted(cluster: str | None, environ: Mapping[str, str] = os.environ) -> LinkR
 
 
 ALIKE = 0.85
-"""Down to this share of one another rates are alike: those of healthy pairs scatter by some per cent."""
+"""Minimum ratio of two rates that count as equal: rates of healthy pairs vary by some per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,33 +125,33 @@ class TieredRates:
 
     def between(self, a: str, b: str) -> float:
         """Return the rate of a pair. An unmeasured pair has the usual rate, or the rate of its worse end if that is less."""
-        found = self.pairs.get((a, b))
-        return found if found is not None else min(self.usual, self.end(a), self.end(b))
+        rate = self.pairs.get((a, b))
+        return rate if rate is not None else min(self.usual, self.end(a), self.end(b))
 
     def end(self, host: str) -> float:
         return self.ends.get(host, self.usual)
 
     def uneven(self, hosts: Collection[str]) -> frozenset[str]:
         """Return the hosts whose rate differs from the usual one, in general or with another of these hosts."""
-        known = {*hosts}
-        apart = (pair for pair, rate in self.pairs.items() if rate != self.usual and known.issuperset(pair))
-        return frozenset(host for host in known if self.end(host) != self.usual).union(*apart)
+        names = {*hosts}
+        apart = (pair for pair, rate in self.pairs.items() if rate != self.usual and names.issuperset(pair))
+        return frozenset(host for host in names if self.end(host) != self.usual).union(*apart)
 
     def slow(self, hosts: Collection[str]) -> dict[tuple[str, ...], float]:
         """Return shares of the usual rate, slowest first: by (host,), or by (a, b) if the pair is slower than both its ends."""
-        known = {*hosts}
-        found: dict[tuple[str, ...], float] = {(host,): self.end(host) for host in hosts}
-        found |= {pair: rate for pair, rate in self.pairs.items()
-                  if pair[0] < pair[1] and known.issuperset(pair) and rate < min(map(self.end, pair))}
-        return {members: rate / self.usual for members, rate in sorted(found.items(), key=lambda item: item[1])
+        names = {*hosts}
+        speeds: dict[tuple[str, ...], float] = {(host,): self.end(host) for host in hosts}
+        speeds |= {pair: rate for pair, rate in self.pairs.items()
+                   if pair[0] < pair[1] and names.issuperset(pair) and rate < min(map(self.end, pair))}
+        return {members: rate / self.usual for members, rate in sorted(speeds.items(), key=lambda item: item[1])
                 if rate < self.usual}
 
     def chained(self, hosts: Sequence[str]) -> tuple[str, ...]:
         """Return an order in which each host is followed by the nearest remaining one: hosts with fast links are adjacent."""
-        order, left = [*hosts[:1]], [*hosts[1:]]
-        while left:
-            order.append(max(left, key=lambda host: self.between(order[-1], host)))
-            left.remove(order[-1])
+        order, remaining = [*hosts[:1]], [*hosts[1:]]
+        while remaining:
+            order.append(max(remaining, key=lambda host: self.between(order[-1], host)))
+            remaining.remove(order[-1])
         return tuple(order)
 
 
@@ -166,18 +166,18 @@ def rates(measured: LinkRates) -> TieredRates | None:
     tier = _tiers(rate for _, _, rate in measured.pairs)
     pairs = {way: tier[rate] for i, j, rate in measured.pairs for a, b in [(measured.nodes[i], measured.nodes[j])]
              for way in ((a, b), (b, a))}
-    met: dict[str, list[float]] = {}
+    host_rates: dict[str, list[float]] = {}
     for (a, _), rate in pairs.items():
-        met.setdefault(a, []).append(rate)
-    ends = {host: max(found) for host, found in met.items() if len(found) > 1}
+        host_rates.setdefault(a, []).append(rate)
+    ends = {host: max(values) for host, values in host_rates.items() if len(values) > 1}
     return TieredRates(tier[median_high(rate for _, _, rate in measured.pairs)], pairs, ends)
 
 
-def _tiers(found: Iterable[float]) -> dict[float, float]:
+def _tiers(values: Iterable[float]) -> dict[float, float]:
     """Map each rate to the median of its tier, the higher one of an even number: one slow host of four has half of the pairs."""
-    left, tier = sorted(found), dict[float, float]()
-    while left:
-        middle = median_high(left)
-        tier |= {rate: middle for rate in left if ALIKE * middle <= rate <= middle / ALIKE}
-        left = [rate for rate in left if rate not in tier]
+    remaining, tier = sorted(values), dict[float, float]()
+    while remaining:
+        middle = median_high(remaining)
+        tier |= {rate: middle for rate in remaining if ALIKE * middle <= rate <= middle / ALIKE}
+        remaining = [rate for rate in remaining if rate not in tier]
     return tier

@@ -20,16 +20,16 @@ class Keeping:
     """A choice of our exclusions.
 
     Attributes:
-        kept: our exclusions that still hold.
+        excluded: our exclusions that still hold.
         taken_back: our exclusions that no longer hold.
     """
 
-    kept: tuple[BadNode, ...]
+    excluded: tuple[BadNode, ...]
     taken_back: tuple[BadNode, ...]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(finding.node for finding in self.kept)
+        return tuple(finding.node for finding in self.excluded)
 
 
 def choose(ours: Sequence[BadNode], users: Collection[str], states: Mapping[str, NodeState], needed: int,
@@ -48,14 +48,14 @@ def choose(ours: Sequence[BadNode], users: Collection[str], states: Mapping[str,
         stuck: True if Slurm reports that the nodes in service do not fit the job, whatever their number, because of their
             features, memory or GPUs. Then one more is taken back.
     """
-    held = [each for each in sorted(ours, key=lambda each: each.weight)
-            if each.certainty != "suspected" and each.node in states and each.node not in users]
-    helpful = [each for each in held if states[each.node].in_service]
-    others = {node for node, state in states.items() if state.in_service} - {*users} - {each.node for each in held}
+    held = [finding for finding in sorted(ours, key=lambda finding: finding.weight)
+            if finding.certainty != "suspected" and finding.node in states and finding.node not in users]
+    helpful = [finding for finding in held if states[finding.node].in_service]
+    others = {node for node, state in states.items() if state.in_service} - {*users} - {finding.node for finding in held}
     short = max(needed - len(others), int(stuck))
     back = helpful[:short] if short <= len(helpful) else held
-    return Keeping(tuple(each for each in ours if each in held and each not in back),
-                   tuple(each for each in ours if each in back))
+    return Keeping(tuple(finding for finding in ours if finding in held and finding not in back),
+                   tuple(finding for finding in ours if finding in back))
 
 
 def read_exclusions(path: Path) -> tuple[BadNode, ...]:

@@ -26,48 +26,41 @@ _CLOUD = tuple(f"{place}/*.so*" for place in ("/usr/local/gib/lib64", "/var/lib/
 
 @dataclass(frozen=True)
 class Item:
-    """An item that both places should show. Its value is a list of names, a number, or True.
-
-    Attributes:
-        read: reader of the value in one place; raises Unavailable if the place does not have it.
-        said: formatter of a number as text.
-        grave: severity of the finding if the container lacks the item or has less of it.
-        reads, remedy: text for people.
-    """
+    """An item that both places should show. Its value is a list of names, a number, or True."""
 
     code: str
-    read: Callable[[NodeSource], Any]
-    grave: Severity
+    read: Callable[[NodeSource], Any]  # raises Unavailable if the place does not have it
+    grave: Severity  # severity of the finding if the container lacks the item or has less of it
     what: str
-    reads: str
+    reads: str  # for people, as the remedy is
     remedy: str
-    said: Callable[[float], str] = memory_size
+    formatter: Callable[[float], str] = memory_size
 
 
 def view(source: NodeSource) -> dict[str, Any]:
     """Return the value of every item by code, None if this place does not show it. Can be serialised as JSON."""
-    def one(item: Item) -> Any:
+    def value_of(item: Item) -> Any:
         try:
             return item.read(source) or None
         except Unavailable:
             return None
-    return {item.code: one(item) for item in ITEMS}
+    return {item.code: value_of(item) for item in ITEMS}
 
 
 def differences(host: View, inside: View) -> Iterator[Finding]:
     """Yield one finding for every item that the host has, with the part that is missing inside the container."""
     for item in ITEMS:
-        there, here = host.get(item.code), inside.get(item.code)
-        if there is None:
+        host_value, inside_value = host.get(item.code), inside.get(item.code)
+        if host_value is None:
             continue
-        if isinstance(there, list):
-            gone = [name for name in there if name not in (here or [])]
-            lacks = bool(gone)
-            shown = f"{len(gone)} of {len(there)} are missing: {several(gone)}" if gone else f"all {len(there)}"
+        if isinstance(host_value, list):
+            lost = [name for name in host_value if name not in (inside_value or [])]
+            lacks = bool(lost)
+            shown = f"{len(lost)} of {len(host_value)} are missing: {several(lost)}" if lost else f"all {len(host_value)}"
         else:
-            lacks = (here or 0) < there
-            words = ("unlimited" if number >= _ENDLESS else item.said(number) for number in (here or 0, there))
-            shown = "{} inside, {} on the host".format(*words)
+            lacks = (inside_value or 0) < host_value
+            sizes = ("unlimited" if number >= _ENDLESS else item.formatter(number) for number in (inside_value or 0, host_value))
+            shown = "{} inside, {} on the host".format(*sizes)
         yield Finding(item.code, item.grave if lacks else "ok", item.what, shown, item.remedy if lacks else "")
 
 
@@ -78,9 +71,9 @@ def _settings(source: NodeSource) -> list[str]:
 
 def _topology(source: NodeSource) -> list[str]:
     """Return the existing files that NCCL_TOPO_FILE and NCCL_GRAPH_FILE name."""
-    named = [value for name, _, value in (line.partition("=") for line in _settings(source))
+    paths = [value for name, _, value in (line.partition("=") for line in _settings(source))
              if name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")]
-    return [name for name in named if name and source.names(name)]
+    return [name for name in paths if name and source.names(name)]
 
 
 def _names(*patterns: str) -> Callable[[NodeSource], list[str]]:

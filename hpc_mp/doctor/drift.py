@@ -15,7 +15,7 @@ from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource
 
 Traits = Mapping[str, str]
 PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")
@@ -43,7 +43,7 @@ def traits(source: NodeSource) -> dict[str, str]:
     fabric, gpus = read_fabric(source), Counter(f"{gpu.vendor} {gpu.device}" for gpu in read_gpus(source))
     driver = re.search(r"\b\d{3,}\.[\d.]+\b", maybe(source.text, "/proc/driver/nvidia/version") or "")
     system = fields(maybe(source.text, "/etc/os-release") or "", "=").get("PRETTY_NAME", "").strip('"')
-    found = {
+    values = {
         "kernel": maybe(source.text, "/proc/sys/kernel/osrelease") or "",
         "system": system,
         "driver": driver[0] if driver else "",
@@ -52,41 +52,41 @@ def traits(source: NodeSource) -> dict[str, str]:
         "cpus": _cpus(source),
         "memory": _memory(source),
         "ports": _counted(Counter(f"{port.rate or 0:g} Gb/s {port.layer}" for port in fabric.ports)),
-        "firmware": ", ".join(sorted({f"{each.board} {each.firmware}" for each in fabric.adapters if each.board})),
+        "firmware": ", ".join(sorted({f"{adapter.board} {adapter.firmware}" for adapter in fabric.adapters if adapter.board})),
         "partition": _set(fabric, lambda port: f"{port.keys.get(0, 0):#06x}" if port.keys else ""),
         "packet": _set(fabric, lambda port: str(port.mtu or "")),
-        "mtu": ", ".join(sorted({str(each.mtu) for each in read_interfaces(source)
-                                 if each.kind == ETHERNET and each.state == "up"})),
+        "mtu": ", ".join(sorted({str(interface.mtu) for interface in read_interfaces(source)
+                                 if interface.kind == ETHERNET and interface.state == "up"})),
         "limits": _limits(source),
         "packages": ", ".join(f"{name} {version}" for name in PACKAGES if (version := _version(name))),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def drift(nodes: Mapping[str, Traits]) -> Iterator[Finding]:
     """Yield a finding ``drift-TRAIT`` for every trait that at least two nodes show. Its subject is the deviating nodes."""
     for trait, (what, cure) in TRAITS.items():
-        seen = {node: shown[trait] for node, shown in nodes.items() if trait in shown}
-        values = Counter(seen.values())
-        if len(seen) < 2:
+        values = {node: node_traits[trait] for node, node_traits in nodes.items() if trait in node_traits}
+        counts = Counter(values.values())
+        if len(values) < 2:
             continue
-        if len(values) == 1:
-            yield Finding(f"drift-{trait}", "ok", "", f"{what}: {next(iter(values))} on all {len(seen)}")
+        if len(counts) == 1:
+            yield Finding(f"drift-{trait}", "ok", "", f"{what}: {next(iter(counts))} on all {len(values)}")
             continue
-        usual, many = values.most_common(1)[0]
-        odd = [node for node, value in seen.items() if value != usual]
-        if many * 2 <= len(seen):  # no value has a majority: no node is the odd one
+        usual, count = counts.most_common(1)[0]
+        odd = [node for node, value in values.items() if value != usual]
+        if count * 2 <= len(values):  # no value has a majority: no node is the odd one
             odd = []
-        said = "; ".join(f"{value} on {several(_having(seen, value))}" for value, _ in values.most_common())
-        yield Finding(f"drift-{trait}", "warning", several(odd), f"{what}: {said}", cure)
+        distribution = "; ".join(f"{value} on {several(_having(values, value))}" for value, _ in counts.most_common())
+        yield Finding(f"drift-{trait}", "warning", several(odd), f"{what}: {distribution}", cure)
 
 
-def _having(seen: Mapping[str, str], value: str) -> list[str]:
-    return [node for node, one in seen.items() if one == value]
+def _having(values: Mapping[str, str], value: str) -> list[str]:
+    return [node for node, node_value in values.items() if node_value == value]
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{many} × {name}" for name, many in sorted(counts.items()))
+    return ", ".join(f"{count} × {name}" for name, count in sorted(counts.items()))
 
 
 def _set(fabric: RdmaFabric, of: Callable[[RdmaPort], str]) -> str:
@@ -95,15 +95,13 @@ def _set(fabric: RdmaFabric, of: Callable[[RdmaPort], str]) -> str:
 
 def _vbios(source: NodeSource) -> str:
     texts = (maybe(source.text, path) or "" for path in source.names("/proc/driver/nvidia/gpus/*/information"))
-    found = {fields(text).get("Video BIOS", "") for text in texts}
-    return ", ".join(sorted(found - {""}))
+    versions = {fields(text).get("Video BIOS", "") for text in texts}
+    return ", ".join(sorted(versions - {""}))
 
 
 def _cpus(source: NodeSource) -> str:
-    try:
-        return f"{read_cpus(source).online} × {fields(source.text('/proc/cpuinfo')).get('model name', 'unknown')}"
-    except Unavailable:
-        return ""
+    cpus, text = maybe(read_cpus, source), maybe(source.text, "/proc/cpuinfo")
+    return "" if cpus is None or text is None else f"{cpus.online} × {fields(text).get('model name', 'unknown')}"
 
 
 def _memory(source: NodeSource) -> str:
@@ -116,11 +114,10 @@ def _memory(source: NodeSource) -> str:
 
 
 def _limits(source: NodeSource) -> str:
-    try:
-        soft = {name: limit.soft for name, limit in read_limits(source).of.items()}
-    except Unavailable:
+    if (limits := maybe(read_limits, source)) is None:
         return ""
-    return ", ".join(f"{name} {'unlimited' if soft[name] is None else soft[name]}" for name in ("locked memory", "open files"))
+    soft = {name: limits.of[name].soft for name in ("locked memory", "open files")}
+    return ", ".join(f"{name} {'unlimited' if value is None else value}" for name, value in soft.items())
 
 
 def _version(name: str) -> str:

@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     chained = subprocess.Popen([options.chain], stdin=subprocess.DEVNULL) if options.chain else None
     source = here()
-    wanted = [*options.check, *(FIT if options.fit else ())]
-    checks = [check for check in PASSIVE if not wanted or check.code in wanted]
+    codes = [*options.check, *(FIT if options.fit else ())]
+    checks = [check for check in PASSIVE if not codes or check.code in codes]
     findings = run(checks, source, options.deadline)
     in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
-    if not wanted:
+    if not codes:
         in_time({"findings": lambda: _publish(source, findings)}, _KEEP_S)
     for line in lines(findings, options.json):
         print(line)
@@ -62,11 +62,11 @@ def lines(findings: Sequence[Finding], as_json: bool = False) -> list[str]:
 
 def reason(errors: Sequence[Finding]) -> str:
     """Return the text for ``scontrol … Reason=``: ``hpc-mp:CODE:subject`` of every error, cut to fit on a line."""
-    words = [_word(finding) for finding in errors]
-    while len("; ".join(words)) > _REASON_LENGTH and len(words) > 1:
-        words.pop()
-    more = len(errors) - len(words)
-    return "; ".join(words)[:_REASON_LENGTH] + (f" +{more}" if more else "")
+    tags = [_word(finding) for finding in errors]
+    while len("; ".join(tags)) > _REASON_LENGTH and len(tags) > 1:
+        tags.pop()
+    more = len(errors) - len(tags)
+    return "; ".join(tags)[:_REASON_LENGTH] + (f" +{more}" if more else "")
 
 
 def _this_node(environ: Mapping[str, str]) -> str:

@@ -17,8 +17,8 @@ from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import PACKED_ROWS
 from hpc_mp.catalogue.read import own_files, read_rows
-from hpc_mp.cluster.node.mounts import SHARED
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.mounts import SHARED, type_at
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.records import find_settings
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
@@ -47,8 +47,7 @@ class Installed:
 def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: NodeSource | None = None) -> Installed:
     """Write both files, unless they are up to date. An existing HealthCheckProgram of Slurm is chained, never dropped.
 
-    Raises:
-        HpcMpError: the directory is on a network file system, or cannot be written.
+    Raises HpcMpError if the directory is on a network file system or cannot be written.
     """
     directory = directory.absolute()
     _refuse_shared(directory, source or NodeSource())
@@ -81,19 +80,19 @@ def pack(archive: Path) -> None:
 
 def packed() -> list[Path]:
     """Return the health check's own file and every file of this package that it imports, directly or not, sorted by path."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [PROGRAM]
     while waiting:
         name = waiting.pop()
         file = _file_of(name)
-        if file is None or file in found or name == _READ_HERE:
+        if file is None or file in files or name == _READ_HERE:
             continue
-        found.add(file)
+        files.add(file)
         waiting.append(name.rpartition(".")[0])
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return sorted(found)
+    return sorted(files)
 
 
 def _file_of(module: str) -> Path | None:
@@ -106,22 +105,17 @@ def _file_of(module: str) -> Path | None:
 
 def _present(directory: Path, ask: Runner) -> str | None:
     """Return the program to chain: Slurm's current one, or the one that our previously installed script already chains."""
-    ours = directory / SCRIPT
-    found = re.search(r"--chain ('[^']*'|\S+)", ours.read_text(encoding="utf-8")) if ours.exists() else None
-    if found:
-        return shlex.split(found[1])[0]
+    script = directory / SCRIPT
+    match = re.search(r"--chain ('[^']*'|\S+)", script.read_text(encoding="utf-8")) if script.exists() else None
+    if match:
+        return shlex.split(match[1])[0]
     program = find_settings(ask).get("HealthCheckProgram")
     return program if program and Path(program).name != SCRIPT else None
 
 
 def _refuse_shared(directory: Path, source: NodeSource) -> None:
-    try:
-        rows = [line.split() for line in source.text("/proc/mounts").splitlines()]
-    except Unavailable:
-        return
-    over = [row for row in rows if directory == Path(row[1]) or Path(row[1]) in directory.parents]
-    type_ = max(over, key=lambda row: len(row[1]))[2] if over else ""
-    if type_ in SHARED:
+    """Refuse a directory on a network file system, also behind a symlink or mounted over the placeholder of an automounter."""
+    if (type_ := type_at(source, directory)) in SHARED:
         raise HpcMpError(f"--install {directory}", f"is on {type_}: the check would hang with the file server",
                          "name a directory on the node's own disk, such as /usr/local/libexec, in the image of the nodes")
 

@@ -26,11 +26,7 @@ _KEEP_S, _VIEW_S = 0.5, 1.0
 
 
 def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
-    """Return the findings of the named checks, or of all checks.
-
-    Raises:
-        HpcMpError: no check has one of the codes.
-    """
+    """Return the findings of the named checks, or of all checks. Raises HpcMpError if no check has one of the codes."""
     findings = run([_check(code) for code in codes] or PASSIVE, source, deadline)
     in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
     return tuple(findings)
@@ -49,27 +45,22 @@ def place_document(source: NodeSource) -> dict[str, Any]:
 def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
     """Return findings on items of the host, described by ``file``, that are missing in this place inside a container.
 
-    Raises:
-        HpcMpError: ``file`` is not a host's document.
+    Raises HpcMpError if ``file`` is not a host's document.
     """
-    seen = _json(file).get("view")
-    if not isinstance(seen, dict):
+    host_view = _json(file).get("view")
+    if not isinstance(host_view, dict):
         raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor node --json")
-    return tuple(differences(seen, _in_time(source, view)))
+    return tuple(differences(host_view, _in_time(source, view)))
 
 
 def _in_time(source: NodeSource, read: Callable[[NodeSource], dict[str, Any]]) -> dict[str, Any]:
     """Return what ``read`` returns, an empty dict if it hangs or fails."""
-    found = in_time({"": lambda: read(source)}, _VIEW_S)[""]
-    return {} if isinstance(found, Unavailable) else found
+    answer = in_time({"": lambda: read(source)}, _VIEW_S)[""]
+    return {} if isinstance(answer, Unavailable) else answer
 
 
 def injected(root: Path | None, commands: Path | None) -> NodeSource:
-    """Return this machine as a source, or a recorded one.
-
-    Raises:
-        HpcMpError: ``commands`` is not JSON.
-    """
+    """Return this machine as a source, or a recorded one. Raises HpcMpError if ``commands`` is not JSON."""
     if root is None and commands is None:
         return here(own=PROGRAMS)
     return recorded(root or Path("/"), _json(commands) if commands else {})
@@ -77,14 +68,14 @@ def injected(root: Path | None, commands: Path | None) -> NodeSource:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        document = json.loads(file.read_bytes())
     except OSError as error:
         raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "name a JSON file") from None
     except ValueError as error:
         raise HpcMpError(str(file), f"is no JSON ({error})", "name a JSON file") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise HpcMpError(str(file), "holds no JSON object", "name a file that begins with {")
-    return found
+    return document
 
 
 def _check(code: str) -> Check[Any]:

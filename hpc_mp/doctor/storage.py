@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_rate, data_size
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.mounts import Mount, read_mounts
+from hpc_mp.cluster.node.mounts import SHARED, type_at
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _BLOCK = 4 << 20
@@ -34,8 +34,8 @@ class Rates:
     size: int
 
 
-def measure(directory: str, most: int = 256 << 20, seconds: float = 1.0) -> Rates:
-    """Write at most ``most`` bytes in about ``seconds``, read them back, then create and remove small files.
+def measure(directory: str, size_limit: int = 256 << 20, seconds: float = 1.0) -> Rates:
+    """Write at most ``size_limit`` bytes in about ``seconds``, read them back, then create and remove small files.
 
     The file is unlinked once it is open, so nothing is left if this process is killed. Raises OSError.
     """
@@ -46,50 +46,46 @@ def measure(directory: str, most: int = 256 << 20, seconds: float = 1.0) -> Rate
         os.unlink(name)
         begin = time.monotonic()
         written = 0
-        while written < most and time.monotonic() - begin < seconds:
+        while written < size_limit and time.monotonic() - begin < seconds:
             written += os.write(file, _numbered(block, written))
             if written % _SYNC == 0:
                 os.fsync(file)
         os.fsync(file)
         write_s = time.monotonic() - begin
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # else reads would come from the page cache
-        begin, same, seen = time.monotonic(), True, 0
-        while seen < written and time.monotonic() - begin < seconds:
-            data = os.pread(file, min(_BLOCK, written - seen), seen)
+        begin, same, position = time.monotonic(), True, 0
+        while position < written and time.monotonic() - begin < seconds:
+            data = os.pread(file, min(_BLOCK, written - position), position)
             if not data:
                 break
-            same = same and (len(data) < _BLOCK or data == _numbered(block, seen))
-            seen += len(data)
+            same = same and (len(data) < _BLOCK or data == _numbered(block, position))
+            position += len(data)
         read_s = time.monotonic() - begin
     finally:
         os.close(file)
-    return Rates(written / write_s / 1e9, seen / read_s / 1e9, _files(name, seconds / 2), same and seen > 0, written)
+    return Rates(written / write_s / 1e9, position / read_s / 1e9, _files(name, seconds / 2), same and position > 0, written)
 
 
-def judge(where: str, mount: Mount | None, rates: Rates | Unavailable) -> Finding:
-    """Return one finding: ``storage-shared`` or ``storage-local``, by the type of the file system."""
-    code = "storage-shared" if mount is not None and mount.shared else "storage-local"
-    kind = f"{mount.type}, " if mount is not None else ""
+def judge(where: str, type_: str, rates: Rates | Unavailable) -> Finding:
+    """Return one finding: ``storage-shared`` or ``storage-local``, by the type of the file system (empty: unknown)."""
+    code = "storage-shared" if type_ in SHARED else "storage-local"
+    kind = f"{type_}, " if type_ else ""
     if isinstance(rates, Unavailable):
         return Finding(code, "unknown", where, f"{kind}{rates}")
-    said = (f"{kind}{data_rate(rates.write)} written, {data_rate(rates.read)} read, {rates.files:.0f} files/s made and removed "
+    text = (f"{kind}{data_rate(rates.write)} written, {data_rate(rates.read)} read, {rates.files:.0f} files/s made and removed "
             f"({data_size(rates.size)})")
     if not rates.same:
-        return Finding(code, "error", where, f"{said}; what was read is not what was written",
+        return Finding(code, "error", where, f"{text}; what was read is not what was written",
                        "do not trust this file system: look at its servers, disks and network")
     slow = rates.write < _SLOW or rates.read < _SLOW or rates.files < _SLOW_FILES
     cure = "compare with other nodes: if only this one is slow it is its disk or network, else the server"
-    return Finding(code, "warning", where, said, cure) if slow else Finding(code, "ok", where, said)
+    return Finding(code, "warning", where, text, cure) if slow else Finding(code, "ok", where, text)
 
 
 def storage(directories: Sequence[str], source: NodeSource, deadline: float = 6.0) -> list[Finding]:
     """Test each directory in a separate process. One that hangs is unknown after ``deadline`` seconds."""
     rates = in_time({where: functools.partial(_measured, where) for where in directories}, deadline)
-    try:
-        mounts = read_mounts(source).all
-    except Unavailable:
-        mounts = ()
-    return [judge(where, _under(where, mounts), rates[where]) for where in directories]
+    return [judge(where, type_at(source, where), rates[where]) for where in directories]
 
 
 def _measured(where: str) -> Rates:
@@ -99,23 +95,16 @@ def _measured(where: str) -> Rates:
         raise Unavailable(f"{error.strerror or error}") from None
 
 
-def _under(where: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Return the file system that contains a directory."""
-    real = os.path.realpath(where)
-    over = [mount for mount in mounts if os.path.commonpath((real, mount.where)) == mount.where]
-    return max(over, key=lambda mount: len(mount.where), default=None)
-
-
 def _numbered(block: bytes, at: int) -> bytes:
     """Return the block with its file offset as its first 8 bytes, so that no two blocks are equal."""
     return at.to_bytes(8, "little") + block[8:]
 
 
 def _files(name: str, seconds: float) -> float:
-    begin, made = time.monotonic(), 0
+    begin, count = time.monotonic(), 0
     while time.monotonic() - begin < seconds:
-        one = f"{name}-{made}"
-        os.close(os.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        os.unlink(one)
-        made += 1
-    return made / (time.monotonic() - begin)
+        path = f"{name}-{count}"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(path)
+        count += 1
+    return count / (time.monotonic() - begin)

@@ -16,7 +16,7 @@ _NAMES = re.compile(r"\$(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A variable of a profile that does not apply here; ``unknown``: it cannot be determined if it should."""
+    """A variable of a profile that does not apply here. ``unknown``: True if it cannot be determined whether it applies."""
 
     variable: Variable
     why: str
@@ -25,23 +25,23 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The applied profile. ``said``: its settings here; ``unset``: names that must not be set; ``unmet``: unmet requirements."""
+    """The applied profile. ``settings``: its settings; ``unset``: names that must not be set; ``unmet``: unmet requirements."""
 
     profile: Profile
-    said: tuple[Said, ...]
+    settings: tuple[Said, ...]
     unset: tuple[Variable, ...]
     left_out: tuple[LeftOut, ...]
     unmet: tuple[str, ...]
 
 
-def apply(profile: Profile, machine: Shown, have: Mapping[str, Release], environ: Mapping[str, str]) -> Applied:
-    """Apply a profile. ``have``: the releases known here; ``environ``: the source of values such as ``$SLURM_JOB_ID``."""
-    said: list[Said] = []
+def apply(profile: Profile, machine: Shown, releases: Mapping[str, Release], environ: Mapping[str, str]) -> Applied:
+    """Apply a profile. ``releases``: the releases known here; ``environ``: the source of values such as ``$SLURM_JOB_ID``."""
+    settings: list[Said] = []
     left_out: list[LeftOut] = []
     for variable in profile.variable:
         if variable.use not in APPLIED:
             continue
-        guarded = guard(variable, have)
+        guarded = guard(variable, releases)
         if guarded is not None:
             left_out.append(guarded)
             continue
@@ -49,26 +49,26 @@ def apply(profile: Profile, machine: Shown, have: Mapping[str, Release], environ
         if isinstance(value, LeftOut):
             left_out.append(value)
         else:
-            said.append(Said(variable.name, value, "profile", profile.name, variable.joins))
-    unset = tuple(each for each in profile.variable if each.use == "leave" and guard(each, have) is None)
-    return Applied(profile, tuple(said), unset, tuple(left_out), tuple(_unmet(profile, have)))
+            settings.append(Said(variable.name, value, "profile", profile.name, variable.joins))
+    unset = tuple(variable for variable in profile.variable if variable.use == "leave" and guard(variable, releases) is None)
+    return Applied(profile, tuple(settings), unset, tuple(left_out), tuple(_unmet(profile, releases)))
 
 
-def guard(variable: Variable, have: Mapping[str, Release]) -> LeftOut | None:
+def guard(variable: Variable, releases: Mapping[str, Release]) -> LeftOut | None:
     """Return the reason to omit a variable; None if every library has the release that the variable needs."""
-    for library, wanted in variable.needs.items():
-        held = holds(wanted, have.get(library))
-        if held is None:
-            return LeftOut(variable, f"is for {library} {wanted}, and which release there is, is not known here", True)
-        if not held:
-            return LeftOut(variable, f"is for {library} {wanted}; here is {shown(have[library])}")
+    for library, requirement in variable.needs.items():
+        satisfied = holds(requirement, releases.get(library))
+        if satisfied is None:
+            return LeftOut(variable, f"needs {library} {requirement}, and the release here is unknown", True)
+        if not satisfied:
+            return LeftOut(variable, f"needs {library} {requirement}, but the release here is {shown(releases[library])}")
     return None
 
 
-def _unmet(profile: Profile, have: Mapping[str, Release]) -> Iterator[str]:
-    for library, wanted in profile.requires.items():
-        if holds(wanted, have.get(library)) is False:
-            yield f"{library} {wanted}; here is {shown(have[library])}"
+def _unmet(profile: Profile, releases: Mapping[str, Release]) -> Iterator[str]:
+    for library, requirement in profile.requires.items():
+        if holds(requirement, releases.get(library)) is False:
+            yield f"{library} {requirement}, but the release here is {shown(releases[library])}"
 
 
 def _value(variable: Variable, machine: Shown, environ: Mapping[str, str]) -> str | LeftOut:
@@ -76,19 +76,19 @@ def _value(variable: Variable, machine: Shown, environ: Mapping[str, str]) -> st
         return _FOUND[variable.finds](variable, machine)
     missing = [name for name in _NAMES.findall(variable.value) if name not in environ] if variable.expands else []
     if missing:
-        return LeftOut(variable, f"holds ${missing[0]}, which is not set here", True)
+        return LeftOut(variable, f"refers to ${missing[0]}, which is not set here", True)
     return _NAMES.sub(lambda name: environ[name[1]], variable.value) if variable.expands else variable.value
 
 
 def _route(variable: Variable, machine: Shown) -> str | LeftOut:
     if machine.route is None:
-        return LeftOut(variable, "is the interface of the default route, and there is none here", True)
+        return LeftOut(variable, "is the interface of the default route, and this machine has no default route", True)
     return f"={machine.route}" if variable.name.startswith("NCCL_") else machine.route
 
 
 def _infiniband(variable: Variable, machine: Shown) -> str | LeftOut:
     if not machine.devices("Ethernet"):
-        return LeftOut(variable, "is for machines that have ports in Ethernet mode too; here NCCL chooses right by itself")
+        return LeftOut(variable, "is for machines that also have ports in Ethernet mode; here NCCL chooses the ports itself")
     return f"={','.join(machine.devices('InfiniBand'))}"
 
 

@@ -59,9 +59,10 @@ def user_path(environ: Mapping[str, str]) -> str | None:
     return f"{environ['HOME']}/.nccl.conf" if "HOME" in environ else None
 
 
-def user_file(source: NodeSource, environ: Mapping[str, str]) -> ConfFile | None:
-    path = user_path(environ)
-    return None if path is None else read_file(source, path)
+def nccl_files(source: NodeSource, environ: Mapping[str, str]) -> tuple[ConfFile, ...]:
+    """Return NCCL's own files, the system's last."""
+    user = user_path(environ)
+    return (*([] if user is None else [read_file(source, user)]), read_file(source, SYSTEM))
 
 
 def read_file(source: NodeSource, path: str) -> ConfFile:
@@ -75,18 +76,18 @@ def read_file(source: NodeSource, path: str) -> ConfFile:
 
 def read_lines(data: bytes) -> tuple[tuple[ConfLine, ...], tuple[int, ...]]:
     """Return (lines that set a variable, numbers of lines that should but do not)."""
-    found, silent, number = [], [], 1
+    lines, silent, number = [], [], 1
     for piece in _pieces(data):
         text = piece.partition(b"\0")[0].removesuffix(b"\n").removesuffix(b"\r")
         name, sign, value = text.partition(b"=")
         if not text.startswith(b"#"):
             if sign and name:
                 cut = max(len(name), len(value)) > MOST_TEXT or len(piece) == MOST_LINE
-                found.append(ConfLine(number, os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT]), cut))
+                lines.append(ConfLine(number, os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT]), cut))
             elif text.strip():
                 silent.append(number)
         number += piece.endswith(b"\n")
-    return tuple(found), tuple(silent)
+    return tuple(lines), tuple(silent)
 
 
 def _pieces(data: bytes) -> list[bytes]:

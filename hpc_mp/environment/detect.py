@@ -25,22 +25,23 @@ class Platform:
 
 def platform(machine: Shown, profiles: Sequence[Profile] | None = None) -> Platform:
     """Return the matching platform of the lowest rank, among profiles whose marks all match and the catalogue's machine types."""
-    known = load_profiles() if profiles is None else profiles
-    names = {each.name for each in known}
-    fitting = [(each.detect.rank, each.name) for each in known if each.detect is not None and fits(each.detect, machine)]
-    fitting += [(each.marks.rank, each.profile) for each in catalogue().machines.values()
-                if each.marks is not None and each.profile in names and is_one(each, each.marks, machine)]
+    candidates = load_profiles() if profiles is None else profiles
+    names = {profile.name for profile in candidates}
+    fitting = [(profile.detect.rank, profile.name) for profile in candidates
+               if profile.detect is not None and fits(profile.detect, machine)]
+    fitting += [(kind.marks.rank, kind.profile) for kind in catalogue().machines.values()
+                if kind.marks is not None and kind.profile in names and is_one(kind, kind.marks, machine)]
     return Platform(min(fitting)[1] if fitting else None, tuple(_evidence(machine)))
 
 
-def fits(wanted: Detect, machine: Shown) -> bool:
+def fits(criteria: Detect, machine: Shown) -> bool:
     return all((
-        wanted.vendor is None or re.match(wanted.vendor, machine.vendor),
-        wanted.gpus is None or (bool(machine.gpus) and all(re.fullmatch(wanted.gpus, gpu) for gpu in machine.gpus)),
-        len(machine.gpus) >= wanted.least_gpus,
-        wanted.layer is None or bool(machine.devices(wanted.layer)),
-        not wanted.efa or bool(machine.efa),
-        not wanted.cxi or bool(machine.cxi),
+        criteria.vendor is None or re.match(criteria.vendor, machine.vendor),
+        criteria.gpus is None or (bool(machine.gpus) and all(re.fullmatch(criteria.gpus, gpu) for gpu in machine.gpus)),
+        len(machine.gpus) >= criteria.least_gpus,
+        criteria.layer is None or bool(machine.devices(criteria.layer)),
+        not criteria.efa or bool(machine.efa),
+        not criteria.cxi or bool(machine.cxi),
     ))
 
 
@@ -60,17 +61,17 @@ def is_one(kind: MachineType, marks: Marks, machine: Shown) -> bool:
 
 
 def _evidence(machine: Shown) -> Iterator[str]:
-    named = " ".join(filter(None, (machine.vendor, machine.product)))
-    yield f"firmware: {named}" if named else "firmware: not shown"
+    firmware = " ".join(filter(None, (machine.vendor, machine.product)))
+    yield f"firmware: {firmware}" if firmware else "firmware: not shown"
     yield from (f"GPUs: {count} × {gpu}" for gpu, count in Counter(machine.gpus).items())
     if not machine.gpus:
         yield "GPUs: none on the PCI bus"
     for layer in ("InfiniBand", "Ethernet"):
         if devices := machine.devices(layer):
             yield f"RDMA over {layer}: {', '.join(devices)}"
-    for words, found in (("EFA", machine.efa), ("Slingshot", machine.cxi)):
-        if found:
-            yield f"{words}: {len(found)} ({found[0]} …)"
+    for network, adapters in (("EFA", machine.efa), ("Slingshot", machine.cxi)):
+        if adapters:
+            yield f"{network}: {len(adapters)} ({adapters[0]} …)"
     drivers = Counter(filter(None, machine.drivers))
     if drivers:
         yield f"network drivers: {', '.join(f'{count} × {name}' for name, count in sorted(drivers.items()))}"

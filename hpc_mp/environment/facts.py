@@ -41,7 +41,7 @@ class VariableFacts:
         names: the names that NCCL reads.
         numbers: the integer variables with their defaults; None if NCCL chooses the default.
         since: the release that introduced a name, if known.
-        known: ``names`` and the names that container images set.
+        recognized: ``names`` and the names that container images set.
         plugins: prefixes of the names that network plug-ins read.
         removed, legacy, foreign: name to remedy.
         levels, words: names that used to take numbers, and the words that replace the numbers.
@@ -55,7 +55,7 @@ class VariableFacts:
     names: frozenset[str]
     numbers: Mapping[str, int | None]
     since: Mapping[str, tuple[int, ...]]
-    known: frozenset[str]
+    recognized: frozenset[str]
     plugins: tuple[str, ...]
     removed: Mapping[str, str]
     legacy: Mapping[str, str]
@@ -73,13 +73,13 @@ class VariableFacts:
 
     def explains(self, name: str) -> bool:
         """Return True if a name is in one of the tables, or belongs to a plug-in."""
-        tables = (self.known, self.removed, self.legacy, self.foreign, self.info, self.harmful)
+        tables = (self.recognized, self.removed, self.legacy, self.foreign, self.info, self.harmful)
         return any(name in table for table in tables) or name.startswith(self.plugins)
 
 
 @functools.cache
 def facts() -> VariableFacts:
-    nccl, other = _read(NCCL), _read(HARMFUL)
+    nccl, harmful = _read(NCCL), _read(HARMFUL)
     defaults = dict(word.partition("=")[::2] for word in nccl["names"].split())
     names = frozenset(f"NCCL_{name}" for name in defaults)
     return VariableFacts(
@@ -87,15 +87,15 @@ def facts() -> VariableFacts:
         numbers={f"NCCL_{name}": None if default == "auto" else int(default) for name, default in defaults.items() if default},
         since={f"NCCL_{name}": tuple(map(int, release.split("."))) for name, release in
                (word.split("=") for word in nccl["since"].split())},
-        known=names | set(nccl["images"]),
+        recognized=names | set(nccl["images"]),
         plugins=tuple(nccl["plugins"]),
         removed=nccl["removed"], legacy=nccl["legacy"], foreign=nccl["foreign"],
         levels=frozenset(nccl["levels"]["names"]), words=nccl["levels"]["words"],
         choices={name: AllowedWords(*row) for name, row in nccl["choices"].items()},
-        debug=_harms(nccl["debug"]), harmful=_harms(other["harmful"]), info=_harms(other["info"]),
+        debug=_harms(nccl["debug"]), harmful=_harms(harmful["harmful"]), info=_harms(harmful["info"]),
         vendors=frozenset(nccl["vendor"]["clouds"]), allows=frozenset(nccl["vendor"]["allows"]),
-        clouds=other["clouds"],
-        families=tuple(other["families"]),
+        clouds=harmful["clouds"],
+        families=tuple(harmful["families"]),
     )
 
 

@@ -33,11 +33,11 @@ def _again(read: ReadFile) -> Iterator[Hit]:
 
 
 def _hidden(read: ReadFile) -> Iterator[Hit]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for line in read.file.lines:
-        if line.name not in seen and read.environ.get(line.name) == "" and line.value:
+        if line.name not in names and read.environ.get(line.name) == "" and line.value:
             yield _hit(line, repr(line.value))
-        seen.add(line.name)
+        names.add(line.name)
 
 
 def _silent(read: ReadFile) -> Iterator[Hit]:
@@ -50,29 +50,24 @@ def _hit(line: ConfLine, advice: str) -> Hit:
 
 RULES: tuple[Rule[ReadFile], ...] = (
     Rule("HM661", "warning", _lines(lambda line: _NAME.fullmatch(line.name) is None),
-         "the line sets a variable called {it}, which nobody reads.",
+         "the line sets a variable called {it}, which no library reads.",
          "Write NAME=VALUE from the first column on, without export and without blanks around the =."),
     Rule("HM662", "warning", _lines(lambda line: re.fullmatch(r"(['\"]).*\1\s*", line.value, re.DOTALL)),
-         "{it} is set to {advice}, with its quotes.",
-         "Leave the quotes out: NCCL's files know none."),
+         "{it} is set to {advice}, with its quotes.", "Remove the quotes: in its files, NCCL does not interpret them."),
     Rule("HM663", "warning", _lines(lambda line: line.value != line.value.strip()),
          "{it} is set to {advice}, with its blanks.",
-         "Leave the blanks out: they belong to the value, also at the end of the line."),
+         "Remove the blanks: they become part of the value, even at the end of the line."),
     Rule("HM664", "warning", _lines(lambda line: re.search(r"[$`]", line.value)),
-         "{it} is set to {advice} as it stands there: no shell reads this file.",
-         "Write the value itself."),
+         "{it} is set to {advice} literally: no shell reads this file.", "Write the value itself."),
     Rule("HM665", "warning", _lines(lambda line: re.search(r"\s#", line.value)),
-         "{it} is set to {advice}: a # counts in the first column only.",
-         "Give the comment a line of its own."),
+         "{it} is set to {advice}: a # starts a comment only in the first column.", "Move the comment to a separate line."),
     Rule("HM666", "warning", _lines(lambda line: line.cut),
-         f"{{it}} is cut: NCCL takes {MOST_TEXT} bytes of a name or a value, and 4095 of a line.",
-         "Write it shorter."),
+         f"{{it}} is truncated: NCCL reads {MOST_TEXT} bytes of a name or a value, and 4095 of a line.", "Shorten it."),
     Rule("HM667", "info", _lines(lambda line: _NAME.fullmatch(line.name) and not line.name.startswith("NCCL_")),
-         "{it} is set when NCCL starts: what reads it before has not seen it.",
-         "Set it in the job (environment.set)."),
-    Rule("HM668", "warning", _again, "{it} has been set in line {advice} already: the first one counts.",
+         "{it} is set when NCCL starts: code that reads it earlier does not see it.", "Set it in the job (environment.set)."),
+    Rule("HM668", "warning", _again, "{it} is already set in line {advice}: the first setting counts.",
          "Remove one of the lines."),
     Rule("HM669", "warning", _hidden, "{it} is empty in the process, which hides {advice} here.",
-         "unset it, unless that is meant."),
+         "unset it, unless that is intended."),
     Rule("HM670", "warning", _silent, "the line sets nothing.", "Write NAME=VALUE, or # in front of it."),
 )

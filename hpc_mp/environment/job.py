@@ -17,7 +17,7 @@ from typing import Literal
 
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
-from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
+from hpc_mp.environment.conf import SYSTEM, ConfFile, nccl_files
 from hpc_mp.environment.findings import place
 from hpc_mp.environment.machine import read_machine
 from hpc_mp.environment.precedence import Effective
@@ -62,8 +62,8 @@ class ProfiledJob:
     def summary(self) -> str:
         """Return one sentence for the run's log."""
         actions = [change.action for change in self.changes]
-        said = [f"{actions.count(action)} {action}" for action in ("set", "unset", "kept", "left out") if action in actions]
-        return f"profile {self.profile.name}: variables {', '.join(said) or 'none'}"
+        counts = [f"{actions.count(action)} {action}" for action in ("set", "unset", "kept", "left out") if action in actions]
+        return f"profile {self.profile.name}: variables {', '.join(counts) or 'none'}"
 
     def lines(self) -> Iterator[str]:
         """Yield one human-readable line per variable, with its reason."""
@@ -75,31 +75,30 @@ class ProfiledJob:
 
 def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decided: Collection[str] = (), *,
                 container: bool = False, installed: Installed = distribution) -> ProfiledJob:
-    """Return the environment of the ranks, and the changes that the profile made.
+    """Return the environment of the ranks, and the changes that the profile made. Raises HpcMpError if the profile does not
+    exist.
 
     Args:
         environ: the environment of the job script. Settings of modules and the site take precedence over the profile.
         decided: names that the user has set (``environment.set``), which the profile does not change.
         container: True if the ranks run in a container.
         installed: the releases of Python packages that the ranks see.
-
-    Raises:
-        HpcMpError: the profile does not exist.
     """
     profile, result = load_profile(name), dict(environ)
     changes = list(_from_scripts(profile.script, result, decided))
     result |= {change.name: change.value or "" for change in changes if change.action == "set"}
-    have = versions(source, installed)
+    releases = versions(source, installed)
     if container:
-        have = {library: release for library, release in have.items() if library == "driver"}
-    applied = apply(profile, read_machine(source), have, result)
-    for change in _from_variables(applied, effective(result, _files(source, result, container), applied), result, decided):
+        releases = {library: release for library, release in releases.items() if library == "driver"}
+    applied = apply(profile, read_machine(source), releases, result)
+    files = (ConfFile(SYSTEM, ()),) if container else nccl_files(source, result)
+    for change in _from_variables(applied, effective(result, files, applied), result, decided):
         changes.append(change)
         if change.action == "set":
             result[change.name] = change.value or ""
         elif change.action == "unset":
             del result[change.name]
-    notes = (*profile.notes, *(f"the profile asks for {text}" for text in applied.unmet))
+    notes = (*profile.notes, *(f"the profile needs {text}" for text in applied.unmet))
     return ProfiledJob(profile, result, tuple(changes), notes)
 
 
@@ -108,43 +107,35 @@ def of_interpreter(python: str) -> Installed:
 
     def installed(name: str) -> str | None:
         try:
-            done = subprocess.run([python, "-I", "-c", ASK, name], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                  timeout=SCRIPT_S)
+            process = subprocess.run([python, "-I", "-c", ASK, name], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                     timeout=SCRIPT_S)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return process.stdout.strip() if process.returncode == 0 else None
 
     return installed
 
 
-def _files(source: NodeSource, environ: Mapping[str, str], container: bool) -> tuple[ConfFile, ...]:
-    """Return NCCL's own files, the system's last."""
-    if container:
-        return (ConfFile(SYSTEM, ()),)
-    user = user_file(source, environ)
-    return (*([user] if user is not None else []), read_file(source, SYSTEM))
-
-
-def _from_variables(applied: Applied, known: Sequence[Effective], environ: Mapping[str, str],
+def _from_variables(applied: Applied, variables: Sequence[Effective], environ: Mapping[str, str],
                     decided: Collection[str]) -> Iterator[Change]:
-    named = {each.name: each for each in known}
-    out = {id(left.variable) for left in applied.left_out}
-    reasons = {each.name: f"{each.reason} ({each.source})" for each in applied.profile.variable
-               if each.use in APPLIED and id(each) not in out}
-    for said in applied.said:
-        now = named[said.name]
-        if said.name in decided:
-            yield Change("kept", said.name, environ.get(said.name), "environment.set has the last word")
-        elif now.origin == "profile":
-            yield Change("set", said.name, now.value, reasons[said.name])
+    by_name = {variable.name: variable for variable in variables}
+    omitted = {id(omission.variable) for omission in applied.left_out}
+    reasons = {variable.name: f"{variable.reason} ({variable.source})" for variable in applied.profile.variable
+               if variable.use in APPLIED and id(variable) not in omitted}
+    for setting in applied.settings:
+        current = by_name[setting.name]
+        if setting.name in decided:
+            yield Change("kept", setting.name, environ.get(setting.name), "environment.set takes precedence")
+        elif current.origin == "profile":
+            yield Change("set", setting.name, current.value, reasons[setting.name])
         else:
-            value = environ.get(said.name)
-            yield Change("kept", said.name, value, f"{place(now)} says so, the profile would say {said.value}")
-    for each in applied.unset:
-        if each.name in environ and each.name not in decided:
-            yield Change("unset", each.name, None, f"{each.reason} ({each.source})")
-    for left in applied.left_out:
-        yield Change("left out", left.variable.name, left.variable.value or None, left.why)
+            value = environ.get(setting.name)
+            yield Change("kept", setting.name, value, f"{place(current)} takes precedence over the profile's {setting.value}")
+    for variable in applied.unset:
+        if variable.name in environ and variable.name not in decided:
+            yield Change("unset", variable.name, None, f"{variable.reason} ({variable.source})")
+    for omission in applied.left_out:
+        yield Change("left out", omission.variable.name, omission.variable.value or None, omission.why)
 
 
 def _from_scripts(scripts: Sequence[MakerScript], environ: Mapping[str, str], decided: Collection[str]) -> Iterator[Change]:
@@ -152,15 +143,15 @@ def _from_scripts(scripts: Sequence[MakerScript], environ: Mapping[str, str], de
     for script in scripts:
         file = next((name for name in script.files if os.access(name, os.R_OK)), None)
         if file is None:
-            yield Change("left out", script.files[0], None, f"there is no such script here; {script.reason}")
+            yield Change("left out", script.files[0], None, f"this script does not exist here; {script.reason}")
             continue
         try:
-            done = subprocess.run(["bash", "-c", '. "$0" >&2; env -0', file], env={**environ, **script.given},
-                                  stdin=subprocess.DEVNULL, capture_output=True, timeout=SCRIPT_S)
+            process = subprocess.run(["bash", "-c", '. "$0" >&2; env -0', file], env={**environ, **script.given},
+                                     stdin=subprocess.DEVNULL, capture_output=True, timeout=SCRIPT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             yield Change("left out", file, None, f"the script could not be read: {error}")
             continue
-        after = dict(os.fsdecode(word).split("=", 1) for word in done.stdout.split(b"\0")[:-1])
+        after = dict(os.fsdecode(word).split("=", 1) for word in process.stdout.split(b"\0")[:-1])
         for name in sorted(after.keys() - OWN - script.given.keys() - set(decided)):
             before = environ.get(name)
             if before is None or after[name].endswith(f":{before}") or after[name].startswith(f"{before}:"):

@@ -50,10 +50,10 @@ def read_machine(source: NodeSource) -> Shown:
         vendor=maybe(source.text, f"{_DMI}/sys_vendor") or "",
         product=maybe(source.text, f"{_DMI}/product_name") or "",
         gpus=tuple(f"{gpu.vendor} {gpu.device}" for gpu in read_gpus(source)),
-        layers={each.name: tuple(port.layer for port in each.ports) for each in adapters},
-        efa=tuple(each.name for each in adapters if each.efa),
+        layers={adapter.name: tuple(port.layer for port in adapter.ports) for adapter in adapters},
+        efa=tuple(adapter.name for adapter in adapters if adapter.efa),
         cxi=_names(source, "/sys/class/cxi/*"),
-        drivers=tuple(each.driver for each in read_interfaces(source)),
+        drivers=tuple(interface.driver for interface in read_interfaces(source)),
         interfaces=_names(source, "/sys/class/net/*"),
         route=_default_route(source),
     )

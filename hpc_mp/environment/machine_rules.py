@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.environment.apply import Applied
@@ -13,7 +12,7 @@ from hpc_mp.environment.machine import Shown
 from hpc_mp.environment.nccl_values import taken
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import load_profile
-from hpc_mp.environment.rules import clouds_of
+from hpc_mp.environment.rules import Setting, clouds_of
 from hpc_mp.environment.versions import Release, shown
 
 Variables = Mapping[str, Effective]
@@ -29,7 +28,7 @@ class Here:
         variables: the effective variables by name, including those that have only the library's default.
         platform: the profile that matches the machine.
         applied: the profile in use, which may be another.
-        there: returns True if a file of that path exists.
+        exists: returns True if a file of that path exists.
     """
 
     variables: Variables
@@ -37,121 +36,119 @@ class Here:
     versions: Mapping[str, Release]
     platform: str | None
     applied: Applied | None
-    there: Callable[[str], bool]
+    exists: Callable[[str], bool]
 
 
-def _hit(subject: str, it: str = "", advice: str = "") -> Hit:
-    return Hit(it=it, advice=advice, subject=subject)
+def _hit(subject: str, item: str = "", advice: str = "") -> Hit:
+    return Hit(item=item, advice=advice, subject=subject)
 
 
 def _set(variables: Variables) -> Sequence[Effective]:
-    return [each for each in variables.values() if each.origin != "default"]
+    return [variable for variable in variables.values() if variable.origin != "default"]
 
 
 def _value(variables: Variables, name: str) -> str:
     return (variables[name].value or "") if name in variables else ""
 
 
-def _other_cloud(here: Here) -> Iterable[Hit]:
-    if here.platform is None:
+def _other_cloud(host: Here) -> Iterable[Hit]:
+    if host.platform is None:
         return
-    own = (load_profile(here.platform).cloud or "").partition(" ")[0]
-    for each in _set(here.variables):
-        clouds = clouds_of(_Plain(each.name, each.value or ""))
-        if clouds and own not in [cloud.partition(" ")[0] for cloud in clouds]:
-            yield _hit(each.name, f"{each.name}={each.value} is for {' or '.join(clouds)}", here.platform)
+    owner = (load_profile(host.platform).cloud or "").partition(" ")[0]
+    for variable in _set(host.variables):
+        clouds = clouds_of(Setting(variable.name, variable.value or ""))
+        if clouds and owner not in [cloud.partition(" ")[0] for cloud in clouds]:
+            yield _hit(variable.name, f"{variable.name}={variable.value} is for {' or '.join(clouds)}", host.platform)
 
 
-class _Plain(NamedTuple):
-    name: str
-    value: str
-    line: int = 0
-
-
-def _no_interface(here: Here) -> Iterable[Hit]:
-    there = here.machine.interfaces
-    names = (*there, *here.machine.layers, "all")
-    for each in _set(here.variables):
-        value, missing = each.value or "", False
-        if each.name in NCCL_INTERFACES:
-            missing = len(value) > 1 and not taken(value, there)  # NCCL ignores a single letter
-        elif each.name == "GLOO_SOCKET_IFNAME":
-            missing = bool(value) and not set(value.split(",")) <= set(there)
-        elif each.name == "UCX_NET_DEVICES":
+def _no_interface(host: Here) -> Iterable[Hit]:
+    interfaces = host.machine.interfaces
+    names = (*interfaces, *host.machine.layers, "all")
+    for variable in _set(host.variables):
+        value, missing = variable.value or "", False
+        if variable.name in NCCL_INTERFACES:
+            missing = len(value) > 1 and not taken(value, interfaces)  # NCCL ignores a single letter
+        elif variable.name == "GLOO_SOCKET_IFNAME":
+            missing = bool(value) and not set(value.split(",")) <= set(interfaces)
+        elif variable.name == "UCX_NET_DEVICES":
             missing = bool(value) and not {part.partition(":")[0] for part in value.split(",")} <= set(names)
-        if there and missing:
-            yield _hit(each.name, f"{each.name}={value}", ", ".join(there))
+        if interfaces and missing:
+            yield _hit(variable.name, f"{variable.name}={value}", ", ".join(interfaces))
 
 
-def _no_device(here: Here) -> Iterable[Hit]:
-    value = _value(here.variables, "NCCL_IB_HCA")
-    if value and here.machine.layers and not taken(value, here.machine.layers):
-        yield _hit("NCCL_IB_HCA", f"NCCL_IB_HCA={value}", ", ".join(here.machine.layers))
+def _no_device(host: Here) -> Iterable[Hit]:
+    value = _value(host.variables, "NCCL_IB_HCA")
+    if value and host.machine.layers and not taken(value, host.machine.layers):
+        yield _hit("NCCL_IB_HCA", f"NCCL_IB_HCA={value}", ", ".join(host.machine.layers))
 
 
-def _mixed_devices(here: Here) -> Iterable[Hit]:
-    value = _value(here.variables, "NCCL_IB_HCA")
-    chosen = taken(value, here.machine.layers)
-    band, other = ([name for name in here.machine.devices(layer) if name in chosen] for layer in ("InfiniBand", "Ethernet"))
-    if band and other:
-        yield _hit("NCCL_IB_HCA", f"NCCL_IB_HCA={value}" if value else "without NCCL_IB_HCA NCCL", ",".join(other))
+def _mixed_devices(host: Here) -> Iterable[Hit]:
+    value = _value(host.variables, "NCCL_IB_HCA")
+    chosen = taken(value, host.machine.layers)
+    infiniband, ethernet = ([name for name in host.machine.devices(layer) if name in chosen]
+                            for layer in ("InfiniBand", "Ethernet"))
+    if infiniband and ethernet:
+        yield _hit("NCCL_IB_HCA", f"NCCL_IB_HCA={value}" if value else "without NCCL_IB_HCA NCCL", ",".join(ethernet))
 
 
-def _no_file(here: Here) -> Iterable[Hit]:
+def _no_file(host: Here) -> Iterable[Hit]:
     for name in FILES:
-        value = _value(here.variables, name)
-        if value and not here.there(value):
+        value = _value(host.variables, name)
+        if value and not host.exists(value):
             yield _hit(name, f"{name}={value}")
 
 
-def _too_new(here: Here) -> Iterable[Hit]:
-    have = here.versions.get("nccl", ())
-    for each in _set(here.variables):
-        since = facts().since.get(each.name, ())
-        if have and since > have:
-            yield _hit(each.name, each.name, f"{shown(since)}; here is {shown(have)}")
+def _too_new(host: Here) -> Iterable[Hit]:
+    release = host.versions.get("nccl", ())
+    for variable in _set(host.variables):
+        since = facts().since.get(variable.name, ())
+        if release and since > release:
+            yield _hit(variable.name, variable.name, f"{shown(since)}, but this is {shown(release)}")
 
 
-def _unmet(here: Here) -> Iterable[Hit]:
-    if here.applied is not None:
-        yield from (_hit("", here.applied.profile.name, text) for text in here.applied.unmet)
+def _unmet(host: Here) -> Iterable[Hit]:
+    if host.applied is not None:
+        yield from (_hit("", host.applied.profile.name, text) for text in host.applied.unmet)
 
 
-def _left_alone(here: Here) -> Iterable[Hit]:
-    for wanted in here.applied.unset if here.applied is not None else ():
-        each = here.variables.get(wanted.name)
-        if here.applied and each and each.origin != "default":
-            yield _hit(each.name, f"{each.name}={each.value}: {here.applied.profile.name} leaves it alone", wanted.reason)
+def _left_alone(host: Here) -> Iterable[Hit]:
+    for variable in host.applied.unset if host.applied is not None else ():
+        current = host.variables.get(variable.name)
+        if host.applied and current and current.origin != "default":
+            yield _hit(current.name, f"{current.name}={current.value}: {host.applied.profile.name} leaves it unset",
+                       variable.reason)
 
 
-def _against_profile(here: Here) -> Iterable[Hit]:
-    for each in _set(here.variables):
-        for said in each.hides:
-            if said.origin == "profile" and said.value != each.value:
-                yield _hit(each.name, f"{each.name}={each.value}", f"{said.where} says {said.value or 'nothing'}")
+def _against_profile(host: Here) -> Iterable[Hit]:
+    for variable in _set(host.variables):
+        for setting in variable.hides:
+            if setting.origin == "profile" and setting.value != variable.value:
+                yield _hit(variable.name, f"{variable.name}={variable.value}",
+                           f"{setting.where} has {setting.value or 'an empty value'}")
 
 
-def _plugin(here: Here) -> Iterable[Hit]:
-    value = _value(here.variables, "NCCL_ENV_PLUGIN")
+def _plugin(host: Here) -> Iterable[Hit]:
+    value = _value(host.variables, "NCCL_ENV_PLUGIN")
     if value and value.lower() != "none":
         yield _hit("NCCL_ENV_PLUGIN", f"NCCL_ENV_PLUGIN={value}")
 
 
 RULES: tuple[Rule[Here], ...] = (
-    Rule("HM651", "warning", _other_cloud, "{it}; this machine shows itself as {advice}.", "Leave it out here."),
-    Rule("HM652", "warning", _no_interface, "{it} fits no interface of this machine, which has {advice}.",
-         "Name the one that reaches the other nodes, or leave it out."),
-    Rule("HM653", "warning", _no_device, "{it} fits no RDMA device of this machine, which has {advice}: NCCL goes over TCP.",
-         "Name these, or leave it out."),
+    Rule("HM651", "warning", _other_cloud, "{it}, but this machine's platform is {advice}.", "Remove it here."),
+    Rule("HM652", "warning", _no_interface, "{it} matches no interface of this machine, which has {advice}.",
+         "Name the interface that reaches the other nodes, or leave it out."),
+    Rule("HM653", "warning", _no_device, "{it} matches no RDMA device of this machine, which has {advice}: NCCL uses TCP.",
+         "Name these devices, or leave it out."),
     Rule("HM654", "warning", _mixed_devices,
-         "{it} takes {advice}, in Ethernet mode, beside the devices of InfiniBand: another network.",
-         "Write NCCL_IB_HCA=^={advice}, or name those of InfiniBand."),
-    Rule("HM655", "warning", _no_file, "{it}: there is no such file here, and NCCL goes on without a word.",
-         "Correct the path; a container must have the file mounted."),
-    Rule("HM656", "warning", _too_new, "{it} came with NCCL {advice}: it does nothing.", "Leave it out, or take a newer NCCL."),
-    Rule("HM657", "warning", _unmet, "{it} asks for {advice}.", "Take a newer release."),
+         "{it} also selects {advice}, in Ethernet mode: a different network.",
+         "Write NCCL_IB_HCA=^={advice}, or name the InfiniBand devices."),
+    Rule("HM655", "warning", _no_file, "{it}: this file does not exist here, and NCCL silently continues without it.",
+         "Correct the path; in a container, mount the file."),
+    Rule("HM656", "warning", _too_new, "{it} exists since NCCL {advice}: it has no effect.",
+         "Leave it out, or use a newer NCCL."),
+    Rule("HM657", "warning", _unmet, "{it} needs {advice}.", "Use a newer release."),
     Rule("HM658", "warning", _left_alone, "{it}: {advice}.", "Leave it out."),
-    Rule("HM659", "info", _against_profile, "{it}, while {advice}.", "See to it that this is meant."),
-    Rule("HM660", "info", _plugin, "{it}: a plug-in may say other values than those shown here.",
-         "Ask the plug-in; NCCL_ENV_PLUGIN=none does without it."),
+    Rule("HM659", "info", _against_profile, "{it}, while {advice}.", "Check that this is intended."),
+    Rule("HM660", "info", _plugin, "{it}: a plug-in may set other values than those shown here.",
+         "Check the plug-in's values; NCCL_ENV_PLUGIN=none disables it."),
 )

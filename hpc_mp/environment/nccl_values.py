@@ -24,17 +24,17 @@ def read_number(text: str) -> int | None:
 
     ``"fast"`` is 0, ``"4 # more"`` is 4, ``"022"`` is 18: unreadable text ends the number and is ignored.
     """
-    found = _NUMBER.match(text)
-    if not found:
+    match = _NUMBER.match(text)
+    if not match:
         return 0
-    digits = found[2]
+    digits = match[2]
     if digits[:2].lower() == "0x":
         value = int(digits, 16)
     elif digits[0] == "0":
         value = int(re.match("[0-7]+", digits)[0], 8)  # type: ignore[index]
     else:
         value = int(digits)
-    value = -value if found[1] == "-" else value
+    value = -value if match[1] == "-" else value
     return value if LEAST <= value <= MOST else None
 
 
@@ -46,9 +46,9 @@ def taken(pattern: str, names: Iterable[str]) -> list[str]:
     others = pattern.startswith("^")
     entries = pattern.removeprefix("^")
     exact = entries.startswith("=")
-    wanted = [name for entry in entries.removeprefix("=").split(",") if (name := entry.partition(":")[0])]
+    selectors = [name for entry in entries.removeprefix("=").split(",") if (name := entry.partition(":")[0])]
 
     def listed(name: str) -> bool:
-        return not wanted or any(name == each if exact else name.startswith(each) for each in wanted)
+        return not selectors or any(name == selector if exact else name.startswith(selector) for selector in selectors)
 
     return [name for name in names if listed(name) != others]

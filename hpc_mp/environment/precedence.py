@@ -10,8 +10,7 @@ from hpc_mp.environment.conf import ConfFile
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.nccl_values import read_number
 
-Origin = Literal["process", "user file", "system file", "profile", "default"]
-ORIGINS: tuple[Origin, ...] = ("process", "user file", "system file", "profile", "default")  # the strongest first
+Origin = Literal["process", "user file", "system file", "profile", "default"]  # the strongest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +50,9 @@ class Effective:
 
 def of_process(environ: Mapping[str, str], names: Iterable[str]) -> Iterator[Said]:
     """Yield the settings of the process for these names and for all relevant families."""
-    wanted = frozenset(names)
+    requested = frozenset(names)
     for name in sorted(environ):
-        if name in wanted or name.startswith(facts().families):
+        if name in requested or name.startswith(facts().families):
             yield Said(name, environ[name], "process")
 
 
@@ -69,37 +68,34 @@ def of_library() -> Iterator[Said]:
 
 
 def settle(sources: Sequence[Iterable[Said]]) -> tuple[Effective, ...]:
-    """Return the effective variables by name. The first source with a value, even an empty one, wins.
-
-    Args:
-        sources: the settings of each source, the strongest first.
-    """
-    said: dict[str, list[Said]] = {}
+    """Return the effective variables by name. The first source with a value, even an empty one, wins. ``sources``: the settings
+    of each source, the strongest first."""
+    settings: dict[str, list[Said]] = {}
     for source in sources:
-        for each in source:
-            said.setdefault(each.name, []).append(each)
-    return tuple(_settled(said[name]) for name in sorted(said))
+        for setting in source:
+            settings.setdefault(setting.name, []).append(setting)
+    return tuple(_settled(settings[name]) for name in sorted(settings))
 
 
-def _settled(said: Sequence[Said]) -> Effective:
-    first, *others = said
-    hidden = tuple(each for each in others if each.origin != "default")
-    for each in hidden:
-        if each.before is not None:  # a list of directories: both values count
-            first, hidden = _in_front(each, first), ()
+def _settled(settings: Sequence[Said]) -> Effective:
+    first, *others = settings
+    hidden = tuple(setting for setting in others if setting.origin != "default")
+    for setting in hidden:
+        if setting.before is not None:  # a list of directories: both values count
+            first, hidden = _in_front(setting, first), ()
     return Effective(first.name, first.value, first.origin, first.where, hidden, _number(first))
 
 
 def _in_front(new: Said, old: Said) -> Said:
-    between, parts = new.before or "", [part for part in (new.value, old.value) if part]
-    there = between and old.value and new.value in old.value.split(between)
-    return old if there else replace(new, value=between.join(parts))
+    separator, parts = new.before or "", [part for part in (new.value, old.value) if part]
+    included = separator and old.value and new.value in old.value.split(separator)
+    return old if included else replace(new, value=separator.join(parts))
 
 
-def _number(said: Said) -> int | None:
+def _number(setting: Said) -> int | None:
     """Return the number that NCCL reads. Empty text, and numbers of more than 64 bits, count as the default."""
-    if said.name not in facts().numbers:
+    if setting.name not in facts().numbers:
         return None
-    default = facts().numbers[said.name]
-    read = read_number(said.value) if said.value else None
+    default = facts().numbers[setting.name]
+    read = read_number(setting.value) if setting.value else None
     return default if read is None else read

@@ -21,7 +21,7 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Guard = Annotated[str, StringConstraints(pattern=rf"^{GUARD.pattern}(,{GUARD.pattern})*$")]
 
-# What the use of a variable means:
+# The use of a variable:
 #   image     the platform's own image sets it in /etc/nccl.conf; a container does not see that file
 #   job       useful for every job
 #   optional  useful for some jobs, which the reason names
@@ -59,7 +59,7 @@ class Variable(Part):
     @model_validator(mode="after")
     def _found_or_given(self) -> Variable:
         if self.value and (self.finds or self.use == "leave"):
-            raise ValueError(f"{self.name} has a value and should not")
+            raise ValueError(f"{self.name} must not have a value")
         return self
 
 
@@ -115,12 +115,12 @@ class Profile(Part):
 
     @model_validator(mode="after")
     def _one_value_each(self) -> Profile:
-        applied = [each.name for each in self.variable if each.use in (*APPLIED, "leave") and not each.needs]
+        applied = [variable.name for variable in self.variable if variable.use in (*APPLIED, "leave") and not variable.needs]
         twice = {name for name in applied if applied.count(name) > 1}
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))}: several values for every job")
         if self.cloud is not None and self.cloud not in facts().clouds:
-            raise ValueError(f"{self.cloud} is none of {', '.join(facts().clouds)}")
+            raise ValueError(f"{self.cloud} is not one of {', '.join(facts().clouds)}")
         return self
 
 
@@ -131,7 +131,7 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name: str) -> Profile:
     """Read the profile of that name. Raises HpcMpError if it does not exist or its file is invalid."""
     if name not in profile_names():
-        raise HpcMpError(f"profile {name!r}", f"is none of {', '.join(profile_names())}",
+        raise HpcMpError(f"profile {name!r}", f"is not one of {', '.join(profile_names())}",
                          did_you_mean(name, profile_names(), "choose one of these"))
     return _read(asset(FOLDER) / f"{name}.toml")
 
@@ -145,6 +145,6 @@ def _read(path: Path) -> Profile:
     try:
         return Profile.model_validate({"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))})
     except (OSError, ValueError) as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()) \
+        details = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()) \
             if isinstance(error, ValidationError) else str(error)
-        raise HpcMpError(f"profile {path}", f"cannot be read ({said})", "mend it") from None
+        raise HpcMpError(f"profile {path}", f"cannot be read ({details})", "correct it") from None

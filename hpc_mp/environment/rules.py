@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import nearest
@@ -34,63 +34,51 @@ class Assignment(Protocol):
     def line(self) -> int: ...
 
 
+class Setting(NamedTuple):
+    """A variable that is set outside of a script."""
+
+    name: str
+    value: str
+    line: int = 0
+
+
 Settings = Sequence[Assignment]
 
 
-def _removed(settings: Settings) -> Iterable[Hit]:
-    return _listed(settings, facts().removed)
-
-
-def _legacy(settings: Settings) -> Iterable[Hit]:
-    return _listed(_unprescribed(settings), facts().legacy)
-
-
-def _no_name(settings: Settings) -> Iterable[Hit]:
-    return _listed(settings, facts().foreign)
-
-
 def _listed(settings: Settings, advice: Mapping[str, str]) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name, advice[each.name]) for each in settings if each.name in advice)
+    yield from (Hit(setting.line, setting.name, advice[setting.name]) for setting in settings if setting.name in advice)
 
 
 def _unknown(settings: Settings) -> Iterable[Hit]:
-    known = facts()
-    for each in settings:
-        if each.name.startswith("NCCL_") and not known.explains(each.name):
-            near = nearest(each.name, sorted(known.known), CLOSE)
-            yield Hit(each.line, each.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
+    tables = facts()
+    for setting in settings:
+        if setting.name.startswith("NCCL_") and not tables.explains(setting.name):
+            near = nearest(setting.name, sorted(tables.recognized), CLOSE)
+            yield Hit(setting.line, setting.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
 
 
 def _numbered_level(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        if each.name in facts().levels and each.value.isdecimal():
-            yield Hit(each.line, f"{each.name}={each.value}", facts().words)
+    for setting in settings:
+        if setting.name in facts().levels and setting.value.isdecimal():
+            yield Hit(setting.line, f"{setting.name}={setting.value}", facts().words)
 
 
 def _debug(settings: Settings) -> Iterable[Hit]:
-    for each in _unprescribed(settings):
-        if harm := _harm(each, facts().debug):
-            yield Hit(each.line, f"{each.name}={each.value}", harm.does)
+    for setting in _unprescribed(settings):
+        if harm := _harm(setting, facts().debug):
+            yield Hit(setting.line, f"{setting.name}={setting.value}", harm.does)
 
 
 def _unprescribed(settings: Settings) -> Settings:
     """Return the settings without those that the vendor of a plug-in in use requires."""
-    vendor = any(not facts().vendors.isdisjoint(clouds_of(each)) for each in settings)
-    return [each for each in settings if not (vendor and each.name in facts().allows)]
-
-
-def _harmful(settings: Settings) -> Iterable[Hit]:
-    return _hurting(settings, facts().harmful)
-
-
-def _outdated(settings: Settings) -> Iterable[Hit]:
-    return _hurting(settings, facts().info)
+    vendor = any(not facts().vendors.isdisjoint(clouds_of(setting)) for setting in settings)
+    return [setting for setting in settings if not (vendor and setting.name in facts().allows)]
 
 
 def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
-    for each in settings:
-        if harm := _harm(each, harms):
-            yield Hit(each.line, f"{each.name}={each.value} {harm.does}", harm.cure)
+    for setting in settings:
+        if harm := _harm(setting, harms):
+            yield Hit(setting.line, f"{setting.name}={setting.value} {harm.does}", harm.cure)
 
 
 def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
@@ -100,19 +88,19 @@ def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
 
 
 def _loopback(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        if each.name in INTERFACES and re.match(r"=?(lo|docker\d*|virbr\d*)\b", each.value):
-            yield Hit(each.line, f"{each.name}={each.value}")
+    for setting in settings:
+        if setting.name in INTERFACES and re.match(r"=?(lo|docker\d*|virbr\d*)\b", setting.value):
+            yield Hit(setting.line, f"{setting.name}={setting.value}")
 
 
 def _two_clouds(settings: Settings) -> Iterable[Hit]:
     first: dict[str, Assignment] = {}
-    for each in settings:
-        for cloud in clouds_of(each):
-            first.setdefault(cloud, each)
+    for setting in settings:
+        for cloud in clouds_of(setting):
+            first.setdefault(cloud, setting)
     if len(first) > 1:
-        (one, before), (other, each) = sorted(first.items(), key=lambda row: row[1].line)[:2]
-        yield Hit(each.line, f"{each.name} is for {other}, {before.name} for {one}")
+        (first_cloud, earlier), (second_cloud, later) = sorted(first.items(), key=lambda row: row[1].line)[:2]
+        yield Hit(later.line, f"{later.name} is for {second_cloud}, {earlier.name} for {first_cloud}")
 
 
 def clouds_of(setting: Assignment) -> list[str]:
@@ -122,31 +110,32 @@ def clouds_of(setting: Assignment) -> list[str]:
 
 
 def _too_many_sockets(settings: Settings) -> Iterable[Hit]:
-    given = {each.name: each for each in settings if each.name in SOCKETS and each.value.isdecimal()}
-    if len(given) == len(SOCKETS) and (product := math.prod(int(each.value) for each in given.values())) > MOST_SOCKETS:
-        yield Hit(max(each.line for each in given.values()), str(product))
+    sockets = {setting.name: setting for setting in settings if setting.name in SOCKETS and setting.value.isdecimal()}
+    if len(sockets) == len(SOCKETS) and (product := math.prod(int(setting.value) for setting in sockets.values())) > MOST_SOCKETS:
+        yield Hit(max(setting.line for setting in sockets.values()), str(product))
 
 
 def _no_number(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        if each.name in facts().numbers and each.value and not is_plain(each.value) and not _EXPANDED.search(each.value):
-            read = read_number(each.value)
-            yield Hit(each.line, f"{each.name}={each.value}", "its default" if read is None else str(read))
+    for setting in settings:
+        if setting.name in facts().numbers and setting.value and not is_plain(setting.value) \
+                and not _EXPANDED.search(setting.value):
+            read = read_number(setting.value)
+            yield Hit(setting.line, f"{setting.name}={setting.value}", "its default" if read is None else str(read))
 
 
 def _no_word(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        choice = facts().choices.get(each.name)
-        if choice and each.value and not re.fullmatch(choice.values, each.value) and not _EXPANDED.search(each.value):
-            yield Hit(each.line, f"{each.name}={each.value}", choice.words)
+    for setting in settings:
+        choice = facts().choices.get(setting.name)
+        if choice and setting.value and not re.fullmatch(choice.values, setting.value) and not _EXPANDED.search(setting.value):
+            yield Hit(setting.line, f"{setting.name}={setting.value}", choice.words)
 
 
 def _signs_in_list(settings: Settings) -> Iterable[Hit]:
-    for each in settings:
-        entries = each.value.removeprefix("^").removeprefix("=")
-        if each.name in LISTS and _STRAY.search(entries) and not _EXPANDED.search(each.value):
-            sign = each.value[:len(each.value) - len(entries)]
-            yield Hit(each.line, f"{each.name}={each.value}", f"{each.name}={sign}{_STRAY.sub('', entries)}")
+    for setting in settings:
+        entries = setting.value.removeprefix("^").removeprefix("=")
+        if setting.name in LISTS and _STRAY.search(entries) and not _EXPANDED.search(setting.value):
+            sign = setting.value[:len(setting.value) - len(entries)]
+            yield Hit(setting.line, f"{setting.name}={setting.value}", f"{setting.name}={sign}{_STRAY.sub('', entries)}")
 
 
 LOOPBACK: Rule[Settings] = Rule(  # wrong only if there are other nodes
@@ -154,43 +143,25 @@ LOOPBACK: Rule[Settings] = Rule(  # wrong only if there are other nodes
     "{it}: other nodes cannot be reached through this interface.",
     "Name the interface between the nodes.")
 RULES: tuple[Rule[Settings], ...] = (
-    Rule("HM601", "warning", _removed,
-         "{it} does nothing: NCCL has removed it.",
-         "{advice}."),
-    Rule("HM602", "info", _legacy,
-         "{it} is an old name that NCCL still honours.",
-         "{advice}."),
-    Rule("HM603", "warning", _no_name,
-         "{it} is no variable of NCCL: it does nothing.",
-         "{advice}."),
-    Rule("HM604", "warning", _unknown,
-         "NCCL 2.30 reads no variable {it}.",
-         "{advice}"),
-    Rule("HM605", "info", _numbered_level,
-         "{it}: a number that only old scripts use.",
-         "Write the word that is meant: {advice}."),
-    Rule("HM606", "warning", _debug,
-         "{it} {advice}: a setting for the search of a fault.",
-         "Leave it out of production runs."),
-    Rule("HM607", "warning", _harmful,
-         "{it}.",
-         "{advice}."),
-    Rule("HM608", "info", _outdated,
-         "{it}.",
-         "{advice}."),
-    Rule("HM614", "warning", _two_clouds,
-         "{it}: no machine has both.",
-         "Keep the settings of the cluster that this is for."),
+    Rule("HM601", "warning", lambda settings: _listed(settings, facts().removed),
+         "{it} has no effect: NCCL has removed it.", "{advice}."),
+    Rule("HM602", "info", lambda settings: _listed(_unprescribed(settings), facts().legacy),
+         "{it} is an old name that NCCL still accepts.", "{advice}."),
+    Rule("HM603", "warning", lambda settings: _listed(settings, facts().foreign),
+         "{it} is not a variable of NCCL and has no effect.", "{advice}."),
+    Rule("HM604", "warning", _unknown, "NCCL 2.30 does not read {it}.", "{advice}"),
+    Rule("HM605", "info", _numbered_level, "{it}: a number that only old scripts use.", "Write the word for it: {advice}."),
+    Rule("HM606", "warning", _debug, "{it} {advice}: a setting for debugging.", "Remove it from production runs."),
+    Rule("HM607", "warning", lambda settings: _hurting(settings, facts().harmful), "{it}.", "{advice}."),
+    Rule("HM608", "info", lambda settings: _hurting(settings, facts().info), "{it}.", "{advice}."),
+    Rule("HM614", "warning", _two_clouds, "{it}: no machine has both.", "Keep only the settings for your cluster."),
     Rule("HM615", "warning", _too_many_sockets,
-         "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: more than 64 is not allowed.",
-         "Lower one of them, or leave both out."),
+         "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: the maximum is 64.", "Lower one of them, or leave both out."),
     Rule("HM616", "warning", _no_number,
-         "{it}: NCCL takes a whole number there, and reads {advice}.",
-         "Write a number in figures, or leave it out."),
+         "{it}: NCCL expects a whole number here and reads {advice}.", "Write a number in digits, or leave it out."),
     Rule("HM617", "warning", _no_word,
-         "{it} is no word that NCCL knows there: it does nothing.",
-         "Write one of {advice}, or leave it out."),
+         "{it} is not a value that NCCL knows here and has no effect.", "Write one of {advice}, or leave it out."),
     Rule("HM618", "warning", _signs_in_list,
-         "{it}: ^ and = count in front of the whole list only, and a blank belongs to a name. Such names match nothing.",
-         "One sign, no blanks: {advice}; or leave it out."),
+         "{it}: ^ and = are allowed only before the whole list, and a blank becomes part of a name. Such names match nothing.",
+         "Use one sign and no blanks: {advice}; or leave it out."),
 )

@@ -26,8 +26,8 @@ _OFI_NCCL = "(?:libnccl-ofi|aws-ofi-nccl)"
 
 def release(text: str) -> Release:
     """Return the leading numbers of text, up to three: (2, 30, 7) for "2.30.7-1+cuda13.0"."""
-    found = re.match(r"\d+(?:\.\d+){0,2}", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(?:\.\d+){0,2}", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def shown(numbers: Release) -> str:
@@ -51,31 +51,31 @@ def distribution(name: str) -> str | None:
 
 def versions(source: NodeSource, installed: Installed = distribution) -> dict[str, Release]:
     """Return the releases of libraries, as far as they are known without loading any library."""
-    found = {"nccl": _nccl(source, installed), "ofi-nccl": _efa_package(source, _OFI_NCCL), "libfabric": _libfabric(source),
-             "driver": release(maybe(source.text, "/sys/module/nvidia/version") or "")}
-    return {name: have for name, have in found.items() if have}
+    releases = {"nccl": _nccl(source, installed), "ofi-nccl": _efa_package(source, _OFI_NCCL), "libfabric": _libfabric(source),
+                "driver": release(maybe(source.text, "/sys/module/nvidia/version") or "")}
+    return {name: numbers for name, numbers in releases.items() if numbers}
 
 
 def _nccl(source: NodeSource, installed: Installed) -> Release:
     """Return the release of NCCL. PyTorch's bundled library takes precedence over the system's."""
-    own = next(filter(None, (installed(f"nvidia-nccl-cu{cuda}") for cuda in (13, 12, 11))), None)
-    if own is not None:
-        return release(own)
+    bundled = next(filter(None, (installed(f"nvidia-nccl-cu{cuda}") for cuda in (13, 12, 11))), None)
+    if bundled is not None:
+        return release(bundled)
     files = (path.partition(".so.")[2] for pattern in _NCCL for path in source.names(pattern))
     return max(map(release, files), default=())
 
 
 def _libfabric(source: NodeSource) -> Release:
     try:
-        found = re.search(r"libfabric: ([\d.]+)", source.answer(("fi_info", "--version")))
+        match = re.search(r"libfabric: ([\d.]+)", source.answer(("fi_info", "--version")))
     except Unavailable:
         return _efa_package(source, "libfabric1?-aws")
-    return release(found[1]) if found else ()
+    return release(match[1]) if match else ()
 
 
 def _efa_package(source: NodeSource, name: str) -> Release:
-    found = re.search(rf"\b{name}[a-z0-9-]*[_-](\d[\d.]*)", maybe(source.text, _EFA) or "")
-    return release(found[1]) if found else ()
+    match = re.search(rf"\b{name}[a-z0-9-]*[_-](\d[\d.]*)", maybe(source.text, _EFA) or "")
+    return release(match[1]) if match else ()
 
 
 def _three(numbers: Release) -> Release:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
-from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
+from hpc_mp.environment.conf import ConfFile, nccl_files
 from hpc_mp.environment.detect import Platform, platform
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.findings import lint, place
@@ -47,26 +47,22 @@ def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO,
     """Return the view of a machine with a profile: a name, ``auto`` for the detected one, ``none``. Raises HpcMpError for an
     unknown profile."""
     machine = read_machine(source)
-    seen = platform(machine)
-    have = versions(source, installed)
-    name = {AUTO: seen.name, NONE: None}.get(profile, profile)
-    applied = None if name is None else apply(load_profile(name), machine, have, environ)
-    user, system = user_file(source, environ), read_file(source, SYSTEM)
-    files = (system,) if user is None else (user, system)
+    detected = platform(machine)
+    releases = versions(source, installed)
+    name = {AUTO: detected.name, NONE: None}.get(profile, profile)
+    applied = None if name is None else apply(load_profile(name), machine, releases, environ)
+    files = nccl_files(source, environ)
     variables = effective(environ, files, applied)
-    here = Here({each.name: each for each in variables}, machine, have, seen.name, applied,
+    host = Here({variable.name: variable for variable in variables}, machine, releases, detected.name, applied,
                 lambda path: source.path(path).exists())
-    return View(seen, applied, have, files, variables, lint(here, files, environ))
+    return View(detected, applied, releases, files, variables, lint(host, files, environ))
 
 
 def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:
-    """Return the effective variables. The order is process, user's file, system's file, profile, NCCL's defaults.
-
-    Args:
-        files: NCCL's files, the system's last.
-    """
+    """Return the effective variables. The order is process, user's file, system's file, profile, NCCL's defaults. ``files``:
+    NCCL's files, the system's last."""
     *user, system = files
-    profile = applied.said if applied is not None else ()
+    profile = applied.settings if applied is not None else ()
     names = {line.name for file in files for line in file.lines}
     names |= {variable.name for variable in applied.profile.variable} if applied is not None else set()
     return settle([of_process(environ, names), *(of_file(file, "user file") for file in user), of_file(system, "system file"),
@@ -82,17 +78,17 @@ def shell_lines(view: View) -> Iterator[str]:
     profile = view.applied.profile if view.applied else None
     yield f"# profile: {profile.name} ({profile.title})" if profile else "# profile: none"
     for script in profile.script if profile else ():
-        given = "".join(f"{name}={shlex.quote(value)} " for name, value in script.given.items())
-        yield f"# first, in bash: {given}. {shlex.quote(script.files[0])}  ({script.reason})"
-    unset = {each.name: each for each in (view.applied.unset if view.applied else ())}
-    for each in view.variables:
-        if each.origin != "default" and each.name not in unset:
-            yield from _export(each, view)
-    for name, wanted in sorted(unset.items()):
-        yield f"# {one_line(wanted.reason)}"
+        assignments = "".join(f"{name}={shlex.quote(value)} " for name, value in script.given.items())
+        yield f"# first, in bash: {assignments}. {shlex.quote(script.files[0])}  ({script.reason})"
+    unset = {variable.name: variable for variable in (view.applied.unset if view.applied else ())}
+    for variable in view.variables:
+        if variable.origin != "default" and variable.name not in unset:
+            yield from _export(variable, view)
+    for name, entry in sorted(unset.items()):
+        yield f"# {one_line(entry.reason)}"
         yield f"unset {name}"
-    for left in view.applied.left_out if view.applied else ():
-        yield f"# left out: {left.variable.name} {one_line(left.why)}"
+    for omission in view.applied.left_out if view.applied else ():
+        yield f"# left out: {omission.variable.name} {one_line(omission.why)}"
 
 
 def one_line(text: str) -> str:
@@ -100,10 +96,10 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _export(each: Effective, view: View) -> Iterator[str]:
-    of_profile = view.applied is not None and any(each.name == known.name for known in view.applied.profile.variable)
-    if _NAME.fullmatch(each.name) and (of_profile or each.name.startswith(facts().families)):
-        yield f"# {one_line(place(each))}"
-        yield f"export {each.name}={shlex.quote(each.value or '')}"
+def _export(variable: Effective, view: View) -> Iterator[str]:
+    of_profile = view.applied is not None and any(variable.name == entry.name for entry in view.applied.profile.variable)
+    if _NAME.fullmatch(variable.name) and (of_profile or variable.name.startswith(facts().families)):
+        yield f"# {one_line(place(variable))}"
+        yield f"export {variable.name}={shlex.quote(variable.value or '')}"
     else:
-        yield f"# left out: {one_line(each.name)} ({one_line(place(each))}), not a variable of these libraries"
+        yield f"# left out: {one_line(variable.name)} ({one_line(place(variable))}), not a variable of these libraries"

@@ -8,6 +8,7 @@ from hpc_mp.job.load import (
     is_image,
     load_any,
     load_job,
+    load_resolved,
     load_sweep,
     resolve,
     resolve_any,
@@ -18,5 +19,5 @@ from hpc_mp.job.spec import JobSpec, Train
 
 __all__ = [
     "AnySpec", "Environment", "JobSpec", "ProgramSpec", "Slurm", "Spec", "Train", "dump_job", "is_image", "load_any", "load_job",
-    "load_sweep", "resolve", "resolve_any", "under",
+    "load_resolved", "load_sweep", "resolve", "resolve_any", "under",
 ]

@@ -22,7 +22,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     ranks = _number_of_ranks(spec)
     if spec.ranks % degree:
         raise HpcMpError(product, f"does not divide {counted(spec.ranks, 'rank')} ({ranks})",
-                         f"choose degrees whose product divides {spec.ranks}, or a multiple of {degree} as ranks")
+                         f"choose degrees whose product divides {spec.ranks}, or a multiple of {degree} as the number of ranks")
     for key, idle in (("sequence", False), ("tensor_modules", ("*",))):
         value = getattr(p, key)
         if p.tensor == 1 and value != idle:
@@ -33,7 +33,7 @@ def check_arithmetic(spec: JobSpec) -> None:
                          "set parallel.zero to 1, 2 or 3, or leave shard_degree out")
     if p.reduce == "microbatch" and p.zero < 2:
         raise HpcMpError('parallel.reduce = "microbatch"',
-                         f"has no use with parallel.zero = {p.zero}, where ranks keep whole gradients until the step ends",
+                         f"has no effect with parallel.zero = {p.zero}: ranks then keep whole gradients until the step ends",
                          "set parallel.zero to 2 or 3, or leave reduce out")
     if p.shard_degree is not None and spec.state_degree % p.shard_degree:
         context = "" if p.context == 1 else f" × context({p.context}) = {spec.state_degree}"
@@ -46,11 +46,11 @@ def check_arithmetic(spec: JobSpec) -> None:
                          f"use a divisor of {spec.state_degree}")
     _check_context(spec)
     if p.offload_horizon is not None and "activations" not in p.offload:
-        raise HpcMpError(f"parallel.offload_horizon = {p.offload_horizon}", "has no effect where activations are not offloaded",
+        raise HpcMpError(f"parallel.offload_horizon = {p.offload_horizon}", "has no effect unless activations are offloaded",
                          'set parallel.offload = ["activations"], or leave offload_horizon out')
     if spec.slurm.mpi == "mpirun":
-        raise HpcMpError('slurm.mpi = "mpirun"', "is for [program], and the ranks of hpc-mp's own engine are tasks of srun",
-                         'set slurm.mpi = "pmix" or "pmi2", or leave it out: only where to meet is told by MPI')
+        raise HpcMpError('slurm.mpi = "mpirun"', "is only for [program]: srun starts the ranks of hpc-mp's own engine",
+                         'set slurm.mpi = "pmix" or "pmi2", or leave it out: its ranks only exchange an address through MPI')
     _check_rank_map(spec)
     check_together(spec)
     for key in ("profile", "memory_weight"):
@@ -59,8 +59,8 @@ def check_arithmetic(spec: JobSpec) -> None:
                              f'set partition = "profile", or leave {key} out')
     if not isinstance(p.partition, str) and len(p.partition) != spec.stages:
         raise HpcMpError(f"parallel.partition = {shown(p.partition)}",
-                         f"has the length {len(p.partition)}, the number of stages is {_stages(spec)}",
-                         'give the number of layers of every stage, or partition = "auto"')
+                         f"has {counted(len(p.partition), 'entry', 'entries')} for {_stages(spec)} stages",
+                         'list the number of layers of every stage, or set partition = "auto"')
     microbatches = p.microbatches or 1
     unit = spec.data_degree * microbatches
     if t.global_batch % unit:
@@ -77,8 +77,8 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")
     if t.steps != UNCOUNTED and t.warmup_steps > t.steps:
-        raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}, so that the "
-                         "learning rate would never be reached", "lower warmup_steps")
+        raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}: the learning "
+                         "rate would never reach its full value", "lower warmup_steps")
 
 
 def check_together(spec: JobSpec | ProgramSpec) -> None:
@@ -106,18 +106,18 @@ def _check_context(spec: JobSpec) -> None:
             raise HpcMpError(f"parallel.context_method = {shown(p.context_method)}", "has no effect with parallel.context = 1",
                              "set parallel.context, or leave context_method out")
         return
-    each, unit = {"ring": ("2 × ", 2 * p.context), "ulysses": ("", p.context)}[p.context_method]
+    factor, unit = {"ring": ("2 × ", 2 * p.context), "ulysses": ("", p.context)}[p.context_method]
     if length % unit:
         raise HpcMpError(f"data.sequence_length = {length}",
-                         f"is not a multiple of {each}context({p.context}) = {unit}, the pieces that context_method = "
-                         f'"{p.context_method}" cuts a sample into',
+                         f"is not a multiple of {factor}context({p.context}) = {unit}, the number of pieces into which "
+                         f'context_method = "{p.context_method}" cuts a sample',
                          f"use {max(1, length // unit) * unit} or another multiple of {unit}")
 
 
 def _stages(spec: JobSpec) -> str:
     """Return the number of stages, with the arithmetic if ranks hold several."""
-    each = stages_per_rank(spec.parallel.schedule, spec.parallel.virtual_stages)
-    return f"{spec.stages}" if each == 1 else f"pipeline({spec.parallel.pipeline}) × {each} per rank = {spec.stages}"
+    per_rank = stages_per_rank(spec.parallel.schedule, spec.parallel.virtual_stages)
+    return f"{spec.stages}" if per_rank == 1 else f"pipeline({spec.parallel.pipeline}) × {per_rank} per rank = {spec.stages}"
 
 
 def _check_offload(spec: JobSpec) -> None:
@@ -125,11 +125,11 @@ def _check_offload(spec: JobSpec) -> None:
     p, t = spec.parallel, spec.train
     if p.offload_directory is not None and "optimizer" not in p.offload:
         raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}",
-                         "has no effect without something to offload",
+                         "has no effect without parallel.offload",
                          'add offload = ["optimizer"], or leave it out')
     if "parameters" in p.offload and p.zero < 3:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}",
-                         f"has no place for parameters with parallel.zero = {p.zero}: whole ones stay on every rank's device",
+                         f"cannot offload parameters with parallel.zero = {p.zero}: every rank keeps all of them on its device",
                          "set parallel.zero = 3, or leave \"parameters\" out")
     if "optimizer" in p.offload and t.optimizer == "sgd" and not t.momentum:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}", "has no effect: SGD without momentum has no state",
@@ -139,7 +139,7 @@ def _check_offload(spec: JobSpec) -> None:
 def _check_precision(spec: JobSpec) -> None:
     scale = spec.train.loss_scale
     if spec.train.compile and spec.train.precision == "fp64":
-        raise HpcMpError("train.compile = true", 'is not built for train.precision = "fp64", which proofs use',
+        raise HpcMpError("train.compile = true", 'is not supported with train.precision = "fp64"',
                          "leave it out, or use another precision")
     if spec.train.precision != "fp16" and scale != LossScale():
         raise HpcMpError("train.loss_scale", f"has no effect with train.precision = {spec.train.precision!r}",
@@ -158,8 +158,8 @@ def _check_staged_environment(spec: JobSpec | ProgramSpec) -> None:
         raise HpcMpError("environment.stage = true", "has no effect on ranks in a container, which brings its own environment",
                          "leave out one of environment.stage and slurm.container")
     if slurm.conda is not None and "/" not in slurm.conda and slurm.python is None and slurm.venv is None:
-        raise HpcMpError(f"slurm.conda = {shown(slurm.conda)}", "is a name, and environment.stage packs a directory",
-                         "write the environment's directory (conda env list)")
+        raise HpcMpError(f"slurm.conda = {shown(slurm.conda)}", "is a name, but environment.stage packs a directory",
+                         "write the environment's directory (`conda env list` prints it)")
 
 
 def _check_rank_map(spec: JobSpec) -> None:
@@ -171,4 +171,4 @@ def _check_rank_map(spec: JobSpec) -> None:
     if counts != dict.fromkeys(range(spec.job.nodes), spec.job.ranks_per_node):
         raise HpcMpError(f"parallel.rank_map = {shown(nodes)}",
                          f"does not put ranks_per_node({spec.job.ranks_per_node}) ranks on each of the nodes 0 to "
-                         f"{spec.job.nodes - 1}", "name every node that many times")
+                         f"{spec.job.nodes - 1}", "list every node that number of times")

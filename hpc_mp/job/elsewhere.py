@@ -107,7 +107,7 @@ WORDS: dict[str, str] = {
         ("micro_batch_size", "microbatch_size", "per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch",
          "train_micro_batch_size_per_gpu", "device_batch_size", "local_batch_size", "mbs", "per_device_batch_size",
          "batch_size_per_gpu"),
-        "train.global_batch counts the sequences of a step over all ranks here, and parallel.microbatches the pieces of a "
+        "here train.global_batch is the number of sequences per step, and parallel.microbatches the number of pieces of a "
         "replica's share: set global_batch to microbatch size × microbatches × data degree"),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "grad_accum_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accum",
@@ -118,32 +118,32 @@ WORDS: dict[str, str] = {
         ("warmup_ratio", "warmup_fraction", "lr_warmup_fraction"), "set train.warmup_steps to that share of train.steps"),
     **dict.fromkeys(
         ("data_parallel", "dp", "dp_size", "dp_degree", "data_parallel_size", "data_parallel_degree", "dp_replicate"),
-        "the data degree is what is left of the ranks: job.nodes × job.ranks_per_node / (tensor × pipeline × context)"),
+        "the data degree follows from the ranks: job.nodes × job.ranks_per_node / (tensor × pipeline × context)"),
     **dict.fromkeys(("world_size", "num_ranks", "total_gpus"), "ranks are job.nodes × job.ranks_per_node"),
     **dict.fromkeys(("bfloat16", "bf16", "use_bf16"), 'write precision = "bf16" in [train]'),
     **dict.fromkeys(("fp16", "float16", "half", "use_fp16"), 'write precision = "fp16" in [train]'),
     **dict.fromkeys(("fp32", "float32", "tf32"), 'write precision = "fp32" in [train], which is the default'),
     **dict.fromkeys(("fp64", "float64"), 'write precision = "fp64" in [train]'),
     **dict.fromkeys(("fp8", "float8", "load_in_8bit", "load_in_4bit", "quantization"),
-                    'not built: precision in [train] is "bf16", "fp16", "fp32" or "fp64"'),
+                    'not supported: precision in [train] is "bf16", "fp16", "fp32" or "fp64"'),
     **dict.fromkeys(("deepspeed", "deepspeed_config", "ds_config", "fsdp_config", "megatron", "megatron_lm", "accelerate"),
-                    "the engine is our own, with tensor, pipeline, zero and offload in [parallel], and precision in [train]; "
+                    "hpc-mp has its own engine: use tensor, pipeline, zero and offload in [parallel], and precision in [train]; "
                     "leave it out"),
     **dict.fromkeys(("lora", "lora_r", "lora_rank", "lora_alpha", "peft", "use_lora", "qlora", "lora_config"),
-                    "not built: all parameters are trained; leave it out"),
+                    "not supported: all parameters are trained; leave it out"),
     **dict.fromkeys(("logging_steps", "log_interval", "log_every", "log_steps", "log_every_n_steps", "report_to", "wandb",
                      "tensorboard"),
                     "every step is in metrics.jsonl and the report of a run; leave it out"),
     **dict.fromkeys(("text_column", "text_field", "dataset_text_field", "text_key", "input_key", "prompt_key"),
-                    'rows name their text "text", or "prompt" and "completion"; leave it out'),
-    **dict.fromkeys(("chat_template",), "rows are trained on as they are: apply the template when you write them"),
-    **dict.fromkeys(("shuffle",), "samples are always shuffled, by train.seed; leave it out"),
+                    'the keys of rows are "text", or "prompt" and "completion"; leave it out'),
+    **dict.fromkeys(("chat_template",), "rows are used as they are: apply the template when you write them"),
+    **dict.fromkeys(("shuffle",), "samples are always shuffled, with train.seed; leave it out"),
     **dict.fromkeys(("min_lr", "min_lr_ratio", "lr_end", "min_learning_rate"),
-                    'not built: train.lr_schedule "linear" and "cosine" fall to zero; leave it out'),
+                    'not supported: train.lr_schedule "linear" and "cosine" fall to zero; leave it out'),
     **dict.fromkeys(("num_workers", "dataloader_num_workers", "pin_memory"),
                     "tokens are read from one mapped file; leave it out"),
     **dict.fromkeys(("flash_attention", "attn_implementation", "use_flash_attn", "flash_attn", "use_flash_attention_2"),
-                    "torch's fused attention is taken where it can be; leave it out"),
+                    "torch's fused attention is used if possible; leave it out"),
     **dict.fromkeys(("master_addr", "master_port", "rdzv_endpoint", "rdzv_backend"), "ranks find each other; leave it out"),
 }
 
@@ -184,28 +184,28 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
-def key_here(name: str, section: str, known: Iterable[str], value: Any = None) -> tuple[str, str] | None:
+def key_here(name: str, section: str, keys: Iterable[str], value: Any = None) -> tuple[str, str] | None:
     """Return the rule and the remedy for a key of other trainers; None for a key that is unknown there too.
 
     Args:
         section: the table that contains the key; "" for none.
-        known: the keys of that table.
+        keys: the keys of that table.
         value: the given value.
     """
     plain = name.lower().replace("-", "_").removeprefix("__")
     place = f"[{section}]" if section else "a job file"
-    if (words := WORDS.get(plain)) is not None:
-        return f"is no key of {place}", words
+    if (advice := WORDS.get(plain)) is not None:
+        return f"is not a key of {place}", advice
     if plain in OPTIONS:
         written = json.dumps(value, ensure_ascii=False) if value is not None else "…"
-        return "is an option of sbatch, and no key", f"write extra = {{ {plain.replace('_', '-')} = {written} }} in [slurm]"
-    ours = f"{section}.{plain}" if section and plain in known else WITHIN.get(section, OURS).get(plain, OURS.get(plain))
+        return "is an option of sbatch, not a key", f"write extra = {{ {plain.replace('_', '-')} = {written} }} in [slurm]"
+    ours = f"{section}.{plain}" if section and plain in keys else WITHIN.get(section, OURS).get(plain, OURS.get(plain))
     if ours is None:
         return None
     table, _, key = ours.rpartition(".")
     if ours == "data.files" and isinstance(value, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", value) and not os.path.lexists(value):
-        return ("is a dataset of the Hugging Face Hub, and data.files are files that all nodes see",
-                f'write its rows into a file, load_dataset("{value}", split="train").to_json("train.jsonl"), and '
+        return ("is a dataset of the Hugging Face Hub, but data.files must be files that all nodes see",
+                f'write its rows into a file with load_dataset("{value}", split="train").to_json("train.jsonl"), and set '
                 'files = ["train.jsonl"] in [data]')
     return f"is {ours} here", f"write {key} = … " + ("in its place" if table == section else f"below the line [{table}]")
 

@@ -21,14 +21,8 @@ def steps_of(epochs: float, samples: int, global_batch: int) -> int:
 
 
 def with_steps(spec: JobSpec, tokens: int) -> JobSpec:
-    """Return the job with ``train.steps`` in place of ``train.epochs``; unchanged if it already has steps.
-
-    Args:
-        tokens: the number of tokens in all its files.
-
-    Raises:
-        HpcMpError: the resulting number of steps is invalid.
-    """
+    """Return the job with ``train.steps`` in place of ``train.epochs``; unchanged if it already has steps. ``tokens``: the number
+    of tokens in all its files. Raises HpcMpError if the resulting number of steps is invalid."""
     if spec.train.epochs is None:
         return spec
     steps = steps_of(spec.train.epochs, samples_of(tokens, spec.data.sequence_length), spec.train.global_batch)

@@ -42,12 +42,14 @@ def wrong(rule: str, remedy: str) -> PydanticCustomError:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> HpcMpError:
     """Convert pydantic's findings about ``model`` to hpc-mp's form: the first in full, some of the others briefly."""
-    found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")  # they explain others
-    problems = [_problem(dict(e), model) for e in found]
-    meant = {word for _, rule, remedy in problems if rule.startswith("is no key") for word in re.findall(r"'(\w+)'\?", remedy)}
-    kept = [each for each in problems if each[1] != "is required" or each[0] not in meant]  # it is present, but misspelt
-    (value, rule, remedy), *others = kept
-    several = tuple(HpcMpError(*each) for each in kept) if others else ()
+    findings = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")  # they explain others
+    problems = [_problem(dict(e), model) for e in findings]
+    suggested = {key for _, rule, remedy in problems if rule.startswith("is not a key")
+                 for key in re.findall(r"'(\w+)'\?", remedy)}
+    # A required key that is suggested for an unknown one is present, but misspelt.
+    relevant = [problem for problem in problems if problem[1] != "is required" or problem[0] not in suggested]
+    (value, rule, remedy), *others = relevant
+    several = tuple(HpcMpError(*problem) for problem in relevant) if others else ()
     if others:
         end = "" if remedy.endswith(("?", ".", "!")) else "."
         remedy += f"{end} Also wrong: " + "; ".join(f"{value}: {rule}" for value, rule, _ in others[:MOST_OTHERS])
@@ -64,35 +66,36 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
-def dotted(where: Sequence[Any]) -> str:
+def dotted(path: Sequence[Any]) -> str:
     """Return a dotted path such as ``data.files[0]``. Keys that are not bare are quoted."""
     def part(key: Any) -> str:
         if isinstance(key, int):
             return f"[{key}]"
         return f".{key}" if BARE_KEY.fullmatch(key) else f".{shown(key)}"
 
-    return "".join(map(part, where)).removeprefix(".")
+    return "".join(map(part, path)).removeprefix(".")
 
 
-def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, str]:
+def _problem(finding: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, str]:
     """Return the value, rule and remedy of one finding."""
-    of_key = found["loc"][-1] == "[key]"  # pydantic's mark for a wrong key instead of a wrong value
-    where = found["loc"][:-1] if of_key else found["loc"]
-    name, kind, context = dotted(where), found["type"], found.get("ctx", {})
-    value = name if of_key or isinstance(found["input"], dict) else f"{name} = {shown(found['input'])}"
-    here = value_here(name, found["input"]) or _rewritten(kind, str(where[-1]), found["input"])
+    of_key = finding["loc"][-1] == "[key]"  # pydantic's mark for a wrong key instead of a wrong value
+    path = finding["loc"][:-1] if of_key else finding["loc"]
+    name, kind, context = dotted(path), finding["type"], finding.get("ctx", {})
+    value = name if of_key or isinstance(finding["input"], dict) else f"{name} = {shown(finding['input'])}"
+    equivalent = value_here(name, finding["input"]) or _rewritten(kind, str(path[-1]), finding["input"])
     if kind == "rule":
-        return value, context["rule"], f"write {here}" if here else context["remedy"]
+        return value, context["rule"], f"write {equivalent}" if equivalent else context["remedy"]
     if kind == "missing":
-        place = f"it to [{dotted(where[:-1])}]" if where[1:] else f"[{name}]; `hpc-mp init` writes a whole job file"
+        place = f"it to [{dotted(path[:-1])}]" if path[1:] else f"[{name}]; `hpc-mp init` writes a whole job file"
         return name, "is required", f"add {place}"
     if kind == "extra_forbidden":
-        return value, *_nearest(where, model, found["input"])
-    rule, remedy = KINDS.get(kind, (f"is refused ({found['msg']})", "write another value"))
-    if isinstance(where[-1], int):  # list items have no name to write in front
+        return value, *_nearest(path, model, finding["input"])
+    rule, remedy = KINDS.get(kind, (f"is invalid ({finding['msg']})", "use another value"))
+    if isinstance(path[-1], int):  # list items have no name to write in front
         remedy = remedy.replace("{key} = ", "")
     context = {key: f"{item:g}" if isinstance(item, float) else item for key, item in context.items()}
-    return value, rule.format(**context), f"write {here}" if here else remedy.format(where=name, key=where[-1], **context)
+    return value, rule.format(**context), (f"write {equivalent}" if equivalent
+                                           else remedy.format(where=name, key=path[-1], **context))
 
 
 def _rewritten(kind: str, key: str, value: Any) -> str | None:
@@ -112,20 +115,20 @@ def _words(command: str) -> list[str]:
         return [command]
 
 
-def _nearest(where: Sequence[str], model: type[BaseModel], given: Any) -> tuple[str, str]:
+def _nearest(path: Sequence[str], model: type[BaseModel], value: Any) -> tuple[str, str]:
     """Return rule and remedy for an unknown key: of another section, of another trainer, misspelt, or none of these."""
     sections = {name: list(inner.model_fields) for name, inner in _tables(model)}
-    *parents, key = where
+    *parents, key = path
     if parents == ["sweep"] and "." in key:
-        return "is no key of [sweep]", f"write it below a line [sweep.grid], or in braces: grid = {{ {json.dumps(key)} = […] }}"
+        return "is not a key of [sweep]", f"write it below [sweep.grid], or in braces: grid = {{ {json.dumps(key)} = […] }}"
     homes = [name for name, keys in sections.items() if key in keys]
-    rule = f"is no key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
+    rule = f"is not a key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
     if homes:
         return rule, (f"move it: {key} belongs to {' or '.join(f'[{name}]' for name in homes)}; "
                       f"on the command line --set {homes[0]}.{key}=…")
-    known = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
-    return key_here(key, dotted(parents), known, given) or (
-        rule, did_you_mean(key, known, f"the keys are {', '.join(known)}"))
+    choices = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
+    return key_here(key, dotted(parents), choices, value) or (
+        rule, did_you_mean(key, choices, f"the keys are {', '.join(choices)}"))
 
 
 def _tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:

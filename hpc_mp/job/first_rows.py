@@ -22,7 +22,7 @@ HEAD = 1 << 16  # bytes that are examined
 LINE = 1 << 24  # maximum bytes of a first row; longer ones are left to the nodes
 SHOWN = 200  # characters of a text that are kept: a job may have a hundred thousand files
 READERS = 16  # files that are opened at once: a parallel file system takes milliseconds for each
-TAKE_APART = "take it apart: jq -c '.[]' OLD.json > NEW.jsonl"
+TAKE_APART = "split it: jq -c '.[]' OLD.json > NEW.jsonl"
 
 # First bytes of files that are not text: their kind, and the remedy.
 UNPACK = "unpack it and name the text files inside"
@@ -36,14 +36,14 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"\x04\x22\x4d\x18", "is compressed by lz4", UNPACK),
     (b"PK\x03\x04", "is a zip archive", UNPACK),
     (b"7z\xbc\xaf\x27\x1c", "is a 7z archive", UNPACK),
-    (b"PAR1", "is parquet, which is not built yet", EXPORT),
+    (b"PAR1", "is parquet, which is not supported yet", EXPORT),
     (b"ARROW1", "is an Arrow file", EXPORT),
     (b"SQLite format 3\0", "is a SQLite database", EXPORT),
     (b"\x89HDF", "is HDF5", EXPORT),
     (b"\x93NUMPY", "is a NumPy array", EXPORT),
     (b"%PDF-", "is PDF", "extract its text, for example with pdftotext"),
     (b"\x7fELF", "is a program", TEXT_ONLY),
-    (b"version https://git-lfs.github.com/", "is a pointer of Git LFS, not the file itself", "fetch it with git lfs pull"),
+    (b"version https://git-lfs.github.com/", "is a Git LFS pointer, not the file itself", "fetch it with git lfs pull"),
     *((mark, f"is UTF-{bits}", f"convert it: iconv -f UTF-{bits} -t UTF-8 OLD > NEW") for mark, bits in (
         (codecs.BOM_UTF32_LE, 32), (codecs.BOM_UTF32_BE, 32), (codecs.BOM_UTF16_LE, 16), (codecs.BOM_UTF16_BE, 16))),
 )
@@ -75,11 +75,11 @@ def first_rows(files: Sequence[Path], key: str = "data.files") -> tuple[FirstRow
             contains any text.
     """
     with ThreadPoolExecutor(READERS) as pool:
-        found = tuple(pool.map(lambda path: _first(path, key), files))
-    if files and not any(row.parts for row in found) and all(row.size <= HEAD for row in found):
+        rows = tuple(pool.map(lambda path: _first(path, key), files))
+    if files and not any(row.parts for row in rows) and all(row.size <= HEAD for row in rows):
         raise HpcMpError(f"{key}: {files[0]}" + (f" and {len(files) - 1} more" if files[1:] else ""),
-                         "holds no text" if len(files) == 1 else "hold no text", "name files with text to train on")
-    return found
+                         "contains no text" if len(files) == 1 else "contain no text", "name files with text to train on")
+    return rows
 
 
 def _first(path: Path, key: str) -> FirstRow:
@@ -101,9 +101,9 @@ def _check_text(value: str, head: bytes) -> None:
     for mark, rule, remedy in MAGIC:
         if head.startswith(mark):
             raise HpcMpError(value, rule, remedy)
-    if (at := head.find(b"\0")) >= 0:
-        raise HpcMpError(value, f"is binary or not UTF-8 (it holds NUL bytes, the first after {at} bytes)",
-                         f"{TEXT_ONLY}, convert it (iconv -f UTF-16 -t UTF-8), or take them out (tr -d '\\000')")
+    if (position := head.find(b"\0")) >= 0:
+        raise HpcMpError(value, f"is binary or not UTF-8 (it holds NUL bytes, the first after {position} bytes)",
+                         f"{TEXT_ONLY}, convert it (iconv -f UTF-16 -t UTF-8), or remove them (tr -d '\\000')")
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut by the end of the head is not an error
     except UnicodeDecodeError as error:
@@ -121,7 +121,7 @@ def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]
         if line.isspace():
             continue
         if not parts and line.lstrip().startswith(b"["):
-            raise HpcMpError(value, "holds a JSON array, and a .jsonl file has one row on each line",
+            raise HpcMpError(value, "holds a JSON array, but a .jsonl file has one row per line",
                              TAKE_APART)
         try:
             parts.append(row_parts(line))
@@ -143,15 +143,15 @@ def _text(value: str, head: bytes) -> Iterable[tuple[str, bool]]:
     row = _object(start.removeprefix("[").lstrip())
     if row is not None and known_keys(row):
         array = start.startswith("[")
-        raise HpcMpError(value, f"holds {'a JSON array of' if array else 'JSON'} rows, and its name says raw text",
-                         f"{TAKE_APART if array else 'name it .jsonl, with one row on each line'}; rows are {SHAPES}")
+        raise HpcMpError(value, f"holds {'a JSON array of' if array else 'JSON'} rows, but its name means raw text",
+                         f"{TAKE_APART if array else 'rename it to .jsonl, with one row per line'}; rows are {SHAPES}")
     return ((text, True),) if start else ()
 
 
 def _object(text: str) -> dict[str, object] | None:
     """Return the JSON object at the beginning of a text; None for other text."""
     try:
-        found, _ = json.JSONDecoder().raw_decode(text)
+        value, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

@@ -19,14 +19,14 @@ KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl"}  # all other su
 
 # suffix: (the rule it breaks, the remedy)
 REFUSED: dict[str, tuple[str, str]] = {
-    ".parquet": ("parquet is not built yet", 'write its rows as JSON lines, {"text": …} each, into a .jsonl file'),
-    ".json": ("a .json file is not read as rows, and its raw text is not what to train on",
-              f"write one row on each line of a .jsonl file, {SHAPES}; jq -c '.[]' OLD.json > NEW.jsonl takes an array apart"),
+    ".parquet": ("parquet is not supported yet", 'write its rows as JSON lines, {"text": …} each, into a .jsonl file'),
+    ".json": ("a .json file is neither raw text nor one row per line",
+              f"write one row per line into a .jsonl file, {SHAPES}; jq -c '.[]' OLD.json > NEW.jsonl splits an array"),
     **dict.fromkeys((".csv", ".tsv", ".xls", ".xlsx", ".ods"),
-                    ("a table is not read as rows, and its raw text is not what to train on",
-                     f"write one row on each line of a .jsonl file, {SHAPES}; name a CSV .txt if its raw text is meant")),
+                    ("a table is neither raw text nor JSON lines",
+                     f"write one row per line into a .jsonl file, {SHAPES}; to train on a CSV's raw text, rename it to .txt")),
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".tgz"),
-                    ("a compressed file or an archive is not read", "unpack it and name the text files inside")),
+                    ("compressed files and archives are not read", "unpack it and name the text files inside")),
     **dict.fromkeys((".arrow", ".bin", ".npy", ".npz", ".pkl", ".pt", ".pth", ".safetensors", ".h5", ".sqlite", ".pyc",
                      ".so", ".o", ".a", ".pdf", ".doc", ".docx", ".png", ".jpg", ".jpeg", ".gif", ".mp3", ".mp4",
                      ".feather", ".orc", ".avro", ".tfrecord", ".idx", ".db"),
@@ -61,7 +61,7 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
 def find_program(command: Sequence[str]) -> None:
     """Check that the first word of ``notify.command`` is a program that can be started here. Raises HpcMpError."""
     if command and shutil.which(command[0]) is None:
-        raise HpcMpError(f"notify.command = [{command[0]!r}, …]", "is no program that can be started here",
+        raise HpcMpError(f"notify.command = [{command[0]!r}, …]", "is not a program that can be started here",
                          "name one on PATH, or the path of an executable file that all nodes see")
 
 
@@ -69,12 +69,12 @@ def _matches(pattern: str, key: str) -> list[str]:
     root = next(path for path in (Path(pattern), *Path(pattern).parents) if os.path.lexists(path))
     if root == Path(pattern):
         return [str(root)]
-    rest = str(Path(pattern).relative_to(root))
-    names = (os.path.join(root, name) for name in glob.iglob(rest, root_dir=root, recursive=True))
+    relative = str(Path(pattern).relative_to(root))
+    names = (os.path.join(root, name) for name in glob.iglob(relative, root_dir=root, recursive=True))
     files = [name for name in names if not os.path.isdir(name)]
     if not files:
         raise HpcMpError(f"{key}: {pattern}", f"matches no file (looked in {root})",
-                         "check the path; ** stands for any depth: corpus/**/*.txt")
+                         "check the path; ** matches any depth: corpus/**/*.txt")
     return files
 
 
@@ -84,11 +84,11 @@ def _identity(name: str, key: str) -> tuple[int, int]:
     try:
         status = os.stat(name)
     except OSError as error:
-        raise HpcMpError(value, f"cannot be read ({error.strerror})", "mend the link or name another file") from None
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "fix the link or name another file") from None
     if stat.S_ISDIR(status.st_mode):
         raise HpcMpError(value, "is a directory", f"name the files in it, for example {name}/*.txt")
     if not stat.S_ISREG(status.st_mode):
-        raise HpcMpError(value, "is not a regular file", "write its text into a file and name that")
+        raise HpcMpError(value, "is not a regular file", "write its text into a regular file and name that file")
     if suffix in REFUSED:
         raise HpcMpError(value, *REFUSED[suffix])
     if not os.access(name, os.R_OK):

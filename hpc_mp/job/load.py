@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin
@@ -30,7 +30,7 @@ from hpc_mp.job.values import DEPENDENCY, JOB_ID, check_values
 _TOML = "a job file is TOML; `hpc-mp init` writes one"
 OTHERS = {  # files given by mistake instead of a job file, by suffix
     **dict.fromkeys((".json", ".yaml", ".yml"), _TOML),
-    **dict.fromkeys((".sh", ".sbatch", ".slurm"), f"{_TOML}, and `hpc-mp lint` looks at job scripts"),
+    **dict.fromkeys((".sh", ".sbatch", ".slurm"), f"{_TOML}, and `hpc-mp lint` checks job scripts"),
     ".py": f"{_TOML}, with the model and the data in it",
 }
 
@@ -53,6 +53,21 @@ def load_any(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
         HpcMpError: the file is invalid; the error has the value, the rule and the remedy.
     """
     return resolve_any(reduce(_override, overrides, under(defaults, _parse(path))), path.resolve().parent)
+
+
+def load_resolved(path: Path) -> AnySpec:
+    """Read the job file of a run, which holds every choice made. A process parses it once while it does not change. Raises
+    HpcMpError as ``load_any``."""
+    try:
+        file = path.stat()
+    except OSError:
+        return load_any(path)  # with its words
+    return _unchanged(path, (file.st_ino, file.st_mtime_ns, file.st_size))
+
+
+@lru_cache(maxsize=256)
+def _unchanged(path: Path, identity: tuple[int, int, int]) -> AnySpec:
+    return load_any(path)
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
@@ -90,11 +105,11 @@ def load_sweep(
 
 def _refuse_contradiction(overrides: Sequence[str]) -> None:
     """Refuse overrides of two keys that exclude each other."""
-    said = {text.partition("=")[0].strip(): text for text in overrides}
-    for key, other in INSTEAD.items():
-        both = f"{key.rpartition('.')[0]}.{other}"
-        if key in said and both in said:
-            raise HpcMpError(f"--set {said[key]} --set {said[both]}", f"says both {key} and {both}, of which a job has one",
+    texts = {text.partition("=")[0].strip(): text for text in overrides}
+    for key, name in INSTEAD.items():
+        rival = f"{key.rpartition('.')[0]}.{name}"
+        if key in texts and rival in texts:
+            raise HpcMpError(f"--set {texts[key]} --set {texts[rival]}", f"sets both {key} and {rival}, but a job has only one",
                              "leave one of the two out")
 
 
@@ -115,8 +130,8 @@ def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[A
         check_arithmetic(training)
         return training
     if foreign := [f"[{name}]" for name in OWN if name in tree]:
-        raise HpcMpError(f"{' '.join(foreign)} beside [program]", "is of a training by hpc-mp's own engine, which a program "
-                         "knows nothing of", "leave one of the two out")
+        raise HpcMpError(f"{' '.join(foreign)} with [program]", "configures hpc-mp's own engine, which a program does not "
+                         "use", "leave one of the two out")
     program = _absolute(_validated(tree, ProgramSpec), base)
     check_program(program)
     before_arithmetic(program)
@@ -137,7 +152,7 @@ def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
 def _training(spec: AnySpec, value: str) -> JobSpec:
     if isinstance(spec, JobSpec):
         return spec
-    raise HpcMpError(value, "is of a program ([program]), and this is for trainings by hpc-mp's own engine",
+    raise HpcMpError(value, "starts a program ([program]), but this command trains with hpc-mp's own engine",
                      "`hpc-mp launch` starts it; name the job file of a training here")
 
 
@@ -167,18 +182,18 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return _without_array(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
-        raise HpcMpError(value, f"cannot be read ({error.strerror})", "give a job file; `hpc-mp init` writes one") from None
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "name a job file; `hpc-mp init` writes one") from None
     except UnicodeDecodeError:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         twice = "Cannot overwrite" in str(error) or "twice" in str(error)
-        said = str(error).replace("Cannot overwrite a value", "Cannot overwrite a value: a key stands there for the second time")
-        line = "mend that line: leave one of the two out" if twice else "mend that line"
-        raise HpcMpError(value, f"is not valid TOML ({said})", OTHERS.get(path.suffix, line)) from None
+        text = str(error).replace("Cannot overwrite a value", "Cannot overwrite a value: a key is set twice")
+        line = "correct that line: leave one of the two out" if twice else "correct that line"
+        raise HpcMpError(value, f"is not valid TOML ({text})", OTHERS.get(path.suffix, line)) from None
     except ValueError:  # from Python's int
-        raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
+        raise HpcMpError(value, "holds a number with thousands of digits", "write a smaller number") from None
     except RecursionError:
-        raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
+        raise HpcMpError(value, "is nested too deeply", "use fewer levels") from None
 
 
 def _without_array(tree: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +209,7 @@ def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
-        raise HpcMpError(f"--set {text}", "does not read SECTION.KEY=VALUE", "write for example --set train.steps=20")
+        raise HpcMpError(f"--set {text}", "must have the form SECTION.KEY=VALUE", "write for example --set train.steps=20")
     try:
         parsed = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
@@ -235,7 +250,7 @@ def _is_text(key: Sequence[str]) -> bool:
     field = fields.get(key[-1])
     kind = field.annotation if field is not None else None
     kinds = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
-    return {getattr(each, "__origin__", each) for each in kinds if each is not type(None)} == {str}
+    return {getattr(member, "__origin__", member) for member in kinds if member is not type(None)} == {str}
 
 
 def is_image(container: str | None) -> TypeGuard[str]:
@@ -243,53 +258,54 @@ def is_image(container: str | None) -> TypeGuard[str]:
     return container is not None and "://" not in container and container.endswith((".sif", ".img", ".sqsh"))
 
 
-def _on_path(command: tuple[str, ...], at: Callable[[str], str]) -> tuple[str, ...]:
+def _on_path(command: tuple[str, ...], absolute: Callable[[str], str]) -> tuple[str, ...]:
     """Make the program of a command absolute if it is a path. A plain name is looked up on PATH later."""
-    return (at(command[0]), *command[1:]) if command and "/" in command[0] else command
+    return (absolute(command[0]), *command[1:]) if command and "/" in command[0] else command
 
 
 def _absolute(spec: Spec, base: Path) -> Spec:
-    def at(path: str) -> str:
+    def absolute(path: str) -> str:
         try:
             return str(base / Path(path).expanduser())
         except RuntimeError:
             raise HpcMpError(f"the path {path}", "begins with the home directory of an unknown user",
-                             "write the directory itself") from None
+                             "write the full path") from None
 
     def maybe(path: str | None) -> str | None:
-        return None if path is None else at(path)
+        return None if path is None else absolute(path)
 
     def within(path: str | None) -> str | None:
         """Make a path absolute. A name that its program looks up stays: an image in a registry, a conda environment."""
-        return at(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
+        return absolute(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
 
     def behind(word: str) -> str:
         """Make the directory of a run in a dependency absolute. A job ID stays."""
-        found = DEPENDENCY.fullmatch(word)
-        assert found is not None  # the value has been checked
-        return word if JOB_ID.fullmatch(found[2]) else word[:found.start(2)] + at(found[2])
+        match = DEPENDENCY.fullmatch(word)
+        assert match is not None  # the value has been checked
+        return word if JOB_ID.fullmatch(match[2]) else word[:match.start(2)] + absolute(match[2])
 
     slurm = spec.slurm
     shared = {
-        "job": spec.job.model_copy(update={"directory": at(spec.job.directory)}),
-        "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
-                                          "venv": maybe(slurm.venv), "python": within(slurm.python),
-                                          "conda": within(slurm.conda), "depends": tuple(map(behind, slurm.depends))}),
+        "job": spec.job.model_copy(update={"directory": absolute(spec.job.directory)}),
+        "slurm": slurm.model_copy(update={
+            "container": absolute(slurm.container) if is_image(slurm.container) else slurm.container,
+            "venv": maybe(slurm.venv), "python": within(slurm.python), "conda": within(slurm.conda),
+            "depends": tuple(map(behind, slurm.depends))}),
         "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
-        "notify": spec.notify.model_copy(update={"command": _on_path(spec.notify.command, at)}),
+        "notify": spec.notify.model_copy(update={"command": _on_path(spec.notify.command, absolute)}),
     }
     if isinstance(spec, ProgramSpec):
-        directory = os.path.normpath(at(spec.program.directory))  # "." by default, which would be its last part
-        stage = tuple(os.path.normpath(at(path)) for path in spec.program.stage)
+        directory = os.path.normpath(absolute(spec.program.directory))  # "." by default, which would be its last part
+        stage = tuple(os.path.normpath(absolute(path)) for path in spec.program.stage)
         program = spec.program.model_copy(update={"directory": directory, "stage": stage})
         return spec.model_copy(update=shared | {"program": program})
     model, data, parallel, checkpoint = spec.model, spec.data, spec.parallel, spec.checkpoint
     return spec.model_copy(update=shared | {
         "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
-        "data": data.model_copy(update={"files": tuple(map(at, data.files)), "tokenizer": maybe(data.tokenizer)}),
+        "data": data.model_copy(update={"files": tuple(map(absolute, data.files)), "tokenizer": maybe(data.tokenizer)}),
         "parallel": parallel.model_copy(update={
-            "schedule": at(parallel.schedule) if is_table(parallel.schedule) else parallel.schedule,
+            "schedule": absolute(parallel.schedule) if is_table(parallel.schedule) else parallel.schedule,
             "offload_directory": maybe(parallel.offload_directory), "profile": maybe(parallel.profile)}),
-        "evaluate": spec.evaluate.model_copy(update={"files": tuple(map(at, spec.evaluate.files))}),
+        "evaluate": spec.evaluate.model_copy(update={"files": tuple(map(absolute, spec.evaluate.files))}),
         "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
     })

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
@@ -40,26 +40,19 @@ class MachineChoices:
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:
-        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile)
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def document(self) -> list[dict[str, Any]]:
         """Return ``[{"key", "value", "why"}, …]`` of all choices, for JSON."""
-        return [asdict(each) for each in self.keys if each.why]
+        return [asdict(choice) for choice in self.keys if choice.why]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramChoices(MachineChoices):
-    """The choices of the launch of the user's program.
-
-    Attributes:
-        mpi: the plug-in of srun for the rendezvous of the ranks, if they use MPI.
-    """
+    """The choices of the launch of the user's program. ``mpi``: the plug-in of srun for the rendezvous of the ranks, if they use
+    MPI."""
 
     mpi: ResolvedKey[str]
-
-    @property
-    def keys(self) -> tuple[ResolvedKey[Any], ...]:
-        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, self.mpi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +86,7 @@ def cut(layers: ResolvedKey[tuple[int, ...]]) -> tuple[ResolvedKey[Any], ...]:
 
 def resolved(spec: Spec, keys: Iterable[ResolvedKey[Any]]) -> Spec:
     """Return the job with these values in place of its own."""
-    return reduce(lambda job, each: _with(job, each.key.split("."), each.value), keys, spec)
+    return reduce(lambda job, choice: _with(job, choice.key.split("."), choice.value), keys, spec)
 
 
 def _with(table: Any, path: Sequence[str], value: Any) -> Any:

@@ -15,7 +15,7 @@ ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
      "apply the model's chat template: write all turns before an answer as prompt and the answer as completion"),
     (frozenset({"conversations"}), "a chat",
      "apply the model's chat template: write all turns before an answer as prompt and the answer as completion"),
-    (frozenset({"chosen", "rejected"}), "a pair of answers to prefer between, which is not trained here",
+    (frozenset({"chosen", "rejected"}), "a pair of answers for preference training, which is not supported",
      "write {\"prompt\": \"…\", \"completion\": \"…\"} with the chosen answer"),
     (frozenset({"instruction", "output"}), "an instruction with its output",
      "convert it: jq -c '{prompt: (.instruction + \"\\n\" + (.input // \"\") + \"\\n\"), completion: .output}' OLD.jsonl > "
@@ -27,7 +27,7 @@ ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
     *((frozenset({key}), f"a text under {key}", f"rename the key: jq -c '{{text: .{key}}}' OLD.jsonl > NEW.jsonl")
       for key in ("content", "body", "document")),
     (frozenset({"input_ids"}), "tokens",
-     "write the text that they were made from, as {\"text\": \"…\"}: tokens are made here"),
+     "write the text from which they were made, as {\"text\": \"…\"}: hpc-mp makes the tokens"),
 )
 
 
@@ -40,18 +40,13 @@ class UnusableRow(ValueError):
 
 
 def row_parts(line: bytes) -> list[tuple[str, bool]]:
-    """Return a row's texts, each with True if it counts in the loss.
-
-    A row is ``{"text": …}``, or a prompt, which does not count, with its completion. Other keys are ignored.
-
-    Raises:
-        UnusableRow: it is another kind of row, or not a row.
-    """
+    """Return a row's texts, each with True if it counts in the loss. A row is ``{"text": …}``, or a prompt, which does not count,
+    with its completion. Other keys are ignored. Raises UnusableRow if it is another kind of row, or not a row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        said = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UnusableRow(said) from None
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UnusableRow(reason) from None
     match row:
         case {"text": _, "prompt": _} | {"text": _, "completion": _}:
             raise UnusableRow("it holds both a text and a prompt or completion")
@@ -67,18 +62,18 @@ def row_parts(line: bytes) -> list[tuple[str, bool]]:
 def known_keys(row: Collection[str]) -> bool:
     """Return True if these are the keys of a training row, hpc-mp's or another tool's, and not of unrelated JSON."""
     keys = set(row)
-    return keys in ({"text"}, {"prompt", "completion"}) or any(wanted <= keys for wanted, _, _ in ELSEWHERE)
+    return keys in ({"text"}, {"prompt", "completion"}) or any(shape <= keys for shape, _, _ in ELSEWHERE)
 
 
 def _of_another_shape(row: dict[str, Any]) -> UnusableRow:
     """Return the error for an object that is not a training row."""
     for key in ("text", "prompt", "completion"):
         if not isinstance(row.get(key, ""), str):
-            found = "a chat" if isinstance(row[key], list) and all(isinstance(each, dict) for each in row[key]) else "no string"
-            return UnusableRow(f"its {key} is {found}, and text is trained on",
+            kind = "a chat" if isinstance(row[key], list) and all(isinstance(turn, dict) for turn in row[key]) else "not a string"
+            return UnusableRow(f"its {key} is {kind}",
                                f"write the {key} as one string, with the turns of a chat in the model's chat template")
-    for wanted, what, remedy in ELSEWHERE:
-        if wanted <= row.keys():
-            return UnusableRow(f"it holds {what}, not a text or a prompt and a completion", remedy)
+    for shape, description, remedy in ELSEWHERE:
+        if shape <= row.keys():
+            return UnusableRow(f"it holds {description}, not a text or a prompt and a completion", remedy)
     keys = ", ".join(map(repr, list(row)[:8])) or "nothing"
-    return UnusableRow(f"it holds {keys}, neither a text nor a prompt and a completion, as strings")
+    return UnusableRow(f"it holds {keys}, but neither a text nor a prompt and a completion, as strings")

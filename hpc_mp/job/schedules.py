@@ -16,7 +16,7 @@ STAGES_PER_RANK: dict[str, int | None] = {
     "zero_bubble": 1,
     "zero_bubble_v": 2,
 }
-"""Name → how many stages each rank holds; None: as many as ``virtual_stages`` says."""
+"""Name → number of stages on each rank; None: ``virtual_stages``."""
 
 NAMES = ", ".join(STAGES_PER_RANK)
 TABLE = ".csv"
@@ -57,7 +57,7 @@ def check_sizes(name: str, pipeline: int, microbatches: int, virtual_stages: int
                          f"{name} has {('one stage', 'two stages')[fixed - 1]} per rank",
                          "leave virtual_stages out, or use schedule interleaved_1f1b or breadth_first")
     if name == "interleaved_1f1b" and microbatches % pipeline:
-        more = -(-microbatches // pipeline) * pipeline
+        multiple = -(-microbatches // pipeline) * pipeline
         raise HpcMpError(f"{section}microbatches = {microbatches}",
                          f"interleaved_1f1b needs a multiple of pipeline({pipeline}); {microbatches} % {pipeline} = "
-                         f"{microbatches % pipeline}", f"use {more} microbatches, or schedule breadth_first or 1f1b")
+                         f"{microbatches % pipeline}", f"use {multiple} microbatches, or schedule breadth_first or 1f1b")

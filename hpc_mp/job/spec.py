@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
+from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
 from hpc_mp.job.schedules import stages_per_rank
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import (
@@ -22,19 +23,12 @@ from hpc_mp.job.values import (
     Line,
     Name,
     NonNegative,
-    Offload,
-    Order,
-    Partition,
     PathName,
     Patterns,
-    RankMap,
     Rate,
-    Recompute,
-    ScheduleName,
     Section,
     Share,
     Time,
-    Weighting,
     seconds_of,
 )
 
@@ -42,44 +36,43 @@ MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the micro
 MEMORY_WEIGHT = 0.0  # SageMaker's 0.8 is for models that do not fit: stages of equal bytes wait for the slowest stage
 UNCOUNTED = 0  # steps of a job with epochs, until its tokens are counted
 HORIZON = 2  # one forward and one backward: in that time, 1F1B in steady state offloads one microbatch and fetches one
-MOST_MICROBATCHES = 2**16  # a rank's schedule has that many actions of each kind
 
 
 class Job(Section):
     """The placement of the job's ranks on nodes."""
 
     name: Name = "job"
-    """What squeue shows; runs lie in `directory/name`. Example: `"llama"`."""
+    """The name in squeue; runs are in `directory/name`. Example: `"llama"`."""
     nodes: Count = 1
-    """Exactly that many. Example: `4`."""
+    """The number of nodes. Example: `4`."""
     ranks_per_node: Count = 1
-    """One task and, with `cuda`, one GPU each. Example: `8`."""
+    """Each rank is one task and, with `cuda`, has one GPU. Example: `8`."""
     time_limit: Time = "01:00:00"
-    """As Slurm writes times. Ranks save and stop before it and the job is queued again: a shorter limit may start sooner.
+    """In a format of Slurm. Ranks save and stop before the limit, and the job is queued again: a shorter limit may start sooner.
     Example: `"1-12"`."""
     directory: PathName = "runs"
-    """Where runs lie: a file system that all nodes share. Example: `"../runs"`."""
+    """The directory of all runs, on a file system that all nodes share. Example: `"../runs"`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`cuda` where the partition lists GPUs, else `cpu`. Say `"cuda"` where the site has GPUs and does not count them. Example:
-    `"cuda"`."""
+    """`auto` means `cuda` if the partition lists GPUs, else `cpu`. Set `"cuda"` if the site has GPUs that Slurm does not list.
+    Example: `"cuda"`."""
     heartbeat_timeout: NonNegative = 30
-    """Seconds without a sign of life until a node counts as lost; 0 = never. Too short: a busy network looks like a dead node.
+    """Seconds without a heartbeat until a node counts as lost; 0 = never. If too short, a busy network looks like a dead node.
     Example: `60`."""
     meet_timeout: NonNegative = 90
-    """Seconds for which a rank that has come waits for the others as the run begins, and a tenth of a second more for each rank;
-    who has not come is named then. Of a program in a Slurm job, without a container: a rank that has not begun, a minute later.
-    0 = a day. Too short: the file system from which all ranks load their packages is slow. Example: `600`."""
+    """Seconds that a rank waits for the others at the start, plus a tenth of a second for each rank; the missing ranks are then
+    named. For a program in a Slurm job without a container, ranks that have not started are named one minute later. 0 = a day.
+    Raise it if the file system from which all ranks load their packages is slow. Example: `600`."""
     step_timeout: NonNegative = 1800
-    """Seconds without a finished step until ranks count as hung; 0 = never. The first step has three times as long, and so has
-    each pass of an evaluation, which computes the forwards of a step. Example: `600`."""
+    """Seconds without a finished step until ranks count as hung; 0 = never. The limit is three times as long for the first step
+    and for each pass of an evaluation, which computes the forwards of a step. Example: `600`."""
     start_timeout: NonNegative = 86400
-    """Seconds from the ranks' meeting until tokens, process groups and the model are ready; 0 = any time. Terabytes of text take
-    hours, once. Example: `7200`."""
+    """Seconds from the rendezvous of the ranks until tokens, process groups and the model are ready; 0 = no limit. Tokenizing
+    terabytes of text takes hours, once. Example: `7200`."""
     load_timeout: NonNegative = 7200
-    """Seconds that reading first values or a checkpoint may take; 0 = any time. A shared file system that all ranks read from at
-    once may give each of them little. Example: `14400`."""
+    """Seconds for reading initial values or a checkpoint; 0 = no limit. A shared file system can be slow if all ranks read from
+    it at once. Example: `14400`."""
     save_timeout: NonNegative = 7200
-    """Seconds that saving a checkpoint may take; 0 = any time. Example: `14400`."""
+    """Seconds for saving a checkpoint; 0 = no limit. Example: `14400`."""
 
 
 OF_EACH_S = 0.1  # additional seconds per rank: all ranks load their packages from one file system
@@ -100,20 +93,21 @@ class Model(Section):
     """The model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
     pretrained: PathName | None = None
-    """A Hugging Face checkpoint directory: its weights, its config and its tokenizer, which `data.tokenizer` can
-    name elsewhere."""
+    """A Hugging Face checkpoint directory: its weights, its config and its tokenizer. `data.tokenizer` can name another
+    tokenizer."""
     config: Config | None = None
-    """A table with `model_type` (the family, by Hugging Face's name, for example `"gpt2"`) and sizes under Hugging Face's names:
-    random weights. A name that the family does not know is refused."""
+    """A table with `model_type` (Hugging Face's name of the family, for example `"gpt2"`) and sizes under Hugging Face's names.
+    The weights are random. A name that the family does not have is refused."""
     stage: bool = False
-    """The checkpoint in `model.pretrained` is copied to every node's own disk; not once the run has one of its own."""
+    """Copy the checkpoint in `model.pretrained` to every node's own disk. A run that has its own checkpoint does not copy it
+    again."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
         if (self.pretrained is None) == (self.config is None):
             if self.config is not None:
                 raise wrong("has both pretrained and config", "leave config out to train a checkpoint, or pretrained to "
-                            "begin anew")
+                            "start from random weights")
             raise wrong("has neither pretrained nor config", "set pretrained to the directory of a checkpoint, or config to a "
                         "table with model_type and sizes")
         return self
@@ -123,101 +117,23 @@ class Data(Section):
     """The training data."""
 
     files: Patterns
-    """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt":
-    …, "completion": …}`; a prompt does not count in the loss. Compressed files, tables and parquet are refused, and what is not
-    what its name says. See [the text](../user/jobs.md#the-text)."""
+    """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt": …,
+    "completion": …}`; a prompt does not count in the loss. Compressed files, tables and parquet are refused, and so are files
+    whose content does not match their name. See [the text](../user/jobs.md#the-text)."""
     tokenizer: PathName | None = None
-    """A directory that holds a tokenizer. Left out: the checkpoint's own, and for a model that begins with random weights one is
-    trained on the files and kept in `DIRECTORY/.cache`."""
+    """A directory that holds a tokenizer. Default: the checkpoint's own. For a model with random weights, a tokenizer is trained
+    on the files and kept in `DIRECTORY/.cache`."""
     sequence_length: Count
     """Required. Tokens of a sample; at most the model's positions."""
     documents: Literal["joined", "separate"] = "joined"
-    """Samples run over the ends of documents (a text file, or a row). `"joined"`: tokens attend to earlier documents of their
-    sample, and positions run on. `"separate"`: to their own document alone, positions begin anew with each, and its first token
-    is no label, for nothing precedes it; held-out text alike. That takes masks of sequence_length² numbers for each sample, and
-    torch's kernels for masks instead of the fused causal one (`context_method = "ring"` needs neither). A run keeps what it began
-    with. See [documents](../user/jobs.md#documents). Example: `"separate"`."""
+    """A sample can contain several documents (a text file, or a row). `"joined"`: tokens attend to earlier documents of their
+    sample, and positions continue. `"separate"`: tokens attend only to their own document, and positions restart with each
+    document; its first token is not a label, because nothing precedes it. Held-out text is treated in the same way. `"separate"`
+    needs masks of sequence_length² numbers for each sample, and uses torch's kernels for masks instead of the fused causal one
+    (`context_method = "ring"` needs neither). A run keeps its first setting. See [documents](../user/jobs.md#documents). Example:
+    `"separate"`."""
     stage: bool = False
-    """The token files are copied to every node's own disk, by its first rank."""
-
-
-class Parallel(Section):
-    """The division of the work between ranks. The data degree is the remainder: ranks / (tensor x pipeline x context)."""
-
-    tensor: Count = 1
-    """Cuts every layer over so many ranks. Talks most: keep it inside a node."""
-    sequence: bool = False
-    """Tensor ranks have a share of every sample's tokens where layers are not cut (norms, dropouts, residuals, messages between
-    stages): less memory for the same traffic."""
-    tensor_modules: tuple[Line, ...] = ("*",)
-    """What `tensor` cuts: patterns (`*`, `?`) of Hugging Face's names of the embedding, of attentions and MLPs, and of the head.
-    Whatever no pattern names stays whole on every tensor rank. Example: `["*.mlp", "lm_head"]`."""
-    pipeline: Count = 1
-    """Puts layers on so many stages. Sends little; stages wait for each other unless there are many microbatches."""
-    context: Count = 1
-    """Cuts every sample's tokens over so many ranks: for sequences whose activations are too large for one. ZeRO shares out over
-    data × context ranks. Example: `2`."""
-    context_method: Literal["ring", "ulysses"] = "ring"
-    """How context ranks attend to each other's tokens. `"ring"` sends keys and values around and computes attention by plain
-    products, on GPUs too; it needs a `sequence_length` that 2 × context divides. `"ulysses"` exchanges tokens for heads and
-    computes attention by torch's fused kernels; context must divide the heads of a tensor rank. Example: `"ulysses"`."""
-    expert: Count = 1
-    """Shares out the experts of every block over so many neighbours among the data × context ranks; tokens travel to their
-    experts and back. ZeRO shares out the state of experts over those ranks that have the same ones. See
-    [models](../user/models.md#experts). Example: `2`."""
-    zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
-    """What data ranks share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters. Less memory, more
-    messages."""
-    reduce: Literal["auto", "microbatch", "step"] = "auto"
-    """When data ranks sum gradients. `"step"`: once, after the last microbatch; ranks keep whole gradients while microbatches add
-    up. `"microbatch"`, for ZeRO-2 and 3: after each one; ranks keep parts, and send as many times as much. `auto`: `"microbatch"`
-    with ZeRO-2 and 3, else `"step"`. `hpc-mp launch --explain` says what both send and hold. Example: `"step"`."""
-    shard_degree: Count | None = None
-    """Over how many data × context ranks ZeRO shares out; a divisor of their number. Left out: over all."""
-    order: Order = "auto"
-    """Letters D, P, T, with context also C (right-most varies fastest over ranks; C left out: directly before T), `"cluster"` =
-    DPT, `"spread"` = TPD. `auto` takes the order in which a step waits least for links between nodes, and says for how many
-    seconds where `hpc-mp doctor` has measured them. `hpc-mp placement` shows all."""
-    rank_map: RankMap = "auto"
-    """The node of every rank, see [placement](../how-it-works/placement.md). Example: `[1, 1, 0, 0]`."""
-    schedule: ScheduleName = "1f1b"
-    """`"gpipe"` (or `"simple"`), `"1f1b"`, `"interleaved_1f1b"`, `"breadth_first"`, `"zero_bubble"`, `"zero_bubble_v"`, or the
-    path of a table that ends in `.csv`: see [schedules](../user/schedules.md). `hpc-mp schedule --draw` draws them. Example:
-    `"zero_bubble"`."""
-    virtual_stages: Count = 1
-    """Stages on each rank with `interleaved_1f1b`, `breadth_first` or a table: a smaller bubble for more messages.
-    `zero_bubble_v` always has two and needs no number; the others have one. Example: `2`."""
-    microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES, strict=True)] | None = None
-    """Pieces of a replica's batch per step. Left out: without a pipeline so many that each has at most 8,192 tokens, else up to 4
-    per pipeline rank. `interleaved_1f1b` needs a multiple of `pipeline`, a table as many as it is for."""
-    partition: Partition = "auto"
-    """Layers of every stage, such as `[5, 7]`: `pipeline` × stages per rank numbers, of which the first and the last may be 0
-    for embedding and head alone. Or how to find them: `"cost"` (and `auto`) balances computing, `"uniform"` layers,
-    `"parameters"` parameters, `"profile"` what was measured, embedding and head included; `"at:REGEX"` begins stages at modules
-    whose whole name matches. See [partition](../user/partition.md). Example: `"at:model.layers.(4|9)"`."""
-    profile: PathName | None = None
-    """With `partition = "profile"`: the file of `hpc-mp train JOB.toml --profile`. Left out: where that writes it, in
-    `DIRECTORY/.cache`. Example: `"../h100.json"`."""
-    memory_weight: Weighting | None = None
-    """With `partition = "profile"`: how much balanced memory counts, from 0 to 1; the rest is balanced time. Left out: 0, or
-    the least, in tenths, with which the fullest rank fits into the measured device. Example: `0.2`."""
-    recompute: Recompute = "none"
-    """What a backward computes once more instead of having kept it, see [memory](../user/memory.md): `"selective"` the attention
-    core, `"full"` every block from its input, `"every-2"` groups of two blocks (any number) from the group's input. Less memory
-    for up to a third more computing. Example: `"full"`."""
-    offload: Offload = "none"
-    """What lies elsewhere than on a rank's device while nobody computes with it: a list. `"optimizer"`: the optimizer's state, in
-    the host's memory or in `offload_directory`; the update streams over it, equal to the last bit, as fast as the bus or the
-    disk. `"parameters"`, with ZeRO-3: each rank's part of them, in the host's memory; a unit is on the device while it runs.
-    `"activations"`: what a backward needs waits for it in the host's memory. See [memory](../user/memory.md). Example:
-    `["optimizer"]`."""
-    offload_directory: PathName | None = None
-    """A directory on a disk of every node (NVMe) for optimizer state that is offloaded, instead of the host's memory: room for
-    the state of all ranks of the node. Files there have no names and are gone when the ranks end. Example: `"/local/nvme"`."""
-    offload_horizon: NonNegative | None = None
-    """So many computations of its rank before its backward a microbatch's activations are fetched from host memory; those that
-    would be fetched at once stay. Left out: 2, a forward and a backward. More gives the copy more time, less leaves more memory
-    free. Example: `4`."""
+    """Copy the token files to every node's own disk; the node's first rank does it."""
 
 
 class LossScale(Section):
@@ -234,70 +150,70 @@ class Train(Section):
     """The optimization."""
 
     steps: Count = Field(default_factory=lambda: UNCOUNTED)  # not a meaningful default
-    """Required, unless `train.epochs` is given. Optimizer steps in all, those before a resume included."""
+    """Required, unless `train.epochs` is set. The total number of optimizer steps, including those before a resume."""
     epochs: Annotated[float, Field(gt=0, strict=True)] | None = None
-    """In place of `train.steps`: how many times every sample is trained on. `hpc-mp launch` tokenizes the text (as `hpc-mp data
-    prepare` does, once), counts its samples and writes the steps, the last one rounded up, into the run's job file. Example:
-    `3`."""
+    """Instead of `train.steps`: the number of times that every sample is trained on. `hpc-mp launch` tokenizes the text (as
+    `hpc-mp data prepare` does, once), counts its samples and writes the number of steps, rounded up, into the run's job file.
+    Example: `3`."""
     global_batch: Count
     """Required. Sequences per step over all ranks; a multiple of data degree × microbatches."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Or `"sgd"`."""
+    """`"adamw"` or `"sgd"`."""
     learning_rate: Rate = 3e-4
-    """After the warm-up."""
+    """The rate after the warm-up."""
     betas: Betas = (0.9, 0.95)
-    """Of AdamW."""
+    """For AdamW."""
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
-    """Of AdamW."""
+    """For AdamW."""
     momentum: Share = 0.0
-    """Of SGD; refused with AdamW."""
+    """For SGD; refused with AdamW."""
     warmup_steps: NonNegative = 0
-    """Steps in which the rate rises along a line."""
+    """Steps in which the rate rises linearly."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
+    """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
     weight_decay: Rate = 0.0
-    """On every parameter that `train.no_decay` does not name."""
+    """For every parameter that `train.no_decay` does not match."""
     no_decay: tuple[Line, ...] = ("*.bias", "*norm.weight", "*.ln_?.weight")
-    """Parameters without weight decay: patterns (`*`, `?`) of their Hugging Face names. Left out: biases and norms; `[]`: none.
+    """Parameters without weight decay: patterns (`*`, `?`) of their Hugging Face names. Default: biases and norms; `[]`: none.
     Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
     clip: Rate = 1.0
-    """Largest gradient norm; 0 = off."""
+    """The largest gradient norm; 0 = no limit."""
     skip_steps: NonNegative = 10
-    """A step whose gradient norm is not finite is skipped: nothing changes, and its samples are named in the log. So many in a
-    run; one more ends it. 0 = the first one does."""
+    """The number of steps in a run that may be skipped. A step whose gradient norm is not finite is skipped: nothing changes, and
+    the log names its samples. One more such step ends the run; 0: the first one does."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
-    """`"bf16"` and `"fp16"` compute in 16 bits and keep parameters, gradient sums and optimizer state in fp32; fp16 with
-    `train.loss_scale`. `"fp64"` for proofs."""
+    """`"bf16"` and `"fp16"` compute in 16 bits and keep parameters, gradient sums and optimizer state in fp32; fp16 uses
+    `train.loss_scale`. `"fp64"` is for proofs."""
     compile: bool = False
-    """Blocks and the loss are compiled by torch.compile: on a GPU a step takes a quarter less time, see [GPUs](../user/gpu.md),
-    and the first one half a minute more. It needs a C compiler on every node, and not fp64. Numbers differ in the last bits."""
+    """Compile blocks and the loss with torch.compile: on a GPU a step takes a quarter less time, see [GPUs](../user/gpu.md), and
+    the first one half a minute more. It needs a C compiler on every node and does not work with fp64. Numbers differ in the last
+    bits."""
     loss_scale: LossScale = LossScale()
-    """Of fp16, with DeepSpeed's rule and defaults: a factor of the loss's gradient, so that small gradients survive. It doubles
-    after `window` steps without an overflow and halves at an overflow, down to `minimum`; `hysteresis` − 1 overflows pass before,
-    and again after each growth (with `consecutive_hysteresis` after each step without one). `window = 0`: it stays as it is.
-    A step that overflows is skipped, and counts in `train.skip_steps` only where the scale cannot give way. Example: `{ initial
-    = 1024, window = 0 }`."""
+    """For fp16, with DeepSpeed's rule and defaults: a factor of the loss's gradient that preserves small gradients. It doubles
+    after `window` steps without an overflow and halves at an overflow, down to `minimum`. It ignores `hysteresis` − 1 overflows
+    first, and again after each growth (with `consecutive_hysteresis`, after each step without an overflow). `window = 0`: it
+    stays constant. A step that overflows is skipped; it counts in `train.skip_steps` only if the scale cannot decrease. Example:
+    `{ initial = 1024, window = 0 }`."""
     router_balance: Rate = 0.0
-    """Of models with experts: a factor of the routers' balance loss, see [models](../user/models.md#router-losses). 0 = none.
+    """For models with experts: a factor of the routers' balance loss, see [models](../user/models.md#router-losses). 0 = none.
     Example: `1e-3`."""
     router_z: Rate = 0.0
-    """Of models with experts: a factor of the routers' z loss, see [models](../user/models.md#router-losses). 0 = none. Example:
+    """For models with experts: a factor of the routers' z loss, see [models](../user/models.md#router-losses). 0 = none. Example:
     `1e-3`."""
     expert_capacity: Annotated[float, Field(gt=0, strict=True)] | None = None
-    """Of models with experts: a factor C. An expert takes at most ceil(C × sequence × choices of a token / experts) choices of
-    each sample, the earliest positions first; what is above is dropped, in training and evaluation, see
-    [models](../user/models.md#capacity). Left out: nothing is dropped. Example: `1.25`."""
+    """For models with experts: a factor C. An expert takes at most ceil(C × sequence × choices of a token / experts) choices of
+    each sample, the earliest positions first; the rest is dropped, in training and evaluation, see
+    [models](../user/models.md#capacity). Default: nothing is dropped. Example: `1.25`."""
     dropout: Share | None = None
-    """Overrides every probability of the model's config."""
+    """Overrides every dropout probability of the model's config."""
     seed: NonNegative = 0
-    """Of first values, sample order and dropout."""
-
+    """For initial values, sample order and dropout."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:
         if (self.steps == UNCOUNTED) == (self.epochs is None):
-            given = "neither steps nor epochs" if self.epochs is None else "both steps and epochs"
-            raise wrong(f"has {given}", "set steps to the number of optimizer steps, or epochs to how many times the text is "
+            keys = "neither steps nor epochs" if self.epochs is None else "both steps and epochs"
+            raise wrong(f"has {keys}", "set steps to the number of optimizer steps, or epochs to how many times the text is "
                         "trained on")
         return self
 
@@ -307,25 +223,25 @@ class Evaluate(Section):
     and without it."""
 
     files: tuple[PathName, ...] = ()
-    """Paths or globs as in `data.files`, read by the training's tokenizer and cut as `data.sequence_length` says, every token
-    once. Left out: nothing is evaluated. Example: `["corpus/held-out/*.txt"]`."""
+    """Paths or globs as in `data.files`. The text is tokenized and cut into samples as the training's, and every token is read
+    once. Default: no evaluation. Example: `["corpus/held-out/*.txt"]`."""
     every: NonNegative = 0
-    """Steps between two evaluations; 0 = none in between. After the last step there always is one. Example: `500`."""
+    """Steps between two evaluations; 0 = none in between. There is always one after the last step. Example: `500`."""
 
 
 class Checkpoint(Section):
     """The times at which state is saved. It is always saved after the last step."""
 
     every: NonNegative = 0
-    """Steps between two checkpoints; 0 = none in between. What a dead node costs is the steps since the last one."""
+    """Steps between two checkpoints; 0 = none in between. A dead node costs the steps since the last checkpoint."""
     keep: Count = 2
-    """How many of the newest stay. Beside them stays the one with the least loss on `evaluate.files`, of those that were
-    evaluated at their step: let `evaluate.every` divide `checkpoint.every`, or be the same."""
+    """The number of newest checkpoints to keep. The one with the least loss on `evaluate.files` is kept too, among those with an
+    evaluation at their step: let `evaluate.every` divide `checkpoint.every`."""
     failures: NonNegative = 2
-    """Checkpoints in a row that cannot be saved until the run stops; 0 = it goes on. A node that could not write while others
-    could is left out when the job is queued again. Example: `1`."""
+    """The number of consecutive failures to save a checkpoint after which the run stops; 0 = it continues. If a node could not
+    write while others could, the job is queued again without it. Example: `1`."""
     resume: PathName | None = None
-    """Another run to take the state from, steps and optimizer included, for a new run of its own."""
+    """Another run from which a new run takes its state, including steps and optimizer."""
 
 
 class JobSpec(Section):
@@ -416,10 +332,9 @@ class JobSpec(Section):
             least = -(-batch * self.data.sequence_length // MICROBATCH_TOKENS)
             divisors = [m for m in range(1, min(batch, MOST_MICROBATCHES) + 1) if batch % m == 0] or [1]
             return next((m for m in divisors if m >= least), divisors[-1])
-        per_replica = self.train.global_batch // self.data_degree
-        most = min(per_replica, 4 * self.parallel.pipeline, MOST_MICROBATCHES)
+        limit = max(1, min(batch, 4 * self.parallel.pipeline, MOST_MICROBATCHES))
         unit = self.parallel.pipeline if self.parallel.schedule == "interleaved_1f1b" else 1
-        fitting = [m for m in range(most, 0, -1) if per_replica % m == 0]
+        fitting = [m for m in range(limit, 0, -1) if batch % m == 0]
         return next((m for m in fitting if m % unit == 0), fitting[0])
 
     @property

@@ -26,13 +26,13 @@ class Sweep(Section):
     they run one after the other. See [sweeps](../user/jobs.md#sweeps)."""
 
     grid: dict[str, Any] = Field(default={})
-    """A list of values for each of these keys: every combination is a run, the last key varying fastest. Not keys of `[job]`,
-    `[slurm]` and `[environment]`. Example: `{ "train.seed" = [1, 2], "train.learning_rate" = [1e-3, 3e-4] }`."""
+    """A list of values for each key: every combination is a run, and the last key varies fastest. Keys of `[job]`, `[slurm]` and
+    `[environment]` are not allowed. Example: `{ "train.seed" = [1, 2], "train.learning_rate" = [1e-3, 3e-4] }`."""
     runs: tuple[dict[str, Any], ...] = ()
-    """In place of a grid: a table with the values of each run; `{}` is the job file as it is. Example: `[{ "train.seed" = 1 },
-    { "train.seed" = 2, "train.clip" = 0.5 }]`."""
+    """Instead of a grid: a table with the values of each run; `{}` is the job file as it is. Example: `[{ "train.seed" = 1 }, {
+    "train.seed" = 2, "train.clip" = 0.5 }]`."""
     simultaneous: Count | None = None
-    """So many of the runs at most go on at once. Left out: as many as Slurm finds room for. Example: `2`."""
+    """The maximum number of runs at the same time. Default: no limit except Slurm's. Example: `2`."""
 
     @property
     def given(self) -> bool:
@@ -41,37 +41,34 @@ class Sweep(Section):
 
 
 def runs_of(sweep: Sweep) -> tuple[Values, ...]:
-    """Return the values of every run by key (``train.seed``), in order; empty without a sweep.
-
-    Raises:
-        HpcMpError: the sweep names no runs, too many, the same one twice, or values that all runs must share.
-    """
+    """Return the values of every run by key (``train.seed``), in order; empty without a sweep. Raises HpcMpError if the sweep
+    names no runs, too many, the same one twice, or values that all runs must share."""
     if not sweep.given:
         return ()
     if bool(sweep.grid) == bool(sweep.runs):
         raise HpcMpError("[sweep]", f"has {'both grid and runs' if sweep.grid else 'neither grid nor runs'}",
                          'set grid to lists of values, grid = { "train.seed" = [1, 2] }, or runs to one table for each run, '
                          'or leave the whole table out')
-    found = _product(sweep.grid) if sweep.grid else tuple(_flat(values) for values in sweep.runs)
-    if len(found) > MOST_RUNS:
-        raise _too_many(len(found))
-    seen: list[Values] = []
-    for number, values in enumerate(found):
-        if values in seen:
+    runs = _product(sweep.grid) if sweep.grid else tuple(_flat(values) for values in sweep.runs)
+    if len(runs) > MOST_RUNS:
+        raise _too_many(len(runs))
+    earlier: list[Values] = []
+    for number, values in enumerate(runs):
+        if values in earlier:
             raise HpcMpError(f"[sweep]: run {number + 1} ({words_of(values) or 'the job file as it is'})",
-                             f"is the same as run {seen.index(values) + 1}",
-                             "leave one of them out; runs that are to differ by chance alone have another train.seed")
-        seen.append(values)
-    for key in dict.fromkeys(key for values in found for key in values):
-        section, where = key.partition(".")[0], f"sweep.{'grid' if sweep.grid else 'runs'}: {key}"
+                             f"is the same as run {earlier.index(values) + 1}",
+                             "remove one of them; to repeat a run with other random numbers, change train.seed")
+        earlier.append(values)
+    for key in dict.fromkeys(key for values in runs for key in values):
+        section, location = key.partition(".")[0], f"sweep.{'grid' if sweep.grid else 'runs'}: {key}"
         if "." not in key:
-            raise HpcMpError(where, "has no table: keys are named with theirs",
-                             f'write "train.{key}", or the table that it is of')
+            raise HpcMpError(location, "has no table: write keys with the name of their table",
+                             f'write "train.{key}", or put the name of its table in front')
         if section in SHARED:
-            raise HpcMpError(where, "cannot differ between the runs of a sweep, "
-                             f"which share {', '.join(f'[{name}]' for name in SHARED)}",
-                             'name keys of other tables, for example "train.seed"')
-    return found
+            raise HpcMpError(location, "cannot differ between the runs of a sweep, "
+                             f"all of which share {', '.join(f'[{name}]' for name in SHARED)}",
+                             'use keys of other tables, for example "train.seed"')
+    return runs
 
 
 def words_of(values: Values) -> str:
@@ -90,11 +87,11 @@ def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
     axes = _flat(grid)
     for key, values in axes.items():
         if not isinstance(values, list):
-            raise HpcMpError(f"sweep.grid: {key} = {shown(values)}", "must be a list of the values that runs are to have",
-                             f'write "{key}" = [{toml_value(values)}], with more values in it')
+            raise HpcMpError(f"sweep.grid: {key} = {shown(values)}", "must be a list of values",
+                             f'write "{key}" = [{toml_value(values)}], with more values')
         if not values:
-            raise HpcMpError(f"sweep.grid: {key} = []", "names no value, so that there would be no run",
-                             "name the values, or leave the key out")
+            raise HpcMpError(f"sweep.grid: {key} = []", "must have at least one value",
+                             "list the values, or leave the key out")
     if (number := math.prod(map(len, axes.values()))) > MOST_RUNS:
         raise _too_many(number)
     return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
@@ -103,15 +100,15 @@ def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
 def _flat(table: Mapping[str, Any]) -> Values:
     """Flatten tables to dotted names. ``"train.seed" = 1`` stays; TOML reads ``train.seed = 1`` and ``train = { seed = 1 }`` as
     tables."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         for name, leaf in (leaves(key, value) if "." not in key else {key: value}).items():
-            if name in found:
+            if name in flat:
                 raise HpcMpError(f"[sweep]: {dotted([name])}", "is named twice", "name it once")
-            found[name] = leaf
-    return found
+            flat[name] = leaf
+    return flat
 
 
 def _too_many(number: int) -> HpcMpError:
-    return HpcMpError("[sweep]", f"means {number:,} runs, and {MOST_RUNS:,} are the most",
-                      "leave values out, or make several sweeps")
+    return HpcMpError("[sweep]", f"makes {number:,} runs, but {MOST_RUNS:,} are the maximum",
+                      "use fewer values, or several sweeps")

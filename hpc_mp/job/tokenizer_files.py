@@ -16,24 +16,24 @@ GPT2_FILES = ["vocab.json", "merges.txt"]  # they define a GPT-2 tokenizer compl
 BYTES = 256  # the alphabet of a tokenizer that is trained here, without the end-of-document token
 
 
-def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
-    """Return the directory whose tokenizer is used: the given one, else the checkpoint's.
+def find_tokenizer(tokenizer: Path | None, pretrained: Path | None) -> Path | None:
+    """Return the directory whose tokenizer is used: ``tokenizer``, else the checkpoint's.
 
     This is cheap enough for a login node. None means that a tokenizer is trained on the job's files, for a model with random
     initial weights.
 
     Raises:
-        HpcMpError: ``given`` has no tokenizer, or the checkpoint has none.
+        HpcMpError: the directory ``tokenizer`` contains no tokenizer, or the checkpoint has none.
     """
-    if given is not None and not files_there(given, VOCABULARY_FILES):
-        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
+    if tokenizer is not None and not files_there(tokenizer, VOCABULARY_FILES):
+        raise HpcMpError(f"data.tokenizer = {tokenizer}", "is not a directory with a tokenizer",
                          "name a directory that holds tokenizer.json"
                          + (", or leave data.tokenizer out to train one" if pretrained is None else ""))
-    if given is None and pretrained is not None and not files_there(pretrained, VOCABULARY_FILES):
-        raise HpcMpError(f"model.pretrained = {pretrained}", "holds no tokenizer, and its weights mean nothing with another one",
-                         "set data.tokenizer to the directory of the tokenizer that it was trained with, or copy that one's "
+    if tokenizer is None and pretrained is not None and not files_there(pretrained, VOCABULARY_FILES):
+        raise HpcMpError(f"model.pretrained = {pretrained}", "holds no tokenizer, and its weights do not work with another one",
+                         "set data.tokenizer to the directory of the tokenizer with which it was trained, or copy its "
                          "tokenizer.json and tokenizer_config.json into the checkpoint")
-    return given or pretrained
+    return tokenizer or pretrained
 
 
 def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
@@ -49,8 +49,8 @@ def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
     if directory is None:
         if vocabulary <= BYTES:
             raise HpcMpError(f"the model's vocabulary of {vocabulary}",
-                             f"is too small to train a tokenizer for: {BYTES} bytes + <|endoftext|> = {BYTES + 1}",
-                             f"set the model's vocab_size to at least {BYTES + 1}, or give data.tokenizer")
+                             f"is too small for a tokenizer trained here: {BYTES} bytes + <|endoftext|> = {BYTES + 1}",
+                             f"set the model's vocab_size to at least {BYTES + 1}, or set data.tokenizer")
         return
     check_kind(directory)
     check_fit(directory, _size(directory), vocabulary)
@@ -60,20 +60,20 @@ def check_kind(directory: Path) -> None:
     """Refuse a directory without ``tokenizer.json``, unless it has exactly GPT-2's two files. Raises HpcMpError."""
     if (directory / "tokenizer.json").exists():
         return
-    found = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
+    files = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
     kind = str(read_object(directory / "tokenizer_config.json").get("tokenizer_class")
                or read_object(directory / "config.json").get("model_type", "gpt2"))
-    if found != GPT2_FILES or not kind.lower().startswith("gpt2"):
+    if files != GPT2_FILES or not kind.lower().startswith("gpt2"):
         raise HpcMpError(f"tokenizer {directory}",
-                         f"this kind is not built yet ({kind}: {', '.join(found)} without tokenizer.json)",
-                         "load it with transformers.AutoTokenizer and save_pretrained it, which writes tokenizer.json")
+                         f"this kind is not supported yet ({kind}: {', '.join(files)} without tokenizer.json)",
+                         "load it with transformers.AutoTokenizer and call its save_pretrained, which writes tokenizer.json")
 
 
 def check_fit(directory: Path, size: int, vocabulary: int) -> None:
     """Refuse a tokenizer whose largest id, ``size`` − 1, has no row in the model's embedding. Raises HpcMpError."""
     if size > vocabulary:
         raise HpcMpError(f"tokenizer {directory}",
-                         f"does not fit the model: its largest id {size - 1} needs a vocabulary of {size}, the model's is "
+                         f"does not fit the model: its largest id {size - 1} needs a vocabulary of {size}, but the model's is "
                          f"{vocabulary}",
                          f"use the model's own tokenizer, or a model whose vocab_size is at least {size}")
 
@@ -100,13 +100,13 @@ def _size(directory: Path) -> int:
         return _largest(read_object(directory / "vocab.json").values()) + 1
     content = read_object(file)
     model = content.get("model")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(words, dict | list):
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict | list):
         raise HpcMpError(f"tokenizer {directory}", "cannot be loaded (its tokenizer.json holds no vocabulary)",
                          "save it again with save_pretrained, or name another directory")
-    added = [each.get("id") for each in content.get("added_tokens", []) if isinstance(each, dict)]
-    return max(_largest(words.values()) if isinstance(words, dict) else len(words) - 1, _largest(added)) + 1
+    added = [token.get("id") for token in content.get("added_tokens", []) if isinstance(token, dict)]
+    return max(_largest(vocabulary.values()) if isinstance(vocabulary, dict) else len(vocabulary) - 1, _largest(added)) + 1
 
 
 def _largest(ids: Sequence[Any] | Any) -> int:
-    return max((each for each in ids if isinstance(each, int)), default=-1)
+    return max((token_id for token_id in ids if isinstance(token_id, int)), default=-1)

@@ -26,30 +26,27 @@ UNUSABLE: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (lambda v: isinstance(v, float) and not math.isfinite(v), "must be finite", "write a number"),
     (lambda v: isinstance(v, str) and "\0" in v, "holds a NUL character", "leave it out"),
     (lambda v: isinstance(v, str) and SURROGATE.search(v) is not None,
-     "holds half a character (a surrogate), which no text file can", "write it as UTF-8"),
-    (lambda v: isinstance(v, datetime.date | datetime.time), "is a date or a time, which no key takes",
+     "holds half a character (a surrogate), which UTF-8 cannot encode", "write the whole character"),
+    (lambda v: isinstance(v, datetime.date | datetime.time), "is a date or a time, which no key accepts",
      "write it in quotes if text is meant"),
 )
 
 
 def check_values(tree: dict[str, Any]) -> None:
-    """Refuse values that no key accepts, before anything computes with them.
-
-    Raises:
-        HpcMpError: a value is in ``UNUSABLE``, or more than ``LEVELS`` tables and lists are nested.
-    """
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), tree)]
-    while waiting:
-        where, value = waiting.pop()
-        if len(where) > LEVELS:
-            raise HpcMpError(f"{dotted(where[:4])}…", f"is nested deeper than {LEVELS} levels", "write it flatter")
+    """Refuse values that no key accepts, before anything computes with them. Raises HpcMpError if a value is in ``UNUSABLE``, or
+    more than ``LEVELS`` tables and lists are nested."""
+    pending: list[tuple[tuple[str | int, ...], Any]] = [((), tree)]
+    while pending:
+        path, value = pending.pop()
+        if len(path) > LEVELS:
+            raise HpcMpError(f"{dotted(path[:4])}…", f"is nested deeper than {LEVELS} levels", "use fewer levels")
         for is_so, rule, remedy in UNUSABLE:
             if is_so(value):
-                raise HpcMpError(f"{dotted(where)} = {shown(value)}", rule, remedy)
+                raise HpcMpError(f"{dotted(path)} = {shown(value)}", rule, remedy)
         if isinstance(value, dict):
-            waiting += (((*where, key), item) for key, item in value.items())
+            pending += (((*path, key), item) for key, item in value.items())
         elif isinstance(value, list):
-            waiting += (((*where, index), item) for index, item in enumerate(value))
+            pending += (((*path, index), item) for index, item in enumerate(value))
 
 
 def must(rule: str, remedy: str, holds: Callable[[Any], object]) -> AfterValidator:
@@ -126,26 +123,26 @@ Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Weighting = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 Line = Annotated[str, must(
-    "must be one line of text and not empty", "leave the key out if there is nothing to name", ONE_LINE.fullmatch)]
+    "must be one line of text and not empty", "leave the key out if it has no value", ONE_LINE.fullmatch)]
 PathName = Annotated[str, must(
-    "must be a path: one line, not empty, no name in it longer than 255 bytes", "write it as the shell lists it",
+    "must be a path: one line, not empty, no name in it longer than 255 bytes", "write it as ls prints it",
     _is_path)]
 Patterns = Annotated[tuple[PathName, ...], must("names no file", 'write for example files = ["corpus/*.txt"]', len)]
 Name = Annotated[str, must(
     "must be 1 to 128 letters, digits, dots, underscores or dashes, the first a letter or a digit",
     "write for example run-1", re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch)]
 Address = Annotated[str, must(
-    "must be one mail address, or the name of a user that the site's mail knows", 'write for example "me@example.org"',
+    "must be one mail address, or the name of a user of the site's mail", 'write for example "me@example.org"',
     re.compile(r"[^\s,;<>\"'\\\x00-\x1f]+").fullmatch)]
 Dependency = Annotated[str, must(
-    "must be a run or the id of a Slurm job, perhaps behind afterok:, afterany: or afternotok:",
-    'write for example "runs/pretrain" or "afterany:123"; slurm.extra.dependency takes what else sbatch does',
+    "must be a run or the id of a Slurm job, optionally after afterok:, afterany: or afternotok:",
+    'write for example "runs/pretrain" or "afterany:123"; slurm.extra.dependency takes any other dependency',
     DEPENDENCY.fullmatch)]
 Variable = Annotated[str, must(
-    "must be named by letters, digits and underscores, the first not a digit", "write the name as the shell takes it",
+    "must consist of letters, digits and underscores, and not begin with a digit", "write a name that the shell accepts",
     re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch)]
 Option = Annotated[str, must(
-    "is no long option of sbatch without its dashes", "write for example cpus-per-task",
+    "must be a long option of sbatch, without its dashes", "write for example cpus-per-task",
     re.compile(r"[a-z][a-z0-9-]*").fullmatch)]
 Flag = Annotated[str | int | bool, must_first(
     "must be text, a whole number, true or false", 'write for example mem = "0" or exclusive = true',
@@ -157,8 +154,8 @@ Order = Annotated[str, must(
     "must be auto, cluster, spread, or the letters D, P, T (and C) once each",
     'leave order = "auto", or write for example "DPT" (the right-most letter varies fastest)', _is_order)]
 Partition = Annotated[str | tuple[int, ...], must_first(
-    f'must be one of {", ".join(PARTITIONS)}, "at:" and a regular expression, or a list of whole numbers, the layers of every '
-    "stage, which only the first and the last stage may have none of",
+    f'must be one of {", ".join(PARTITIONS)}, "at:" and a regular expression, or a list with the number of layers of '
+    "every stage, 0 only for the first and the last",
     "write for example partition = [4, 4]", _is_partition)]
 RankMap = Annotated[Literal["auto", "block", "cyclic"] | tuple[int, ...], must_first(
     'must be "auto", "block", "cyclic" or a list with the node (from 0) of every rank',
@@ -202,7 +199,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump()
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{name} = {toml_value(each)}' for name, each in value.items())} }}" if value else "{}"
+        return f"{{ {', '.join(f'{name} = {toml_value(item)}' for name, item in value.items())} }}" if value else "{}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False)
@@ -213,4 +210,4 @@ def leaves(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {name: value}
     below = (leaves(f"{name}.{key}" if name else key, inner) for key, inner in value.items())
-    return {leaf: found for each in below for leaf, found in each.items()}
+    return {leaf: item for branch in below for leaf, item in branch.items()}

@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
-            raise LabError(f"not within {timeout:g} s: {what}")
+            raise LabError(f"timed out after {timeout:g} s, expected: {what}")
         time.sleep(pause)
 
 
@@ -52,8 +52,8 @@ class LabCluster:
     @property
     def environ(self) -> dict[str, str]:
         """The environment of a Slurm client, also on this machine: that of this process without Slurm's variables."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(SLURM_VARIABLES)}
-        return kept | {"SLURM_CONF": str(self.conf)}
+        variables = {key: value for key, value in os.environ.items() if not key.startswith(SLURM_VARIABLES)}
+        return variables | {"SLURM_CONF": str(self.conf)}
 
     def inside(self, node: str) -> list[str]:
         """Return the prefix of a command to run it inside a node as root."""
@@ -96,8 +96,8 @@ class LabCluster:
 
     def idle(self) -> int:
         """Return the number of idle nodes (of ``nodes`` only: 24.11 counts a cloud's sleeping nodes too)."""
-        asked = ["sinfo", "--noheader", f"--nodes={','.join(self.nodes)}", "--states=idle", "--format=%D"]
-        return int(self.ask(asked).strip() or 0)
+        command = ["sinfo", "--noheader", f"--nodes={','.join(self.nodes)}", "--states=idle", "--format=%D"]
+        return int(self.ask(command).strip() or 0)
 
     def ask(self, argv: Sequence[str]) -> str:
         """Return the standard output of a Slurm client, "" if the controller does not answer."""
@@ -161,12 +161,12 @@ class LabCluster:
 
 def _processes(space: str) -> list[int]:
     """Return all processes in this pid namespace, including zombies."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.readlink(process / "ns" / "pid") == space:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def first_process(directory: Path) -> int | None:
@@ -183,10 +183,10 @@ def find_init(argv: Sequence[str]) -> int | None:
 
     Only the name of the script is compared: another installation of hpc-mp may have started it.
     """
-    wanted = _words(argv)
+    command = _words(argv)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if _words((process / "cmdline").read_text(errors="replace").split("\0")[:-1]) == wanted:
+            if _words((process / "cmdline").read_text(errors="replace").split("\0")[:-1]) == command:
                 status = (process / "status").read_text().splitlines()
                 if "Uid:\t0\t0\t0\t0" in status and any(line.startswith("NSpid:") and line.endswith("\t1") for line in status):
                     return int(process.name)

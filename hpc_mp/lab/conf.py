@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HOST = 254
-"""Last number of the address at which the machine itself stands on a lab's network; the controller has 1, node n1 has 11."""
+"""Last number of the machine's own address on a lab's network; the controller has 1, node n1 has 11."""
 
 
 def address(number: int, host: int) -> str:

@@ -48,18 +48,18 @@ def start(lab: Lab, say_progress: Callable[[str], None]) -> bool:
     lock = _claim(lab.directory)
     if lock is None:
         return False
-    reader, say = os.pipe()
+    reader, writer = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # until both processes can handle signals
     keeper = os.fork()
     if keeper == 0:
         os.close(reader)  # else the keeper would not get a broken pipe
-        _keep(lab, say)
-    os.close(say)
+        _keep(lab, writer)
+    os.close(writer)
     os.close(lock)  # the keeper has it too
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-        with open(reader, encoding="utf-8") as said:
-            _listen(said, say_progress)
+        with open(reader, encoding="utf-8") as messages:
+            _listen(messages, say_progress)
     except BaseException:
         with suppress(ProcessLookupError):
             os.kill(keeper, signal.SIGTERM)
@@ -116,24 +116,24 @@ def _claim(directory: Path) -> int | None:
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = first_process(directory) is None
+            claimed = first_process(directory) is None
         except BlockingIOError:
-            ours = False
-        if not ours:
+            claimed = False
+        if not claimed:
             os.close(lock)
             return None
         with suppress(FileNotFoundError):  # a cluster that was just ending may have removed it meanwhile
             if os.stat(directory).st_ino == os.fstat(lock).st_ino:
-                for left in directory.iterdir():
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+                for leftover in directory.iterdir():
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
                 directory.chmod(0o755)
                 return lock
         os.close(lock)
 
 
-def _listen(said: Iterable[str], say_progress: Callable[[str], None]) -> None:
+def _listen(lines: Iterable[str], say_progress: Callable[[str], None]) -> None:
     """Read the keeper's messages, a JSON object per line, until the cluster is up. Raises LabError if it fails."""
-    for line in said:
+    for line in lines:
         message = json.loads(line)
         if "up" in message:
             return
@@ -143,7 +143,7 @@ def _listen(said: Iterable[str], say_progress: Callable[[str], None]) -> None:
     raise LabError("the process that was to keep the cluster was killed")
 
 
-def _keep(lab: Lab, say: int) -> NoReturn:
+def _keep(lab: Lab, writer: int) -> NoReturn:
     """Run the keeper: in a separate session, without a terminal and without the parent's standard streams."""
     try:
         os.setsid()
@@ -151,21 +151,21 @@ def _keep(lab: Lab, say: int) -> NoReturn:
         os.umask(0o022)
         for key in set(os.environ) - {"PATH"}:
             del os.environ[key]
-        nothing = os.open(os.devnull, os.O_RDWR)
+        devnull = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
-            os.dup2(nothing, descriptor)
+            os.dup2(devnull, descriptor)
         signal.signal(signal.SIGTERM, _end)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _pass)  # not SIG_IGN: all programs of the cluster would inherit that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         try:
-            lab.up(lambda what: _say(say, say_progress=what))
-            _say(say, up=True)
-            os.close(say)
+            lab.up(lambda what: _say(writer, say_progress=what))
+            _say(writer, up=True)
+            os.close(writer)
             lab.process.wait()
         except Exception as error:  # also a broken pipe: the process that waited for this cluster has ended
             with suppress(OSError):
-                _say(say, failed="\n".join([str(error), *getattr(error, "__notes__", ())]))
+                _say(writer, failed="\n".join([str(error), *getattr(error, "__notes__", ())]))
         finally:
             signal.signal(signal.SIGTERM, _pass)
             lab.down()
@@ -174,8 +174,8 @@ def _keep(lab: Lab, say: int) -> NoReturn:
         os._exit(0)
 
 
-def _say(say: int, **message: object) -> None:
-    os.write(say, json.dumps(message).encode() + b"\n")
+def _say(writer: int, **message: object) -> None:
+    os.write(writer, json.dumps(message).encode() + b"\n")
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -50,7 +50,7 @@ class Lab(LabCluster):
     ) -> None:
         self.directory = directory
         self.leaves = leaves
-        self.nodes = tuple(each for leaf in leaves for each in leaf)
+        self.nodes = tuple(name for leaf in leaves for name in leaf)
         self.node = node
         self.accounting = accounting
         self.users = users
@@ -109,7 +109,7 @@ class Lab(LabCluster):
                 subprocess.run(["ip", "addr", "add", f"{conf.address(number, conf.HOST)}/24", "dev", name], check=True)
                 subprocess.run(["ip", "link", "set", name, "up"], check=True)
                 return number
-        raise LabError("32 labs are running, or interfaces cannot be made")
+        raise LabError("32 labs are running, or network interfaces cannot be created")
 
     @staticmethod
     def _routed(number: int) -> bool:
@@ -123,11 +123,11 @@ class Lab(LabCluster):
 
     def _evict(self, network: str, spared: int) -> None:
         """Kill this machine's remaining processes in the cluster's network, except ``spared``."""
-        here = os.readlink("/proc/self/ns/pid")
+        pid_namespace = os.readlink("/proc/self/ns/pid")
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 space = [os.readlink(process / "ns" / kind) for kind in ("net", "pid")]
-                if space == [network, here] and int(process.name) != spared:
+                if space == [network, pid_namespace] and int(process.name) != spared:
                     os.kill(int(process.name), signal.SIGKILL)
 
     @staticmethod
@@ -137,15 +137,16 @@ class Lab(LabCluster):
 
     def files(self) -> dict[str, str]:
         """Return the files of the directory's etc: Slurm's, and those of `init.sh` and `node.sh`, where a tab separates words."""
-        at = self.directory
+        directory = self.directory
         release = self.release or installed_release()
-        prolog = {"TaskProlog": str(at / "etc" / PROLOG)} if self.cores else {}
+        prolog = {"TaskProlog": str(directory / "etc" / PROLOG)} if self.cores else {}
         return {
             "name": f"lab{self.number}\n",
             "nodes": " ".join(self.nodes) + "\n",
-            "cores": "".join(f"{node} {','.join(map(str, own))}\n" for node, own in shared_out(self.cores, self.nodes).items()),
-            "slurm.conf": conf.slurm_conf(at, self.number, self.nodes, self.node, self.accounting, prolog | dict(self.overrides)),
-            "slurmdbd.conf": conf.slurmdbd_conf(at, self.number) if self.accounting else "",
+            "cores": "".join(f"{node} {','.join(map(str, cpus))}\n" for node, cpus in shared_out(self.cores, self.nodes).items()),
+            "slurm.conf": conf.slurm_conf(directory, self.number, self.nodes, self.node, self.accounting,
+                                          prolog | dict(self.overrides)),
+            "slurmdbd.conf": conf.slurmdbd_conf(directory, self.number) if self.accounting else "",
             "cgroup.conf": conf.cgroup_conf(release),
             "gres.conf": "",
             "topology.conf": conf.topology_conf(self.leaves),
@@ -153,38 +154,38 @@ class Lab(LabCluster):
             "network": conf.network(self.number, self.leaves),
             "users": ",".join(self.users) + "\n",
             "system": "",
-            "kept": "\t".join(str(path) for path in (*self.keep, at) if path.is_relative_to("/tmp")) + "\n",
+            "kept": "\t".join(str(path) for path in (*self.keep, directory) if path.is_relative_to("/tmp")) + "\n",
             "hidden": "",
             PROLOG: (HERE / PROLOG).read_text(),  # every user runs it, and not all may read the installation of hpc-mp
         }
 
     def write(self) -> None:
         """Fill the directory."""
-        at = self.directory
+        directory = self.directory
         for name in ("etc", "munge", "log", "state", "spool", *(f"spool/{n}" for n in self.nodes)):
-            (at / name).mkdir()
+            (directory / name).mkdir()
         for name, text in self.files().items():
-            (at / "etc" / name).write_text(text)
+            (directory / "etc" / name).write_text(text)
         for key in KEYS:
-            (at / key).touch(0o600)
-            (at / key).write_bytes(os.urandom(1024))
-        (at / "etc" / "slurmdbd.conf").chmod(0o600)  # slurmdbd requires it
-        (at / "etc" / PROLOG).chmod(0o755)
+            (directory / key).touch(0o600)
+            (directory / key).write_bytes(os.urandom(1024))
+        (directory / "etc" / "slurmdbd.conf").chmod(0o600)  # slurmdbd requires it
+        (directory / "etc" / PROLOG).chmod(0o755)
 
 
 def installed_release() -> tuple[int, ...]:
     """Return the release of this machine's Slurm, such as (22, 5, 8)."""
     program = shutil.which("slurmctld") or "/usr/sbin/slurmctld"
-    said = subprocess.run([program, "-V"], capture_output=True, text=True).stdout
-    return tuple(map(int, re.findall(r"\d+", said)[:3]))
+    output = subprocess.run([program, "-V"], capture_output=True, text=True).stdout
+    return tuple(map(int, re.findall(r"\d+", output)[:3]))
 
 
 def shared_out(cores: Sequence[int], nodes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Divide the cores evenly among the nodes. If there are fewer cores than nodes, neighbours get different cores."""
-    each = len(cores) // len(nodes)
-    if not each:
+    share = len(cores) // len(nodes)
+    if not share:
         return {node: (cores[i % len(cores)],) for i, node in enumerate(nodes)} if cores else {}
-    return {node: tuple(cores[i * each : (i + 1) * each]) for i, node in enumerate(nodes)}
+    return {node: tuple(cores[i * share : (i + 1) * share]) for i, node in enumerate(nodes)}
 
 
 def spread(count: int, switches: int) -> list[tuple[str, ...]]:

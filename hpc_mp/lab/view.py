@@ -53,9 +53,9 @@ def _switches(cluster: LabCluster) -> dict[str, str]:
 
 
 def _states(cluster: LabCluster) -> dict[str, str]:
-    ask = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
-    said = subprocess.run(ask, env=cluster.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
-    return dict(line.split() for line in said.splitlines())
+    command = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+    output = subprocess.run(command, env=cluster.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    return dict(line.split() for line in output.splitlines())
 
 
 def _cables(cluster: LabCluster) -> dict[str, Cable]:

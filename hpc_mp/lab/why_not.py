@@ -44,9 +44,9 @@ def refused() -> str | None:
 
 
 def unfit() -> str | None:
-    """Return the reason that no installation can cure: not Linux or not root; None if there is none."""
+    """Return a reason that no installation can remove: not Linux or not root; None without one."""
     if sys.platform != "linux":
-        return "it is made of Linux namespaces, and this is no Linux"
+        return "it needs Linux namespaces, and this is not Linux"
     if os.geteuid() != 0:
-        return "it needs root (it makes namespaces and network interfaces); you are not root"
+        return "it needs root (it creates namespaces and network interfaces); you are not root"
     return None

@@ -1,1 +1,1 @@
-"""Launch of job files and operations on runs: plan, script, back ends, staging, status, logs, cancel, `hpc_mp.submit`."""
+"""Launch of job files: plan, script, back ends, staging, `hpc_mp.run_job`, `hpc_mp.submit`."""

@@ -59,7 +59,7 @@ def slurm_gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
     then set ``device = "cuda"``.
 
     Raises:
-        HpcMpError: the partition does not exist; it has only slices of GPUs, no GPUs of the wanted type, too few per node, or
+        HpcMpError: the partition does not exist; it has only slices of GPUs, no GPUs of the requested type, too few per node, or
             several types of which the job names none.
     """
     partition = facts.partition
@@ -108,37 +108,37 @@ def _check_uncounted(spec: AnySpec, facts: ClusterFacts, partition: SlurmPartiti
                          'slurm.gpu_request = "none"')
 
 
-def _no_partition(spec: AnySpec, name: str, known: tuple[str, ...]) -> HpcMpError:
+def _no_partition(spec: AnySpec, name: str, names: tuple[str, ...]) -> HpcMpError:
     key = "slurm.partition" if name in (spec.slurm.partition or "").split(",") else "slurm.components: partition"
-    return HpcMpError(f"{key} = {name!r}", f"is no partition of this cluster, which shows {', '.join(known) or 'none'}",
-                      did_you_mean(name, known, "choose one of these"))
+    return HpcMpError(f"{key} = {name!r}", f"is no partition of this cluster, which shows {', '.join(names) or 'none'}",
+                      did_you_mean(name, names, "choose one of these"))
 
 
 def _gpu_type(spec: AnySpec, partition: SlurmPartition) -> str | None:
     """Return the type to request; None if the site names none, or if the job's constraint or nodes determine it."""
-    most: dict[str | None, int] = {}
+    counts: dict[str | None, int] = {}
     for kind in partition.kinds:
         for name, count in kind.gpus:
-            most[name] = max(count, most.get(name, 0))
-    whole = {name: count for name, count in most.items() if name is None or not MIG.search(name)}
-    where, wanted = f"partition {partition.name}", spec.slurm.gpu_type
-    shown = ", ".join(f"{name or 'of no type'} ({count} per node)" for name, count in most.items())
-    if not whole or (wanted and MIG.search(wanted)):
-        raise HpcMpError(f"slurm.gpu_type = {wanted!r}" if wanted else f"{where} with GPUs {shown}",
+            counts[name] = max(count, counts.get(name, 0))
+    whole = {name: count for name, count in counts.items() if name is None or not MIG.search(name)}
+    where, requested = f"partition {partition.name}", spec.slurm.gpu_type
+    shown = ", ".join(f"{name or 'of no type'} ({count} per node)" for name, count in counts.items())
+    if not whole or (requested and MIG.search(requested)):
+        raise HpcMpError(f"slurm.gpu_type = {requested!r}" if requested else f"{where} with GPUs {shown}",
                          "is a slice of a GPU (MIG), and slices cannot talk to each other",
                          "choose a partition or a type of whole GPUs")
-    if wanted and wanted not in whole and None not in whole:
-        raise HpcMpError(f"slurm.gpu_type = {wanted!r}", f"is not in {where}, which has {shown}",
-                         did_you_mean(wanted, filter(None, whole), "choose one of these, or another partition"))
-    free = spec.slurm.constraint or spec.slurm.components or {"nodelist", "nodefile"} & spec.slurm.extra.keys()
-    if not wanted and len(whole) > 1 and not free:
+    if requested and requested not in whole and None not in whole:
+        raise HpcMpError(f"slurm.gpu_type = {requested!r}", f"is not in {where}, which has {shown}",
+                         did_you_mean(requested, filter(None, whole), "choose one of these, or another partition"))
+    constrained = spec.slurm.constraint or spec.slurm.components or {"nodelist", "nodefile"} & spec.slurm.extra.keys()
+    if not requested and len(whole) > 1 and not constrained:
         raise HpcMpError(where, f"has GPUs of several types: {shown}; ranks of one job need equal ones",
                          "set slurm.gpu_type to one of them")
-    count = whole.get(wanted, max(whole.values()))
+    count = whole.get(requested, max(whole.values()))
     if count < spec.job.ranks_per_node:
         raise HpcMpError(f"job.ranks_per_node = {spec.job.ranks_per_node}",
                          f"needs as many GPUs on each node; {where} has {shown}", f"use {count} or fewer, on more nodes")
-    return wanted or (next(iter(whole)) if len(whole) == 1 else None)
+    return requested or (next(iter(whole)) if len(whole) == 1 else None)
 
 
 def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
@@ -152,19 +152,19 @@ def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> Res
     """
     usable = [node for kind in facts.partition.kinds for node in kind.nodes] if facts.partition else []
     states = {node: NodeState("down" if node in facts.out_of_service else "idle") for node in usable}
-    excluded, wanted = (list(expand(str(spec.slurm.extra.get(option, "")))) for option in ("exclude", "nodelist"))
-    found = [bad[node] for node in states if node in bad and node not in (*excluded, *wanted)]
-    if facts.allocation is not None:  # the job has these nodes, whatever is known against them
-        found = [finding for finding in found if finding.node in facts.allocation]
-        return ResolvedKey(EXCLUDE, None, f"not avoided, as this allocation has them: {_against(found)}" if found else "")
-    if not found:
+    excluded, requested = (list(expand(str(spec.slurm.extra.get(option, "")))) for option in ("exclude", "nodelist"))
+    findings = [bad[node] for node in states if node in bad and node not in (*excluded, *requested)]
+    if facts.allocation is not None:  # the job has these nodes, even if they failed recently
+        findings = [finding for finding in findings if finding.node in facts.allocation]
+        return ResolvedKey(EXCLUDE, None, f"not avoided, as this allocation has them: {_against(findings)}" if findings else "")
+    if not findings:
         return ResolvedKey(EXCLUDE, None)
-    keeping = choose(found, excluded, states, spec.job.nodes)
-    left = len(set(usable) - set(excluded) - set(keeping.nodes) - {finding.node for finding in keeping.taken_back}
-               - facts.out_of_service)
-    said = {"avoided": keeping.kept, f"not avoided, as only {left} other nodes are there": keeping.taken_back}
-    why = "; ".join(f"{words}: {_against(nodes)}" for words, nodes in said.items() if nodes)
-    return ResolvedKey(EXCLUDE, compress([*excluded, *keeping.nodes]) if keeping.kept else None, why)
+    keeping = choose(findings, excluded, states, spec.job.nodes)
+    remaining = len(set(usable) - set(excluded) - set(keeping.nodes) - {finding.node for finding in keeping.taken_back}
+                    - facts.out_of_service)
+    groups = {"avoided": keeping.excluded, f"not avoided, as only {remaining} other nodes are there": keeping.taken_back}
+    why = "; ".join(f"{label}: {_against(nodes)}" for label, nodes in groups.items() if nodes)
+    return ResolvedKey(EXCLUDE, compress([*excluded, *keeping.nodes]) if keeping.excluded else None, why)
 
 
 def spare(nodes: Sequence[BadNode]) -> ResolvedKey[str | None]:
@@ -173,36 +173,30 @@ def spare(nodes: Sequence[BadNode]) -> ResolvedKey[str | None]:
 
 
 def _against(nodes: Sequence[BadNode]) -> str:
-    return "; ".join(f"{each.node} ({each.code}: {each.evidence})" for each in nodes)
+    return "; ".join(f"{finding.node} ({finding.code}: {finding.evidence})" for finding in nodes)
 
 
-def avoided(given: AnySpec, chosen: ResolvedKey[str | None], bad: Mapping[str, BadNode]) -> tuple[BadNode, ...]:
+def avoided(spec: AnySpec, chosen: ResolvedKey[str | None], bad: Mapping[str, BadNode]) -> tuple[BadNode, ...]:
     """Return the findings on the nodes that ``avoid`` added to the user's exclusions."""
-    users = expand(str(given.slurm.extra.get("exclude", "")))
+    users = expand(str(spec.slurm.extra.get("exclude", "")))
     return tuple(bad[node] for node in expand(chosen.value or "") if node not in users)
 
 
 def choose_profile(spec: AnySpec, noted: str | None) -> ResolvedKey[str | None]:
-    """Return the environment profile; without a reason if the job does not mention one.
-
-    Args:
-        noted: the platform that the doctor detected on the cluster's nodes; None if it detected none.
-
-    Raises:
-        HpcMpError: the profile does not exist.
-    """
-    wanted = spec.environment.profile
-    if wanted is None:
+    """Return the environment profile; without a reason if the job does not mention one. ``noted``: the platform that the doctor
+    detected on the cluster's nodes; None if it detected none. Raises HpcMpError if the profile does not exist."""
+    requested = spec.environment.profile
+    if requested is None:
         return ResolvedKey(PROFILE, None)
-    name = {AUTO: noted, NONE: None}.get(wanted, wanted)
+    name = {AUTO: noted, NONE: None}.get(requested, requested)
     if name is None:
-        return ResolvedKey(PROFILE, None, "none" if wanted == NONE
+        return ResolvedKey(PROFILE, None, "none" if requested == NONE
                            else "none (auto: the doctor has noted no platform of this cluster's nodes)")
     try:
         profile = load_profile(name)
     except HpcMpError as error:
         raise HpcMpError(f"environment.profile = {name!r}", error.rule, error.remedy) from None
-    how = ", as the doctor saw it on the nodes" if wanted == AUTO else ""
+    source = ", as the doctor saw it on the nodes" if requested == AUTO else ""
     log = RunDirectory.profile_log.name
-    said = f"{name} ({profile.title}{how}). The job's first node applies it, and {log} says what it set and why."
-    return ResolvedKey(PROFILE, name, " ".join([said, *(profile.notes if spec.slurm.container is not None else [])]))
+    summary = f"{name} ({profile.title}{source}). The job's first node applies it, and {log} says what it set and why."
+    return ResolvedKey(PROFILE, name, " ".join([summary, *(profile.notes if spec.slurm.container is not None else [])]))

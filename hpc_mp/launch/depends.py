@@ -8,7 +8,7 @@ the dependency. A restart keeps the job's id.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, SlurmJob
 from hpc_mp.job import AnySpec
 from hpc_mp.job.values import DEPENDENCY, JOB_ID
-from hpc_mp.launch.status import RunStatus, overview
 from hpc_mp.rundir import find_run
+from hpc_mp.runs.status import overview
 
-# For each kind: the ends that satisfy it already, and the name of an end that never will.
+# For each kind: the states of an ended run that satisfy it.
 HOLDS = {"afterok": ("completed",), "afterany": ("completed", "failed", "stopped"), "afternotok": ("failed", "stopped")}
 
 
@@ -48,39 +48,33 @@ def dependencies(spec: AnySpec, ask: Runner = queue.patient) -> Dependencies:
         HpcMpError: a run or job does not exist, or ended so that the dependency can never be satisfied; or several dependencies
             include a run with ``slurm.chain``, which Slurm cannot express.
     """
-    found = [_one(word, ask) for word in spec.slurm.depends]
-    terms = [term for term, _ in found if term is not None]
+    resolved = [_dependency(word, ask) for word in spec.slurm.depends]
+    terms = [term for term, _ in resolved if term is not None]
     if len(terms) > 1 and any("?" in term for term in terms):
         raise HpcMpError(f"slurm.depends = {list(spec.slurm.depends)}", "names a run with slurm.chain beside others, and Slurm "
                          "joins its dependencies either by “and” or by “or”", "depend on the run that ends last alone")
-    return Dependencies(",".join(terms) or None, tuple(words for _, words in found))
+    return Dependencies(",".join(terms) or None, tuple(line for _, line in resolved))
 
 
-def _one(word: str, ask: Runner) -> tuple[str | None, str]:
+def _dependency(word: str, ask: Runner) -> tuple[str | None, str]:
     """Return the term of ``--dependency`` and the words for one dependency."""
-    found = DEPENDENCY.fullmatch(word)
-    assert found is not None  # a value of the job file is one line
-    kind, name = found[1] or "afterok", found[2]
+    match = DEPENDENCY.fullmatch(word)
+    assert match is not None  # a value of the job file is one line
+    kind, name = match[1] or "afterok", match[2]
     if JOB_ID.fullmatch(name):
         return _job(word, kind, queue.job_states([name], ask)[name])
     try:
         run = find_run(Path(name))
     except HpcMpError as error:
         raise HpcMpError(f"slurm.depends: {word}", error.rule, f"{error.remedy}; or name the id of a Slurm job") from None
-    now = overview(run, ask)
-    if now.ended:
-        return _ended(word, kind, now.state, shlex.join(["hpc-mp", "launch", str(run.job), "--resume"]))
-    if now.job is None:
+    status = overview(run, ask)
+    if status.ended:
+        return _ended(word, kind, status.state, shlex.join(["hpc-mp", "launch", str(run.job), "--resume"]))
+    if status.job is None:
         raise HpcMpError(f"slurm.depends: {word}", f"is {run.path}, which is no job of Slurm but runs on emulated nodes",
                          "launch this one when it has ended")
-    ids = list(_ids(now))
-    return "?".join(f"{kind}:{job_id}" for job_id in ids), f"{kind}: {run.path}, {now.state} as job {' or '.join(ids)}"
-
-
-def _ids(now: RunStatus) -> Iterator[str]:
-    assert now.job is not None
-    yield now.job.id
-    yield from (job.id for job in now.successors)
+    ids = [status.job.id, *(job.id for job in status.successors)]
+    return "?".join(f"{kind}:{job_id}" for job_id in ids), f"{kind}: {run.path}, {status.state} as job {' or '.join(ids)}"
 
 
 def _job(word: str, kind: str, job: SlurmJob) -> tuple[str | None, str]:
@@ -93,16 +87,16 @@ def _job(word: str, kind: str, job: SlurmJob) -> tuple[str | None, str]:
     return f"{kind}:{job.id}", f"{kind}: job {job.id}, {job.state}"
 
 
-def _ended(word: str, kind: str, state: str, remedy: str, said: str | None = None) -> tuple[None, str]:
+def _ended(word: str, kind: str, state: str, remedy: str, message: str | None = None) -> tuple[None, str]:
     """Return no term and the words for a dependency that is satisfied. Raises HpcMpError if it never can be."""
-    words = said or f"the run has {state}"
+    reason = message or f"the run has {state}"
     if state not in HOLDS[kind]:
         otherwise = f'or write "afterany:{word.removeprefix(kind + ":")}" to start all the same'
-        raise HpcMpError(f"slurm.depends: {word}", f"can never be satisfied: {words}",
+        raise HpcMpError(f"slurm.depends: {word}", f"can never be satisfied: {reason}",
                          f"{remedy}, {otherwise}" if kind == "afterok" else "leave it out")
-    return None, f"{word}: {words}, nothing to wait for"
+    return None, f"{word}: {reason}, nothing to wait for"
 
 
-def row(found: Dependencies) -> Sequence[str]:
+def row(resolved: Dependencies) -> Sequence[str]:
     """Return rows for the summary of a launch."""
-    return [f"depends   {words}" for words in found.words]
+    return [f"depends   {line}" for line in resolved.words]

@@ -66,22 +66,19 @@ class ClusterFacts:
 
 
 def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
-    """Query Slurm. Unanswered questions are not errors. A silent controller is asked only once.
-
-    Args:
-        release: the version to write for, in place of the detected one.
-    """
+    """Query Slurm. Unanswered questions are not errors. A silent controller is asked only once. ``release``: the version to write
+    for, in place of the detected one."""
     ask = until_silent(ask)
     silence = partition = unknown = None
-    seen: tuple[SlurmPartition, ...] = ()
+    listed: tuple[SlurmPartition, ...] = ()
     try:
-        seen = partitions(ask)
-        partition, unknown = _wanted(spec, seen), _unknown(spec, [one.name for one in seen], ask)
+        listed = partitions(ask)
+        partition, unknown = _job_partition(spec, listed), _unknown(spec, [entry.name for entry in listed], ask)
     except CommandFailed as error:
         silence = last_line(error)
-    named = {name for words in _lists(spec) for name in words.split(",")}
-    limits = tuple(partition_limits(one, ask) for one in seen if one == partition or one.name in named)
-    own = next((each for each in limits if partition is not None and each.partition.name == partition.name), None)
+    named = {name for names in _lists(spec) for name in names.split(",")}
+    limits = tuple(partition_limits(entry, ask) for entry in listed if entry == partition or entry.name in named)
+    job_limits = next((limit for limit in limits if partition is not None and limit.partition.name == partition.name), None)
     config = find_settings(ask)
     return ClusterFacts(
         version=release or version(ask),
@@ -89,15 +86,15 @@ def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask
         partition=partition,
         limits=limits,
         rerouted=bool(config.get("JobSubmitPlugins")),
-        gpu_partitions=tuple(one.name for one in seen if any(kind.gpus for kind in one.kinds)),
+        gpu_partitions=tuple(entry.name for entry in listed if any(kind.gpus for kind in entry.kinds)),
         unknown_partition=unknown,
-        partition_names=tuple(one.name for one in seen) if unknown is not None else (),
+        partition_names=tuple(entry.name for entry in listed) if unknown is not None else (),
         out_of_service=_out_of_service(partition, ask) if partition is not None else frozenset(),
-        cpus=own.cpus if own else None,
-        threads_per_core=own.threads_per_core if own else 1,
+        cpus=job_limits.cpus if job_limits else None,
+        threads_per_core=job_limits.threads_per_core if job_limits else 1,
         select=config.get("SelectType") or None,
         topology=config.get("TopologyPlugin") or None,
-        most_elements=int(most) if (most := config.get("MaxArraySize", "")).isdigit() else None,
+        most_elements=int(maximum) if (maximum := config.get("MaxArraySize", "")).isdigit() else None,
         srun_options=srun_options(ask) if spec.slurm.container else None,
         mpi_plugins=mpi_plugins(ask) if isinstance(spec, ProgramSpec) and meets_through_mpi(spec) else None,
         silence=silence,
@@ -109,10 +106,10 @@ def outside(spec: AnySpec, release: Version | None) -> ClusterFacts:
     return ClusterFacts(release)
 
 
-def _wanted(spec: AnySpec, known: Iterable[SlurmPartition]) -> SlurmPartition | None:
+def _job_partition(spec: AnySpec, listed: Iterable[SlurmPartition]) -> SlurmPartition | None:
     """Return the job's partition, else the default one."""
     name = spec.slurm.partition
-    return next((one for one in known if one.name == name or (name is None and one.default)), None)
+    return next((partition for partition in listed if partition.name == name or (name is None and partition.default)), None)
 
 
 def _out_of_service(partition: SlurmPartition, ask: Runner) -> frozenset[str]:
@@ -120,19 +117,15 @@ def _out_of_service(partition: SlurmPartition, ask: Runner) -> frozenset[str]:
         states = node_states(partition=partition.name, ask=ask)
     except CommandFailed:
         return frozenset()
-    return frozenset(node for node, found in states.items() if not found.in_service)
+    return frozenset(node for node, state in states.items() if not state.in_service)
 
 
-def _unknown(spec: AnySpec, seen: Sequence[str], ask: Runner) -> str | None:
-    """Return the first name in the job's lists of partitions that does not exist. Sites may hide partitions that still take
-    jobs.
-
-    Raises:
-        CommandFailed: Slurm does not answer.
-    """
+def _unknown(spec: AnySpec, listed: Sequence[str], ask: Runner) -> str | None:
+    """Return the first name in the job's lists of partitions that does not exist. Sites may hide partitions that still take jobs.
+    Raises CommandFailed if Slurm does not answer."""
     if "clusters" in spec.slurm.extra:  # another cluster knows it
         return None
-    unseen = [name for words in _lists(spec) for name in words.split(",") if name not in seen]
+    unseen = [name for names in _lists(spec) for name in names.split(",") if name not in listed]
     hidden = partition_names(ask) if unseen else ()
     return next((name for name in unseen if name not in hidden), None)
 

@@ -65,10 +65,10 @@ class FirstJob:
 def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
     """Return two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
     if site is not None:
-        mine = site.terms.quality.per_user if site.terms.quality else {}
-        nodes = min(2, len(site.kind.nodes), max(1, mine.get("node", 2)))
-        if gpus := min(site.kind.gpu_count, mine.get("gres/gpu", site.kind.gpu_count)):
-            return FirstJob(min(nodes, mine.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
+        per_user = site.terms.quality.per_user if site.terms.quality else {}
+        nodes = min(2, len(site.kind.nodes), max(1, per_user.get("node", 2)))
+        if gpus := min(site.kind.gpu_count, per_user.get("gres/gpu", site.kind.gpu_count)):
+            return FirstJob(min(nodes, per_user.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
         return FirstJob(nodes, min(2, site.cpus), "cpu", SMALL)
     if machine.gpus:
         return FirstJob(1, len(machine.gpus), "auto", LARGE)
@@ -79,12 +79,12 @@ def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
 
 def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
     """Return a commented job file for the detected hardware; ``site`` is None without Slurm."""
-    start = choose(machine, site)
+    start, limit = choose(machine, site), site.terms.max_wall if site else None
     jinja = jinja2.Environment(finalize=toml_value, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                                keep_trailing_newline=True, autoescape=False)
     return jinja.from_string(asset(TEMPLATE).read_text(encoding="utf-8")).render(
         start=start, site=site, corpus=f"{sysconfig.get_paths()['stdlib']}/*.py",
-        time_limit=_time_limit(site.terms.max_wall if site else None), extra=_extra(site, start) if site else {})
+        time_limit=limit if limit and seconds(limit) < TIME_LIMIT_S else "00:30:00", extra=_extra(site, start) if site else {})
 
 
 def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
@@ -92,8 +92,3 @@ def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
     if site.kind.gpu_count:
         return {"cpus-per-task": max(1, site.cpus // start.ranks_per_node), "mem": "0"}
     return {"mem-per-cpu": f"{min(MEMORY_PER_CPU, site.kind.memory // site.kind.cpus) // MIB}M"}
-
-
-def _time_limit(most: str | None) -> str:
-    """Return half an hour, or the site's limit if that is shorter."""
-    return most if most and seconds(most) < TIME_LIMIT_S else "00:30:00"

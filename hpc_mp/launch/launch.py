@@ -20,7 +20,7 @@ from hpc_mp.job.inputs import find_files, find_program
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch import sweep
-from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
+from hpc_mp.launch.backends import BACKENDS, BackEnd, Launch
 from hpc_mp.launch.depends import NONE, row
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
@@ -127,20 +127,20 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     backend = BACKENDS[plans[0].where.place]
     check, summary = _once(_check_models(plans, request, listener)), _summary(plans, backend)
 
-    def start(plan: JobPlan, words: str | None = None) -> Outcome:
+    def start(plan: JobPlan, text: str | None = None) -> Outcome:
         with _resumed(plan, request) as resumed:
-            if words is not None:
-                listener.say(words)
-            if left := _left(plan, request):
-                listener.note(left)
+            if text is not None:
+                listener.say(text)
+            if note := _unfinished(plan, request):
+                listener.note(note)
             if resumed is not None and not resumed.left:
                 listener.say(f"nothing is left to do: the run has its {plan.steps} steps and their checkpoint"
                              if isinstance(plan, TrainingPlan) else "nothing is left to do: the run is complete")
-                done, known = resumed.run.attempt(), verdict(resumed.run)
-                outcome = Outcome(resumed.run.path, "completed", **figures(resumed.run, done))
-                if known is not None and known.state == "completed":  # it ended earlier, not now
-                    return replace(outcome, report=known.report)
-                return conclude(outcome, done, listener.note)
+                attempt, earlier = resumed.run.attempt(), verdict(resumed.run)
+                outcome = Outcome(resumed.run.path, "completed", **figures(resumed.run, attempt))
+                if earlier is not None and earlier.state == "completed":  # it ended earlier, not now
+                    return replace(outcome, report=earlier.report)
+                return conclude(outcome, attempt, listener.note)
             return backend.start(Launch((plan,), resumed, request.wait, check, listener))
 
     if plans[0].spec.sweep.given:
@@ -164,16 +164,18 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         _check_models(plans, request, listener)(check_model)
         backend, text = BACKENDS[plans[0].where.place], launched_text(plans)
         listener.say(_summary(plans, backend, text))
-        if left := _left(plans[0], request):
-            listener.note(left)
+        if note := _unfinished(plans[0], request):
+            listener.note(note)
         runs = next_runs(plans if plans[0].spec.sweep.given else plans[:1], resumed)
+        rendered = None
         if backend.rehearse is not None:
-            plans, said = backend.rehearse(plans, runs)
-            listener.say(said)
+            rehearsal = backend.rehearse(plans, runs)
+            plans, rendered = rehearsal.plans, rehearsal.script
+            listener.say(rehearsal.message)
         used = backend.target.in_script or request.slurm_version is not None
         if not used:
             listener.say("script    none here; --on slurm prints that of the same job")
-        return Preview(plans, runs[0], script(plans[0], *runs), text, used)
+        return Preview(plans, runs[0], script(plans[0], *runs, earlier=rendered), text, used)
 
 
 def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:
@@ -198,28 +200,25 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
                       lambda spec: target.fits(spec, target.facts(spec, request.slurm_version)))
     placed, together = sweep.places(runs[0]), backend.arrays and len(runs) > 1
     runs = tuple(count(run) if isinstance(run, JobSpec) else run for run in runs)
-    found = sweep.resumable(request.job, runs[0], placed) if request.resume else [None] * len(runs)
+    resumed_runs = sweep.resumable(request.job, runs[0], placed) if request.resume else [None] * len(runs)
     if request.resume and placed != [None]:
-        sweep.check_resumable(found, runs[0], together)
+        sweep.check_resumable(resumed_runs, runs[0], together)
     depends = backend.depends(runs[0]) if backend.depends is not None else NONE
     plans: list[JobPlan] = []
-    for given, member, resumed in zip(runs, placed, found, strict=True):
+    for job, member, resumed in zip(runs, placed, resumed_runs, strict=True):
         earlier = read_plan(resumed) if resumed is not None else None
-        plan: JobPlan = (compose(given, where, target, request.slurm_version, earlier, resumed) if isinstance(given, JobSpec)
-                         else compose_program(given, where, target, request.slurm_version, resumed))
-        own = plan.spec if together else plan.spec.model_copy(update={"sweep": Sweep()})
-        plans.append(replace(plan, spec=own, template=template, member=member, depends=depends))
-        find_program(given.notify.command)
+        plan: JobPlan = (compose(job, where, target, request.slurm_version, earlier, resumed) if isinstance(job, JobSpec)
+                         else compose_program(job, where, target, request.slurm_version, resumed))
+        run_spec = plan.spec if together else plan.spec.model_copy(update={"sweep": Sweep()})
+        plans.append(replace(plan, spec=run_spec, template=template, member=member, depends=depends))
+        find_program(job.notify.command)
     check_sweep([plan.spec for plan in plans])
     return tuple(plans)
 
 
 def launched_text(plans: Sequence[JobPlan]) -> TrainingText | None:
     """Return the training text of the first plan, None for programs; the texts of the other runs of its sweep are checked too.
-
-    Raises:
-        HpcMpError: a text cannot be read, or does not fit the model.
-    """
+    Raises HpcMpError if a text cannot be read, or does not fit the model."""
     trained = [plan for plan in plans if isinstance(plan, TrainingPlan)]
     if not trained:
         return None
@@ -263,29 +262,29 @@ def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
         yield resumed
 
 
-def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | None = None) -> str:
+def _summary(plans: Sequence[JobPlan], backend: BackEnd, text: TrainingText | None = None) -> str:
     """Return the plan in words; for a sweep the first run's, and the values of all."""
     first, title = plans[0], backend.target.title
     if isinstance(first, ProgramPlan):
-        words = describe_program(first, title)
+        description = describe_program(first, title)
     else:
         assert isinstance(first, TrainingPlan)
-        words = describe(first, title, text or launched_text(plans))
+        description = describe(first, title, text or launched_text(plans))
     remark = _time_remark(first.spec.job.time_limit)
     swept = [] if plans[0].member is None else [sweep.rows(plans, backend.arrays)]
-    return "\n".join((words, *remark, *row(plans[0].depends), *swept))
+    return "\n".join((description, *remark, *row(plans[0].depends), *swept))
 
 
 def _time_remark(limit: str) -> list[str]:
     """Return a row on a limit of one or two numbers, which Slurm counts in minutes and seconds but users may mean as hours."""
-    found, seconds = re.fullmatch(r"(\d{1,3})(:\d\d?)?", limit), seconds_of(limit)
-    if found is None or seconds is None:
+    match, seconds = re.fullmatch(r"(\d{1,3})(:\d\d?)?", limit), seconds_of(limit)
+    if match is None or seconds is None:
         return []
-    hours = f"{int(found[1]):02d}{found[2] or ':00'}:00"
+    hours = f"{int(match[1]):02d}{match[2] or ':00'}:00"
     return [table({"limit": f'job.time_limit = {limit} is {duration(seconds)}, as Slurm counts; hours are written "{hours}"'})]
 
 
-def _left(plan: JobPlan, request: LaunchRequest) -> str:
+def _unfinished(plan: JobPlan, request: LaunchRequest) -> str:
     """Return a note that the job's newest run has not been completed, with the command that resumes it; else an empty string."""
     new = next_run(plan.spec)
     run = RunDirectory(new.with_name(f"{int(new.name) - 1:04d}"))
@@ -293,10 +292,10 @@ def _left(plan: JobPlan, request: LaunchRequest) -> str:
     goes_on = plan.spec.program.resumes if isinstance(plan.spec, ProgramSpec) else bool(saved_step(run))
     if ended is None or ended.state not in ("stopped", "failed") or not goes_on:
         return ""
-    steps = figures(run, ended.attempt)["steps"]
-    at = f" at step {steps}{f'/{plan.steps}' if plan.steps else ''}" if steps else ""
-    return f"note: run {run.path.name} of this job {ended.state}{at}, and this is a new one from the beginning; " \
-           f"to go on with that one: {again(request, run.path)}"
+    steps = figures(run, run.attempt())["steps"]
+    progress = f" at step {steps}{f'/{plan.steps}' if plan.steps else ''}" if steps else ""
+    return f"note: run {run.path.name} of this job {ended.state}{progress}, and this is a new one from the beginning; " \
+           f"to resume that run: {again(request, run.path)}"
 
 
 def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:
@@ -315,11 +314,11 @@ def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Li
 
     def check(ask: ModelChecker) -> None:
         for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):
-            config = read_config(plan.given)
-            resume = plan.given.checkpoint.resume
+            config = read_config(plan.user_spec)
+            resume = plan.user_spec.checkpoint.resume
             origin = str(origin_of(Path(resume))) if resume is not None else None
-            tokenizer = None if request.resume else tokenizer_of(plan.given)
-            files = [str(path) for path in find_files(plan.given.data.files)]
+            tokenizer = None if request.resume else tokenizer_of(plan.user_spec)
+            files = [str(path) for path in find_files(plan.user_spec.data.files)]
             for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files):
                 listener.note(f"warning: {text}")
 

@@ -9,11 +9,8 @@ from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
 
 class Listener:
-    """A listener that ignores everything; a subclass overrides the methods that it needs.
-
-    Attributes:
-        interval: seconds between two calls of ``update`` while ranks run; None: only at events.
-    """
+    """A listener that ignores everything; a subclass overrides the methods that it needs. ``interval``: seconds between two calls
+    of ``update`` while ranks run; None: only at events."""
 
     interval: float | None = None
 
@@ -29,7 +26,7 @@ class Listener:
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         """Called while ranks are followed. ``status``: rank 0's activity (None: not yet known); ``steps``: newly ended steps."""
 
-    def evaluated(self, found: Sequence[Evaluation]) -> None:
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         """Called while ranks are followed, with the evaluations on held-out text since the last call."""
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""From a job file to a plan: everything that is decided before anything is started or written."""
+"""The plan of a job file: all decisions made before anything is started or written."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from hpc_mp.rundir.sweep import SweepMember
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a plan needs to know of the back end that will start it.
+    """The facts about a back end that a plan needs.
 
     Attributes:
-        title: where its ranks run, for the summary of a plan.
-        facts: asks the cluster, for a job and the release of Slurm to write for (None: the one found).
-        gpus: what its ranks compute on, by the job and these facts. Both raise HpcMpError for what cannot be had.
-        in_script: whether ranks are started by the job script, so that environment profiles and bad nodes count.
+        title: description of where its ranks run, for the summary of a plan.
+        facts: queries the cluster, for a job and the release of Slurm to write for (None: the detected one).
+        gpus: returns the ranks' device, by the job and these facts. Both raise HpcMpError for unavailable resources.
+        in_script: True if the job script starts the ranks, so that environment profiles and bad nodes matter.
         fits: raises HpcMpError for a job that could never start there.
     """
 
@@ -63,14 +63,14 @@ class Target:
 
 
 def asked_once(target: Target) -> Target:
-    """The same target, which asks the cluster once for all jobs that say the same to Slurm: the runs of a sweep."""
-    known: dict[tuple[str, Version | None], ClusterFacts] = {}
+    """Return the same target, which queries the cluster once for all jobs with equal Slurm settings: the runs of a sweep."""
+    answers: dict[tuple[str, Version | None], ClusterFacts] = {}
 
     def facts(spec: AnySpec, release: Version | None) -> ClusterFacts:
         key = (spec.slurm.model_dump_json(), release)
-        if key not in known:
-            known[key] = target.facts(spec, release)
-        return known[key]
+        if key not in answers:
+            answers[key] = target.facts(spec, release)
+        return answers[key]
 
     return replace(target, facts=facts)
 
@@ -80,23 +80,23 @@ class JobPlan:
     """A job with every choice made.
 
     Attributes:
-        given: the job as its author wrote it.
+        user_spec: the job as the user wrote it.
         resolution: every choice, with its reason.
-        spec: the job with these choices: what the run directory gets.
-        where: it runs.
-        placement: which rank sits where.
-        device: what the ranks compute on, with the memories that are known.
-        record: what ``plan.json`` holds.
-        facts: what Slurm says of itself; nothing on emulated nodes.
-        template: of the job script, where it is not the shipped one.
-        measured: rates between nodes of the cluster; the order of the hosts follows them.
-        avoided: the nodes that we, not the user, keep the job off.
-        member: which run of a sweep it is; None for a job without one.
-        resumes: the run to go on with; None for a new one.
-        depends: what it waits for in Slurm's queue.
+        spec: the job with these choices, as in the run directory.
+        where: the back end, with its reason.
+        placement: the places of all ranks.
+        device: the ranks' device, with its memory if known.
+        record: content of ``plan.json``.
+        facts: facts from Slurm; empty on emulated nodes.
+        template: template of the job script, if not the shipped one.
+        measured: rates between nodes of the cluster, which determine the order of the hosts.
+        avoided: nodes that we, not the user, exclude.
+        member: its place in a sweep; None without a sweep.
+        resumes: the run to resume; None for a new one.
+        depends: its dependencies in Slurm's queue.
     """
 
-    given: AnySpec
+    user_spec: AnySpec
     resolution: MachineChoices
     spec: AnySpec
     where: Where
@@ -113,141 +113,141 @@ class JobPlan:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in all; 0 where nobody knows of any."""
+        """Optimizer steps in all; 0 if unknown."""
         return self.spec.train.steps if isinstance(self.spec, JobSpec) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan(JobPlan):
-    """That of a training by our own engine; ``shape``: of its model."""
+    """The plan of a training by our own engine; ``shape``: the model's shape."""
 
-    given: JobSpec
+    user_spec: JobSpec
     resolution: Resolution
     spec: JobSpec
     shape: ModelShape
 
 
 def compose(
-    given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None, earlier: RunPlan | None = None,
+    user_spec: JobSpec, where: Where, target: Target, slurm_version: Version | None = None, earlier: RunPlan | None = None,
     resumed: RunDirectory | None = None,
 ) -> TrainingPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
-        slurm_version: to write the job script for, in place of the one found.
-        earlier: the plan of the run that is resumed: a pipeline of as many stages keeps its cut, whatever release made it.
-        resumed: that run.
+        slurm_version: the release to write the job script for, in place of the detected one.
+        earlier: plan of the resumed run: a pipeline with the same number of stages keeps its cut, whatever release made it.
+        resumed: the resumed run.
 
     Raises:
-        HpcMpError: for a model that is missing or cannot be cut, state beyond the memory or offloaded to where it is, a GPU that
-            is not there, a run in ``checkpoint.resume`` that has nothing to give, an environment profile that there is not.
+        HpcMpError: the model is missing or cannot be cut, the state exceeds the memory or is offloaded to the place where it
+            already is, a GPU is missing, the run in ``checkpoint.resume`` has no usable state, or an environment profile does
+            not exist.
     """
-    shape = read_shape(given)
-    check_layout(shape, given)
-    check_pretrained(given)
-    if given.checkpoint.resume is not None:
-        check_resumable(f"checkpoint.resume = {given.checkpoint.resume}", counters_of(origin_of(Path(given.checkpoint.resume))),
-                        {"optimizer": given.train.optimizer}, given.train.steps)
-    facts = target.facts(given, slurm_version)
+    shape = read_shape(user_spec)
+    check_layout(shape, user_spec)
+    check_pretrained(user_spec)
+    if user_spec.checkpoint.resume is not None:
+        check_resumable(f"checkpoint.resume = {user_spec.checkpoint.resume}",
+                        counters_of(origin_of(Path(user_spec.checkpoint.resume))),
+                        {"optimizer": user_spec.train.optimizer}, user_spec.train.steps)
+    facts = target.facts(user_spec, slurm_version)
     bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
-    gpus = target.gpus(given, facts)
-    layers, device = _layers(given, shape, earlier), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
-    known = resolved(given, (device, *cut(layers)))  # gloo and NCCL do not send the same
-    traffic = traffic_of(known, shape, layers.value)
-    order = choose_rank_order(known, traffic, measured)
-    resolution = _resolution(given, shape, machine_choices(given, target, facts, bad, gpus, measured), measured, layers, order,
-                             resumed)
-    resolution = replace(resolution, exclude=fitting(given, resolution, target, facts, bad))
-    spec = resolved(given, resolution.keys)
+    gpus = target.gpus(user_spec, facts)
+    layers, device = _layers(user_spec, shape, earlier), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
+    draft = resolved(user_spec, (device, *cut(layers)))  # gloo and NCCL do not send the same
+    traffic = traffic_of(draft, shape, layers.value)
+    order = choose_rank_order(draft, traffic, measured)
+    resolution = _resolution(user_spec, shape, machine_choices(user_spec, target, facts, bad, gpus, measured), measured, layers,
+                             order, resumed)
+    resolution = replace(resolution, exclude=fitting(user_spec, resolution, target, facts, bad))
+    spec = resolved(user_spec, resolution.keys)
     placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
     held = state_bytes(shape, spec, layers.value)
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
     check_offload(spec.parallel, gpus.device)
-    on_cpu = gpus.device.kind == "cpu"  # whose memory is the host's
+    on_cpu = gpus.device.kind == "cpu"  # its memory is the host's
     computes_on = with_node_memory(gpus.device, spec, facts, [rank.node for rank in placement.ranks])
-    check_memory([each.total + on_cpu * each.host for each in state], computes_on)
+    check_memory([share.total + on_cpu * share.host for share in state], computes_on)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
-                     chunk_counts(spec))
+                     chunk_counts(spec), where.place)
     return TrainingPlan(
-        given=given, resolution=resolution, spec=spec, where=where, shape=shape, placement=placement, device=computes_on,
-        record=record, facts=facts, measured=measured, avoided=avoided(given, resolution.exclude, bad), resumes=resumed)
+        user_spec=user_spec, resolution=resolution, spec=spec, where=where, shape=shape, placement=placement,
+        device=computes_on, record=record, facts=facts, measured=measured,
+        avoided=avoided(user_spec, resolution.exclude, bad), resumes=resumed)
 
 
-def machine_choices(given: AnySpec, target: Target, facts: ClusterFacts, bad: Mapping[str, BadNode], gpus: GpuRequest,
+def machine_choices(user_spec: AnySpec, target: Target, facts: ClusterFacts, bad: Mapping[str, BadNode], gpus: GpuRequest,
                     measured: LinkRates | None) -> MachineChoices:
-    """What the machine or the cluster decides, whatever runs there. Raises HpcMpError for a profile that there is not."""
-    profile = choose_profile(given, measured.platform if measured else None)
+    """Make the choices that depend only on the machine or the cluster. Raises HpcMpError if a profile does not exist."""
+    profile = choose_profile(user_spec, measured.platform if measured else None)
     return MachineChoices(
-        ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type, exclude=avoid(given, facts, bad),
+        ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type, exclude=avoid(user_spec, facts, bad),
         profile=profile if target.in_script else ResolvedKey(profile.key, profile.value))
 
 
-def fitting(given: Spec, choices: MachineChoices, target: Target, facts: ClusterFacts,
+def fitting(user_spec: Spec, choices: MachineChoices, target: Target, facts: ClusterFacts,
             bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
-    """The nodes to exclude: those of ``choices``, or fewer where the job could not start without them.
-
-    Raises:
-        HpcMpError: it could not start at all.
-    """
-    spec = resolved(given, choices.keys)
+    """Return the nodes to exclude: those of ``choices``, or none of ours if the job could not start without them. Raises
+    HpcMpError if the job could not start at all."""
+    spec = resolved(user_spec, choices.keys)
     try:
         target.fits(spec, facts)
     except HpcMpError:
-        if not avoided(given, choices.exclude, bad):
+        if not avoided(user_spec, choices.exclude, bad):
             raise
-        spared = spare(avoided(given, choices.exclude, bad))
-        target.fits(resolved(given, replace(choices, exclude=spared).keys), facts)
+        spared = spare(avoided(user_spec, choices.exclude, bad))
+        target.fits(resolved(user_spec, replace(choices, exclude=spared).keys), facts)
         return spared
     return choices.exclude
 
 
 def without_avoiding(plan: JobPlan) -> JobPlan:
-    """The plan of a job that gets the nodes that we would have kept it off, as it cannot start on the others."""
+    """Return the plan without our exclusions, for a job that cannot start on the other nodes."""
     resolution = replace(plan.resolution, exclude=spare(plan.avoided)) if plan.avoided else plan.resolution
     record = replace(plan.record, choices=tuple(key for key in resolution.keys if key.why))
-    spec: AnySpec  # each by its own kind, which ``resolved`` keeps
-    if isinstance(plan.given, JobSpec):
-        spec = resolved(plan.given, resolution.keys)
+    spec: AnySpec  # each of its own kind, which ``resolved`` keeps
+    if isinstance(plan.user_spec, JobSpec):
+        spec = resolved(plan.user_spec, resolution.keys)
     else:
-        spec = resolved(plan.given, resolution.keys)
+        spec = resolved(plan.user_spec, resolution.keys)
     return replace(plan, resolution=resolution, spec=spec, record=record, avoided=())
 
 
-def newest_run(given: AnySpec) -> RunDirectory | None:
-    """The newest run of this job's name; None where there is none."""
+def newest_run(spec: AnySpec) -> RunDirectory | None:
+    """Return the newest run of this job's name; None if no run exists."""
     try:
-        return find_run(Path(given.job.directory) / given.job.name)
+        return find_run(Path(spec.job.directory) / spec.job.name)
     except HpcMpError:
         return None
 
 
-def _layers(given: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> ResolvedKey[tuple[int, ...]]:
-    auto, wanted = given.parallel.partition == "auto", (given.stages, shape.layers)
-    if auto and earlier is not None and (len(earlier.layers), sum(earlier.layers)) == wanted:
+def _layers(spec: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> ResolvedKey[tuple[int, ...]]:
+    auto, expected = spec.parallel.partition == "auto", (spec.stages, shape.layers)
+    if auto and earlier is not None and (len(earlier.layers), sum(earlier.layers)) == expected:
         return ResolvedKey("parallel.partition", earlier.layers, "as in the run that is resumed")
-    found = measured_cut(given, shape) if given.parallel.partition == "profile" else stage_cut(given, shape)
-    return ResolvedKey("parallel.partition", found.layers, found.why)
+    chosen = measured_cut(spec, shape) if spec.parallel.partition == "profile" else stage_cut(spec, shape)
+    return ResolvedKey("parallel.partition", chosen.layers, chosen.why)
 
 
 def _resolution(
-    given: JobSpec, shape: ModelShape, machine: MachineChoices, measured: LinkRates | None, layers: ResolvedKey[tuple[int, ...]],
+    spec: JobSpec, shape: ModelShape, machine: MachineChoices, measured: LinkRates | None, layers: ResolvedKey[tuple[int, ...]],
     order: RankOrder, resumed: RunDirectory | None,
 ) -> Resolution:
-    slow = expected_slow_links(given.parallel.rank_map, given.job.nodes, measured)
-    whole = left_whole(family_of(shape.model_type), shape, cut_of(given))
-    held_alike = f"on every tensor rank: {whole}" if whole else ""
+    slow = expected_slow_links(spec.parallel.rank_map, spec.job.nodes, measured)
+    unsplit = left_whole(family_of(shape.model_type), shape, cut_of(spec))
+    replicated = f"on every tensor rank: {unsplit}" if unsplit else ""
     return Resolution(
         machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,
-        layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", given.parallel.tensor_modules, held_alike),
-        reduce=reduce_choice(given, shape, layers.value),
+        layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", spec.parallel.tensor_modules, replicated),
+        reduce=reduce_choice(spec, shape, layers.value),
         order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),
-        schedule=rate_schedule(given, resumed or (None if given.checkpoint.resume is None
-                                                  else find_run(Path(given.checkpoint.resume)))))
+        schedule=rate_schedule(spec, resumed or (None if spec.checkpoint.resume is None
+                                                 else find_run(Path(spec.checkpoint.resume)))))
 
 
 def origin_of(path: Path) -> Path:
-    """The newest checkpoint of the run in ``checkpoint.resume``. Raises HpcMpError when there is none."""
+    """Return the newest checkpoint of the run in ``checkpoint.resume``. Raises HpcMpError if it has none."""
     value = f"checkpoint.resume = {path}"
     try:
         run = find_run(path)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shlex
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN, SlurmJob
-from hpc_mp.cluster.slurm.jobs import job_states
-from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any, load_job
+from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_job, load_resolved
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.layout.learning_rate import leap, learning_rate
@@ -25,7 +21,8 @@ from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.records import StepMetrics, read_records
-from hpc_mp.rundir.runs import successors
+from hpc_mp.runs.lock import hold
+from hpc_mp.runs.status import described
 
 # Keys that determine the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
@@ -47,12 +44,8 @@ class Resumed:
 
 @contextmanager
 def resuming(spec: AnySpec, run: RunDirectory | None, ask: Runner = ask) -> Iterator[Resumed]:
-    """Hold and yield the run that the job resumes.
-
-    Raises:
-        HpcMpError: no run exists, it is still running, a key that must not change did, or ``train.steps`` is less than the
-            steps done.
-    """
+    """Hold and yield the run that the job resumes. Raises HpcMpError if no run exists, it is still running, a key that must not
+    change did, or ``train.steps`` is less than the steps done."""
     if run is None:
         raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run in {Path(spec.job.directory) / spec.job.name}",
                          "launch it without --resume, or mend job.name and job.directory")
@@ -63,67 +56,36 @@ def resuming(spec: AnySpec, run: RunDirectory | None, ask: Runner = ask) -> Iter
 
 
 def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
-    """Return ``train.lr_schedule``, with a reason if the learning rate of a resumed run jumps, and how to avoid that.
-
-    Args:
-        run: the resumed run; None for a new one.
-    """
+    """Return ``train.lr_schedule``, with a reason if the learning rate of a resumed run jumps, and how to avoid that. ``run``:
+    the resumed run; None for a new one."""
     chosen: ResolvedKey[str] = ResolvedKey("train.lr_schedule", spec.train.lr_schedule)
-    done = 0 if run is None else saved_step(run)
-    if run is None or not 0 < done < spec.train.steps:
+    last_step = 0 if run is None else saved_step(run)
+    if run is None or not 0 < last_step < spec.train.steps:
         return chosen
-    before = load_job(run.job).train
-    trained = {each.step: each.learning_rate for each in read_records(run.metrics, StepMetrics)}
-    last = trained.get(done) or learning_rate(done - 1, before)  # a resume that trained nothing has left its job file there too
-    if (comes := leap(done, last, before, spec.train)) is None:
+    old_train = load_job(run.job).train
+    trained = {record.step: record.learning_rate for record in read_records(run.metrics, StepMetrics)}
+    # The job file may be that of a resume that trained nothing: the recorded rate, if any, precedes the computed one.
+    last_rate = trained.get(last_step) or learning_rate(last_step - 1, old_train)
+    if (next_rate := leap(last_step, last_rate, old_train, spec.train)) is None:
         return chosen
     keys = ("steps", "learning_rate", "lr_schedule", "warmup_steps")
-    changed = [f"train.{key} = {getattr(spec.train, key)} (was {getattr(before, key)})" for key in keys
-               if getattr(spec.train, key) != getattr(before, key)]
+    changed = [f"train.{key} = {getattr(spec.train, key)} (was {getattr(old_train, key)})" for key in keys
+               if getattr(spec.train, key) != getattr(old_train, key)]
     steady = shlex.join([f"--set=train.{key}={value}" for key, value in
-                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{last:.4g}"))])
-    return replace(chosen, why=f"the learning rate jumps from {last:.3g} in step {done:,} to {comes:.3g} in step "
-                               f"{done + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
-
-
-@contextmanager
-def hold(run: RunDirectory) -> Iterator[int]:
-    """Hold the run exclusively. Yield the open lock file, which all emulated ranks inherit: it is held while any of them lives.
-
-    Raises:
-        HpcMpError: another launch holds it, or ranks of one still live.
-    """
-    lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HpcMpError(f"run {run.path}", "is still going on, or another launch resumes it",
-                             f"wait for its end, or end it with `hpc-mp cancel {run.path}`") from None
-        except OSError as error:  # Lustre, for example, may be mounted without locks
-            warnings.warn(f"no lock on {run.path} ({error.strerror}): do not resume it twice at once", stacklevel=3)
-        yield lock
-    finally:
-        os.close(lock)
+                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{last_rate:.4g}"))])
+    return replace(chosen, why=f"the learning rate jumps from {last_rate:.3g} in step {last_step:,} to {next_rate:.3g} in step "
+                               f"{last_step + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
 
 
 def _check_not_queued(run: RunDirectory, ask: Runner, patience: float = ENDING_S) -> None:
     """Check that no job of the run is active. Wait for an ending job, which takes Slurm some seconds after the ranks."""
-    try:
-        job_id = (run.job_id).read_text().strip()
-    except FileNotFoundError:
-        return
     deadline = time.monotonic() + patience
-    while live := _live([job_id, *successors(run, job_id)], ask):
+    while live := [job for job in described([run], ask)[0] if job.state not in FINAL | {UNKNOWN}]:
         ending = all(job.state == COMPLETING for job in live) or (verdict(run) is not None and not any(job.waits for job in live))
         if not ending or time.monotonic() >= deadline:
             raise HpcMpError(f"run {run.path}", f"is Slurm job {live[0].id}, which is {live[0].state}",
                              f"wait for its end, or end it with `hpc-mp cancel {run.path}`")
         time.sleep(POLL_S)
-
-
-def _live(job_ids: Sequence[str], ask: Runner) -> list[SlurmJob]:
-    return [job for job in job_states(job_ids, ask).values() if job.state not in FINAL | {UNKNOWN}]
 
 
 def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
@@ -132,30 +94,30 @@ def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
         if key.startswith(FIXED) and key not in FREE and old.get(key) != new.get(key):
             state = f" that begins with its state: checkpoint.resume = {toml_value(str(run.path))}" \
                 if saved_step(run) and not key.startswith(OF_STATE) else ""
-            raise HpcMpError(f"{key} = {_said(new.get(key))}", f"was {_said(old.get(key))} when {run.path} was launched",
+            raise HpcMpError(f"{key} = {_shown(new.get(key))}", f"was {_shown(old.get(key))} when {run.path} was launched",
                              f"put the old value back, or launch a new run without --resume{state}")
 
 
 def _as_launched(run: RunDirectory, spec: AnySpec) -> AnySpec:
     """Return the run's own job. Raises HpcMpError if only one of the two jobs is a program's."""
-    launched = load_any(run.job)
+    launched = load_resolved(run.job)
     if type(launched) is not type(spec):
         raise HpcMpError(f"--resume of {run.path}", f"was launched {'with' if isinstance(launched, ProgramSpec) else 'without'} "
                          "[program]", "launch a new run without --resume, or give it another job.name")
     return launched
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return "left out" if value is None else toml_value(value)
 
 
 def _steps_left(run: RunDirectory, spec: AnySpec) -> bool:
     if isinstance(spec, ProgramSpec):  # another command may have more to do
         ended = verdict(run)
-        return ended is None or ended.state != "completed" or load_any(run.job) != spec
+        return ended is None or ended.state != "completed" or load_resolved(run.job) != spec
     saved = complete_steps(run.checkpoints)
-    done = step_of(saved[-1]) if saved else 0
-    if spec.train.steps < done:
-        raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {done} steps that {run.path} has done",
-                         f"set train.steps to more than {done} to train on")
+    last_step = step_of(saved[-1]) if saved else 0
+    if spec.train.steps < last_step:
+        raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {last_step} steps that {run.path} has done",
+                         f"set train.steps to more than {last_step} to train on")
     return not complete(run, spec)

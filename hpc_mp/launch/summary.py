@@ -6,11 +6,13 @@ import os
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.job.program import of_engine
+from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan, TrainingPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
@@ -63,32 +65,29 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     }
     if spec.stages > 1:
         rows["stages"] = f"{'+'.join(map(str, plan.record.layers))} layers ({plan.resolution.layers.why})"
-    if plan.resolution.tensor_modules.why:
-        rows["whole"] = plan.resolution.tensor_modules.why
-    if plan.resolution.reduce.why:
-        rows["gradients"] = plan.resolution.reduce.why
-    if plan.resolution.exclude.why:
-        rows["nodes"] = plan.resolution.exclude.why
-    if plan.resolution.schedule.why:
-        rows["rate"] = plan.resolution.schedule.why
-    if plan.resolution.profile.why:
-        rows["profile"] = plan.resolution.profile.why
-    if resume := plan.given.checkpoint.resume:
+    choices = plan.resolution
+    rows |= reasons(whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
+                    profile=choices.profile)
+    if resume := plan.user_spec.checkpoint.resume:
         rows["begins"] = f"with step {saved_step(find_run(Path(resume))) + 1:,}, from the newest checkpoint of {resume}"
-    note = without_effect(plan.given, plan.where.place)
-    if note is not None:
-        rows["note"] = note
-    return table(rows | unseen(plan))
+    return table(rows | remarks(plan))
 
 
-def unseen(plan: JobPlan) -> dict[str, str]:
-    """Return a row about files that the job script needs and this machine lacks: the nodes may have them."""
-    slurm = plan.given.slurm
-    wanted = {"slurm.venv": slurm.venv and f"{slurm.venv}/bin/activate", "slurm.python": slurm.python,
-              "slurm.container": slurm.container}
-    absent = [f"{key}: {path}" for key, path in wanted.items()
+def reasons(**choices: ResolvedKey[Any]) -> dict[str, str]:
+    """Return a row for each choice that has a reason."""
+    return {name: choice.why for name, choice in choices.items() if choice.why}
+
+
+def remarks(plan: JobPlan) -> dict[str, str]:
+    """Return rows about keys without effect, and about files that the job script needs and this machine lacks: the nodes may
+    have them."""
+    slurm, note = plan.user_spec.slurm, without_effect(plan.user_spec, plan.where.place)
+    paths = {"slurm.venv": slurm.venv and f"{slurm.venv}/bin/activate", "slurm.python": slurm.python,
+             "slurm.container": slurm.container}
+    absent = [f"{key}: {path}" for key, path in paths.items()
               if path and path.startswith("/") and not os.path.exists(path)] if plan.where.place in SCRIPT else []
-    return {"unseen": f"{'; '.join(absent)} is not there on this machine; every node must have it"} if absent else {}
+    unseen = f"{'; '.join(absent)} is not there on this machine; every node must have it" if absent else None
+    return {name: text for name, text in (("note", note), ("unseen", unseen)) if text is not None}
 
 
 def where_row(plan: JobPlan, title: str) -> str:
@@ -99,7 +98,9 @@ def where_row(plan: JobPlan, title: str) -> str:
 
 def table(rows: Mapping[str, str]) -> str:
     """Return each text after its name, in lines of one width."""
-    return "\n".join(_row(name, text) for name, text in rows.items())
+    return "\n".join(
+        textwrap.fill(text, WIDTH, initial_indent=f"{name:<9} ", subsequent_indent=" " * 10, break_on_hyphens=False,
+                      break_long_words=False) for name, text in rows.items())
 
 
 def defaults(spec: AnySpec) -> dict[str, str]:
@@ -117,53 +118,45 @@ def defaults(spec: AnySpec) -> dict[str, str]:
 
 
 def _state(plan: TrainingPlan) -> str:
-    state = [each.total for each in plan.record.state]
+    state = [share.total for share in plan.record.state]
     low, high = memory_size(min(state)), memory_size(max(state))
-    each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
-    for where, elsewhere in (("in the host's memory", [each.host for each in plan.record.state]),
-                             ("on a disk", [each.disk for each in plan.record.state])):
-        each += f" and up to {memory_size(max(elsewhere))} {where}" if any(elsewhere) else ""
+    size = f"{low} per rank" if low == high else f"{low} to {high} per rank"
+    for place, amounts in (("in the host's memory", [share.host for share in plan.record.state]),
+                           ("on a disk", [share.disk for share in plan.record.state])):
+        size += f" and up to {memory_size(max(amounts))} {place}" if any(amounts) else ""
     if not plan.device.pools:
-        return f"{each}; the memory of the nodes is not known here"
+        return f"{size}; the memory of the nodes is not known here"
     tightest = max(plan.device.pools, key=lambda pool: sum(state[rank] for rank in pool.ranks))
     total = memory_size(sum(state[rank] for rank in tightest.ranks))
     limit = "an unknown size" if tightest.size is None else memory_size(tightest.size)
-    return f"{each}, {total} of {limit} on {tightest.name}"
+    return f"{size}, {total} of {limit} on {tightest.name}"
 
 
 def _backwards(plan: TrainingPlan) -> str:
     """Return the state that ranks keep for their backwards, as far as it is known before the start."""
     spec, chunks = plan.spec, plan.record.chunks
     inputs = kept_inputs(plan.shape, spec, plan.record.layers)
-    kept = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
-    held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
-    waiting = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"
-    words = f"{waiting}, recompute {spec.parallel.recompute}{kept}"
+    inputs_note = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
+    held, on_device, on_host = (max(getattr(chunk, attribute) for chunk in chunks) for attribute in ("held", "here", "away"))
+    in_flight = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"
+    text = f"{in_flight}, recompute {spec.parallel.recompute}{inputs_note}"
     if spec.offload_horizon is None:
-        return words
+        return text
     ahead = counted(spec.offload_horizon, "computation")
-    return f"{words}; at most {here} on the device and {away} on the host, fetched {ahead} ahead"
-
-
-def _row(name: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<9} ", subsequent_indent=" " * 10, break_on_hyphens=False,
-                         break_long_words=False)
+    return f"{text}; at most {on_device} on the device and {on_host} on the host, fetched {ahead} ahead"
 
 
 def without_effect(spec: AnySpec, place: str) -> str | None:
     """Return one sentence on keys that the job changes from the defaults but that have no effect there; None without any.
-
-    Args:
-        spec: the job as the user wrote it.
-    """
-    vain = [key for key, places in PLACES.items() if place not in places and _given(spec, key)]
+    ``spec``: the job as the user wrote it."""
+    ineffective = [key for key, places in PLACES.items() if place not in places and _is_changed(spec, key)]
     if place == "step":
         in_step = {"cpus-per-task", *options_of(spec, "step")}  # srun gets these too
-        vain += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in in_step]
-    return f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
+        ineffective += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in in_step]
+    return f"{', '.join(ineffective)} {'has' if len(ineffective) == 1 else 'have'} no effect here" if ineffective else None
 
 
-def _given(spec: AnySpec, key: str) -> bool:
+def _is_changed(spec: AnySpec, key: str) -> bool:
     section, name = key.split(".")
-    given = getattr(spec, section, None)  # a program has no model and no data
-    return given is not None and bool(getattr(given, name) != type(given).model_fields[name].get_default())
+    values = getattr(spec, section, None)  # a program has no model and no data
+    return values is not None and bool(getattr(values, name) != type(values).model_fields[name].get_default())

@@ -14,12 +14,12 @@ from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import runs_of, summary_of, words_of
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.plan import JobPlan, newest_run
-from hpc_mp.launch.status import RunStatus
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import Outcome, together
 from hpc_mp.rundir.runs import is_run
 from hpc_mp.rundir.sweep import SweepMember, best_of, members
+from hpc_mp.runs.status import RunStatus
 
 MOST_SHOWN = 20  # maximum of runs that a summary lists
 IN_TURN = "one after the other here"
@@ -38,21 +38,21 @@ def resumable(job: Path | AnySpec, spec: AnySpec, placed: Sequence[SweepMember |
     The job file of a run selects that run. Another job file selects the newest run of its name, or, for a sweep, the runs of
     its newest sweep with the same values.
     """
-    own = job.resolve().parent if isinstance(job, Path) else None
-    if own is not None and own.parent == (Path(spec.job.directory) / spec.job.name).resolve() and is_run(own):
-        return [RunDirectory(own)]
+    folder = job.resolve().parent if isinstance(job, Path) else None
+    if folder is not None and folder.parent == (Path(spec.job.directory) / spec.job.name).resolve() and is_run(folder):
+        return [RunDirectory(folder)]
     newest = newest_run(spec)
     if placed == [None] or newest is None:
         return [newest] * len(placed)
-    there = members(newest)
-    return [next((run for run, known in there.items() if place is not None and known.values == place.values), None)
+    sweep_runs = members(newest)
+    return [next((run for run, member in sweep_runs.items() if place is not None and member.values == place.values), None)
             for place in placed]
 
 
-def check_resumable(found: Sequence[RunDirectory | None], spec: AnySpec, together: bool) -> None:
+def check_resumable(runs: Sequence[RunDirectory | None], spec: AnySpec, together: bool) -> None:
     """Refuse to resume a sweep without any existing run, or, if one script starts the runs ``together``, any sweep."""
     base = Path(spec.job.directory) / spec.job.name
-    if not any(found):
+    if not any(runs):
         raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run with these values in the newest sweep of {base}",
                          "launch it without --resume, or mend [sweep]")
     if together:
@@ -61,19 +61,15 @@ def check_resumable(found: Sequence[RunDirectory | None], spec: AnySpec, togethe
 
 
 def rows(plans: Sequence[JobPlan], side_by_side: bool) -> str:
-    """Return the runs of a sweep, for the summary of a launch.
-
-    Args:
-        side_by_side: True if they can run at the same time.
-    """
-    sweep, placed = plans[0].given.sweep, [plan.member for plan in plans if plan.member is not None]
-    most = sweep.simultaneous
-    how = IN_TURN if not side_by_side else f"at most {most} at once" if most else "as many at once as Slurm finds room for"
-    lines = [f"{each.number + 1:>3}  {words_of(each.values) or 'the job file as it is'}{gone}"
-             for each, gone in zip(placed[:MOST_SHOWN], _gone(plans[:MOST_SHOWN]), strict=True)]
-    if more := len(placed) - MOST_SHOWN:
-        lines += [f"     and {counted(more, 'other')}"] if more > 0 else []
-    head = f"{summary_of(sweep, runs_of(sweep))}; {how}"
+    """Return the runs of a sweep, for the summary of a launch. ``side_by_side``: True if they can run at the same time."""
+    sweep, placed = plans[0].user_spec.sweep, [plan.member for plan in plans if plan.member is not None]
+    limit = sweep.simultaneous
+    order = IN_TURN if not side_by_side else f"at most {limit} at once" if limit else "as many at once as Slurm finds room for"
+    lines = [f"{member.number + 1:>3}  {words_of(member.values) or 'the job file as it is'}{note}"
+             for member, note in zip(placed[:MOST_SHOWN], _gone(plans[:MOST_SHOWN]), strict=True)]
+    if hidden := len(placed) - MOST_SHOWN:
+        lines += [f"     and {counted(hidden, 'other')}"] if hidden > 0 else []
+    head = f"{summary_of(sweep, runs_of(sweep))}; {order}"
     return f"sweep     {head}\n" + textwrap.indent("\n".join(lines), " " * 10)
 
 
@@ -92,16 +88,13 @@ def _gone(plans: Sequence[JobPlan]) -> Iterator[str]:
 
 def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], listener: Listener) -> Outcome:
     """Run a sweep one run after the other. A run that fails, or is cancelled individually, is followed by the next one. An
-    interrupt, or ``cancel --all``, ends the sweep.
-
-    Args:
-        start: starts a run and follows it to its end.
-    """
+    interrupt, or ``cancel --all``, ends the sweep. ``start``: starts a run and follows it to its end."""
     ended: list[Outcome] = []
     placed = _joined(plans)
     first = placed[0].first
     if first:  # an earlier `cancel --all` is over: this launch resumes the sweep
-        RunDirectory(Path(plans[0].given.job.directory) / plans[0].given.job.name / first).sweep_stop.unlink(missing_ok=True)
+        RunDirectory(
+            Path(plans[0].user_spec.job.directory) / plans[0].user_spec.job.name / first).sweep_stop.unlink(missing_ok=True)
     for position, (plan, member) in enumerate(zip(plans, placed, strict=True), 1):
         listener.say(f"sweep     run {position} of {len(plans)}: {words_of(member.values) or 'the job file as it is'}")
         outcome = start(replace(plan, member=replace(member, first=first)))
@@ -111,26 +104,26 @@ def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], liste
         base = outcome.run.parent / first
         if RunDirectory(base).sweep_stop.exists() or (outcome.state == "stopped" and not RunDirectory(outcome.run).stop.exists()):
             break
-    whole = together(ended)
-    left = len(plans) - len(ended)
-    if not left:
-        return whole
-    listener.say(f"sweep     {counted(left, 'run')} not started; --resume starts {'them' if left > 1 else 'it'}")
-    return replace(whole, state="stopped" if whole.state == "completed" else whole.state, not_started=left)
+    combined = together(ended)
+    remaining = len(plans) - len(ended)
+    if not remaining:
+        return combined
+    listener.say(f"sweep     {counted(remaining, 'run')} not started; --resume starts {'them' if remaining > 1 else 'it'}")
+    return replace(combined, state="stopped" if combined.state == "completed" else combined.state, not_started=remaining)
 
 
 def _joined(plans: Sequence[JobPlan]) -> list[SweepMember]:
     """Return the places of these runs. In a resumed sweep, existing runs keep their places, and new values become new runs after
     the others, so that it is compared as one sweep."""
-    given = [plan.member for plan in plans if plan.member is not None]
-    known = next((members(plan.resumes) for plan in plans if plan.resumes is not None), {})
-    if not known:
-        return given
-    there = [None if plan.resumes is None else known.get(plan.resumes) for plan in plans]
-    first, of = next(iter(known.values())).first, len(known) + there.count(None)
-    free = count(1 + max(each.number for each in known.values()))
-    return [replace(member, first=first, number=next(free) if old is None else old.number, of=of)
-            for member, old in zip(given, there, strict=True)]
+    placed = [plan.member for plan in plans if plan.member is not None]
+    existing = next((members(plan.resumes) for plan in plans if plan.resumes is not None), {})
+    if not existing:
+        return placed
+    old_places = [None if plan.resumes is None else existing.get(plan.resumes) for plan in plans]
+    first, of = next(iter(existing.values())).first, len(existing) + old_places.count(None)
+    numbers = count(1 + max(place.number for place in existing.values()))
+    return [replace(member, first=first, number=next(numbers) if old is None else old.number, of=of)
+            for member, old in zip(placed, old_places, strict=True)]
 
 
 def _words(outcome: Outcome) -> str:
@@ -140,20 +133,20 @@ def _words(outcome: Outcome) -> str:
     return f"{outcome.run} {outcome.state}{loss}{held_out}{cause}"
 
 
-def best_runs(seen: Sequence[RunStatus]) -> Mapping[Path, str]:
+def best_runs(statuses: Sequence[RunStatus]) -> Mapping[Path, str]:
     """Return the best run of each listed sweep that has ended, with the criterion."""
     sweeps: dict[tuple[Path, str], list[RunStatus]] = {}
-    for each in seen:
-        if each.sweep is not None:
-            sweeps.setdefault((each.run.parent, each.sweep.first), []).append(each)
-    found = {}
+    for status in statuses:
+        if status.sweep is not None:
+            sweeps.setdefault((status.run.parent, status.sweep.first), []).append(status)
+    winners = {}
     for runs in sweeps.values():
-        best = best_of((each.loss, _held_out(each)) for each in runs) if all(each.ended for each in runs) else None
+        best = best_of((status.loss, _held_out(status)) for status in runs) if all(status.ended for status in runs) else None
         if best is not None:
-            found[runs[best[0]].run] = best[1]
-    return found
+            winners[runs[best[0]].run] = best[1]
+    return winners
 
 
-def _held_out(seen: RunStatus) -> float | None:
-    losses = [each.loss for each in (seen.best, seen.evaluation) if each is not None]
+def _held_out(status: RunStatus) -> float | None:
+    losses = [record.loss for record in (status.best, status.evaluation) if record is not None]
     return min(losses, default=None)

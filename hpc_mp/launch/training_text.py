@@ -94,11 +94,12 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
     tokenizer = tokenizer_of(spec)
     check_tokenizer(tokenizer, vocabulary)
     rows = first_rows(files)
-    most, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
-    if most <= length:
+    limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
+    if limit <= length:
         raise HpcMpError(f"data.sequence_length = {length}",
-                         f"is more than the text has: {counted(len(rows), 'file')} with {counted(most - len(rows), 'byte')} give "
-                         "fewer tokens, and one sample takes sequence_length + 1", "use more text, or a shorter sequence_length")
+                         f"is more than the text has: {counted(len(rows), 'file')} with {counted(limit - len(rows), 'byte')} "
+                         "give fewer tokens, and one sample takes sequence_length + 1",
+                         "use more text, or a shorter sequence_length")
     return rows, first_rows(held_out, key), tokenizer
 
 
@@ -117,18 +118,18 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     from hpc_mp.train.data.sampled import sample
     from hpc_mp.train.data.tokens import find_prepared
 
-    done = find_prepared(spec, vocabulary, Path(spec.job.directory) / ".cache")
-    source = tokenizer or (done.tokenizer_directory if done else None)
+    prepared = find_prepared(spec, vocabulary, Path(spec.job.directory) / ".cache")
+    source = tokenizer or (prepared.tokenizer_directory if prepared else None)
     start = next((place for place, row in enumerate(rows) if row.parts), 0)
-    seen = sample([row.path for row in (*rows[start:], *rows[:start])], source) if source else None
-    if done is not None:
-        amount = _amount(spec, done.count, exact=True)
-    elif seen is not None and seen.bytes:
-        amount = _amount(spec, round(size * seen.tokens / seen.bytes), exact=False)
+    measured = sample([row.path for row in (*rows[start:], *rows[:start])], source) if source else None
+    if prepared is not None:
+        amount = _amount(spec, prepared.count, exact=True)
+    elif measured is not None and measured.bytes:
+        amount = _amount(spec, round(size * measured.tokens / measured.bytes), exact=False)
     else:
         amount = _amount(spec, size // TOKEN_BYTES, exact=False)
-    first = (seen.first, seen.counted) if seen else None
-    return TrainingText(rows, held_out, tokenizer, first, bool(seen and seen.whole), amount)
+    first = (measured.first, measured.counted) if measured else None
+    return TrainingText(rows, held_out, tokenizer, first, bool(measured and measured.whole), amount)
 
 
 def _amount(spec: JobSpec, tokens: int, *, exact: bool) -> TextAmount:
@@ -142,11 +143,8 @@ def estimated_steps(spec: JobSpec) -> JobSpec:
 
 
 def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
-    """Return the job with epochs replaced by steps. Its text is tokenized for that, unless it has been.
-
-    Raises:
-        HpcMpError: as ``report_text``, for the text itself, or if the tokenizers' library is missing.
-    """
+    """Return the job with epochs replaced by steps. Its text is tokenized for that, unless it has been. Raises HpcMpError as
+    ``report_text``, for the text itself, or if the tokenizers' library is missing."""
     if spec.train.epochs is None:
         return spec
     value, vocabulary = f"train.epochs = {spec.train.epochs:g}", read_shape(spec).vocabulary
@@ -173,7 +171,8 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
         "tokenizer": _tokenizer(text, spec),
         "first row": _first(text),
         "samples": f"of {counted(spec.data.sequence_length, 'token')}: all documents end to end, cut there, so that a long one "
-                   f"goes on in the next sample and short ones share one{_documents(spec)}",
+                   f"goes on in the next sample and short ones share one; tokens see "
+                   + ("earlier documents of their sample" if spec.data.documents == "joined" else "their own document alone"),
         "epoch": _epoch(text.amount, spec),
         **_trained_on(text),
         **_never_best(spec),
@@ -185,20 +184,20 @@ def _never_best(spec: JobSpec) -> dict[str, str]:
     every, saved = spec.evaluate.every, spec.checkpoint.every
     if not (spec.evaluate.files and every and saved) or lcm(every, saved) < spec.train.steps:
         return {}
-    way = "let evaluate.every divide checkpoint.every" if saved % every else "set both to less than train.steps"
+    remedy = "let evaluate.every divide checkpoint.every" if saved % every else "set both to less than train.steps"
     return {"note": f"checkpoint.every = {saved} and evaluate.every = {every}: before the last step no checkpoint is one that is "
-                    f"evaluated, and the best is found among those alone; {way}"}
+                    f"evaluated, and the best is found among those alone; {remedy}"}
 
 
 def _trained_on(text: TrainingText) -> dict[str, str]:
     """Return a warning if held-out files are also training files."""
     trained = {row.path.resolve() for row in text.rows}
-    both = [row.path for row in text.held_out if row.path.resolve() in trained]
-    if not both:
+    shared = [row.path for row in text.held_out if row.path.resolve() in trained]
+    if not shared:
         return {}
-    which = f"{len(both)} of {counted(len(text.held_out), 'file')} in evaluate.files"
-    return {"warning": f"{which}, {both[0]}{' and others' if len(both) > 1 else ''}, "
-                       f"{'are' if len(both) > 1 else 'is'} in data.files too: the loss on them is no held-out loss"}
+    subject = f"{len(shared)} of {counted(len(text.held_out), 'file')} in evaluate.files"
+    return {"warning": f"{subject}, {shared[0]}{' and others' if len(shared) > 1 else ''}, "
+                       f"{'are' if len(shared) > 1 else 'is'} in data.files too: the loss on them is no held-out loss"}
 
 
 def _files(rows: tuple[FirstRow, ...]) -> str:
@@ -206,8 +205,8 @@ def _files(rows: tuple[FirstRow, ...]) -> str:
     if lines in (0, len(rows)):
         return f"{counted(len(rows), 'file')} of {'rows' if lines else 'plain text, one document each'}, {size}"
     kinds = {f"{lines:,} of rows": lines, f"{len(rows) - lines:,} of plain text, one document each": len(rows) - lines}
-    said = ", ".join(words for words, count in kinds.items() if count)
-    return f"{counted(len(rows), 'file')}, {size}: {said}"
+    summary = ", ".join(label for label, count in kinds.items() if count)
+    return f"{counted(len(rows), 'file')}, {size}: {summary}"
 
 
 def _tokenizer(text: TrainingText, spec: JobSpec) -> str:
@@ -218,13 +217,13 @@ def _tokenizer(text: TrainingText, spec: JobSpec) -> str:
 
 def _first(text: TrainingText) -> str:
     *prompt, last = [_quoted(part) for part, _ in text.first.parts] or ["white space"]
-    said = f"prompt {prompt[0]}, completion {last}" if prompt else last
+    quote = f"prompt {prompt[0]}, completion {last}" if prompt else last
     if text.first_tokens is None:
-        return f"{said} in {text.first.path}" + ("; the prompt does not count in the loss" if prompt else "")
+        return f"{quote} in {text.first.path}" + ("; the prompt does not count in the loss" if prompt else "")
     tokens, labels = text.first_tokens
-    far = "" if text.first_whole else "its beginning has "
+    prefix = "" if text.first_whole else "its beginning has "
     count = f", of which {number(labels)} count in the loss" if prompt or labels < tokens else ""
-    return f"{said} in {text.first.path}: {far}{counted(tokens, 'token')}{count}"
+    return f"{quote} in {text.first.path}: {prefix}{counted(tokens, 'token')}{count}"
 
 
 def _quoted(text: str) -> str:
@@ -232,22 +231,17 @@ def _quoted(text: str) -> str:
     return f"“{flat[:SHOWN]}…”" if len(flat) > SHOWN else f"“{flat}”"
 
 
-def _documents(spec: JobSpec) -> str:
-    return ("; tokens see earlier documents of their sample" if spec.data.documents == "joined"
-            else "; tokens see their own document alone")
-
-
 def _epoch(amount: TextAmount, spec: JobSpec) -> str:
     if not amount.exact:
         amount = replace(amount, tokens=_rough(amount.tokens), samples=_rough(amount.samples), steps=_rough(amount.steps))
-    about = "" if amount.exact else "about "
-    words = f"{about}{counted(amount.tokens, 'token')}{'' if amount.exact else ' (estimated from bytes)'}"
+    prefix = "" if amount.exact else "about "
+    text = f"{prefix}{counted(amount.tokens, 'token')}{'' if amount.exact else ' (estimated from bytes)'}"
     if amount.samples == 0:
-        return f"{words}, which may be less than one sample"
-    ran = number(float(f"{spec.train.steps * spec.train.global_batch / amount.samples:.{3 if amount.exact else 2}g}"))
-    is_now = "is" if amount.exact else "is about"
-    return (f"{words} = {counted(amount.samples, 'sample')} = {counted(amount.steps, 'step')} of {spec.train.global_batch}; "
-            f"train.steps = {spec.train.steps} {is_now} {ran} {'epoch' if ran == '1' else 'epochs'}")
+        return f"{text}, which may be less than one sample"
+    epochs = number(float(f"{spec.train.steps * spec.train.global_batch / amount.samples:.{3 if amount.exact else 2}g}"))
+    verb = "is" if amount.exact else "is about"
+    return (f"{text} = {counted(amount.samples, 'sample')} = {counted(amount.steps, 'step')} of {spec.train.global_batch}; "
+            f"train.steps = {spec.train.steps} {verb} {epochs} {'epoch' if epochs == '1' else 'epochs'}")
 
 
 def _rough(value: float) -> int:

@@ -118,8 +118,8 @@ class FlatLayout:
     @property
     def part(self) -> int:
         """Elements of each part."""
-        each = -(-self.filled // self.shards)
-        return -(-each // ALIGNED) * ALIGNED
+        size = -(-self.filled // self.shards)
+        return -(-size // ALIGNED) * ALIGNED
 
     @property
     def padded(self) -> int:
@@ -175,7 +175,7 @@ def rank_units(
     weights: dict[str, list[Weight]] = {}
     for span in spans:
         weights |= unit_weights(family, shape, span, expert)
-    return {unit: _laid_out(unit, family, those, tensor, shards, expert) for unit, those in weights.items()}
+    return {unit: _laid_out(unit, family, group, tensor, shards, expert) for unit, group in weights.items()}
 
 
 def _laid_out(
@@ -187,7 +187,7 @@ def _laid_out(
     parts = [(weight, part_of(family, weight, tensor)) for weight in weights]
     slots: list[ParameterSlot] = []
     begin = 0
-    for weight, part in sorted(parts, key=lambda each: (len(each[0].shape) == 1, each[0].cut is None, each[1].copies)):
+    for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) == 1, pair[0].cut is None, pair[1].copies)):
         box = (expert.part(weight.shape[0]), *part.box[1:]) if weight.experts else part.box
         slots.append(ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, part.partial))
         begin += slots[-1].size
@@ -231,14 +231,14 @@ def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
         yield sum(i * stride for i, stride in zip((*at, last.start), strides[:whole], strict=True)), length
 
 
-def pieces(shape: tuple[int, ...], most: int) -> Iterator[Box]:
-    """Yield rectangles that make up a tensor, in the order of its elements, each of at most ``most`` elements."""
+def pieces(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
+    """Yield rectangles that make up a tensor, in the order of its elements, each of at most ``limit`` elements."""
     row = prod(shape[1:])
-    if row > most:
+    if row > limit:
         for at in range(shape[0]):
-            for rest in pieces(shape[1:], most):
-                yield slice(at, at + 1), *rest
+            for inner in pieces(shape[1:], limit):
+                yield slice(at, at + 1), *inner
     elif row:
-        rows = most // row
+        rows = limit // row
         for begin in range(0, shape[0], rows):
             yield slice(begin, min(begin + rows, shape[0])), *(slice(0, size) for size in shape[1:])

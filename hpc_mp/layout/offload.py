@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 # Elements that the optimizer updates at once if its state streams: 4 MiB of each slot. A disk and a bus work at nearly full
-# speed with it, and it is little compared to the memory saved.
+# speed with it, and it is small compared with the memory saved.
 CHUNK = 2**20
 SHARE = 64  # a chunk of less state is 1/SHARE of it, so that the buffers are a thirtieth of what is saved with them
 GRAIN = 2**12  # elements: a chunk is a multiple of it, for vector instructions and pages

@@ -1,4 +1,4 @@
-"""Kinds of files, recognized by name and text: ``hpc-mp lint`` is given files, not kinds."""
+"""Kinds of files, recognized by name and text: ``hpc-mp lint`` takes files, not kinds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hpc_mp.job.spec import JobSpec
 Kind = Literal["jinja", "project", "job", "template", "nccl", "slurm-conf", "slurm-part", "topology", "sbatch", "variables"]
 KINDS: dict[Kind, str] = {
     "sbatch": "a job script for sbatch",
-    "job": "a job file of hpc-mp (TOML)",
-    "variables": "variables of an environment (what env prints, NAME=VALUE lines, exports of a shell)",
-    "nccl": "a file of NCCL's settings (nccl.conf)",
+    "job": "an hpc-mp job file (TOML)",
+    "variables": "environment variables (output of env, NAME=VALUE lines, shell exports)",
+    "nccl": "an NCCL configuration file (nccl.conf)",
     "slurm-conf": "slurm.conf",
     "slurm-part": "gres.conf or cgroup.conf",
     "topology": "topology.conf",
-    "template": "a template of Azure CycleCloud",
-    "project": "a project of Azure CycleCloud (project.ini)",
+    "template": "an Azure CycleCloud template",
+    "project": "an Azure CycleCloud project (project.ini)",
     "jinja": "a Jinja template",
 }
-"""What each is called, for people."""
+"""The name of each kind in messages."""
 
 _JINJA = re.compile(r"\{%-?\s*(if|for|set|include|import|from|extends|block|macro|call|raw|filter|with)\b"
                     r"|(?<!\$)\{\{-?\s*[A-Za-z_][\w.]*(\s*\|[^{}]*)?\s*-?\}\}")
@@ -45,17 +45,17 @@ _RECIPE: tuple[tuple[Kind, Callable[[Path, str], object]], ...] = (  # the first
     ("sbatch", lambda path, text: text.startswith("#!") or path.suffix in (".sh", ".bash")),
 )
 
-RENDER_FIRST = Finding("HM001", "error", "", "a template: render it first. What its brackets stand for is not there yet.",
-                       "Render it, and check what comes out.")
+RENDER_FIRST = Finding("HM001", "error", "", "a template: its placeholders are not filled in yet.",
+                       "Render it, and check the result.")
 
 
 def kind_of(path: Path, text: str) -> Kind | None:
-    """Return the kind of a file; None if it is none of ``KINDS``."""
+    """Return the kind of a file; None if no kind in ``KINDS`` matches."""
     return next((kind for kind, holds in _RECIPE if holds(path, text)), None)
 
 
 def _tables(text: str) -> dict[str, object]:
-    """Return the tables of a TOML file; of a broken file, those whose headers can be read."""
+    """Return the tables of a TOML file; for a broken file, those with a readable header."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -63,7 +63,7 @@ def _tables(text: str) -> dict[str, object]:
 
 
 def _only_variables(text: str) -> bool:
-    """Return True if there are lines other than comments, and each sets or unsets a variable. Functions in env are ignored."""
+    """Return True if a file has lines other than comments, and each sets or unsets a variable. Functions in env are ignored."""
     plain = re.sub(r"^BASH_FUNC_.*?^}$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line.strip() for line in plain.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return bool(lines) and all(map(_SETTING.fullmatch, lines))

@@ -11,7 +11,7 @@ none, selective     what the modules of the family save; counted in the step tha
 =================== ==============================================================================================================
 
 In addition, the first stage keeps the token ids and the last one what the norm, the head and the loss need, about (h + V / T)
-numbers for each token. These are few chunks under 1F1B, whose last stage holds one. tests/train/test_activations.py counts the
+numbers for each token. These are few chunks under 1F1B, whose last stage holds one. tests/train/test_recompute.py counts the
 same.
 """
 
@@ -29,11 +29,11 @@ from hpc_mp.rundir.plan import ChunkCounts
 
 def chunk_counts(spec: JobSpec) -> tuple[ChunkCounts, ...]:
     """Return for every pipeline rank its peak number of chunks between forward and backward, and where their activations are."""
-    found = []
+    counts = []
     for actions in schedule_of(spec).ranks:
         plan = Residency() if spec.offload_horizon is None else residency(actions, spec.offload_horizon)
-        found.append(ChunkCounts(peak_in_flight(actions), peak_resident(actions, plan), peak_away(actions, plan)))
-    return tuple(found)
+        counts.append(ChunkCounts(peak_in_flight(actions), peak_resident(actions, plan), peak_away(actions, plan)))
+    return tuple(counts)
 
 
 def kept_inputs(shape: ModelShape, spec: JobSpec, layers: Sequence[int]) -> int | None:

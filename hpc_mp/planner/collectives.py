@@ -13,8 +13,8 @@ at the algorithm's rate A, and the filling of the pipeline (with chunks of the b
 - tree between k nodes: S leaves a node of 2, 2·S one of more (in two trees, each node is inside one and a leaf of the other).
 - NVLS: NVSwitch adds up, each GPU sends S·(n+1)/n, so busbw is 2(n−1)/(n+1) of the links' rate (nccl-tests' PERFORMANCE.md).
 
-No algorithm without reduction in the network beats ``ceiling``: 2(k−1)/k · S has to leave a node, so a GPU's share of the NICs
-carries at least (k−1)/(n−1) of busbw (``nic_share``).
+Without reduction in the network 2(k−1)/k · S has to leave a node, so a GPU's share of the NICs carries at least (k−1)/(n−1) of
+busbw (``nic_share``).
 
 ``tests/planner/test_collectives.py`` compares the model with published measurements, row by row.
 """
@@ -100,7 +100,7 @@ def _whole(n: int) -> float:
     return 1.0
 
 
-COLLECTIVES: dict[str, Collective] = {each.name: each for each in (
+COLLECTIVES: dict[str, Collective] = {entry.name: entry for entry in (
     Collective("all_reduce", "all_reduce_perf", True, False, False, False, False, _reduced, native="in_place"),
     Collective("all_gather", "all_gather_perf", False, False, True, False, True, _shared),
     Collective("reduce_scatter", "reduce_scatter_perf", True, False, False, True, True, _shared),
@@ -134,15 +134,13 @@ def expected(collective: str, size: int, nodes: int, ranks_per_node: int, fabric
 
 
 def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> Expectation:
-    """Return the expectation over NCCL (or RCCL).
+    """Return the expectation over NCCL (or RCCL). Raises HpcMpError if the group spans several nodes, and the fabric has no
+    network between them.
 
     Args:
         size: bytes of the whole array.
         nodes, ranks_per_node: size of the group.
         beside: number of groups on each node that use its NICs at the same time, including this one.
-
-    Raises:
-        HpcMpError: the group spans several nodes, and the fabric has no network between them.
     """
     n = nodes * ranks_per_node
     if n <= max(fabric.domain, ranks_per_node):
@@ -150,16 +148,16 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
     if n == 1 or size == 0:
         return Expectation(0.0, 0.0, "none", 0.0)
     if nodes > 1 and fabric.nics == 0:
-        raise HpcMpError(f"--fabric {fabric.name}", f"has no network between nodes, and the group reaches {nodes}",
+        raise HpcMpError(f"--fabric {fabric.name}", f"has no network between nodes, but the group spans {nodes}",
                          "measure inside the nodes (--split node), or name another fabric")
     shape = _Shape(n, ranks_per_node, nodes, _inside(fabric, ranks_per_node), _outside(fabric, ranks_per_node, beside))
     factor = COLLECTIVES[collective].factor(n)
-    algorithms = [each for protocol in nccl_model().protocols
-                  for each in _algorithms(collective, shape, fabric, protocol, nccl_model())]
-    best = min(algorithms, key=lambda each: each.seconds(size, factor))
+    algorithms = [algorithm for protocol in nccl_model().protocols
+                  for algorithm in _algorithms(collective, shape, fabric, protocol, nccl_model())]
+    best = min(algorithms, key=lambda algorithm: algorithm.seconds(size, factor))
     seconds = best.seconds(size, factor)
     busbw = size / seconds / 1e9 * factor
-    return Expectation(busbw, seconds, best.name, busbw / max(each.busbw for each in algorithms))
+    return Expectation(busbw, seconds, best.name, busbw / max(algorithm.busbw for algorithm in algorithms))
 
 
 def expect_tcp(
@@ -179,12 +177,6 @@ def expect_tcp(
     seconds = turns.get(collective, 1) * data.step * 1e-6 + size * factor / rate / 1e9
     busbw = size / seconds / 1e9 * factor
     return Expectation(busbw, seconds, "gloo" if gloo else "ring", busbw / rate)
-
-
-def ceiling(nodes: int, ranks_per_node: int, fabric: Fabric) -> float:
-    """Return the GB/s busbw of an all-reduce that no algorithm between the nodes can exceed without reduction in the network."""
-    factor = COLLECTIVES["all_reduce"].factor(nodes * ranks_per_node)
-    return _outside(fabric, ranks_per_node, 1) * nodes * factor / (2 * (nodes - 1))
 
 
 def nic_share(busbw: float, nodes: int, ranks_per_node: int) -> float:
@@ -235,8 +227,8 @@ def _algorithms(collective: str, shape: _Shape, fabric: Fabric, protocol: Protoc
     levels = 2 * math.ceil(math.log2(shape.k))
     if protocol.algorithm == "ring":
         rate = _ring_rate(collective, _Shape(shape.n, shape.g, shape.k, shape.inside, shape.network * model.nic_ring))
-        most = fabric.ll if protocol.protocol == "LL" and shape.k == 1 else protocol.most
-        yield _way(protocol, min(rate * protocol.share, most), *_ring_steps(collective, shape), fabric)
+        cap = fabric.ll if protocol.protocol == "LL" and shape.k == 1 else protocol.most
+        yield _way(protocol, min(rate * protocol.share, cap), *_ring_steps(collective, shape), fabric)
     elif collective == "all_reduce" and protocol.algorithm == "tree" and shape.k > 1:
         rate = min(model.tree_inside * shape.inside * (shape.n - 1) / shape.n, _tree_rate(shape, model))
         yield _way(protocol, min(rate * protocol.share, protocol.most), 2 * (shape.g - 1), levels, fabric)

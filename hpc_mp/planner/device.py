@@ -14,7 +14,7 @@ import psutil
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
-from hpc_mp.job.spec import Parallel
+from hpc_mp.job.parallel import Parallel
 from hpc_mp.job.values import toml_value
 
 Asked = Literal["auto", "cpu", "cuda"]
@@ -38,30 +38,28 @@ class Device:
     pools: tuple[Pool, ...] = ()
 
 
-def local_device(asked: Asked, ranks: int) -> Device:
+def local_device(requested: Asked, ranks: int) -> Device:
     """Return the device of ``ranks`` emulated ranks here. Raises HpcMpError like ``choose``."""
-    return choose(asked, ranks, find_gpus(), torch_has_cuda(), psutil.virtual_memory().total)
+    return choose(requested, ranks, find_gpus(), torch_has_cuda(), psutil.virtual_memory().total)
 
 
-def choose(asked: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
+def choose(requested: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
     """Choose the device. ``auto`` is cuda if every rank gets its own GPU; ``cuda`` with fewer lets rank r share GPU r mod GPUs.
+    Raises HpcMpError if cuda is requested and no GPU exists, or torch cannot use it.
 
     Args:
         cuda_built: True if the installed torch can use GPUs.
         memory: memory of this machine, in bytes.
-
-    Raises:
-        HpcMpError: cuda is requested and no GPU exists, or torch cannot use it.
     """
     lacking = ""
     if not gpus:
         lacking = "nvidia-smi finds no GPU"
     elif not cuda_built:
         lacking = "the installed torch is built without CUDA"
-    if asked == "cuda" and lacking:
+    if requested == "cuda" and lacking:
         raise HpcMpError("job.device = cuda", lacking, "use job.device = \"cpu\" or \"auto\"")
-    if asked == "cpu" or lacking or (asked == "auto" and len(gpus) < ranks):
-        why = "job.device = cpu" if asked == "cpu" else lacking or f"{len(gpus)} GPUs are fewer than {ranks} ranks"
+    if requested == "cpu" or lacking or (requested == "auto" and len(gpus) < ranks):
+        why = "job.device = cpu" if requested == "cpu" else lacking or f"{len(gpus)} GPUs are fewer than {ranks} ranks"
         return Device("cpu", why, (Pool("this machine", memory, tuple(range(ranks))),))
     why = "a GPU for every rank" if len(gpus) >= ranks else f"{ranks} ranks share {len(gpus)} GPUs"
     used = gpus[:ranks]
@@ -71,14 +69,8 @@ def choose(asked: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memo
 
 
 def check_memory(state: Sequence[int], device: Device) -> None:
-    """Refuse a model whose state cannot fit.
-
-    Args:
-        state: bytes of parameters, gradients and optimizer state, by rank.
-
-    Raises:
-        HpcMpError: with the arithmetic, for the first memory that is too small.
-    """
+    """Refuse a model whose state cannot fit. Raises HpcMpError, with the arithmetic, for the first memory that is too small.
+    ``state``: bytes of parameters, gradients and optimizer state, by rank."""
     for pool in device.pools:
         need = sum(state[rank] for rank in pool.ranks)
         if pool.size is not None and need > pool.size:

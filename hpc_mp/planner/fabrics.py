@@ -110,22 +110,19 @@ def fabrics() -> tuple[Fabric, ...]:
 
 
 def fabric(name: str) -> Fabric:
-    """Return the fabric of that short name, else of the machine of that name, case-insensitive.
-
-    Raises:
-        HpcMpError: the catalogue has none.
-    """
-    found = next((each for each in (*fabrics(), *_named(short=False)) if each.name.casefold() == name.casefold()), None)
-    if found is None:
-        known = ", ".join(dict.fromkeys(each.name for each in fabrics()))
-        raise HpcMpError(f"--fabric {name}", f"is none of {known}, and no machine of the catalogue whose links are known",
+    """Return the fabric of that short name, else of the machine of that name, case-insensitive. Raises HpcMpError if the
+    catalogue has none."""
+    match = next((row for row in (*fabrics(), *_named(short=False)) if row.name.casefold() == name.casefold()), None)
+    if match is None:
+        names = ", ".join(dict.fromkeys(row.name for row in fabrics()))
+        raise HpcMpError(f"--fabric {name}", f"is not one of {names}, nor a machine of the catalogue with known links",
                          "name one of them, or add a row for your machine: see env/README.md")
-    return found
+    return match
 
 
 def _named(short: bool) -> Iterator[Fabric]:
-    machines = (each for each in catalogue().machines.values() if bool(each.fabric) is short)
-    return (found for each in machines if (found := fabric_of(each)) is not None)
+    machines = (machine for machine in catalogue().machines.values() if bool(machine.fabric) is short)
+    return (candidate for machine in machines if (candidate := fabric_of(machine)) is not None)
 
 
 @cache

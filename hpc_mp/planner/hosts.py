@@ -17,7 +17,7 @@ from hpc_mp.planner.links import AXES, flows, node_edges, node_loads, unit_loads
 from hpc_mp.rundir.plan import Traffic
 
 MOST_VISITS = 400_000
-"""The search for an order visits so many hosts' places: all orders of 8 hosts, and a second or two for any number."""
+"""Maximum number of hosts' places in the search for an order: all orders of 8 hosts; a second or two for any number."""
 SLOW_SHOWN = 3
 Order = tuple[str, ...]
 Cost = Callable[[Sequence[str]], tuple[float, ...]]
@@ -27,21 +27,21 @@ def choose_host_order(
     placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree, measured: LinkRates | None = None,
 ) -> tuple[tuple[str, ...], str]:
     """Return the host of every node of the placement, and the reason: by measured rates between hosts and by the switches."""
-    known = rates(measured) if measured is not None and measured.recent() else None
-    uneven = known is not None and known.uneven(hosts)
+    host_rates = rates(measured) if measured is not None and measured.recent() else None
+    uneven = host_rates is not None and host_rates.uneven(hosts)
     if not uneven and not tree.above:
         return hosts, "rank map: in Slurm's order of hosts"
-    ordered = cheapest_hosts(placement, traffic, hosts, tree, known)
-    if measured is None or known is None or not uneven:
+    ordered = cheapest_hosts(placement, traffic, hosts, tree, host_rates)
+    if measured is None or host_rates is None or not uneven:
         return ordered, host_words(placement, traffic, hosts, ordered, tree)
-    return ordered, rate_words(placement, traffic, hosts, ordered, known, measured.when())
+    return ordered, rate_words(placement, traffic, hosts, ordered, host_rates, measured.when())
 
 
 def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
     """Describe an order of hosts that a program's ranks keep, and the slow links, which this order does not avoid."""
-    known = rates(measured) if measured is not None and measured.recent() else None
-    slow = ", ".join(_some([words for _, words in slow_words(known, hosts)])) if known is not None else ""
-    return ("rank map: in Slurm's order of hosts, so that a rank is the task of its number, and who sends to whom is not known"
+    host_rates = rates(measured) if measured is not None and measured.recent() else None
+    slow = ", ".join(_some([text for _, text in slow_words(host_rates, hosts)])) if host_rates is not None else ""
+    return ("rank map: in Slurm's order of hosts: each rank is the task of the same number, and its traffic is unknown"
             + (f"; it does not avoid slow links, measured {measured.when()}: {slow}" if measured is not None and slow else ""))
 
 
@@ -50,18 +50,15 @@ def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | Non
     if measured is None or rank_map != "auto" or nodes == 1:
         return None
     if not measured.recent():
-        return f"rates were measured {measured.when()} and count for {COUNTS_DAYS} days: `hpc-mp doctor` measures them again"
-    known = rates(measured)
-    slow = ", ".join(_some([words for _, words in slow_words(known, measured.nodes)])) if known is not None else ""
-    return f"slow links will get the least to carry: measured {measured.when()}, {slow}" if slow else None
+        return f"rates were measured {measured.when()} and are used for {COUNTS_DAYS} days: run `hpc-mp doctor` again"
+    host_rates = rates(measured)
+    slow = ", ".join(_some([text for _, text in slow_words(host_rates, measured.nodes)])) if host_rates is not None else ""
+    return f"slow links will carry the least: measured {measured.when()}, {slow}" if slow else None
 
 
 def leaves(placement: Placement, hosts: Sequence[str], tree: SwitchTree) -> tuple[str, ...]:
-    """Return the leaf switch of every rank; a host that the tree does not name counts as a separate leaf.
-
-    Raises:
-        HpcMpError: fewer hosts than the placement has nodes.
-    """
+    """Return the leaf switch of every rank; a host that the tree does not name counts as a separate leaf. Raises HpcMpError for
+    fewer hosts than the placement has nodes."""
     if len(hosts) < placement.nodes:
         raise HpcMpError(f"{len(hosts)} hosts", f"are fewer than the {placement.nodes} nodes of the placement",
                          f"name {placement.nodes} hosts")
@@ -84,7 +81,7 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
         for (axis, sender, receiver), count in edges.items():
             if leaf[sender] != leaf[receiver]:
                 out[leaf[sender], axis] += count
-        return max(sum(out[each, axis] * weight for axis, weight in weights.items()) for each in leaf)
+        return max(sum(out[switch, axis] * weight for axis, weight in weights.items()) for switch in leaf)
 
     return cost
 
@@ -106,27 +103,27 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
     if rates is None or not (uneven := rates.uneven(hosts)):
         return ordered
     timed = step_times(placement, traffic, rates)
-    found = cheapest((ordered, rates.chained(hosts)), timed, switched, uneven, MOST_VISITS // len(hosts))
-    return found if timed(found) < timed(ordered) else ordered
+    candidate = cheapest((ordered, rates.chained(hosts)), timed, switched, uneven, MOST_VISITS // len(hosts))
+    return candidate if timed(candidate) < timed(ordered) else ordered
 
 
-def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str],
+def host_words(placement: Placement, traffic: Traffic, initial: Sequence[str], ordered: Sequence[str],
                tree: SwitchTree) -> str:
     """Return ``rank map: n1 n3 n2 n4 → 8.1 MB per step out of the busiest leaf switch, 12.3 MB in the order given``."""
     cost = hosts_cost(placement, traffic, tree)
-    before, after = cost(given), cost(ordered)
-    leaves = f"{data_size(after)} per step out of the busiest leaf switch" if after else "nothing leaves a leaf switch"
+    before, after = cost(initial), cost(ordered)
+    leaves = f"{data_size(after)} per step out of the busiest leaf switch" if after else "no traffic leaves a leaf switch"
     return f"rank map: {' '.join(ordered)} → {leaves}" + (f", {data_size(before)} in the order given" if before else "")
 
 
-def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: TieredRates,
+def rate_words(placement: Placement, traffic: Traffic, initial: Sequence[str], ordered: Sequence[str], rates: TieredRates,
                when: str) -> str:
     """Describe an order of hosts and its slow links by measured rates:
 
     ``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates measured 3 d ago, 810 ms in the order given; n2–n3 has …``.
     """
     cost = step_times(placement, traffic, rates)
-    (after, _), (before, _) = cost(ordered), cost(given)
+    (after, _), (before, _) = cost(ordered), cost(initial)
     sent = flows(placement, traffic)
     node = {host: number for number, host in enumerate(ordered)}
 
@@ -136,8 +133,8 @@ def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
         axes = dict.fromkeys(kind for axis, (kind, _) in AXES.items() if any(getattr(load, axis) for load in crossing))
         return f"{'carries' if len(members) == 2 else 'sends'} {' and '.join(axes) or 'nothing'}{' only' * (len(axes) == 1)}"
 
-    slow = [f"{words}: {carried(members)}" for members, words in slow_words(rates, ordered)]
-    return "; ".join([f"rank map: {' '.join(ordered)} → {duration(after)} per step on the busiest way "
+    slow = [f"{text}: {carried(members)}" for members, text in slow_words(rates, ordered)]
+    return "; ".join([f"rank map: {' '.join(ordered)} → {duration(after)} per step on the busiest path "
                       f"at the rates measured {when}, {duration(before)} in the order given", *_some(slow)])
 
 
@@ -147,9 +144,9 @@ def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str
             for members, share in rates.slow(hosts).items()]
 
 
-def _some(words: list[str]) -> list[str]:
-    more = len(words) - SLOW_SHOWN
-    return [*words[:SLOW_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+def _some(texts: list[str]) -> list[str]:
+    more = len(texts) - SLOW_SHOWN
+    return [*texts[:SLOW_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
 def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, float]]:
@@ -167,14 +164,14 @@ def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Ca
     If all rates are equal, all orders cost the same to the last bit.
     """
     sent = flows(placement, traffic)
-    pairs = tuple((i, j, max(one, other), one + other) for i, j in sorted({(min(way), max(way)) for way in sent})
-                  for one, other in [(_bytes(sent, i, j), _bytes(sent, j, i))])
+    pairs = tuple((i, j, max(forward, backward), forward + backward) for i, j in sorted({(min(way), max(way)) for way in sent})
+                  for forward, backward in [(_bytes(sent, i, j), _bytes(sent, j, i))])
     out = tuple(load.total for load in node_loads(placement, traffic))
 
     def cost(hosts: Sequence[str]) -> tuple[float, float]:
         rate = [rates.between(hosts[i], hosts[j]) * 1e9 for i, j, _, _ in pairs]
         nodes = (load / (rates.end(host) * 1e9) for load, host in zip(out, hosts, strict=False))
-        longest = max(*nodes, *(most / r for (_, _, most, _), r in zip(pairs, rate, strict=True)), 0.0)
+        longest = max(*nodes, *(larger / r for (_, _, larger, _), r in zip(pairs, rate, strict=True)), 0.0)
         return longest, fsum(both / r for (_, _, _, both), r in zip(pairs, rate, strict=True))
 
     return cost
@@ -207,10 +204,10 @@ def _descended(order: Order, first: Cost, then: Cost, movable: Collection[str], 
     """Exchange two hosts repeatedly, as long as that lowers the cost."""
     while near := [*islice(_exchanged(order, movable), tries)]:
         tries -= len(near)
-        found = _least([order, *near], first, then)
-        if first(found) == first(order):
+        best = _least([order, *near], first, then)
+        if first(best) == first(order):
             break
-        order = found
+        order = best
     return order
 
 

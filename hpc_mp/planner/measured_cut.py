@@ -24,10 +24,8 @@ def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
     """Return the stages of a job with ``partition = "profile"``.
 
     ``memory_weight`` counts as the job states it. If it is left out, the smallest weight with which every rank fits is taken; if
-    none fits, the weight whose fullest rank holds least.
-
-    Raises:
-        HpcMpError: the profile is missing, or is a profile of something else.
+    none fits, the weight whose fullest rank holds least. Raises HpcMpError if the profile is missing, or is a profile of
+    something else.
     """
     profile = read_profile(spec, shape)
     if spec.parallel.memory_weight is not None or profile.memory is None:
@@ -40,7 +38,7 @@ def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
     chosen = needs.index(min(needs)) if fits is None else fits
     room = f"the {memory_size(profile.memory)} of a measured {profile.device}"
     beyond = f"; with time alone a rank would need {memory_size(needs[0])} of {room}"
-    still = f", and it needs {memory_size(needs[chosen])} so" if fits is None else ""
+    still = f", and it still needs {memory_size(needs[chosen])}" if fits is None else ""
     return replace(cuts[chosen], why=f"{cuts[chosen].why}; memory_weight {WEIGHTS[chosen]}{beyond}{still}")
 
 
@@ -50,13 +48,13 @@ def _weighed(spec: JobSpec, weight: float) -> JobSpec:
 
 def fullest(layers: tuple[int, ...], profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> int:
     """Return the bytes of the rank that holds most: state and activations."""
-    kept = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
+    sizes = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
             + profile.head.activations * span.last for span in stage_spans(layers)]
     shares = spec.parallel.tensor * spec.parallel.context
     state, placement = state_bytes(shape, spec, layers), schedule_of(spec).placement
     needs = []
     for rank, chunks in enumerate(chunk_counts(spec)):
-        largest = max(size for size, holder in zip(kept, placement, strict=True) if holder == rank)
+        largest = max(size for size, holder in zip(sizes, placement, strict=True) if holder == rank)
         held = max(state[rank, tensor].total for tensor in range(spec.parallel.tensor))
         needs.append(held + chunks.here * largest // shares)
     return max(needs)

@@ -41,10 +41,7 @@ SLOTS = {"adamw": 2, "sgd": 0}  # tensors of optimizer state per parameter, in t
 
 def state_bytes(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...]) -> dict[tuple[int, int], StateBytes]:
     """Return the state of the ranks at (pipeline, tensor) coordinates at the peak of a step, whatever their data coordinate.
-
-    Args:
-        layers: layers of every stage.
-    """
+    ``layers``: layers of every stage."""
     return {(pipeline, tensor): _bytes(spec, list(units_of(shape, spec, layers, pipeline, tensor).values()))
             for pipeline in range(spec.parallel.pipeline) for tensor in range(spec.parallel.tensor)}
 
@@ -88,9 +85,9 @@ def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:
     return StateBytes(parameters, gradients, buffers, host=host, disk=optimizer)
 
 
-def _whole(units: list[FlatLayout], passing: list[FlatLayout], most: int) -> int:
-    """Return the elements of units that a rank has whole at once; of the passing units only those of ``most`` blocks."""
+def _whole(units: list[FlatLayout], passing: list[FlatLayout], limit: int) -> int:
+    """Return the elements of units that a rank has whole at once; of the passing units only those of ``limit`` blocks."""
     blocks: Counter[str] = Counter()
     for unit in passing:
         blocks[unit.block] += unit.padded
-    return sum(unit.padded for unit in units if unit not in passing) + sum(size for _, size in blocks.most_common(most))
+    return sum(unit.padded for unit in units if unit not in passing) + sum(size for _, size in blocks.most_common(limit))

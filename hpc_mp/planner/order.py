@@ -46,20 +46,20 @@ def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | Non
         traffic: traffic of the job.
         measured: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet.
     """
-    asked, p = spec.parallel.order, spec.parallel
-    if asked != "auto":
-        return RankOrder(normalize_order(asked, p.context), f"parallel.order = {asked}")
+    requested, p = spec.parallel.order, spec.parallel
+    if requested != "auto":
+        return RankOrder(normalize_order(requested, p.context), f"parallel.order = {requested}")
     usual = measured.usual if measured is not None and measured.recent() else None
     order, costs = cheapest_order(degrees_of(spec), traffic, spec.job.ranks_per_node,
                                   DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=p.rank_map)
     if spec.job.nodes == 1:
         return RankOrder(order, "one node: no traffic leaves it")
     waited = [cost.waited for cost in costs]
-    words = f"a step waits for {data_size(min(waited))} on links between nodes, in the worst order {data_size(max(waited))}"
+    reason = f"a step waits for {data_size(min(waited))} on links between nodes, in the worst order {data_size(max(waited))}"
     if measured is None or usual is None:
-        return RankOrder(order, words)
+        return RankOrder(order, reason)
     seconds = min(cost.seconds for cost in costs)
-    return RankOrder(order, f"{words}; {duration(seconds)} at the {data_rate(usual)} measured {measured.when()}", seconds)
+    return RankOrder(order, f"{reason}; {duration(seconds)} at the {data_rate(usual)} measured {measured.when()}", seconds)
 
 
 def cheapest_order(

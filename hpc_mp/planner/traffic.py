@@ -81,12 +81,12 @@ def reduce_choice(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> 
     costs = {}
     for way in when:
         job = resolved(spec, [ResolvedKey(key, way)])
-        held = max(each.total for each in state_bytes(shape, job, layers).values())
+        held = max(state.total for state in state_bytes(shape, job, layers).values())
         sent = traffic_of(job, shape, layers).data
         costs[way] = f"{data_size(sent)} per step over the data axis and holds {memory_size(held)}"
     other, = when.keys() - {spec.reduce}
-    asked = f"the default of ZeRO-{p.zero}" if p.reduce == "auto" else "as asked for"
-    return ResolvedKey(key, spec.reduce, f"summed {when[spec.reduce]}, {asked}: a rank sends {costs[spec.reduce]} of state; "
+    source = f"the default of ZeRO-{p.zero}" if p.reduce == "auto" else "as requested"
+    return ResolvedKey(key, spec.reduce, f"summed {when[spec.reduce]}, {source}: a rank sends {costs[spec.reduce]} of state; "
                                          f"{when[other]} it sends {costs[other]}")
 
 
@@ -106,14 +106,14 @@ def rank_traffic(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], pipe
     back = sum(stage > 0 and placement[stage - 1] != pipeline for stage in held)
     copied = TIED in units and not (first and last)
     same, expert = spec.state_degree // p.expert, expert_cut(spec)
-    here = [spans[stage] for stage in held]
+    rank_spans = [spans[stage] for stage in held]
     dp, replicas = _data_axis(spec, _kind(units, False), spec.state_degree, spec.shard_degree, first, last)
     expert_dp, expert_replicas = _data_axis(spec, _kind(units, True), same, expert.shards, False, False)
-    cp, cp_pairs = _context_axis(spec, shape, here)
-    choices_tp, choices_cp = _choices(spec, shape, here)
+    cp, cp_pairs = _context_axis(spec, shape, rank_spans)
+    choices_tp, choices_cp = _choices(spec, shape, rank_spans)
     return Traffic(
         tp=tensor + _shared_gradients(spec, units) + choices_tp, cp=cp + choices_cp, cp_pairs=cp_pairs,
-        pp=float(m * activation * max(onward, back)), ep=_expert_axis(spec, shape, here), dp=dp, replicas=replicas,
+        pp=float(m * activation * max(onward, back)), ep=_expert_axis(spec, shape, rank_spans), dp=dp, replicas=replicas,
         expert_dp=expert_dp, expert_replicas=expert_replicas,
         tied=float(units[TIED].part * master) if copied else 0.0,
         shards=_of_all(spec.shard_degree, spec.state_degree), expert_shards=_of_all(expert.shards, same))
@@ -167,12 +167,12 @@ def _expert_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> fl
     if p.expert == 1:
         return 0.0
     again = blocks_together(p.recompute) is not None
-    most = expert_capacity(spec.train.expert_capacity, spec.data.sequence_length, shape)
+    capacity = expert_capacity(spec.train.expert_capacity, spec.data.sequence_length, shape)
     sent = 0.0
     for layer in (layer for span in spans for layer in span.layers):
         shares = p.context * _sharing_tensor_ranks(spec, shape, layer)
         choices = -(-spec.data.sequence_length // shares) * shape.experts_per_token
-        taken = choices if most is None else min(choices, most * shape.experts / shares)
+        taken = choices if capacity is None else min(choices, capacity * shape.experts / shares)
         rows = spec.microbatch_size * taken * shape.hidden * BYTES[spec.train.precision][1]
         sent += (4 + 2 * again) * rows + (1 + again) * COUNT * shape.experts
     return spec.microbatches * sent / p.expert
@@ -184,9 +184,9 @@ def _choices(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[
         return 0.0, 0.0
     layers = [layer for span in spans for layer in span.layers]
     passes = 1 if blocks_together(spec.parallel.recompute) is None else 2
-    made = spec.microbatches * spec.microbatch_size * spec.data.sequence_length * shape.experts_per_token
+    choices = spec.microbatches * spec.microbatch_size * spec.data.sequence_length * shape.experts_per_token
     tensor = sum(_ring_all_reduce(_sharing_tensor_ranks(spec, shape, layer)) for layer in layers)
-    return passes * made * CHOICE * tensor, passes * made * CHOICE * len(layers) * _ring_all_reduce(spec.parallel.context)
+    return passes * choices * CHOICE * tensor, passes * choices * CHOICE * len(layers) * _ring_all_reduce(spec.parallel.context)
 
 
 def _sharing_tensor_ranks(spec: JobSpec, shape: ModelShape, layer: int) -> int:
@@ -201,10 +201,7 @@ def _data_axis(
 ) -> tuple[float, float]:
     """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units.
 
-    ``first``, ``last``: True if it has the first, the last stage.
-
-    Args:
-        ranks: number of ranks that train the same parameters.
+    ``first``, ``last``: True if it has the first, the last stage. ``ranks``: number of ranks that train the same parameters.
     """
     master, computed = BYTES[spec.train.precision]
     zero, m = spec.parallel.zero, spec.microbatches

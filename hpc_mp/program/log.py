@@ -1,4 +1,4 @@
-"""``hpc_mp.log``: a program's report of its steps, which status, ``--wait`` and the report page show."""
+"""``hpc_mp.log``: a program's report of its steps, for status, ``--wait`` and the report page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_mp.rundir.usage import cut_steps
 
 
 def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: float = 0.0, grad_norm: float = math.nan) -> None:
-    """Record that a step has ended. Only rank 0 writes. On other ranks, and outside of a run of hpc-mp, it does nothing.
+    """Record the end of a step. Only rank 0 writes. On other ranks, and outside of a run of hpc-mp, it does nothing.
 
     ::
 
@@ -28,14 +28,14 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
             hpc_mp.log(step=step, loss=loss.item(), tokens=batch.numel() * world_size)
 
     Args:
-        step: number from 1, each greater than the one before; steps may be skipped. A later attempt that begins with a step
-            already written replaces that step and all after it.
-        loss: loss of the step; left out if it has none.
+        step: number from 1, greater than the previous one; steps may be skipped. If a later attempt begins with a recorded
+            step, it replaces that step and all later ones.
+        loss: loss of the step; omitted if it has none.
         tokens: tokens, samples or other units of this step, on all ranks. The first step of an attempt is timed from the start
             of its ranks.
 
     Raises:
-        HpcMpError: the step does not follow the one before.
+        HpcMpError: the step does not follow the previous one.
     """
     run = os.environ.get("HPC_MP_RUN")
     if run is None or _rank(os.environ) != 0:
@@ -46,8 +46,8 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
 
 def _rank(environ: Mapping[str, str]) -> int:
     """Return the rank from the program's own launcher, else from MPI's."""
-    own = environ.get("RANK", "")
-    return int(own) if own.isdecimal() else identity(environ).rank
+    rank = environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else identity(environ).rank
 
 
 @cache
@@ -69,13 +69,13 @@ class _StepWriter:
         if self._step == 0:
             self._begin(step)
         if step <= self._step:
-            raise HpcMpError(f"hpc_mp.log(step={step})", f"does not follow step {self._step}", "number steps from 1, each once")
+            raise HpcMpError(f"hpc_mp.log(step={step})", f"does not follow step {self._step}", "number steps upwards from 1")
         now = time.monotonic()
         seconds, self._time = max(now - self._time, 1e-9), now
-        each = seconds / (step - self._step)
+        step_seconds = seconds / (step - self._step)
         self._tokens += tokens
         self._file.write(line_of(StepMetrics(
-            step=step, tokens=self._tokens, step_time_s=each, tokens_per_s=tokens / each, peak_memory_bytes=0,
+            step=step, tokens=self._tokens, step_time_s=step_seconds, tokens_per_s=tokens / step_seconds, peak_memory_bytes=0,
             label_tokens=tokens, attempt=self._attempt, **values)))
         self._step = step
 

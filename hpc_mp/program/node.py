@@ -1,8 +1,8 @@
-"""``python -m hpc_mp.program.node RUN``: a node's task on which mpirun starts the ranks (``slurm.mpi = "mpirun"``).
+"""``python -m hpc_mp.program.node RUN``: a node's task in which mpirun starts the ranks (``slurm.mpi = "mpirun"``).
 
-srun starts one such task on every node, with the CPUs, GPUs and memory of its ranks. The task on the first node runs mpirun.
+srun starts one task on every node, with the CPUs, GPUs and memory of its ranks. The task on the first node runs mpirun.
 mpirun starts its daemons by ``agent HOST COMMAND``, as it would by ssh; the agent passes the command to the task on that host.
-So the ranks belong to srun's step: Slurm's signals to the step reach them, and none of them outlives it.
+So the ranks belong to srun's step: Slurm's signals to the step reach them, and no rank outlives it.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import OWN_PATH, read_program
 from hpc_mp.rundir.rank_env import node_name
 
-ASKED = 'slurm.mpi = "mpirun"'
-BRING = "name the module that brings it in slurm.modules, or let slurm.setup put its directory on PATH"
-OTHERWISE = 'name a module of Open MPI, MPICH or Intel MPI in slurm.modules, or set program.start = "node"'
-AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun splits a path at its blanks
+SETTING = 'slurm.mpi = "mpirun"'
+BRING = "add the module that provides it to slurm.modules, or its directory to PATH in slurm.setup"
+OTHERWISE = 'add a module of Open MPI, MPICH or Intel MPI to slurm.modules, or set program.start = "node"'
+AGENT = "hpc-mp-daemon"  # looked up on PATH, because mpirun splits a path at its blanks
 TAKEN = (*PASSED, signal.SIGABRT)
-KEPT_BACK = PASSED  # not for mpirun and its daemons: Slurm may signal the whole step, and they would end ranks that save
+KEPT_BACK = PASSED  # blocked in mpirun and its daemons: Slurm may signal the whole step, and they would end ranks that save
 END_OF_ALL, SIGNAL = "end", "signal"  # messages to a node's task, other than a command of mpirun
 WORKERS = 64  # nodes contacted concurrently
 POLL_S = 0.1
 REPEAT_S = 2.0  # between two requests to stop: a rank may not have begun at the first one
 LAG_S = 10.0  # in which mpirun must notice that all its processes are dead
-REACHED_S = 60.0  # until a node's task must be reachable: srun starts all at once
+REACHED_S = 60.0  # until a node's task must be reachable: srun starts all tasks at once
 
 
 def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """Run the task and return its exit code: that of this node's rank that first ended by itself; else mpirun's on the first
+    """Run the task and return its exit code: the code of this node's rank that first ended by itself; else mpirun's on the first
     node, and 0 on the others; 2 if mpirun is missing, with a record of the reason."""
-    noted: list[int] = []
+    received: list[int] = []
     for number in TAKEN:
-        signal.signal(number, lambda number, frame: noted.append(number))
+        signal.signal(number, lambda number, frame: received.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
     run = RunDirectory(path)
     record = read_attempt(run.attempt_record)
     if record.token != environ.get(TOKEN):
-        print(f"hpc-mp: attempt {environ.get(TOKEN)} is not the run's current one any more; it ends", file=sys.stderr)
+        print(f"hpc-mp: attempt {environ.get(TOKEN)} is no longer the run's current one; it ends", file=sys.stderr)
         return 1
     watch_stepd(run, environ)
-    here = record.hosts.index(node_name(environ))
+    node = record.hosts.index(node_name(environ))
     guards(environ).mkdir(mode=0o700, exist_ok=True)
-    own = _environment(run, environ)
-    access = NodeAccess(record, own, noted)
+    mpi_environ = _environment(run, environ)
+    access = NodeAccess(record, mpi_environ, received)
     mpirun = None
     try:
-        mpirun = _start(run, record, own) if here == 0 else None
+        mpirun = _start(run, record, mpi_environ) if node == 0 else None
     except HpcMpError as error:
         print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):  # a full disk must not hide the reason: the log has it too
-            said = f"{record.hosts[0]}: {error}"
-            write_failure(run, RankFailure(0, record.hosts[0], "user", said, time.time(), record.attempt))
+            message = f"{record.hosts[0]}: {error}"
+            write_failure(run, RankFailure(0, record.hosts[0], "user", message, time.time(), record.attempt))
         return 2
     signals = PassedOn(run, record.attempt, f"SIG{read_program(run.program).signal}", guards(environ))
     children = DeadChildren(mpirun.pid, LAG_S) if mpirun is not None else None
@@ -81,13 +81,13 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
         if mpirun is not None and children is not None and not stuck and children.noticed():
             stuck = True
             mpirun.kill()
-        while noted:
-            signals.note(noted.pop(0))
+        while received:
+            signals.note(received.pop(0))
         signals.send()
         time.sleep(POLL_S)
-    left = signals.end()
-    code = first_code(guards(environ)) or (mpirun.returncode if mpirun is not None and not stuck else 0) or int(left)
-    if mpirun is not None and code == 0:  # else srun ends the tasks of the others
+    survivors = signals.end()
+    code = first_code(guards(environ)) or (mpirun.returncode if mpirun is not None and not stuck else 0) or int(survivors)
+    if mpirun is not None and code == 0:  # otherwise srun ends the tasks of the other nodes
         for host in record.hosts[1:]:
             with suppress(OSError, EOFError):  # it has ended with its daemon
                 _ask(record, host, [END_OF_ALL], patience=0.0)
@@ -95,8 +95,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def send_signal(record: AttemptRecord, number: str) -> None:
-    """Have the tasks of all nodes forward a signal, given by its name without SIG, to their ranks. If Slurm tracks processes by
-    their parents (``proctrack/linuxproc``), its own signal would also reach mpirun and its daemons, which would end the ranks."""
+    """Make the tasks of all nodes forward a signal, named without SIG, to their ranks. If Slurm tracks processes by their
+    parents (``proctrack/linuxproc``), its own signal would also reach mpirun and its daemons, which would end the ranks."""
 
     def ask(host: str) -> None:
         with suppress(OSError, EOFError, AuthenticationError):  # the task may have ended just now
@@ -116,16 +116,16 @@ def _environment(run: RunDirectory, environ: Mapping[str, str]) -> dict[str, str
     return {**shared, **as_root(), **by_agent(AGENT), OWN_PATH: shared["PATH"], "PATH": f"{agent.parent}:{shared['PATH']}"}
 
 
-def _start(run: RunDirectory, record: AttemptRecord, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(run: RunDirectory, record: AttemptRecord, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start mpirun, which starts the ranks' guards. Raises HpcMpError if it is missing or of an unknown family."""
-    found = family(patient, OTHERWISE, ASKED, BRING)
+    mpirun = family(patient, OTHERWISE, SETTING, BRING)
     placement = from_dict(read_json(run.placement))
     rank = [sys.executable, "-P", "-m", "hpc_mp.program", str(run.path)]
-    argv = ["mpirun", *found.on(record.hosts, len(placement.ranks) // placement.nodes), *rank]
+    argv = ["mpirun", *mpirun.on(record.hosts, len(placement.ranks) // placement.nodes), *rank]
     signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)
     try:
-        with open(run.srun_log, "ab") as words:
-            return subprocess.Popen(argv, env=own, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True)
+        with open(run.srun_log, "ab") as log:
+            return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, KEPT_BACK)
 
@@ -136,29 +136,29 @@ class PassedOn:
     def __init__(self, run: RunDirectory, attempt: int, stop: str, directory: Path) -> None:
         self._run, self._attempt, self._directory = run, attempt, directory
         self._stop = signal.Signals[stop]
-        self._asked, self._sent = False, 0.0
+        self._stop_requested, self._sent = False, 0.0
 
     def note(self, number: int) -> None:
         """Handle a received signal."""
-        if number == signal.SIGABRT:  # the ranks hang: the programs themselves write their stacks at it
+        if number == signal.SIGABRT:  # the ranks hang: the programs themselves write their stacks at this signal
             for process in processes(self._run, self._attempt):
                 _kill(process.pid, signal.SIGABRT)
         elif number in (self._stop, STOP):
-            self._asked = True
+            self._stop_requested = True
         else:
             self._to_guards(number)
 
     def send(self) -> None:
         """Repeat the request to stop once it has been made. A guard forwards it to its rank only once."""
-        if self._asked and time.monotonic() - self._sent > REPEAT_S:
+        if self._stop_requested and time.monotonic() - self._sent > REPEAT_S:
             self._sent = time.monotonic()
             self._to_guards(STOP)
 
     def end(self) -> bool:
-        """Kill ranks that outlived mpirun and its daemons, for example after the death of a daemon. Return True if any had."""
-        left = self._guards()
+        """Kill ranks that outlived mpirun and its daemons, for example after the death of a daemon. Return True for any."""
+        pids = self._guards()
         self._to_guards(signal.SIGKILL)  # their ranks die too
-        return bool(left)
+        return bool(pids)
 
     def _guards(self) -> list[int]:
         return [int(name) for name in os.listdir(self._directory) if name.isdigit() and _is_guard(name)]
@@ -172,11 +172,11 @@ class NodeAccess:
     """The access point where mpirun's agents request the start of its daemon on this node.
 
     Attributes:
-        over: set once the daemon has ended, or mpirun.
+        over: set once the daemon or mpirun has ended.
     """
 
-    def __init__(self, record: AttemptRecord, environ: Mapping[str, str], noted: list[int]) -> None:
-        self._secret, self._environ, self._noted = record.secret.encode(), environ, noted
+    def __init__(self, record: AttemptRecord, environ: Mapping[str, str], received: list[int]) -> None:
+        self._secret, self._environ, self._received = record.secret.encode(), environ, received
         self.over = threading.Event()
         self._listener = Listener(("", record.port), backlog=16)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -194,12 +194,12 @@ class NodeAccess:
             words = json.loads(caller.recv_bytes())
             if words[0] in (END_OF_ALL, SIGNAL):
                 if words[0] == SIGNAL:
-                    self._noted.append(signal.Signals[f"SIG{words[1]}"])
+                    self._received.append(signal.Signals[f"SIG{words[1]}"])
                 else:
                     self.over.set()
                 caller.send_bytes(b"0")
                 return
-            signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)  # of this thread; bash leaves it so, dash does not
+            signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_BACK)  # of this thread; bash keeps the mask, dash does not
             daemon = subprocess.Popen(["bash", "-c", " ".join(words)], env=self._environ, stdin=subprocess.DEVNULL,
                                       start_new_session=True)
             try:
@@ -210,7 +210,7 @@ class NodeAccess:
 
 def agent(path: Path, words: Sequence[str]) -> int:
     """Run words on a host of the job, like ``ssh HOST WORDS``, and return their exit code."""
-    for number in KEPT_BACK:  # children of mpirun may get the signals that it does not
+    for number in KEPT_BACK:  # children of mpirun may get signals that mpirun itself blocks
         signal.signal(number, signal.SIG_IGN)
     words = [*words]
     while words and words[0].startswith("-"):  # an option of ssh

@@ -1,4 +1,4 @@
-"""``python -m hpc_mp.program.stacks RUN ATTEMPT TIME``: write down the stacks of a node's ranks, which hang.
+"""``python -m hpc_mp.program.stacks RUN ATTEMPT TIME``: record the stacks of a node's hung ranks.
 
 py-spy is used if it is installed and the kernel permits it. Else ranks get SIGABRT at ``TIME`` (unix seconds, the same on all
 nodes: the first rank that dies ends the others). Python then writes the stacks of all threads to the rank's log
@@ -28,8 +28,8 @@ from hpc_mp.rundir.rank_env import SOURCES
 
 TOOL = "py-spy"
 TOOL_S = 4.0  # a process that does not answer the debugger (for example in state D) must not delay the others
-ABORT_S = 4.0  # to write its stacks as it dies: another SIGABRT, from the process that ends it, would interrupt this
-WORKERS = 8  # maximum of further processes of a rank, such as its data loader's, that are inspected
+ABORT_S = 4.0  # to write its stacks as it dies: the SIGABRT that ends the ranks afterwards would interrupt it
+WORKERS = 8  # maximum number of further inspected processes of a rank, such as its data loader's
 NO_CORE = 1  # byte: at this size no core is written to a file or a program (core(5)); a rank's core may be hundreds of GB
 WORDS = 200  # characters of a command line
 
@@ -40,7 +40,7 @@ class RankProcess:
 
     Attributes:
         environ: its initial environment.
-        state: state in the kernel's words, with the kernel function in which it sleeps.
+        state: the kernel's state of the process, with the kernel function in which it sleeps.
     """
 
     pid: int
@@ -51,8 +51,8 @@ class RankProcess:
     state: str
 
     def __str__(self) -> str:
-        words = " ".join(" ".join(self.command).split())[:WORDS].encode(errors="replace").decode()
-        return f"rank {self.rank}, pid {self.pid}, {self.state}: {words}"
+        command = " ".join(" ".join(self.command).split())[:WORDS].encode(errors="replace").decode()
+        return f"rank {self.rank}, pid {self.pid}, {self.state}: {command}"
 
     @property
     def is_python(self) -> bool:
@@ -60,7 +60,7 @@ class RankProcess:
 
 
 def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[int]:
-    """Write down the stacks of the ranks on this machine. Return the ranks found.
+    """Record the stacks of the ranks on this machine. Return the ranks.
 
     Args:
         until: unix seconds at which ranks without stacks from py-spy get SIGABRT.
@@ -68,16 +68,16 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
     ranks: dict[int, list[RankProcess]] = {}
     for process in processes(run, attempt):
         ranks.setdefault(process.rank, []).append(process)
-    chosen = {rank: in_order(found)[:1 + WORKERS] for rank, found in ranks.items()}
+    chosen = {rank: in_order(group)[:1 + WORKERS] for rank, group in ranks.items()}
     with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as pool:
-        asked = {process.pid: pool.submit(stack, process) for found in chosen.values() for process in found}
-        stacks = {pid: answer.result() for pid, answer in asked.items()}
-    for rank, found in chosen.items():
-        text = "\n".join(f"{process}\n{stacks[process.pid]}" for process in found)
+        futures = {process.pid: pool.submit(stack, process) for group in chosen.values() for process in group}
+        stacks = {pid: future.result() for pid, future in futures.items()}
+    for rank, group in chosen.items():
+        text = "\n".join(f"{process}\n{stacks[process.pid]}" for process in group)
         with suppress(OSError):  # a full disk must not keep them alive
             write_text(run.rank_stack(rank), text)
-    silent = [found[0].pid for found in chosen.values() if not any(stacks[process.pid] for process in found)]
-    for pid in (process.pid for found in ranks.values() for process in found):
+    silent = [group[0].pid for group in chosen.values() if not any(stacks[process.pid] for process in group)]
+    for pid in (process.pid for group in ranks.values() for process in group):
         without_core(pid)
     time.sleep(max(0.0, until - time.time()) if silent else 0.0)
     for pid in silent:
@@ -90,7 +90,7 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
 
 
 def lives(pid: int) -> bool:
-    """Return True if a process has not ended; a zombie has."""
+    """Return True if a process has not ended; a zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -99,20 +99,20 @@ def lives(pid: int) -> bool:
 
 def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:
     """Return the processes of this attempt's ranks that this user may inspect, by pid."""
-    wanted = {"HPC_MP_RUN": str(run.path), "HPC_MP_ATTEMPT": str(attempt)}
-    found = []
+    variables = {"HPC_MP_RUN": str(run.path), "HPC_MP_ATTEMPT": str(attempt)}
+    rank_processes = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError, ValueError, IndexError):  # it has ended, or belongs to another user
                 environ = dict(word.split("=", 1) for word in _words(entry, "environ") if "=" in word)
-                rank = rank_of(environ) if wanted.items() <= environ.items() else None
+                rank = rank_of(environ) if variables.items() <= environ.items() else None
                 if rank is not None:
-                    found.append(_process(int(entry), rank, environ))
-    return sorted(found, key=lambda process: process.pid)
+                    rank_processes.append(_process(int(entry), rank, environ))
+    return sorted(rank_processes, key=lambda process: process.pid)
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
-    """Return the rank from torchrun's variable, else from that of MPI's launcher; None for the one command of a node."""
+    """Return the rank from torchrun's variable, else from an MPI launcher's; None for the one command of a node."""
     names = ("RANK",) if "NODE_RANK" in environ else ("RANK", *(rank for _, _, (rank, _, _) in SOURCES))
     return next((int(environ[name]) for name in names if name in environ), None)
 
@@ -127,21 +127,21 @@ def _process(pid: int, rank: int, environ: Mapping[str, str]) -> RankProcess:
 
 
 def in_order(processes: Sequence[RankProcess]) -> list[RankProcess]:
-    """Sort the program itself first: the Python process that none of the others has started."""
+    """Sort the program itself first: the Python process that has no parent among them."""
     pids = {process.pid for process in processes if process.is_python}
     return sorted(processes, key=lambda process: (not process.is_python, process.parent in pids, process.pid))
 
 
 def stack(process: RankProcess, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> str:
     """Return the stacks of all threads in faulthandler's format; empty if py-spy cannot read them."""
-    near = (os.environ.get("PATH", ""), os.path.dirname(sys.executable), process.environ.get("PATH", ""),
-            os.path.dirname(process.command[0]) if process.command else "")
-    tool = shutil.which(TOOL, path=os.pathsep.join(filter(None, near)))
+    paths = (os.environ.get("PATH", ""), os.path.dirname(sys.executable), process.environ.get("PATH", ""),
+             os.path.dirname(process.command[0]) if process.command else "")
+    tool = shutil.which(TOOL, path=os.pathsep.join(filter(None, paths)))
     if tool is None or not process.is_python:
         return ""
     try:
-        said = run([tool, "dump", "--json", "--pid", str(process.pid)], capture_output=True, text=True, timeout=TOOL_S)
-        return "".join(map(_thread, json.loads(said.stdout)))
+        completed = run([tool, "dump", "--json", "--pid", str(process.pid)], capture_output=True, text=True, timeout=TOOL_S)
+        return "".join(map(_thread, json.loads(completed.stdout)))
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):  # not permitted, or an unknown Python
         return ""
 
@@ -154,9 +154,9 @@ def _thread(thread: Mapping[str, Any]) -> str:
 def without_core(pid: int) -> None:
     """Prevent a core dump when the process dies."""
     with suppress(OSError, ValueError):
-        _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
-        allowed = NO_CORE if most == resource.RLIM_INFINITY else min(NO_CORE, most)
-        resource.prlimit(pid, resource.RLIMIT_CORE, (allowed, most))
+        _, hard_limit = resource.prlimit(pid, resource.RLIMIT_CORE)
+        soft_limit = NO_CORE if hard_limit == resource.RLIM_INFINITY else min(NO_CORE, hard_limit)
+        resource.prlimit(pid, resource.RLIMIT_CORE, (soft_limit, hard_limit))
 
 
 def _words(pid: str, name: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""The watch over slurmstepd, which starts the ranks of a node. If it is killed, they live on, and neither Slurm nor srun
-notices.
+"""The watch over slurmstepd, which starts the ranks of a node. If it is killed, the ranks keep running, and neither Slurm nor
+srun notices.
 
-A process beside the first rank of the node waits for its end. It then ends the rest of the step there, so that nothing of it
-disturbs the next attempt, and records the failure.
+A separate process on the node waits for the end of slurmstepd. It then ends the other processes of the step on that node, which
+would disturb the next attempt, and records the failure.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _detach() -> None:
     """Detach from the rank's streams and signals."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
-        os.dup2(nothing, number)
+        os.dup2(null, number)
 
 
 def _watch(run: RunDirectory, environ: Mapping[str, str], stepd: int | None, task: int) -> None:
@@ -65,8 +65,8 @@ def _watch(run: RunDirectory, environ: Mapping[str, str], stepd: int | None, tas
     record = read_attempt(run.attempt_record)
     if record.token == environ[TOKEN]:
         who = at_place(from_dict(read_json(run.placement)), record.hosts, node_name(environ), 0, "Slurm")
-        said = f"{f'process {stepd}' if stepd else 'it'} was killed, and what it had started there was ended"
-        write_failure(run, RankFailure(who.rank, who.node, "orphaned", said, time.time(), record.attempt, nodes=(who.node,)))
+        message = f"{f'process {stepd}' if stepd else 'it'} was killed, and its processes there were ended"
+        write_failure(run, RankFailure(who.rank, who.node, "orphaned", message, time.time(), record.attempt, nodes=(who.node,)))
 
 
 def await_end(*pids: int) -> None:
@@ -82,7 +82,7 @@ def await_end(*pids: int) -> None:
 
 
 def stepd_above() -> int | None:
-    """Return the slurmstepd that has started this process or a parent; 0 if there is none, None if this user cannot see it."""
+    """Return the slurmstepd that has started this process or a parent; 0 without one, None if this user cannot see it."""
     pid = os.getppid()
     while pid > 1 and _read(pid, "comm").strip() != NAME:
         pid = int((_read(pid, "stat").rpartition(")")[2].split() or ("", "0"))[1])  # /proc may hide processes of others
@@ -91,9 +91,9 @@ def stepd_above() -> int | None:
 
 def _of_step(environ: Mapping[str, str]) -> Iterator[int]:
     """Yield the other processes of this step on this node."""
-    words = {f"{name}={environ.get(name)}" for name in STEP}
+    variables = {f"{name}={environ.get(name)}" for name in STEP}
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid() and words <= set(_read(int(entry), "environ").split("\0")):
+        if entry.isdigit() and int(entry) != os.getpid() and variables <= set(_read(int(entry), "environ").split("\0")):
             yield int(entry)
 
 

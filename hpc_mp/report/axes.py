@@ -31,14 +31,14 @@ class Tick:
     label: str
 
 
-def rounds(low: float, high: float, most: int, whole: bool = False) -> tuple[float, ...]:
-    """Return multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``most`` + 1; with ``whole`` only integers.
+def rounds(low: float, high: float, limit: int, whole: bool = False) -> tuple[float, ...]:
+    """Return multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``limit`` + 1; with ``whole`` only integers.
 
     For a range too narrow to divide, return only ``low``.
     """
     if high - low <= max(1e-12 * max(abs(low), abs(high)), TINY):
         return (low,)
-    raw = (high - low) / most
+    raw = (high - low) / limit
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     step = max(step, 1.0) if whole else step
@@ -46,9 +46,9 @@ def rounds(low: float, high: float, most: int, whole: bool = False) -> tuple[flo
     return tuple(n * step for n in range(first, last + 1))
 
 
-def ticks(scale: Scale, most: int, whole: bool = False) -> tuple[Tick, ...]:
+def ticks(scale: Scale, limit: int, whole: bool = False) -> tuple[Tick, ...]:
     """Return round numbers on a scale, all in the same unit and with the same number of decimals."""
-    values = rounds(scale.low, scale.high, most, whole)
+    values = rounds(scale.low, scale.high, limit, whole)
     largest = max((abs(value) for value in values), default=0.0)
     unit, prefix = next(((unit, prefix) for unit, prefix in PREFIXES if largest >= 10 * unit), (1.0, ""))
     if len(values) > 1:

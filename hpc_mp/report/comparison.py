@@ -1,4 +1,4 @@
-"""A comparison of several runs on one page: overlaid curves, the differences of their job files, and how each run ended."""
+"""A comparison of several runs on one page: overlaid curves, the differences of their job files, and their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_mp.job.sweep import words_of
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.report import curves
 from hpc_mp.report.facts import RunFacts, read_facts
-from hpc_mp.report.html import filled, publish
+from hpc_mp.report.html import HERE, filled, publish
 from hpc_mp.report.overlay import overlays
 from hpc_mp.report.page import HIDDEN
 from hpc_mp.report.summary import later_half, layout, lifetime, name, summarize
@@ -34,7 +34,7 @@ SECRET = ("environment.set.", "program.environment.")
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A row of a table: its subject, and a text for each run. ``marked``: the run with the best value, if any."""
+    """A row of a table: its subject, and a text for each run. ``marked``: the run with the best value; None without one."""
 
     what: str
     cells: tuple[str, ...]
@@ -55,7 +55,7 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
     labels = labels_of(runs)
     states = [summarize(run) for run in runs]
     return filled(
-        "comparison.html.j2", now,
+        HERE / "comparison.html.j2", now,
         title=f"{labels[0]} and {counted(len(runs) - 1, 'other')}" if len(runs) > 2 else " and ".join(labels),
         runs=[{"label": label, "path": str(run.path.resolve()), "state": state.state, "cause": state.cause,
                "swept": words_of(run.sweep.values) if run.sweep else "",
@@ -71,7 +71,7 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
 
 
 def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
-    """Return labels such as ``demo 0001``; if two runs share one, the part of their paths in which all of them differ."""
+    """Return labels such as ``demo 0001``; if two runs share a label, return the distinct part of their paths."""
     names = [name(run.path, run.spec) for run in runs]
     if len(set(names)) == len(names):
         return tuple(names)
@@ -83,11 +83,11 @@ def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
 def differences(specs: Sequence[AnySpec | None], swept: Collection[str] = ()) -> tuple[ComparedRow, ...]:
     """Return the keys of the resolved job files that differ. Variables may be passwords: their values are left out, unless a
     sweep has ``swept`` over them. An invalid job file has no keys and does not count."""
-    found: list[Mapping[str, Any] | None] = [None if spec is None else leaves("", spec.model_dump()) for spec in specs]
-    known = [each for each in found if each is not None]
-    keys = dict.fromkeys(key for each in known for key in each)
-    return tuple(ComparedRow(key, tuple(NONE if each is None else _value(key, each, key in swept) for each in found))
-                 for key in keys if any(each.get(key) != known[0].get(key) for each in known))
+    tables: list[Mapping[str, Any] | None] = [None if spec is None else leaves("", spec.model_dump()) for spec in specs]
+    present = [table for table in tables if table is not None]
+    keys = dict.fromkeys(key for table in present for key in table)
+    return tuple(ComparedRow(key, tuple(NONE if table is None else _value(key, table, key in swept) for table in tables))
+                 for key in keys if any(table.get(key) != present[0].get(key) for table in present))
 
 
 def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
@@ -96,13 +96,13 @@ def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
 
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
-    """Return every run's progress, cost and result; rows without any value are left out."""
+    """Return every run's progress, cost and result; rows without a value are left out."""
     by_loss = _best_by_loss(runs)
-    rows = [ComparedRow(what, tuple(words(run) or NONE for run in runs), by_loss if what == LOSS else None)
-            for what, words in ENDS]
-    least = [best_evaluation(run.evaluations) for run in runs]
-    cells = tuple(f"{loss_number(each.loss)} after step {each.step:,}" if each else NONE for each in least)
-    losses_by_run = {index: each.loss for index, each in enumerate(least) if each is not None}
+    rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), by_loss if what == LOSS else None)
+            for what, text in ENDS]
+    best = [best_evaluation(run.evaluations) for run in runs]
+    cells = tuple(f"{loss_number(evaluation.loss)} after step {evaluation.step:,}" if evaluation else NONE for evaluation in best)
+    losses_by_run = {index: evaluation.loss for index, evaluation in enumerate(best) if evaluation is not None}
     comparable = len(losses_by_run) > 1 and _same_text(runs)
     marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if comparable else None
     rows.insert(BEST_AT, ComparedRow("Best held-out loss", cells, marked))
@@ -110,29 +110,28 @@ def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
 
 
 def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
-    """Return the best run of a sweep without held-out losses. The losses of unrelated runs may be of different texts."""
+    """Return the best run of a sweep without held-out losses. Unrelated runs may have losses on different texts."""
     if len({(run.path.resolve().parent, run.sweep.first) if run.sweep else run.path for run in runs}) > 1:
         return None
-    known = [losses(run.metrics) for run in runs]
-    best = best_of((each[-1] if each else None, min((one.loss for one in run.evaluations), default=None))
-                   for each, run in zip(known, runs, strict=True))
+    series = [losses(run.metrics) for run in runs]
+    best = best_of((values[-1] if values else None, min((evaluation.loss for evaluation in run.evaluations), default=None))
+                   for values, run in zip(series, runs, strict=True))
     return best[0] if best is not None and best[1] == "loss" else None
 
 
 def _same_text(runs: Sequence[RunFacts]) -> bool:
-    """Return True if the newest evaluations of all runs have the same number of tokens. Losses on other texts do not compare."""
+    """Return True if the newest evaluations of all runs have the same number of tokens: else they are not comparable."""
     return len({run.evaluations[-1].label_tokens for run in runs if run.evaluations}) <= 1
 
 
 def notes(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[str, ...]:
-    """Return caveats that a reader must know before comparing."""
-    found = [f"{label}: {problem}" for run, label in zip(runs, labels, strict=True) for problem in run.problems]
+    """Return caveats for the comparison."""
+    caveats = [f"{label}: {problem}" for run, label in zip(runs, labels, strict=True) for problem in run.problems]
     if not _same_text(runs):
         counts = ", ".join(f"{label} {run.evaluations[-1].label_tokens:,}" for run, label in zip(runs, labels, strict=True)
                            if run.evaluations)
-        found.append("held-out losses are not on the same text, and none of them is called the best: "
-                     f"tokens that count: {counts}")
-    return tuple(found)
+        caveats.append(f"the held-out texts differ, so no best loss is marked; counted tokens: {counts}")
+    return tuple(caveats)
 
 
 def _steps(run: RunFacts) -> str:
@@ -141,22 +140,22 @@ def _steps(run: RunFacts) -> str:
 
 
 def _loss(run: RunFacts) -> str:
-    found = losses(run.metrics)
-    return f"{loss_number(found[0])} → {loss_number(found[-1])}" if found else ""
+    values = losses(run.metrics)
+    return f"{loss_number(values[0])} → {loss_number(values[-1])}" if values else ""
 
 
 def _wall_clock(run: RunFacts) -> str:
-    known = lifetime(run, summarize(run).state)
-    return duration(known[1] - known[0]) if known else ""
+    span = lifetime(run, summarize(run).state)
+    return duration(span[1] - span[0]) if span else ""
 
 
 def _speed(run: RunFacts) -> str:
-    speed = median(each.tokens_per_s for each in later_half(run.metrics)) if run.metrics else 0.0
+    speed = median(metric.tokens_per_s for metric in later_half(run.metrics)) if run.metrics else 0.0
     return number(speed) if speed else ""  # a program need not count
 
 
 def _memory(run: RunFacts) -> str:
-    peak = max((each.peak_memory_bytes for each in run.metrics), default=0)
+    peak = max((metric.peak_memory_bytes for metric in run.metrics), default=0)
     return memory_size(peak) if peak else ""  # a program does not report it
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import load_any
+from hpc_mp.job import load_resolved
 from hpc_mp.report.notify import notify
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
@@ -17,11 +17,11 @@ from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
     """Write ``outcome.json``, and ``report.html`` if the run has trained. Return the outcome with the report's path. Run the
-    user's command (``notify.command``), once for each attempt that ends so.
+    user's command (``notify.command``), once for each attempt.
 
     The verdict is written before the report, which shows it: if the process is killed in between, at least the verdict exists.
-    A run whose directory was removed has failed, whatever its ranks report, and nothing is written. A full disk, or a report
-    that cannot be drawn, must not hide how a run ended.
+    A run whose directory was removed has failed, independent of its ranks' reports, and no file is written. A full disk, or a
+    failure to draw the report, must not hide the end of a run.
 
     Args:
         attempt: number of the attempt, from 1.
@@ -29,24 +29,24 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
     """
     run = RunDirectory(outcome.run)
     if run.removed:
-        said = f"the run directory {run.path} was removed while the run went on: nothing of it is kept"
-        return replace(outcome, state="failed", cause=Cause("removed", said), checkpoint=None)
-    known = verdict(run, attempt) is not None
+        message = f"the run directory {run.path} was removed during the run: no results are left"
+        return replace(outcome, state="failed", cause=Cause("removed", message), checkpoint=None)
+    repeated = verdict(run, attempt) is not None
     with suppress(OSError):
         write_outcome(outcome, attempt)
     concluded = replace(outcome, report=_drawn(run, warn) if outcome.steps else None)
     if concluded.report is not None:
         with suppress(OSError):
             write_outcome(concluded, attempt)
-    if not known:
+    if not repeated:
         _notify(concluded, run, warn)
     return concluded
 
 
 def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) -> None:
-    """Start the user's command. Its failure must not hide how the run ended; it is reported in the main log too."""
+    """Start the user's command. Its failure must not hide the end of the run; it is also reported in the main log."""
     try:
-        command = load_any(run.job).notify.command
+        command = load_resolved(run.job).notify.command
     except HpcMpError:
         return
     reason = notify(outcome, command) if command else None
@@ -58,13 +58,13 @@ def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) 
 
 
 def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
-    """Draw the page of a run. A failure to draw it does not affect the run."""
+    """Draw the page of a run. A failure does not affect the run."""
     from hpc_mp.report.page import write_report  # slow to import, and many launches end without a page
 
     try:
         return write_report(run)
-    except Exception as error:  # whatever the drawing of a half-written run raises
-        warn(f"warning: no report ({type(error).__name__}: {error}); {run.main_log} says where")
+    except Exception as error:  # drawing a half-written run may raise any error
+        warn(f"warning: no report ({type(error).__name__}: {error}); see {run.main_log}")
         log = LineFile(run.main_log)
         log.write(f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
         log.close()

@@ -15,13 +15,13 @@ WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
 MOST_POINTS = 600
 LABEL_WIDTH, LABEL_GAP = 64, 4  # of "attempt 123"
-SCALE_OVER_MEDIAN = 3  # a warming-up step takes many times as long as the others and must not flatten them
+SCALE_OVER_MEDIAN = 3  # a warm-up step takes much longer than the others and must not flatten them
 HUGE = 1e300  # larger differences cannot be computed; NaN is not below it either
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One figure: its heading and quantity, and whether its axis starts at 0, cuts outliers off, and shows the held-out loss."""
+    """One figure: its heading and quantity, and flags for an axis from 0, cut outliers, and the held-out loss."""
 
     title: str
     subtitle: str
@@ -43,7 +43,7 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The start of a later attempt: its first step's pixel, and that of its label; None if the label would overlap another."""
+    """The start of a later attempt: the pixels of its first step and of its label; None if the label would overlap another."""
 
     at: float
     attempt: int
@@ -65,11 +65,11 @@ class Curve:
     notes: tuple[str, ...]
 
 
-AS_SAID = "as the program says"
+AS_SAID = "as reported by the program"
 
 
 def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (), of_program: bool = False) -> tuple[Curve, ...]:
-    """Return the figures; none before the first step has ended. For a program, only those of quantities that it reported."""
+    """Return the figures; empty before the first step has ended. For a program, return only the reported quantities."""
     if not metrics:
         return ()
     panels = PANELS if not of_program else tuple(
@@ -82,20 +82,21 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
     """Return one figure. ``metrics`` must hold at least one step."""
     every = [(metric.step, panel.value(metric)) for metric in metrics]
     finite = [(step, value) for step, value in every if abs(value) < HUGE]
-    kept = thinned(finite, MOST_POINTS)
-    held_out = [(each.step, each.loss) for each in evaluations if abs(each.loss) < HUGE and each.step >= metrics[0].step]
+    drawn = thinned(finite, MOST_POINTS)
+    held_out = [(evaluation.step, evaluation.loss) for evaluation in evaluations
+                if abs(evaluation.loss) < HUGE and evaluation.step >= metrics[0].step]
     low, high = _range(panel, [value for _, value in (*finite, *held_out)] or [0.0])
     x = Scale(metrics[0].step, metrics[-1].step, LEFT, WIDTH - RIGHT)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP)
     notes = [f"{counted(len(every) - len(finite), 'step')} not finite"] if len(finite) < len(every) else []
     if above := [(value, step) for step, value in finite if value > high]:
         largest, at = max(above)
-        notes.append(f"{counted(len(above), 'step')} above the scale, the most {number(largest)} at step {at}")
+        notes.append(f"{counted(len(above), 'step')} above the scale, the highest {number(largest)} at step {at}")
     return Curve(
         panel,
-        steps=tuple(step for step, _ in kept),
-        values=tuple(value for _, value in kept),
-        points=tuple((x(step), y(min(value, high))) for step, value in kept),
+        steps=tuple(step for step, _ in drawn),
+        values=tuple(value for _, value in drawn),
+        points=tuple((x(step), y(min(value, high))) for step, value in drawn),
         held_out=tuple((x(step), y(value)) for step, value in thinned(held_out, MOST_POINTS)),
         x_ticks=ticks(x, 6, whole=True),
         y_ticks=ticks(y, 6),
@@ -106,32 +107,32 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
 
 
 def labelled(resumes: Sequence[Resume], end: float) -> tuple[Resume, ...]:
-    """Add labels that do not overlap: the newest first, none beyond the pixel ``end``."""
-    found, free = [], end
+    """Add labels that do not overlap, the newest first, up to the pixel ``end``."""
+    marks, free = [], end
     for resume in reversed(resumes):
         beside = resume.at + LABEL_GAP, resume.at - LABEL_GAP - LABEL_WIDTH  # its line, on either side
         label = next((left for left in beside if 0 <= left <= free - LABEL_WIDTH), None)
         free = free if label is None else label - LABEL_GAP
-        found.append(replace(resume, label=label))
-    return tuple(reversed(found))
+        marks.append(replace(resume, label=label))
+    return tuple(reversed(marks))
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:
-    """Return at most ``most`` of the points: the lowest and the highest of every stretch, so that no spike is lost."""
-    if len(points) <= most:
+def thinned(points: Sequence[tuple[int, float]], limit: int) -> Sequence[tuple[int, float]]:
+    """Return at most ``limit`` of the points: the lowest and the highest of every stretch, to preserve spikes."""
+    if len(points) <= limit:
         return points
-    stretches = most // 2 - 1  # the first and the last point are kept as well
-    kept = {0, len(points) - 1}
+    stretches = limit // 2 - 1  # the first and the last point are kept as well
+    indices = {0, len(points) - 1}
     for stretch in range(stretches):
         span = range(stretch * len(points) // stretches, (stretch + 1) * len(points) // stretches)
-        kept |= {min(span, key=lambda i: points[i][1]), max(span, key=lambda i: points[i][1])}
-    return [points[i] for i in sorted(kept)]
+        indices |= {min(span, key=lambda i: points[i][1]), max(span, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(indices)]
 
 
 def _range(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
     """Return the lower and upper end of the y axis."""
     if panel.from_zero:
-        most = min(max(values), SCALE_OVER_MEDIAN * median(values)) if panel.outliers else max(values)
-        return 0.0, 1.08 * most
+        highest = min(max(values), SCALE_OVER_MEDIAN * median(values)) if panel.outliers else max(values)
+        return 0.0, 1.08 * highest
     margin = 0.05 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

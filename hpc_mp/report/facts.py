@@ -1,4 +1,4 @@
-"""What lies in a run directory, read into one frozen value: whatever is absent or broken is left out, and said."""
+"""The content of a run directory, read into one frozen value. Absent or broken files are left out and listed as problems."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any
+from hpc_mp.diagnosis.cause import cause
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_resolved
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
-from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
+from hpc_mp.rundir.outcome import Cause, Outcome, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
@@ -33,17 +34,18 @@ class RunFacts:
     """A run directory.
 
     Attributes:
-        attempt: the current one, from 1; ``starts`` and ``failures`` hold all of them, ``traces`` (by rank), ``status``
-            and ``verdict`` this one alone. The failure of a rank that was started again in the same attempt is left out.
-        spec: of a training; program: of a program. None of the two for a job file that is not understood.
-        plan: what the current attempt was predicted to need, and how its layers were divided; None where nobody wrote it.
-        causes: attempt → why it failed, as far as anybody says.
-        earlier: attempt → its placement, of those before the current one.
-        sweep: its place in the sweep that it belongs to; None where it belongs to none.
-        usage: what it has cost until it ended, or until its last word.
-        best: the checkpoint with the least loss on held-out text; None where none was evaluated.
-        written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
-        problems: what was there and could not be read.
+        attempt: number of the current attempt, from 1; ``starts`` and ``failures`` contain all attempts, ``traces`` (by rank),
+            ``status`` and ``verdict`` only the current one. The failure of a rank that was restarted in the same attempt is
+            left out.
+        spec: job file of a training; program: job file of the user's program. Both None for an invalid job file.
+        plan: predicted needs of the current attempt and the division of its layers; None without one.
+        causes: attempt → cause of its failure, if known.
+        earlier: attempt → its placement, for attempts before the current one.
+        sweep: its place in its sweep; None outside of a sweep.
+        usage: its cost until it ended, or until its last record.
+        best: the checkpoint with the least loss on held-out text; None if none was evaluated.
+        written: unix seconds of the last write to ``metrics.jsonl``; None without the file.
+        problems: existing files that could not be read.
     """
 
     path: Path
@@ -62,7 +64,7 @@ class RunFacts:
     failures: tuple[RankFailure, ...]
     causes: Mapping[int, Cause]
     status: RankStatus | None
-    verdict: Verdict | None
+    verdict: Outcome | None
     log: tuple[LogLine, ...]
     problems: tuple[str, ...]
     sweep: SweepMember | None = None
@@ -70,7 +72,7 @@ class RunFacts:
 
 
 def read_facts(run: RunDirectory) -> RunFacts:
-    """Read everything a page needs. Never raises for a run that has only begun or is half-written."""
+    """Read everything that a page needs. Never raises for a run that has only begun or is half-written."""
     reader = _RunReader(run)
     attempt = run.attempt()
     traces = reader.all(run.trace.found(), RankTrace)
@@ -94,7 +96,7 @@ def read_facts(run: RunDirectory) -> RunFacts:
         starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
         failures=reader.failures(),
-        causes={number: found for number in range(1, attempt + 1) if (found := cause(run, number)) is not None},
+        causes={number: attempt_cause for number in range(1, attempt + 1) if (attempt_cause := cause(run, number)) is not None},
         status=status if status is not None and status.attempt == attempt else None,
         verdict=reader.verdict(),
         log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),
@@ -108,7 +110,7 @@ R = TypeVar("R")
 
 
 class _RunReader:
-    """Reads files of one run; what is broken becomes a problem, what is absent is nothing."""
+    """Reader of one run's files. Broken files become problems, absent files are ignored."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -125,9 +127,9 @@ class _RunReader:
 
     def job(self) -> AnySpec | None:
         try:
-            return load_any(self.run.job)
+            return load_resolved(self.run.job)
         except HpcMpError as error:
-            self.problems.append(f"job.toml is not understood: {error}")
+            self.problems.append(f"job.toml is invalid: {error}")
             return None
 
     def placement(self, path: Path) -> Placement | None:
@@ -148,8 +150,8 @@ class _RunReader:
             return None
 
     def all(self, paths: Iterable[Path], kind: type[R]) -> tuple[R, ...]:
-        found = (self.one(path, kind) for path in paths)
-        return tuple(record for record in found if record is not None)
+        records = (self.one(path, kind) for path in paths)
+        return tuple(record for record in records if record is not None)
 
     def failures(self) -> tuple[RankFailure, ...]:
         for path in self.run.failure.found():
@@ -159,7 +161,7 @@ class _RunReader:
                 self._problem(path, error)
         return tuple(read_failures(self.run))
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Outcome | None:
         try:
             return read_verdict(self.run)
         except ValueError as error:
@@ -167,7 +169,7 @@ class _RunReader:
             return None
 
     def usage(self, status: RankStatus | None) -> Usage | None:
-        """None where it cannot be told: whoever has copied a run may have left its job file behind."""
+        """Return the cost; None if it cannot be determined, for example for a copied run without its job file."""
         try:
             return usage(self.run, status.time if status is not None and self.verdict() is None else None)
         except OSError as error:
@@ -182,7 +184,7 @@ class _RunReader:
             return ()
         records = tuple(record for record in lines if record is not None)
         if broken := len(lines) - len(records):
-            self.problems.append(f"{self._name(path)}: {broken} of {len(lines)} lines are not understood")
+            self.problems.append(f"{self._name(path)}: {broken} of {len(lines)} lines are invalid")
         return records
 
     def _document(self, path: Path) -> Any:
@@ -202,5 +204,5 @@ class _RunReader:
 
 
 def _log_line(line: str) -> LogLine:
-    found = re.fullmatch(r"(\d\d:\d\d:\d\d) (.*)", line)
-    return LogLine(*found.groups()) if found else LogLine("", line)
+    match = re.fullmatch(r"(\d\d:\d\d:\d\d) (.*)", line)
+    return LogLine(*match.groups()) if match else LogLine("", line)

@@ -1,4 +1,4 @@
-"""Gantt charts: the pipeline as executed, and as it would be with equal stages and no waiting for messages."""
+"""Gantt charts: the pipeline as executed, and with equal stages and no waiting for messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hpc_mp.base.text import duration, percent, short_unit
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
-from hpc_mp.report.grid import Shade, present_axes, shade
+from hpc_mp.report.colours import Shade
+from hpc_mp.report.grid import present_axes, shade
 from hpc_mp.report.pipeline import Bubble, Line, chosen, compared, executed, idle, simulated, wall_time
 from hpc_mp.rundir.records import RankTrace, TracedAction
 
@@ -18,7 +19,7 @@ ROW, BAR, BETWEEN = 26, 20, 6  # BETWEEN: additional space before the next pipel
 NARROWEST = 4.0  # pixels; narrower boxes are drawn without number and hover text
 DIGIT = 6.4
 
-# kind: (CSS class, name in the hover text). SENDs only hand a message over.
+# kind: (CSS class, name in the hover text). A SEND only submits a message.
 KINDS: dict[str, tuple[str, str]] = {
     "F": ("forward", "forward"),
     "B": ("backward", "backward"),

@@ -7,24 +7,19 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hpc_mp.layout.placement import Placement, RankPlace
+from hpc_mp.report import colours
+from hpc_mp.report.colours import Shade
 from hpc_mp.rundir.records import RankStart
 
 # Matplotlib's viridis, sampled: ordered like the stages, and distinguishable with any kind of colour vision.
-RAMP = ((68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142), (31, 158, 137), (53, 183, 121),
-        (110, 206, 88), (181, 222, 43), (253, 231, 37))
+RAMP = tuple((number / 9, rgb) for number, rgb in enumerate((
+    (68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142), (31, 158, 137), (53, 183, 121), (110, 206, 88),
+    (181, 222, 43), (253, 231, 37))))
 RAMP_BEGIN, RAMP_END = 0.28, 0.9
-DENSITIES = ((32, "roomy"), (128, "close"))  # maximum of ranks for which a cell holds both its labels; beyond: only the number
+DENSITIES = ((32, "roomy"), (128, "close"))  # maximum number of ranks with both labels in a cell; beyond: only the number
 GROUPS = {"dp": "replicas", "pp": "pipeline", "cp": "context group", "tp": "tensor group"}
 MOST_COLUMNS = 4
 MEMBERS_SHOWN = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Shade:
-    """A fill and the ink that reads on it, as CSS colours."""
-
-    fill: str
-    ink: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str,
 
     ordered = sorted(placement.ranks, key=lambda place: (place.node, place.local_rank))
     nodes = tuple(node(list(places)) for _, places in groupby(ordered, lambda place: place.node))
-    density = next((name for most, name in DENSITIES if placement.degrees.world <= most), "dense")
+    density = next((name for limit, name in DENSITIES if placement.degrees.world <= limit), "dense")
     return Grid(nodes, density, min(MOST_COLUMNS, placement.ranks_per_node), shades, axes)
 
 
@@ -104,16 +99,7 @@ def coordinates(place: RankPlace, axes: tuple[str, ...]) -> str:
 def shade(stage: int, stages: int) -> Shade:
     """Return the colour of a stage: the ramp divided evenly among the stages."""
     share = (stage / (stages - 1) if stages > 1 else 0.15) * (RAMP_END - RAMP_BEGIN) + RAMP_BEGIN
-    index, rest = divmod(share * (len(RAMP) - 1), 1)
-    low, high = RAMP[int(index)], RAMP[min(int(index) + 1, len(RAMP) - 1)]
-    rgb = tuple(round(a + rest * (b - a)) for a, b in zip(low, high, strict=True))
-    return Shade(f"#{bytes(rgb).hex()}", "#fff" if luminance(rgb) < 0.19 else "#111")
-
-
-def luminance(rgb: tuple[int, ...]) -> float:
-    """Return the relative luminance, 0 … 1 (WCAG 2.2)."""
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return colours.shade(colours.mixed(RAMP, share))
 
 
 def _name(place: RankPlace, starts: Mapping[int, RankStart]) -> str:

@@ -12,20 +12,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import moment, percent
+from hpc_mp.base.text import data_rate, moment, percent
 
 HERE = Path(__file__).resolve().parent
 PRIVATE = 0o600  # logs and job files are the user's own
 
 
-def filled(template: str, now: float, **values: Any) -> str:
+def filled(template: Path, now: float, **values: Any) -> str:
     """Return a page as of ``now`` (unix seconds): ``frame.html.j2`` around ``template``. All values are escaped. The style and
-    the only script are ours; the page names the script by its hash, so that no other can run."""
+    the only script are ours; the page allows only the script with its hash."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
+    environment = Environment(loader=FileSystemLoader([template.parent, HERE]), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = percent
-    return environment.get_template(template).render(
+    environment.filters |= {"percent": percent, "rate": data_rate}
+    return environment.get_template(template.name).render(
         now=moment(now),
         version=__version__,
         style=(HERE / "page.css").read_text(encoding="utf-8"),
@@ -35,19 +35,19 @@ def filled(template: str, now: float, **values: Any) -> str:
     )
 
 
-def publish(page: Path, text: str) -> Path:
-    """Write a page (mode 600), replacing an existing one atomically.
+def publish(page: Path, text: str, mode: int = PRIVATE, option: str = "--output") -> Path:
+    """Write a page, replacing an existing one atomically. ``option``: the option that names another file.
 
     Raises:
         HpcMpError: the page cannot be written.
     """
     temporary = page.with_name(f".{page.name}.{os.getpid()}")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE), "w", encoding="utf-8") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, page)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise HpcMpError(f"report {page}", f"cannot be written ({error.strerror})",
-                         "make room there, or name another file with --output") from None
+        raise HpcMpError(f"page {page}", f"cannot be written ({error.strerror})",
+                         f"free space there, or pass another file with {option}") from None
     return page

@@ -22,7 +22,7 @@ LIMIT_WITHIN = 3  # the axis includes the limit unless it exceeds this multiple 
 STATE = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
 KNOWN = (*STATE, ("activations", "activations kept for backwards"))
 NAMES = dict(KNOWN) | {"rest": "the rest"}
-REST = ("rest", "the rest up to the peak: what computing needs, buffers, libraries")
+REST = ("rest", "the rest up to the peak: working memory, buffers, libraries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +73,36 @@ class _Held:
     @property
     def parts(self) -> list[tuple[str, int]]:
         """CSS class and bytes of each part, from the bottom up, without empty ones."""
-        known = [(kind, getattr(self.memory, kind)) for kind, _ in KNOWN]
-        rest = self.memory.peak - sum(part for _, part in known)
-        return [(kind, part) for kind, part in (*known, ("rest", rest)) if part > 0]
+        parts = [(kind, getattr(self.memory, kind)) for kind, _ in KNOWN]
+        rest = self.memory.peak - sum(part for _, part in parts)
+        return [(kind, part) for kind, part in (*parts, ("rest", rest)) if part > 0]
 
 
 def memory(
     traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None, chunks: Sequence[ChunkCounts] = (),
 ) -> MemoryChart | None:
-    """Return one bar per rank, or beyond 64 ranks one per stage; None if no rank has reported its memory.
+    """Return one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory.
 
     Args:
         chunks: chunk counts of every pipeline rank, from its schedule.
     """
-    known = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
-    if not known:
+    memories = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
+    if not memories:
         return None
-    if len(known) <= MOST_BARS or placement is None:
-        per, held = "rank", [_Held(str(rank), f"rank {rank}", memory) for rank, memory in known.items()]
+    if len(memories) <= MOST_BARS or placement is None:
+        per, held = "rank", [_Held(str(rank), f"rank {rank}", memory) for rank, memory in memories.items()]
     else:
-        per, held = "stage, that of its fullest rank", _by_stage(known, placement)
-    highest = max(max(each.memory.peak, each.state) for each in held)
-    limit = min(each.memory.limit for each in held)
+        per, held = "stage (its fullest rank)", _by_stage(memories, placement)
+    highest = max(max(bar.memory.peak, bar.state) for bar in held)
+    limit = min(bar.memory.limit for bar in held)
     in_sight = 0 < limit <= LIMIT_WITHIN * highest
     y = Scale(0, 1.06 * max(highest, limit if in_sight else 0, 1), HEIGHT - BOTTOM, TOP)
-    of_limit = f"{percent(highest / limit)} of the limit of {memory_size(limit)} per rank" if limit else "of a limit not known"
-    state = f"model state takes at most {memory_size(max(each.state for each in held))} of it"
-    for where, elsewhere in (("in the host's memory", [each.memory.host for each in held]),
-                             ("on a disk", [each.memory.disk for each in held])):
-        state += f", and {memory_size(max(elsewhere))} more lie {where}" if any(elsewhere) else ""
-    present = {kind for each in held for kind, _ in each.parts}
+    of_limit = f"{percent(highest / limit)} of the limit of {memory_size(limit)} per rank" if limit else "limit unknown"
+    state = f"model state takes at most {memory_size(max(bar.state for bar in held))} of it"
+    for where, elsewhere in (("in the host's memory", [bar.memory.host for bar in held]),
+                             ("on a disk", [bar.memory.disk for bar in held])):
+        state += f", and {memory_size(max(elsewhere))} more is {where}" if any(elsewhere) else ""
+    present = {kind for bar in held for kind, _ in bar.parts}
     return MemoryChart(
         step=max(trace.step for trace in traces.values()),
         per=per,
@@ -118,26 +118,26 @@ def _activations(spec: JobSpec | None, chunks: Sequence[ChunkCounts]) -> str:
     """Return the activations kept for backwards, in words."""
     if spec is None or not chunks:
         return ""
-    held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
-    words = (f"; recompute is {spec.parallel.recompute}, and a rank is between forward and backward of at most "
-             f"{counted(held, 'microbatch', 'microbatches')}")
+    held, on_device, on_host = (max(getattr(counts, what) for counts in chunks) for what in ("held", "here", "away"))
+    text = (f"; recompute is {spec.parallel.recompute}, and a rank has at most {counted(held, 'microbatch', 'microbatches')} "
+            "between forward and backward")
     if spec.offload_horizon is None:
-        return words
-    return (f"{words}, of which at most {here} have their activations on the device and {away} on the host "
-            f"(offload with a horizon of {spec.offload_horizon})")
+        return text
+    return (f"{text}: at most {on_device} with activations on the device and {on_host} on the host (offload with a horizon of "
+            f"{spec.offload_horizon})")
 
 
-def _by_stage(known: Mapping[int, RankMemory], placement: Placement) -> list[_Held]:
+def _by_stage(memories: Mapping[int, RankMemory], placement: Placement) -> list[_Held]:
     stages: dict[int, list[int]] = {}
     for place in placement.ranks:
-        if place.rank in known:
+        if place.rank in memories:
             stages.setdefault(place.pp, []).append(place.rank)
 
     def held(stage: int, ranks: list[int]) -> _Held:
-        by_peak = sorted(ranks, key=lambda rank: known[rank].peak)
-        heading = (f"stage {stage}: rank {by_peak[-1]}, the fullest of {len(ranks)}\n"
-                   f"the emptiest: rank {by_peak[0]}, peak {memory_size(known[by_peak[0]].peak)}")
-        return _Held(f"stage {stage}", heading, known[by_peak[-1]])
+        by_peak = sorted(ranks, key=lambda rank: memories[rank].peak)
+        heading = (f"stage {stage}: rank {by_peak[-1]}, the highest peak of {len(ranks)}\n"
+                   f"the lowest: rank {by_peak[0]}, peak {memory_size(memories[by_peak[0]].peak)}")
+        return _Held(f"stage {stage}", heading, memories[by_peak[-1]])
 
     return [held(stage, ranks) for stage, ranks in sorted(stages.items())]
 

@@ -10,7 +10,7 @@ from hpc_mp.rundir import SECRET, TOKEN
 from hpc_mp.rundir.outcome import Outcome
 
 LIMIT_S = 60.0  # the job's nodes wait for it
-WORDS = 500  # maximum of characters kept of its output
+WORDS = 500  # maximum number of characters of its output
 
 # Environment variable of the command, and key of ``outcome.json``.
 VARIABLES = {
@@ -31,13 +31,13 @@ def variables(outcome: Outcome) -> dict[str, str]:
     """Return the outcome as variables, empty if unknown. ``HPC_MP_NAME``: the job's name; ``HPC_MP_CAUSE``: the cause of a
     failure."""
     document = outcome.document()
-    found = {name: document[key] for name, key in VARIABLES.items()}
-    found |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}
-    return {name: "" if value is None else str(value) for name, value in found.items()}
+    values = {name: document[key] for name, key in VARIABLES.items()}
+    values |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}
+    return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
 def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
-    """Start the command and wait for its end. Return the reason of its failure in one line; None if it succeeded."""
+    """Run the command to its end. Return the reason of its failure in one line; None if it succeeded."""
     inherited = {name: value for name, value in os.environ.items() if name not in (TOKEN, SECRET)}
     try:
         done = subprocess.run(command, cwd=outcome.run, env={**inherited, **variables(outcome)}, stdin=subprocess.DEVNULL,
@@ -46,6 +46,6 @@ def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
     except OSError as error:
         return f"notify.command cannot be started ({error.strerror})"
     except (subprocess.TimeoutExpired, ValueError) as error:  # for example a value with a zero byte
-        return f"notify.command was given up ({error})"
-    said = " ".join(done.stdout.split())[-WORDS:]
-    return f"notify.command exited with {done.returncode}" + (f": {said}" if said else "") if done.returncode else None
+        return f"notify.command was aborted ({error})"
+    output = " ".join(done.stdout.split())[-WORDS:]
+    return f"notify.command exited with {done.returncode}" + (f": {output}" if output else "") if done.returncode else None

@@ -11,7 +11,7 @@ from hpc_mp.report.axes import Scale, Tick, ticks
 from hpc_mp.report.curves import AS_SAID, BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
 from hpc_mp.report.facts import RunFacts
 
-FLATTEST = 5  # the curve of the run that falls least takes at least a fifth of the height
+FLATTEST = 5  # the flattest run's curve has at least a fifth of the height
 THROUGHPUT = "Throughput"
 POINTS = 6_000  # in a figure with many runs: a browser draws them at once, and the page has a few hundred kB
 Points = Sequence[tuple[int, float]]
@@ -24,7 +24,7 @@ class OverlayPanel:
     Attributes:
         points: points of a run, over its steps or over the unit named by ``along``.
         low: True if the y axis begins at 0 instead of the lowest value.
-        dots: True if the points are few and each is marked.
+        dots: True if the points are few and marked individually.
     """
 
     title: str
@@ -58,16 +58,16 @@ class Overlay:
 
 PANELS = (
     OverlayPanel("Loss", "mean over all tokens of the global batch",
-                 lambda run: [(each.step, each.loss) for each in run.metrics]),
+                 lambda run: [(metric.step, metric.loss) for metric in run.metrics]),
     OverlayPanel("Held-out loss", "on evaluate.files",
-                 lambda run: [(each.step, each.loss) for each in run.evaluations], dots=True),
+                 lambda run: [(evaluation.step, evaluation.loss) for evaluation in run.evaluations], dots=True),
     OverlayPanel(THROUGHPUT, "tokens per second, all ranks together",
-                 lambda run: [(each.step, each.tokens_per_s) for each in run.metrics], low=True),
+                 lambda run: [(metric.step, metric.tokens_per_s) for metric in run.metrics], low=True),
     OverlayPanel("Learning rate", "after warm-up and schedule",
-                 lambda run: [(each.step, each.learning_rate) for each in run.metrics], low=True),
+                 lambda run: [(metric.step, metric.learning_rate) for metric in run.metrics], low=True),
 )
-BY_TOKENS = OverlayPanel("Loss by tokens", "for the runs' steps are not of one size",
-                         lambda run: [(each.tokens, each.loss) for each in run.metrics], along="token")
+BY_TOKENS = OverlayPanel("Loss by tokens", "because the runs' steps differ in size",
+                         lambda run: [(metric.tokens, metric.loss) for metric in run.metrics], along="token")
 
 
 def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
@@ -76,11 +76,11 @@ def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, 
     panels: tuple[OverlayPanel, ...] = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
     if all(run.program is not None for run in runs):
         panels = tuple(panel if panel.title == THROUGHPUT else replace(panel, subtitle=AS_SAID) for panel in panels)
-    return tuple(found for panel in panels if (found := overlay(panel, runs, labels)) is not None)
+    return tuple(figure for panel in panels if (figure := overlay(panel, runs, labels)) is not None)
 
 
 def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
-    """Return one figure; None if no run has a finite value, or if programs reported none: their values are then 0."""
+    """Return one figure; None if no run has a finite value, or if programs reported no value: their values are then 0."""
     every = [panel.points(run) for run in runs]
     finite = [[(at, value) for at, value in points if abs(value) < HUGE] for points in every]
     if not any(value for points in finite for _, value in points):
@@ -88,7 +88,7 @@ def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]
     low, high = _range(panel, [[value for _, value in points] for points in finite if points])
     ends = [at for points in finite for at, _ in points]
     x, y = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
-    most = max(100, min(MOST_POINTS, POINTS // len(runs)))
+    limit = max(100, min(MOST_POINTS, POINTS // len(runs)))
     notes = []
     for label, points, drawn in zip(labels, every, finite, strict=True):
         if len(drawn) < len(points):
@@ -97,7 +97,7 @@ def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]
             notes.append(f"{label}: {counted(above, 'value')} above the scale")
     return Overlay(
         panel,
-        lines=tuple(_line(number, thinned(points, most), x, y, high) for number, points in enumerate(finite) if points),
+        lines=tuple(_line(number, thinned(points, limit), x, y, high) for number, points in enumerate(finite) if points),
         x_ticks=ticks(x, 6, whole=True),
         y_ticks=ticks(y, 6),
         notes=tuple(notes),

@@ -10,7 +10,7 @@ from hpc_mp.job import Spec, dump_job
 from hpc_mp.layout.placement import Placement, reach_of
 from hpc_mp.report import curves, gantt, grid, memory
 from hpc_mp.report.facts import RunFacts, read_facts
-from hpc_mp.report.html import filled, publish
+from hpc_mp.report.html import HERE, filled, publish
 from hpc_mp.report.summary import attempts, key_numbers, name, summarize
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart
@@ -33,7 +33,7 @@ def render(facts: RunFacts, now: float) -> str:
     placement, spec = facts.placement, facts.spec
     has_axes = facts.program is None or facts.program.program.axes is not None
     return filled(
-        "page.html.j2", now,
+        HERE / "page.html.j2", now,
         name=name(facts.path, spec),
         path=str(facts.path.resolve()),
         model=_model(facts),

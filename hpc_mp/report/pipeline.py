@@ -17,13 +17,13 @@ from hpc_mp.layout.schedule.simulate import Slot
 from hpc_mp.report.grid import coordinates
 from hpc_mp.rundir.records import RankTrace, TracedAction
 
-MOST_RANKS = 8  # beyond this: whole pipelines, as many as fit and at least one
+MOST_RANKS = 8  # beyond this: the whole pipelines that fit, at least one
 
 LOOPED = "({p} − 1) / ({v} + {p} − 1)"
 FORMULAS = {
     **dict.fromkeys(("gpipe", "simple", "1f1b", "interleaved_1f1b", "breadth_first"), LOOPED),
     "zero_bubble": "({p} − 1) (F + I − W) / ({m} (F + I + W) + ({p} − 1) (F + I − W))",
-    "zero_bubble_v": "({p} − 1) F / ({v} (F + I + W) + ({p} − 1) F) where F, I and W take equally long",
+    "zero_bubble_v": "({p} − 1) F / ({v} (F + I + W) + ({p} − 1) F) if F, I and W take equal time",
 }
 """Schedule → its bubble over equal stages with M microbatches, at least P of them (zero_bubble_v: 2 P − 1), {v} = V × M."""
 
@@ -40,8 +40,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """Idle shares of the pipeline, 0 … 1: as executed, with the stages' own median times and no delays, and with equal stages,
-    whose formula is given in words."""
+    """Idle shares of the pipeline, 0 … 1: as executed, with the stages' own median times and no delays, and with equal stages;
+    ``formula`` is the formula of the last."""
 
     measured: float
     own_times: float
@@ -60,13 +60,13 @@ def chosen(placement: Placement, traced: Mapping[int, RankTrace]) -> tuple[list[
     fitting = max(1, MOST_RANKS // placement.degrees.pipeline)
     drawn = [place for places in chains[:fitting] for place in places]
     present = [place for place in drawn if place.rank in traced]
-    words = []
+    sentences = []
     if len(chains) > fitting:
-        words.append(f"{fitting} of the {len(chains)} pipelines (one for every replica and tensor rank)"
+        sentences.append(f"{fitting} of the {len(chains)} pipelines (one for every replica and tensor rank)"
                      if placement.degrees.pipeline > 1 else f"{fitting} of the {len(chains)} ranks")
     if absent := [str(place.rank) for place in drawn if place.rank not in traced]:
-        words.append(f"no trace yet of rank {', '.join(absent)}")
-    return present, "; ".join(words)
+        sentences.append(f"no trace yet of rank {', '.join(absent)}")
+    return present, "; ".join(sentences)
 
 
 def executed(places: Sequence[RankPlace], traced: Mapping[int, RankTrace], axes: tuple[str, ...]) -> list[Line]:
@@ -121,7 +121,7 @@ def wall_time(lines: Iterable[Line]) -> float:
 
 
 def idle(line: Line, wall: float) -> float:
-    """Return the share of ``wall`` seconds in which a rank computes nothing."""
+    """Return the share of ``wall`` seconds in which a rank is idle."""
     busy = sum(span.end - span.start for span in line.spans if span.kind in COMPUTE)
     return max(0.0, 1 - busy / wall) if wall > 0 else 0.0
 

@@ -28,7 +28,7 @@ UNSAVED = "the last checkpoint could not be saved"
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A key number: its name, its value, and a note that puts it into proportion."""
+    """A key number: its name, its value, and a note for comparison."""
 
     name: str
     value: str
@@ -39,7 +39,7 @@ class Number:
 class Summary:
     """The state of the run. ``state``: completed, failed, stopped, running, or another state reported by the launcher.
 
-    ``cause`` is empty unless it failed; ``traceback`` is that of the rank that the cause names, if it left one.
+    ``cause`` is empty unless it failed; ``traceback`` is from the rank in the cause, if recorded.
     """
 
     state: str
@@ -55,21 +55,21 @@ class Summary:
 
 def summarize(facts: RunFacts) -> Summary:
     cause = facts.causes.get(facts.attempt)
-    own = [failure for failure in facts.failures if failure.attempt == facts.attempt]
-    failures = tuple(sorted(own, key=lambda failure: (cause is None or failure.rank != cause.rank,
+    current = [failure for failure in facts.failures if failure.attempt == facts.attempt]
+    failures = tuple(sorted(current, key=lambda failure: (cause is None or failure.rank != cause.rank,
                                                       precedence(failure.kind, failure.time))))
     state = _state(facts, cause)
-    said = cause.message if cause and state == "failed" else ""
+    message = cause.message if cause and state == "failed" else ""
     return Summary(
         state=state,
         doing=_doing(facts) if state == "running" else "",
         when=_when(facts, state),
         layout=layout(facts.placement, facts.spec, facts.plan, facts.program),
-        cause=said or (UNSAVED if state == "failed" else ""),
+        cause=message or (UNSAVED if state == "failed" else ""),
         traceback=next((failure.traceback for failure in failures if cause and failure.rank == cause.rank), ""),
         failures=failures,
         problems=_newest([f"{line.time} {line.text}".strip() for line in facts.log
-                          if PROBLEM.search(line.text) and not (said and line.text.endswith(said))]),
+                          if PROBLEM.search(line.text) and not (message and line.text.endswith(message))]),
         warnings=_newest([line.text.removeprefix(WARNING) for line in facts.log if line.text.startswith(WARNING)]),
     )
 
@@ -77,12 +77,12 @@ def summarize(facts: RunFacts) -> Summary:
 def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | None = None,
            program: ProgramSpec | None = None) -> str:
     """Return one line: nodes × ranks, degrees, layers of the stages, ZeRO, schedule, order, as far as known. The axes of a
-    ``program`` that has not named them are unknown."""
+    ``program`` are unknown unless its job names them."""
     parts = []
     if placement is not None and program is not None and program.program.axes is None:
-        each = program.job.ranks_per_node if program.program.start == "node" else placement.ranks_per_node
-        return (f"{placement.nodes} nodes × {each} = {placement.nodes * each} ranks" if placement.nodes > 1
-                else f"{counted(each, 'rank')} on 1 node")
+        ranks = program.job.ranks_per_node if program.program.start == "node" else placement.ranks_per_node
+        return (f"{placement.nodes} nodes × {ranks} = {placement.nodes * ranks} ranks" if placement.nodes > 1
+                else f"{counted(ranks, 'rank')} on 1 node")
     if placement is not None:
         d = placement.degrees
         world = (f"{placement.nodes} nodes × {placement.ranks_per_node} = {d.world} ranks" if placement.nodes > 1
@@ -102,7 +102,7 @@ def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | No
 
 
 def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
-    """Return the most important numbers; none before the first step has ended."""
+    """Return the most important numbers; empty before the first step has ended."""
     if not facts.metrics:
         return ()
     last = facts.metrics[-1]
@@ -118,7 +118,7 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         _loss(facts.metrics),
         *([Number("Held-out loss", loss_number(held_out.loss), f"after step {held_out.step:,}")] if held_out else []),
         *_best(facts),
-        *([Number("Dropped choices", f"{dropped:.2%}", f"of all that tokens made of experts, {span}")] if dropped >= 0 else []),
+        *([Number("Dropped choices", f"{dropped:.2%}", f"of all expert choices of tokens, {span}")] if dropped >= 0 else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
         *_used(facts.usage),
@@ -146,14 +146,14 @@ def _best(facts: RunFacts) -> Iterator[Number]:
 
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
-    """Return the loss of the first and the last step that have one, and the number of steps without one."""
-    found = losses(metrics)
-    without = len(metrics) - len(found)
+    """Return the first and the last loss, and the number of steps without a loss."""
+    values = losses(metrics)
+    without = len(metrics) - len(values)
     steps = f"{counted(without, 'step')} without one" if without else ""
-    if not found:
+    if not values:
         return Number("Loss", "none", steps)
-    change = loss_number(found[-1] - found[0], "+").replace("-", "−")
-    return Number("Loss", f"{loss_number(found[0])} → {loss_number(found[-1])}", ", ".join(filter(None, (change, steps))))
+    change = loss_number(values[-1] - values[0], "+").replace("-", "−")
+    return Number("Loss", f"{loss_number(values[0])} → {loss_number(values[-1])}", ", ".join(filter(None, (change, steps))))
 
 
 def later_half(metrics: tuple[StepMetrics, ...]) -> tuple[StepMetrics, ...]:
@@ -183,7 +183,7 @@ def _state(facts: RunFacts, cause: Cause | None) -> str:
 def _doing(facts: RunFacts) -> str:
     status = facts.status
     if status is None:
-        return "no rank has said anything yet" if not facts.starts else "ranks have started"
+        return "no rank has reported yet" if not facts.starts else "ranks have started"
     return f"{status.phase}, {percent(status.done / status.total)}" if status.total else status.phase
 
 
@@ -196,17 +196,17 @@ def lifetime(facts: RunFacts, state: str) -> tuple[float, float] | None:
 
 
 def _when(facts: RunFacts, state: str) -> str:
-    known = lifetime(facts, state)
-    if known is None:
+    span = lifetime(facts, state)
+    if span is None:
         return "not started"
-    begin, end = known
+    begin, end = span
     attempts = f", {counted(facts.attempt, 'attempt')}" if facts.attempt > 1 else ""
     until = f"last sign of life {moment(end)}" if state == "running" else f"ended {moment(end)}"
     return f"started {moment(begin)}, {until} ({duration(end - begin)}{attempts})"
 
 
 def _newest(lines: list[str]) -> tuple[str, ...]:
-    """Return the last lines, each once."""
+    """Return the last lines without repetitions."""
     lines = list(dict.fromkeys(lines))
     left_out = [f"({len(lines) - MOST_LINES:,} earlier ones are in log/main.log)"] if len(lines) > MOST_LINES else []
     return (*left_out, *lines[-MOST_LINES:])
@@ -224,7 +224,7 @@ class AttemptRow:
 
 
 def attempts(facts: RunFacts, state: str) -> tuple[AttemptRow, ...]:
-    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count where they were repeated."""
+    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count in the later attempt."""
     return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
 
 

@@ -1,8 +1,8 @@
-"""One attempt of a run: its record, and readers of the files that it writes.
+"""One attempt of a run: its record, and readers of its files.
 
 The record names the hosts, the address where the ranks meet, and the fencing token that distinguishes the attempt from earlier
-ones. The launcher of the ranks writes it once, before they start. A requeued job has the same id and script. Ranks of its
-earlier start may still live, on a node that was cut off and came back. They carry another token.
+ones. The launcher of the ranks writes it once, before they start. A requeued job has the same id and script. Ranks of an earlier
+start may still run, on a node that was cut off and came back. They have another token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpc_mp.base.line_file import NewLines
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics, read_record, record_of_line
 
-TOKEN = "HPC_MP_TOKEN"  # the environment variable in which a rank carries its token
+TOKEN = "HPC_MP_TOKEN"  # environment variable of a rank's token
 SECRET = "HPC_MP_SECRET"  # environment variable of a rank's secret, if the launcher writes no record
 
 
@@ -63,7 +63,7 @@ def read_attempt(path: Path) -> AttemptRecord:
         tree = read_json(path)
         return AttemptRecord(**{**tree, "hosts": tuple(tree["hosts"]), "addresses": tuple(tree.get("addresses", ()))})
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no record of an attempt ({error})") from None
+        raise ValueError(f"{path} is not an attempt record ({error})") from None
 
 
 # Lines that libraries write at every end, and stacks of native crashes: they give no reason.
@@ -73,18 +73,18 @@ NOISE = re.compile(r"\[rank\d+\]:\[W|\[W\d+ |wandb: |\s*warnings\.warn\(|.*resou
 WORRIED = re.compile(r"\b(error|fatal|failed|failure|cannot|can't|could not|unable|no such|not found|invalid|unrecognized|"
                      r"exception|assertion|denied|abort\w*)\b", re.IGNORECASE)
 CALM = re.compile(r"\b(warn(ing)?|info|debug|deprecated)\b|terminate called without", re.IGNORECASE)
-NEAR = 8  # last lines among which one that mentions an error is preferred over the last one
+NEAR = 8  # last lines in which a line that mentions an error is preferred over the last line
 
 
 def last_words(lines: Sequence[str]) -> str:
     """Return the last line that mentions an error, if it is near the end; else the last line with words."""
-    said: list[str] = []
+    texts: list[str] = []
     for line in reversed(lines):
         if any(map(str.isalnum, line)) and not NOISE.match(line):
-            said.append(line.strip())
-            if len(said) == NEAR:
+            texts.append(line.strip())
+            if len(texts) == NEAR:
                 break
-    return next((line for line in said if WORRIED.search(line) and not CALM.search(line)), said[0] if said else "")
+    return next((line for line in texts if WORRIED.search(line) and not CALM.search(line)), texts[0] if texts else "")
 
 
 TAIL = 1 << 20  # bytes at the end of a log that are searched for its last lines: one exception may fill hundreds of KiB

@@ -1,9 +1,8 @@
 """The location of every tensor of a checkpoint, and the hashes with which a reader of a part of a file verifies that part.
 
 A checkpoint's tensors are in safetensors files, one for each rank that wrote some, as rectangles of whole tensors. The ranks of
-a stage list their tensors in one ``index-00000.json``. A reader opens only the files that it needs, and does not read the
-headers of thousands. Files are hashed in blocks while they are written. A reader hashes the blocks that it reads; no byte is
-read only for its hash.
+a stage list their tensors in one ``index-00000.json``. A reader opens only the files that it needs, not the headers of
+thousands. Files are hashed in blocks while they are written. A reader hashes only the blocks that it reads.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A whole tensor: its format as safetensors names it, its shape, and the parts it consists of."""
+    """A whole tensor: its format as safetensors names it, its shape, and its parts."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -96,16 +95,16 @@ def block_hash(content: bytes | memoryview) -> str:
 
 def problem_of(path: Path, file: HashedFile, hashes: bool) -> str | None:
     """Return a file's problem, found by its size or, with ``hashes``, by all its blocks; None if it is sound. Raises OSError."""
-    found = path.stat().st_size
-    if found != file.bytes:
-        return f"{path.name} has {found} bytes, {file.bytes} were saved"
-    if hashes and any(block_hash(block) != given for block, given in zip(_blocks(path), file.blocks, strict=True)):
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"{path.name} has {size} bytes, but {file.bytes} were saved"
+    if hashes and any(block_hash(block) != digest for block, digest in zip(_blocks(path), file.blocks, strict=True)):
         return changed(path.name)
     return None
 
 
 def changed(name: str) -> str:
-    return f"{name} does not have the SHA-256 it was saved with (its content changed)"
+    return f"{name} does not have its saved SHA-256 (the content changed)"
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

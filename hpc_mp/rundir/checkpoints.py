@@ -1,4 +1,4 @@
-"""Checkpoint manifests: which checkpoint directories are complete, and the problems of the others.
+"""Checkpoint manifests: the complete checkpoint directories, and the problems of the others.
 
 A checkpoint is written as ``checkpoints/.step-00000010.TOKEN``. ``complete.json`` then lists every JSON file with its size and
 SHA-256; the indexes among them list the tensor files and their hashes. Last, the directory is renamed to
@@ -58,7 +58,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def problem(directory: Path, hashes: bool = True) -> str | None:
-    """Return the reason why a checkpoint must not be loaded, naming the file; None if it is complete and sound.
+    """Return the reason for which a checkpoint must not be loaded, with the file; None if it is complete and sound.
 
     Args:
         hashes: True to read and verify all tensors; False checks only the sizes of their files.
@@ -74,9 +74,9 @@ def problem(directory: Path, hashes: bool = True) -> str | None:
     for name, (size, digest) in manifest.files.items():
         path = directory / name
         try:
-            found = path.stat().st_size
-            if found != size:
-                return f"{name} has {found} bytes, {size} were saved"
+            length = path.stat().st_size
+            if length != size:
+                return f"{name} has {length} bytes, but {size} were saved"
             if sha256(path) != digest:
                 return changed(name)
         except OSError as error:
@@ -94,11 +94,11 @@ def _problem_of_shards(directory: Path, hashes: bool) -> str | None:
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     strangers = sorted(path.name for path in directory.glob("*.safetensors") if path.name not in files)
-    return f"{strangers[0]} was not saved with it" if strangers else None
+    return f"{strangers[0]} does not belong to it" if strangers else None
 
 
 def _document(manifest: Manifest) -> dict[str, Any]:
-    """Return the marker. Its last entry is the SHA-256 of the others, which distinguishes a changed marker from changed files."""
+    """Return the marker. Its last entry is the SHA-256 of the others; it distinguishes a changed marker from changed files."""
     files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(manifest.files.items())}
     document = {"format": 2, "step": manifest.step, "files": files}
     return document | {"sha256": hashlib.sha256(render_json(document).encode()).hexdigest()}
@@ -113,7 +113,7 @@ def complete_steps(checkpoints: Path) -> list[Path]:
 def newest_complete(
     checkpoints: Path, hashes: bool = True, but: Collection[Path] = (),
 ) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Return the newest checkpoint that verifies, and the newer ones that were skipped with the reason.
+    """Return the newest sound checkpoint, and the newer skipped ones with the reason.
 
     Args:
         hashes: as in ``problem``.
@@ -129,7 +129,7 @@ def newest_complete(
 
 
 def put_aside(path: Path) -> None:
-    """Remove a damaged checkpoint from the series: it must count neither as the newest nor as one of those kept."""
+    """Remove a damaged checkpoint from the series: it must count neither as the newest nor as a kept one."""
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)

@@ -18,16 +18,16 @@ class AttemptEnd:
     """The end of one attempt.
 
     Attributes:
-        step: step of the newest checkpoint then; for a program the latest step that it ever reported (``hpc_mp.log``), 0 if it
-            reports none.
+        step: step of the newest checkpoint at that time; for a program the latest step that it ever reported (``hpc_mp.log``),
+            0 without one.
         kind: "completed", "stopped", or a key of ``failures.KINDS``.
         nodes: nodes to blame.
-        action: what followed: "done", "requeue", "wait" (a successor continues) or "fail"; "resume" is not an end: the user
-            resumed the run and has fixed what had failed.
+        action: the action that followed: "done", "requeue", "wait" (a successor continues) or "fail"; "resume" is not an end:
+            the user resumed the run and has presumably fixed the failure.
         time: unix seconds.
         rank, node: rank and node of the failure; None if it was not a rank's or not a node's.
-        returned: its nodes that an earlier attempt had blamed and that had come back since: such a failure does not count.
-        departed: the reason why Slurm wanted the job to leave, if it did: such a stop says nothing about the run.
+        returned: its nodes that an earlier attempt had blamed and that had since come back: the failure then does not count.
+        departed: the reason for which Slurm wanted the job to leave: the stop is then not due to the run. Empty without one.
     """
 
     token: str
@@ -50,7 +50,7 @@ class AttemptEnd:
 
 
 def history(run: RunDirectory) -> list[AttemptEnd]:
-    """Return all ends, the earliest first. Raises OSError, KeyError or TypeError for a file that is unreadable or broken."""
+    """Return all ends, the earliest first. Raises OSError, KeyError or TypeError for an unreadable or broken file."""
     return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"]), "returned": tuple(line.get("returned", ()))})
             for line in read_lines(run.history)]
 
@@ -79,8 +79,8 @@ def furthest_step(run: RunDirectory, spec: AnySpec) -> int:
     """Return the run's progress: the step of its newest checkpoint, or the latest step that its program ever reported."""
     if not isinstance(spec, ProgramSpec):
         return saved_step(run)
-    said = last_records(run.metrics, StepMetrics, 1)  # of this attempt: a later one removes the steps that it repeats
-    return max([end.step for end in history(run)] + [record.step for record in said], default=0)
+    records = last_records(run.metrics, StepMetrics, 1)  # of this attempt: a later one removes the steps that it repeats
+    return max([end.step for end in history(run)] + [record.step for record in records], default=0)
 
 
 def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
@@ -98,11 +98,12 @@ def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...
 
 
 def complete(run: RunDirectory, spec: AnySpec) -> bool:
-    """Return True if the run has a sound checkpoint of its last step and, if the job evaluates, the evaluation after it. For a
-    program: if its last attempt has ended well."""
+    """Return True if the run has a sound checkpoint of its last step and, if the job evaluates, the evaluation after that step.
+    For a program, return True if its last attempt has succeeded."""
     if isinstance(spec, ProgramSpec):
         return any(end.kind == "completed" for end in history(run)[-1:])
     saved = complete_steps(run.checkpoints)
     if not saved or saved_step(run) != spec.train.steps or problem(saved[-1]) is not None:
         return False
-    return not spec.evaluate.files or spec.train.steps in {each.step for each in read_records(run.evaluations, Evaluation)}
+    return not spec.evaluate.files or spec.train.steps in {
+        evaluation.step for evaluation in read_records(run.evaluations, Evaluation)}

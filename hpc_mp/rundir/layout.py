@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Self, overload
 
-MARKER = "complete.json"  # in a checkpoint: its JSON files with their SHA-256, which list the others; required for loading
+MARKER = "complete.json"  # in a checkpoint: its JSON files with their SHA-256; they list the others. Required for loading
 COUNTERS = "state.json"  # in a checkpoint: training progress, and the origin of the state
 STEP = "step-"  # a checkpoint's directory is this prefix and the step, in eight digits
 
@@ -40,7 +40,7 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """A set of files, one per rank, host, job, step or attempt. ``run.rank_log(3)`` is that of rank 3 in the run directory
+    """A set of files, one per rank, host, job, step or attempt. ``run.rank_log(3)`` is the file of rank 3 in the run directory
     ``run``.
 
     Attributes:
@@ -71,7 +71,7 @@ class FilesOfRun:
     pattern: str
 
     def __call__(self, *values: int | str) -> Path:
-        """Return the path for these values, given in the pattern's order."""
+        """Return the path for these values, in the pattern's order."""
         return self.run / self.pattern.format(**dict(zip(self._fields(), values, strict=True)))
 
     def found(self, *values: int | str) -> list[Path]:
@@ -84,9 +84,9 @@ class FilesOfRun:
     def values(self, path: Path) -> tuple[str, ...]:
         """Return the values of the fields in a path that ``found`` returned."""
         pattern = "".join(re.escape(text) + ("" if field is None else "(.*)") for text, field, _ in self._parts())
-        found = re.fullmatch(pattern.removesuffix("/"), str(path.relative_to(self.run)))
-        assert found is not None, f"{path} does not lie where {self.pattern} says"
-        return found.groups()
+        match = re.fullmatch(pattern.removesuffix("/"), str(path.relative_to(self.run)))
+        assert match is not None, f"{path} does not match {self.pattern}"
+        return match.groups()
 
     def _parts(self) -> list[tuple[str, str | None, str]]:
         return [(text, field, rule or "") for text, field, rule, _ in Formatter().parse(self.pattern)]
@@ -104,114 +104,131 @@ class RunDirectory:
     job = RunFile("job.toml", "launch", "every rank, supervisor, report, resume",
         "the resolved job: it reproduces the run")
     placement = RunFile("placement.json", "launch", "every rank, supervisor, report",
-        "which rank sits on which node, its coordinates, all groups")
+        "the node and the coordinates of every rank, and all groups")
     plan = RunFile("plan.json", "launch", "supervisor, status, report, resume",
         "the layers of every stage, bytes per axis and per rank, every choice with its reason")
     program = RunFile("program.json", "launch", "every rank",
-        "with `[program]`: the command that ranks become, its directory and its variables, byte for byte")
+        "with `[program]`: the command of the ranks, its directory and its variables, byte for byte")
     program_script = RunFile("program.sh", "supervisor", "every rank",
-        "with `[program]` in a container: what its ranks run there, the same as `program.json` for a shell")
+        "with `[program]` in a container: the shell script that its ranks run there, equivalent to `program.json`")
+    user_script = RunFile("script", "launch", "supervisor",
+        "with `program.start = \"script\"`: the user's script as it was when the job was launched")
+    batch_environ = RunFile("batch.environ", "job.sbatch", "supervisor",
+        "the variables that Slurm gave the job script, for the user's script; removed once they are read")
+    bash_env = RunFile("bash-env.sh", "supervisor", "every bash of the user's script",
+        "commands that keep the programs of `shims/` first on its PATH")
+    shims = RunFile("shims/", "supervisor", "the user's script",
+        "replacements for srun, mpirun, torchrun and similar launchers, which have their ranks watched")
     script = RunFile("job.sbatch", "launch", "Slurm", "the rendered job script")
     clean_environment = RunFile("clean-environment.sh", "launch", "job.sbatch",
-        "which variables of the submitting shell the job script unsets, and why")
+        "commands that unset variables of the submitting shell, with the reasons")
     measured = RunFile("cluster.json", "launch", "supervisor",
-        "rates between the cluster's nodes when the job was launched, by which the hosts are put in order")
+        "rates between the cluster's nodes when the job was launched, for the order of the hosts")
     environment = RunFile("environment.json", "launch", "supervisor",
-        "which archive of the Python environment nodes unpack, with environment.stage")
-    job_id = RunFile("job.id", "launch", "status, logs, cancel, resume", "the id of the Slurm job that runs it")
+        "the archive of the Python environment that nodes unpack, with environment.stage")
+    job_id = RunFile("job.id", "launch", "status, logs, cancel, resume", "the id of the run's Slurm job")
     successors = RunFile("successors.json", "launch", "status, cancel, supervisor",
-        "the ids of the jobs queued to carry on, with slurm.chain")
+        "the ids of the jobs queued to continue the run, with slurm.chain")
     excluded = RunFile("excluded.json", "launch, supervisor", "supervisor, status",
-        "the nodes that we keep the job off, with the evidence; others in Slurm's list are excluded by the user")
+        "the nodes that hpc-mp excludes, with the evidence; others in Slurm's list are excluded by the user")
     watch_script = RunFile("watch.sbatch", "launch, supervisor", "Slurm",
-        "the script of the job that looks whether excluded nodes are needed")
+        "the script of the job that checks if excluded nodes are needed")
     watch_id = RunFile("watch.id", "launch, supervisor", "supervisor", "the id of that job")
-    watch_log = RunFile("watch.log", "Slurm", "you", "what that job did")
+    watch_log = RunFile("watch.log", "Slurm", "you", "the actions of that job")
     sweep = RunFile("sweep.json", "launch", "launch, status, cancel, report",
-        "which run of a sweep it is, and the values that it has in place of the job file's")
+        "the run's number in its sweep, and its values that replace the job file's")
     sweep_stop = RunFile("sweep.stop", "cancel --all", "launch",
-        "nothing: in the first run of a sweep, no further one is started on emulated nodes")
-    lock = RunFile(".lock", "launch", "launch, status, cancel", "nothing: whoever holds its lock has the run")
+        "nothing: if it exists in the first run of a sweep, no further run is started on emulated nodes")
+    lock = RunFile(".lock", "launch", "launch, status, cancel",
+        "host, process and start of the launcher that has the run; it holds the lock of this file")
     stop = RunFile("stop", "cancel, or you", "rank 0, supervisor",
-        "nothing: once it is there, ranks save at the next step and stop, and nothing queues them again")
+        "nothing: once it exists, ranks save at the next step and stop, and the job is not requeued")
     attempt_record = RunFile("attempt.json", "supervisor", "every rank",
-        "the current attempt: its number and token, its hosts, where ranks meet, when the time limit ends it")
-    status = RunFile("status.json", "rank 0", "launch, status, report", "what rank 0 is doing")
+        "the current attempt: its number and token, its hosts, the rendezvous address, and its time limit")
+    status = RunFile("status.json", "rank 0", "launch, status, report", "the current activity of rank 0")
     metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report",
         "one line per optimizer step, each step once")
     lost = RunFile("lost.jsonl", "rank 0", "status, report",
-        "lines taken out of `metrics.jsonl`: steps that were trained, not saved, and trained again")
+        "lines removed from `metrics.jsonl`: steps that were trained, not saved, and trained again")
     evaluations = RunFile("evaluations.jsonl", "rank 0", "launch, status, report",
         "one line per evaluation on held-out text, each step once, with `evaluate.files`")
     ranks = RunFile("ranks.jsonl", "every rank", "status, logs, report, supervisor",
         "one line per rank and attempt: node, host, pid, coordinates")
     tokenizer = RunFile("tokenizer.path", "rank 0", "export", "the directory of the tokenizer, in the cache")
     tokens = RunFile("tokens.names", "rank 0", "prune",
-        "the directories of the tokens that it trains on and is evaluated on, in the cache, a line each")
+        "the directories of its training and evaluation tokens in the cache, one per line")
     history = RunFile("history.jsonl", "supervisor, resume", "supervisor",
-        "one line per attempt that has ended: how, at which step, whom it blames, what was done")
+        "one line per ended attempt: kind of end, step, blamed nodes, action")
     outcome = RunFile("outcome.json", "supervisor; on emulated nodes launch", "launch, status, logs, report",
-        "the verdict: how the run ended and why; once there, the only answer")
-    report = RunFile("report.html", "report", "you", "curves, layout, pipeline and memory, drawn")
-    comparison = RunFile("comparison.html", "report", "you", "this run beside others, drawn by `hpc-mp report RUN RUN`")
-    supervisor_log = RunFile("supervisor.log", "supervisor", "you", "what it said, outside of Slurm")
-    slurm_log = RunFiles("slurm-{job}.log", "Slurm", "logs, launch, supervisor", "what the job script said")
+        "the verdict: the end of the run and its reason; once it exists, the only answer")
+    report = RunFile("report.html", "report", "you", "curves, layout, pipeline and memory as graphics")
+    comparison = RunFile("comparison.html", "report", "you", "this run next to others, from `hpc-mp report RUN RUN`")
+    supervisor_log = RunFile("supervisor.log", "supervisor", "you", "its output, without Slurm")
+    slurm_log = RunFiles("slurm-{job}.log", "Slurm", "logs, launch, supervisor", "the output of the job script")
 
     log = RunFile("log/", "", "", "the logs of the current attempt")
     main_log = RunFile("log/main.log", "rank 0, failing ranks, supervisor", "logs, report",
         "the run in a few lines")
     profile_log = RunFile("log/profile.log", "supervisor", "you",
-        "what environment.profile set for the ranks and what it left out, with the reasons and the node that decided")
+        "the variables that environment.profile set or left out for the ranks, with the reasons and the deciding node")
     srun_log = RunFile("log/srun.log", "srun", "logs, supervisor",
-        "what srun and the steps before and after the ranks said")
+        "the output of srun and of the steps before and after the ranks")
     rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs",
-        "what one rank said, where it has a file of its own")
-    guards = RunFile("log/guards/", "who stays beside a rank that mpirun has started outside of Slurm", "supervisor",
-        "the process of each such guard, and the codes with which ranks have ended")
+        "the output of one rank, if it has its own file")
+    guards = RunFile("log/guards/", "the guard of a rank that mpirun has started without Slurm", "supervisor",
+        "the process of each guard, and the exit codes of ranks")
     rank_host = RunFiles("log/host-{rank:05d}", "one rank", "supervisor",
-        "the name of one rank's host: of a program, and where mpirun starts ranks outside of Slurm")
-    rank_stack = RunFiles("log/stack-{rank:05d}.txt", "a look at ranks that hang, before they are ended",
+        "the name of one rank's host: for a program, and if mpirun starts ranks without Slurm")
+    rank_stack = RunFiles("log/stack-{rank:05d}.txt", "the recording of hung ranks, before they are ended",
         "supervisor, launch, you",
-        "where the processes of one rank of a program stood, every thread of Python's")
+        "the stacks of the processes of one rank of a program, with every Python thread")
     node_log = RunFiles("log/node-{host}.log", "srun", "logs, supervisor",
-        "what the ranks of one node of a Slurm job said, each line with its task in front")
+        "the output of the ranks of one node of a Slurm job, with the task number before each line")
     kernel_log = RunFiles("log/kernel-{host}.log", "slurm/node-end.sh", "supervisor",
-        "after a failure: the kernel's words on memory and GPUs")
+        "after a failure: the kernel's messages about memory and GPUs")
     nccl_logs = RunFiles("log/nccl/{host}/", "slurm/node-end.sh", "you",
         "after a failure: NCCL's logs and flight recorder, at most 16 MiB per node")
+    launch = RunFiles("log/launch-{launch:04d}.json", "a launcher in the user's script", "supervisor, you",
+        "one launch of the user's script: its command, directory and time")
+    script_end = RunFile("log/script-end.json", "the witness of the user's script", "supervisor",
+        "the exit code of the user's script, and when it ended")
+    script_process = RunFile("log/script-process.json", "supervisor", "supervisor",
+        "the process of the user's script, for a supervisor that takes over after another one was killed")
+    task_end = RunFiles("log/end-{launch:04d}-{rank:05d}.json", "the witness of a task", "supervisor",
+        "the failure of one task of a launch, and its exit code")
     memory = RunFiles("log/memory-{rank:05d}", "one rank", "supervisor",
-        "how many bytes of the host's memory a rank holds, or held last")
+        "the bytes of host memory that a rank holds, or last held")
 
     node = RunFiles("nodes/{host}.json", "slurm/node-start.sh", "you",
-        "one node as it was before the ranks: GPUs, kernel, boot id, room on its disk")
-    failures = RunFile("failures/", "", "", "why ranks ended")
-    failure = RunFiles("failures/attempt-{attempt}-rank-{rank:05d}.json", "one rank, or launch for one that could not",
+        "the state of one node before the ranks started: GPUs, kernel, boot id, free disk space")
+    failures = RunFile("failures/", "", "", "the failures of ranks")
+    failure = RunFiles("failures/attempt-{attempt}-rank-{rank:05d}.json", "one rank, or launch on its behalf",
         "ranks, supervisor, launch, status, logs, report",
-        "why one rank ended: kind, message, traceback, coordinates")
-    waits = RunFile("waits/", "", "", "where ranks stand that do not move")
+        "the failure of one rank: kind, message, traceback, coordinates")
+    waits = RunFile("waits/", "", "", "the positions of stalled ranks")
     standing = RunFiles("waits/attempt-{attempt}-rank-{rank:05d}.json", "one rank", "supervisor, launch, report",
-        "where one rank stands that does not move, the message that it waits in, and how many it has come to")
+        "the position of one stalled rank, the message that it waits in, and its message counts")
     first_failure = RunFiles("failures/attempt-{attempt}-first", "one rank", "ranks",
-        "nothing: the rank that could make it tells the main log")
-    traces = RunFile("trace/", "", "", "what ranks executed")
+        "nothing: the rank that created it reports to the main log")
+    traces = RunFile("trace/", "", "", "the executed actions of ranks")
     trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report",
         "one step of one rank: actions as executed, memory")
     checkpoints = RunFile("checkpoints/", "", "", "the newest checkpoints")
     checkpoint = RunFiles(f"checkpoints/{STEP}{{step:08d}}/", "every rank", "ranks, resume, export",
         "parameters and optimizer state in safetensors files")
     counters = RunFiles(f"checkpoints/{STEP}{{step:08d}}/{COUNTERS}", "rank 0", "every rank",
-        "how far training has come, and what it was trained as: model, optimizer, tokenizer, text")
+        "the training progress, and the origin of the state: model, optimizer, tokenizer, text")
     index = RunFiles(f"checkpoints/{STEP}{{step:08d}}/index-{{stage:05d}}.json", "first rank of a stage", "ranks, export",
-        "of the stage's tensors: in which files they lie, and the hashes of these by block")
+        "the files of the stage's tensors, with their hashes by block")
     marker = RunFiles(f"checkpoints/{STEP}{{step:08d}}/{MARKER}", "rank 0", "ranks, resume, export",
-        "every JSON file of the checkpoint with its size and SHA-256; without it nothing is loaded")
+        "every JSON file of the checkpoint with its size and SHA-256; a checkpoint without it is never loaded")
     attempts = RunFile("attempts/", "", "", "earlier attempts")
     put_away = RunFiles("attempts/{attempt}/", "resume, supervisor", "logs, report",
         "job, plan, placement, script, verdict and logs of an earlier attempt, under the same names")
 
     @property
     def cache(self) -> Path:
-        """Tokenizers and token files, shared by all runs under the same ``job.directory``."""
+        """The tokenizers and token files, shared by all runs under the same ``job.directory``."""
         return self.path.parent.parent / ".cache"
 
     @property
@@ -226,7 +243,7 @@ class RunDirectory:
         return False
 
     def attempt(self) -> int:
-        """Return the number of the current attempt, from 1: one more than those put away."""
+        """Return the number of the current attempt, from 1: one more than the archived attempts."""
         return 1 + sum(1 for path in self.put_away.found() if path.name.isdigit())
 
     def of_attempt(self, number: int) -> RunDirectory:
@@ -236,8 +253,8 @@ class RunDirectory:
 
 
 FILES: tuple[RunFile | RunFiles, ...] = tuple(
-    each for each in vars(RunDirectory).values() if isinstance(each, RunFile | RunFiles))
-"""Every file of a run, in the order in which they are explained."""
+    file for file in vars(RunDirectory).values() if isinstance(file, RunFile | RunFiles))
+"""Every file of a run, in the order of the documentation."""
 
 
 def _escaped(text: str) -> str:

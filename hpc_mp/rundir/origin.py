@@ -1,4 +1,4 @@
-"""The state of a checkpoint beside its tensors: the training progress, and the origin of the parameters."""
+"""The state of a checkpoint besides its tensors: the training progress, and the origin of the parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_mp.rundir.layout import COUNTERS
 # Fields of a transformers configuration that do not affect what a causal language model computes in training.
 NEUTRAL = CARRIED | {"_name_or_path", "initializer_range", "pretraining_tp"}
 
-TAKE_WEIGHTS = "put that back; or `hpc-mp export` that run, and begin with its weights: model.pretrained"
+TAKE_WEIGHTS = "restore that value, or `hpc-mp export` that run and start from its weights (model.pretrained)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class OriginDifference:
     now: Any
 
     def __str__(self) -> str:
-        return f"was trained with {self.what} = {self.before!r}, and this job has {self.now!r}"
+        return f"was trained with {self.what} = {self.before!r}, but this job has {self.now!r}"
 
 
 def model_fields(configuration: Mapping[str, Any], dropouts: tuple[str, ...]) -> dict[str, Any]:
     """Return the relevant fields of a transformers configuration (``to_dict``). Dropout probabilities may change."""
     counting = {key: value for key, value in configuration.items() if key not in NEUTRAL and key not in dropouts}
-    found: dict[str, Any] = json.loads(json.dumps(counting, sort_keys=True, default=str))
-    return found
+    relevant: dict[str, Any] = json.loads(json.dumps(counting, sort_keys=True, default=str))
+    return relevant
 
 
 def first_difference(before: Origin, now: Mapping[str, Any]) -> OriginDifference | None:
@@ -114,7 +114,7 @@ def check_resumable(value: str, counters: Counters, now: Mapping[str, Any], step
         raise HpcMpError(value, str(difference),
                          TAKE_WEIGHTS)
     if counters.step >= steps:
-        raise HpcMpError(f"train.steps = {steps}", f"leaves nothing to do: {value} has done {counters.step} steps, which count",
+        raise HpcMpError(f"train.steps = {steps}", f"leaves nothing to do: {value} has already trained {counters.step} steps",
                          f"set train.steps to more than {counters.step}")
 
 
@@ -125,7 +125,7 @@ def counters_of(checkpoint: Path) -> Counters:
         return Counters(**document | {"origin": Origin(**document["origin"])})
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise HpcMpError(f"checkpoint {checkpoint}", f"its {COUNTERS} cannot be read ({type(error).__name__}: {error})",
-                         "export it with the release that saved it, and begin with its weights: model.pretrained") from None
+                         "export it with the release that saved it, and start from its weights (model.pretrained)") from None
 
 
 def counters_document(counters: Counters) -> dict[str, Any]:

@@ -1,37 +1,38 @@
-"""The verdict: what became of an attempt of a run, and why it failed. Once in ``outcome.json`` it is the only answer."""
+"""The verdict: the end of an attempt of a run, and the reason of a failure. Once written to ``outcome.json``, it is final."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_mp.rundir import RunDirectory, history, read_json, write_json
+from hpc_mp.rundir import RunDirectory, read_json, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.failures import KINDS, RankFailure, judged
 from hpc_mp.rundir.records import Evaluation, StepMetrics, losses, read_records
 from hpc_mp.rundir.retention import best_checkpoint, best_evaluation
 
-STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
+STOPPED = os.EX_TEMPFAIL  # exit code of a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
-WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each is worse than those before it
+OF_ARRAY = ("elements", "not_started")  # fields of an array's outcome alone
+WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each state is worse than those before it
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a run failed.
+    """The reason why a run failed.
 
     Attributes:
         kind: a key of ``failures.KINDS``.
         message: one sentence or, for "user", one paragraph.
-        rank, node: who and where; None when it was no rank.
-        log: the file that says more, if there is one.
+        rank, node: the failed rank and its node; None if it was not a rank.
+        log: the file with more details; None without one.
         time: unix seconds.
+        nodes: nodes to blame, which later attempts leave out.
+        retry: True if another attempt may succeed.
     """
 
     kind: str
@@ -40,22 +41,25 @@ class Cause:
     node: str | None = None
     log: str | None = None
     time: float = 0.0
+    nodes: tuple[str, ...] = ()
+    retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
-        steps: how many optimizer steps the run has behind it.
-        first_step: the number of the first step that has a loss, 0 before it; above 1 for a run that took another one's state.
-        first_loss, loss: of the first and the last of the run's steps that have one; None before the first.
-        evaluation_loss: of the newest evaluation on held-out text; None where there is none. best_evaluation_loss: the least.
-        tokens_per_s: mean over this attempt's steps without its first, which warms up.
-        checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text, of those that were evaluated.
-        report: the page that was drawn of the run; None where none was.
-        elements: of an array, the outcome of each of its runs; this one is then the worst of them. not_started: how many others
-            it was to have.
+        steps: number of optimizer steps done.
+        first_step: number of the first step with a loss, 0 before it; above 1 for a run that continued from another run's
+            state.
+        first_loss, loss: loss of the first and the last step of the run that have one; None before the first.
+        evaluation_loss: loss of the newest evaluation on held-out text; None without one. best_evaluation_loss: the least.
+        tokens_per_s: mean over this attempt's steps, without the first, which warms up.
+        checkpoint: the newest one. best_checkpoint: the evaluated checkpoint with the least loss on held-out text.
+        report: the HTML report of the run; None without one.
+        elements: for an array, the outcome of each of its runs; this outcome is then the worst. not_started: number of its runs
+            that were never started.
     """
 
     run: Path
@@ -76,80 +80,48 @@ class Outcome:
     not_started: int = 0
 
     def document(self) -> dict[str, Any]:
-        """For ``--json`` and ``outcome.json``. What is not finite is null: JSON knows no NaN."""
-        of_array = ("elements", "not_started")
-        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key not in of_array}
-        return tree | ({"elements": [each.document() for each in self.elements], "not_started": self.not_started}
+        """Return the document for ``--json`` and ``outcome.json``. Numbers that are not finite become null: JSON has no NaN."""
+        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key not in OF_ARRAY}
+        return tree | ({"elements": [element.document() for element in self.elements], "not_started": self.not_started}
                        if self.elements else {})
 
 
 def together(elements: Sequence[Outcome]) -> Outcome:
-    """The outcome of an array: that of its worst element, with all of them beside it."""
+    """Return the outcome of an array: that of its worst element, with all elements attached."""
     return replace(max(elements, key=lambda outcome: WORSE.index(outcome.state)), elements=tuple(elements))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``outcome.json``, as far as it cannot be read elsewhere. ``attempt``: from 1."""
-
-    attempt: int
-    state: State
-    cause: Cause | None
-    report: Path | None = None
-
-
 def write_outcome(outcome: Outcome, attempt: int) -> None:
-    """Raises OSError."""
+    """Write ``outcome.json``. Raises OSError."""
     write_json(RunDirectory(outcome.run).outcome, outcome.document() | {"attempt": attempt})
 
 
-def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
-    """The verdict on an attempt, None for the current one; None while there is none. Raises ValueError when it is broken."""
+def read_verdict(run: RunDirectory, attempt: int | None = None) -> Outcome | None:
+    """Return the verdict on an attempt, by default the current one; None before it exists. Raises ValueError if it is broken."""
     number = run.attempt() if attempt is None else attempt
     try:
         tree = read_json(run.of_attempt(number).outcome)
     except OSError:
         return None
     try:
-        report, cause = tree.get("report"), tree.get("cause")
-        found = Verdict(int(tree.get("attempt") or number), tree["state"], _cause(cause) if cause else None,
-                        Path(report) if report else None)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no verdict ({error})") from None
-    return found if found.attempt == number else None
+        plain = {field.name: tree[field.name] for field in fields(Outcome) if field.name in tree and field.name not in OF_ARRAY}
+        paths = {name: Path(tree[name]) for name in ("checkpoint", "best_checkpoint", "report") if tree.get(name)}
+        outcome = Outcome(**plain | paths | {"run": run.path, "cause": _cause(tree["cause"]) if tree.get("cause") else None})
+        return outcome if int(tree.get("attempt") or number) == number else None
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"not a verdict ({error})") from None
 
 
-def verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
-    """As ``read_verdict``; a broken one counts as none."""
+def verdict(run: RunDirectory, attempt: int | None = None) -> Outcome | None:
+    """Return the same as ``read_verdict``, but None for a broken verdict."""
     try:
         return read_verdict(run, attempt)
     except ValueError:
         return None
 
 
-def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
-    """Why an attempt failed: the verdict's word if there is a verdict, else what its records say; None when they say nothing."""
-    number = run.attempt() if attempt is None else attempt
-    found = verdict(run, number)
-    if found is not None:
-        return found.cause
-    with suppress(OSError, KeyError, TypeError):  # a broken history: the records are there
-        for end in reversed(history.history(run)):
-            if end.attempt == number and end.kind in KINDS:
-                return Cause(end.kind, end.message, end.rank, end.node, time=end.time)
-    failure = judged(run, number)
-    return None if failure is None else cause_of(run, failure)
-
-
-def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
-    """A rank's failure as the cause of the run's."""
-    own, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
-    rank = failure.inner if failure.of_node else failure.rank
-    return Cause(failure.kind, str(failure), rank, failure.node or None, str(by_node if by_node.exists() else own), failure.time)
-
-
 def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
-    """The part of an ``Outcome`` that lies in the run directory; ``attempt``: from which on the speed is measured."""
+    """Return the fields of an ``Outcome`` that the run directory determines. ``attempt``: the first attempt in the throughput."""
     records = read_records(run.metrics, StepMetrics)
     evaluations = read_records(run.evaluations, Evaluation)
     least, best = best_evaluation(evaluations), best_checkpoint(run)
@@ -172,8 +144,8 @@ def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
 def _cause(tree: Mapping[str, Any] | str) -> Cause:
     if isinstance(tree, str):
         return Cause("unknown", tree)
-    known = {field.name for field in fields(Cause)}
-    return Cause(**{"kind": "unknown", **{key: value for key, value in tree.items() if key in known}})
+    names = {field.name for field in fields(Cause)}
+    return Cause(**{"kind": "unknown", **{key: value for key, value in tree.items() if key in names}})
 
 
 def _plain(value: Any) -> Any:

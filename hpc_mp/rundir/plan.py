@@ -1,4 +1,4 @@
-"""``plan.json``: what was decided and predicted before a run's ranks started; written at launch, read by everybody else."""
+"""``plan.json``: decisions and predictions made before a run's ranks start. The launch writes it; all other parts read it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from hpc_mp.rundir.layout import RunDirectory
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes per optimizer step and axis: those that one rank sends to one partner, or those that leave a node or a switch.
+    """Bytes per optimizer step and axis: sent by one rank to one partner, or leaving a node or a switch.
 
     Attributes:
         tp: activations, to the rank's neighbour in the ring of its tensor group.
-        pp: activations to the next stage, and as many bytes of gradients to the previous one.
+        pp: activations to the next stage, and the same number of bytes of gradients to the previous one.
         cp: keys, values and their gradients, to the rank's neighbour in the ring of its context group.
         cp_pairs: a part of queries, keys, values and outputs, to each other rank of its context group, with ``ulysses``.
-        dp: parameters and gradients, to its neighbour in the ring of its shard group.
+        dp: parameters and gradients, to the rank's neighbour in the ring of its shard group.
         replicas: gradients, to its neighbour in the ring of the ranks that hold the same part, with ``shard_degree``.
-        ep: tokens, to each other rank of its expert group; an expectation, for routers decide.
-        expert_dp, expert_replicas: as ``dp`` and ``replicas``, of experts that ranks share out: among those with the same ones.
-        tied: the embedding's gradient, to the other end of a pipeline where the head is a copy of it.
-        shards: how many ranks of data × context a ring of ``dp`` has; None: all of them. ``expert_shards``: of ``expert_dp``.
+        ep: tokens, to each other rank of its expert group; an expectation, since it depends on the routers.
+        expert_dp, expert_replicas: like ``dp`` and ``replicas``, for experts that are divided among ranks: among ranks with the
+            same experts.
+        tied: the embedding's gradient, to the other end of a pipeline if the head is a copy of the embedding.
+        shards: number of ranks of data × context in a ring of ``dp``; None: all of them. ``expert_shards``: the same for
+            ``expert_dp``.
     """
 
     tp: float = 0.0
@@ -46,16 +48,16 @@ class Traffic:
 
     @property
     def data(self) -> float:
-        """All that the data axis sends."""
+        """Total bytes on the data axis."""
         return self.dp + self.replicas + self.expert_dp + self.expert_replicas
 
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Model state of one rank at the fullest moment of a step (after the first backward), in bytes.
+    """Model state of one rank at the peak of a step (after the first backward), in bytes.
 
     Attributes:
-        host, disk: what lies there instead of on the rank's device; no part of the total.
+        host, disk: state kept there instead of on the rank's device; not part of the total.
     """
 
     parameters: int
@@ -71,8 +73,8 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """How many chunks (stage, microbatch) a pipeline rank is between the forward and the backward of at once at most: ``held`` in
-    all, ``here`` with their activations on the device, ``away`` with them on the host."""
+    """Maximum number of chunks (stage, microbatch) that a pipeline rank holds at once between forward and backward: ``held`` in
+    total, ``here`` with activations on the device, ``away`` with activations on the host."""
 
     held: int
     here: int
@@ -84,13 +86,13 @@ class RunPlan:
     """The plan of one attempt.
 
     Attributes:
-        layers: of every pipeline stage.
-        traffic: what the busiest stage sends along each axis.
-        state: of every rank.
-        link_time_s: seconds per step for which ranks wait for links between nodes, at the measured rate; None where the
-            doctor has measured none.
-        choices: the keys of the job that the launch has settled, with the reason of each.
-        chunks: of every pipeline rank.
+        layers: number of layers of every pipeline stage.
+        traffic: bytes that the busiest stage sends along each axis.
+        state: model state of every rank.
+        link_time_s: seconds per step that ranks wait for links between nodes, at the doctor's measured rate; None without one.
+        choices: keys of the job that the launch decided, with the reason of each.
+        chunks: chunk counts of every pipeline rank.
+        place: the back end that starts the ranks: "slurm", "step", "local" or "mpi"; empty in plans of earlier releases.
     """
 
     layers: tuple[int, ...]
@@ -99,15 +101,16 @@ class RunPlan:
     link_time_s: float | None = None
     choices: tuple[ResolvedKey[Any], ...] = ()
     chunks: tuple[ChunkCounts, ...] = ()
+    place: str = ""
 
 
 def write_plan(run: RunDirectory, plan: RunPlan) -> None:
-    """Raises OSError."""
+    """Write the plan. Raises OSError."""
     write_json(run.plan, asdict(plan))
 
 
 def read_plan(run: RunDirectory) -> RunPlan | None:
-    """None for a run without one: its ranks were started by hand, or it is broken."""
+    """Read the plan; None for a run without one (its ranks were started by hand) or if it is broken."""
     try:
         return _from_dict(read_json(run.plan))
     except (OSError, ValueError, TypeError, KeyError):
@@ -115,9 +118,9 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
 
 
 def _from_dict(tree: dict[str, Any]) -> RunPlan:
-    return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**each) for each in tree["state"]),
+    return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**fields) for fields in tree["state"]),
                    tree["link_time_s"], tuple(map(_choice, tree["choices"])),
-                   tuple(ChunkCounts(**each) for each in tree.get("chunks", ())))
+                   tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""))
 
 
 def _choice(tree: dict[str, Any]) -> ResolvedKey[Any]:

@@ -1,4 +1,4 @@
-"""``program.json``: the command that every rank of a program executes, and the variables that tell the rank who it is."""
+"""``program.json``: the command that every rank of a program executes, and the variables that identify the rank."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ OWN_PATH = "HPC_MP_PATH"  # the job's PATH, to which an entry was added only for
 
 @dataclass(frozen=True, slots=True)
 class ProgramCommand:
-    """A program and the way its ranks start it.
+    """A program and the form of its start.
 
     Attributes:
         command: the program and its arguments; not read by a shell.
         directory: its working directory.
         environment: additional variables.
-        ranks_per_node: number of ranks that it starts itself on every node, if it is started once per node; None if once per
-            rank.
+        ranks_per_node: number of ranks that it starts itself on every node, if it is started once per node; None if it is
+            started once per rank.
         axes: True if it has axes; its ranks are then given their coordinates.
-        mpi: True if its ranks meet through MPI, which tells each of them who it is.
+        mpi: True if its ranks meet through MPI, which identifies each of them.
         mpirun: True if mpirun starts them in Slurm jobs too.
+        script: True if it is a job script, which starts ranks itself.
         signal: the signal that asks it to stop, by its name without SIG.
         stop_codes: exit codes by which it reports that it has saved.
     """
@@ -44,22 +45,23 @@ class ProgramCommand:
     axes: bool = False
     mpi: bool = False
     mpirun: bool = False
+    script: bool = False
     signal: str = "TERM"
     stop_codes: tuple[int, ...] = ()
 
 
 def write_program(path: Path, spec: ProgramSpec) -> None:
     """Write ``program.json``, readable only by the run's owner: arguments and variables may be passwords. Raises OSError."""
-    given = spec.program
-    itself = spec.job.ranks_per_node if given.start == "node" else None
-    command = ProgramCommand(given.command, given.directory, given.environment, itself, given.axes is not None,
-                             given.start == "mpi", spec.by_mpirun, given.signal, given.stop_codes)
+    program = spec.program
+    itself = spec.job.ranks_per_node if program.start == "node" else None
+    command = ProgramCommand(program.command, program.directory, program.environment, itself, program.axes is not None,
+                             program.start == "mpi", spec.by_mpirun, spec.by_script, program.signal, program.stop_codes)
     _write(path, command)
 
 
 def use_staged(path: Path, prefix: Path) -> None:
-    """Have ranks look up the program on PATH, where the copy of an environment comes first, if the command names it by its path
-    in that environment. Raises OSError.
+    """Make ranks look up the program on PATH, on which the copy of an environment comes first, if the command names it by its
+    path in that environment. Raises OSError.
 
     Args:
         prefix: directory of the environment.
@@ -75,7 +77,7 @@ def _write(path: Path, command: ProgramCommand) -> None:
 
 
 def read_program(path: Path) -> ProgramCommand:
-    """Read ``program.json``. Raises OSError, or ValueError if it is not such a document."""
+    """Read ``program.json``. Raises OSError, or ValueError for another document."""
     return read_record(path, ProgramCommand)
 
 
@@ -84,7 +86,7 @@ def own_variables(program: ProgramCommand, run: RunDirectory, placement: Placeme
     """Return the variables that identify a rank or the one command of a node; empty if MPI identifies it.
 
     Args:
-        meeting: address and port of rank 0's host; nobody listens there yet.
+        meeting: address and port of rank 0's host; no process listens there yet.
     """
     if program.mpi:
         return {}
@@ -99,7 +101,7 @@ def rank_variables(placement: Placement, rank: int, address: str, port: str) -> 
     GROUP_RANK.
 
     Args:
-        address, port: address and port of rank 0's host; nobody listens there yet.
+        address, port: address and port of rank 0's host; no process listens there yet.
     """
     place = placement.ranks[rank]
     node = str(place.node)
@@ -116,7 +118,7 @@ def rank_variables(placement: Placement, rank: int, address: str, port: str) -> 
 
 
 def axis_variables(placement: Placement, rank: int, file: Path) -> dict[str, str]:
-    """Return a rank's coordinates on the program's axes, the sizes of the axes, and the file with those of all ranks."""
+    """Return a rank's coordinates on the program's axes, the sizes of the axes, and the file with the places of all ranks."""
     place, degrees = placement.ranks[rank], placement.degrees
     sizes = {"tp": degrees.tensor, "pp": degrees.pipeline, "cp": degrees.context, "dp": degrees.data}
     at = {f"HPC_MP_{axis.upper()}_RANK": str(getattr(place, axis)) for axis in sizes}
@@ -128,12 +130,13 @@ def node_variables(placement: Placement, node: int, address: str, port: str) -> 
     return {"NODE_RANK": str(node), "NNODES": str(placement.nodes), "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
-def filled_in(program: ProgramCommand, run: Path, own: Mapping[str, str]) -> tuple[str, ...]:
+def filled_in(program: ProgramCommand, run: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the command of a node: placeholders replaced by the values of ``node_variables``, every other brace unchanged."""
-    values = {"{nodes}": own["NNODES"], "{node_rank}": own["NODE_RANK"], "{ranks_per_node}": str(program.ranks_per_node),
-              "{master_addr}": own["MASTER_ADDR"], "{master_port}": own["MASTER_PORT"], "{run}": str(run)}
+    values = {"{nodes}": variables["NNODES"], "{node_rank}": variables["NODE_RANK"],
+              "{ranks_per_node}": str(program.ranks_per_node), "{master_addr}": variables["MASTER_ADDR"],
+              "{master_port}": variables["MASTER_PORT"], "{run}": str(run)}
     pattern = re.compile("|".join(map(re.escape, values)))
-    return tuple(pattern.sub(lambda found: values[found[0]], word) for word in program.command)
+    return tuple(pattern.sub(lambda match: values[match[0]], word) for word in program.command)
 
 
 def run_variables(run: Path, attempt: int) -> Mapping[str, str]:

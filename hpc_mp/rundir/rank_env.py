@@ -1,4 +1,4 @@
-"""The identity of a rank: from its place, if a launcher states which rank runs on which host; else from its environment."""
+"""The identity of a rank: from its place, if a launcher states the host of each rank; else from its environment."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class RankEnv:
 SPARE_FILES = 64  # descriptors of a rank in addition to its connections: libraries, logs, data, devices
 
 
-def check_open_files(connections: int, most: int, where: str) -> None:
+def check_open_files(connections: int, limit: int, where: str) -> None:
     """Check that rank 0 may open enough files. Raises HpcMpError.
 
     Args:
-        connections: number that it holds, one to every rank for the rendezvous among them.
-        most: the hard limit of the process; negative if unlimited.
+        connections: number of its connections, including one to every rank for the rendezvous.
+        limit: the hard limit of the process; negative if unlimited.
     """
     needed = connections + SPARE_FILES
-    if 0 <= most < needed:
-        raise HpcMpError(f"the limit of open files {where} (ulimit -Hn = {most})",
-                         f"is too small: rank 0 has {connections} connections to others, and opens {SPARE_FILES} files besides",
+    if 0 <= limit < needed:
+        raise HpcMpError(f"the limit of open files {where} (ulimit -Hn = {limit})",
+                         f"is too small: rank 0 has {connections} connections, and opens {SPARE_FILES} other files",
                          f"raise it to {needed} or more (limits.conf, LimitNOFILE of slurmd), or use fewer ranks")
 
 
@@ -62,13 +62,13 @@ def emulated_node(node: int) -> str:
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
-    """Return this process's identity; without any variables it is the only rank. Raises HpcMpError for an incomplete set."""
+    """Return this process's identity; without variables it is the only rank. Raises HpcMpError for an incomplete set."""
     for source, marker, names in SOURCES:
         if marker not in environ:
             continue
         missing = [name for name in names if name not in environ]
         if missing:
-            raise HpcMpError(f"{marker} = {environ[marker]}", f"is set by {source} but {', '.join(missing)} is not",
+            raise HpcMpError(f"{marker} = {environ[marker]}", f"is set by {source}, but {', '.join(missing)} is not",
                              "start ranks with srun, mpirun, torchrun or hpc-mp launch")
         rank, world, local_rank = (int(environ[name]) for name in names)
         return RankEnv(rank, world, local_rank, node_name(environ), source)
@@ -76,39 +76,39 @@ def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
 
 
 def say_host(run: RunDirectory, who: RankEnv) -> None:
-    """Record that a rank has started, and on which host."""
+    """Record the host of a started rank."""
     with suppress(OSError):  # a full disk must not stop a rank
         run.rank_host(who.rank).write_text(who.node, encoding="utf-8")
 
 
 def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: int, source: str) -> RankEnv:
-    """Return the rank placed where this process runs, in whatever order the launcher started processes.
+    """Return the rank whose place is here, independent of the order in which the launcher started processes.
 
     Args:
-        hosts: host of each node of the placement. Nodes of the same name are on one host, one after the other.
+        hosts: host of each node of the placement. Nodes of the same name are on one host, one after another.
         local_rank: index of this process on the host, from 0.
 
     Raises:
-        HpcMpError: no rank has its place here.
+        HpcMpError: no rank belongs here.
     """
-    here = sorted((place for place in placement.ranks if hosts[place.node] == host),
+    places = sorted((place for place in placement.ranks if hosts[place.node] == host),
                   key=lambda place: (place.node, place.local_rank))
-    if local_rank >= len(here):
+    if local_rank >= len(places):
         raise HpcMpError(f"host {host}, local rank {local_rank}",
-                         f"is no rank's place: {len(here)} ranks run on {host}, the hosts are {', '.join(hosts)}",
+                         f"is not the place of a rank: {len(places)} ranks run on {host}, the hosts are {', '.join(hosts)}",
                          "start ranks with the script that `hpc-mp launch` wrote, on the hosts that it chose")
-    place = here[local_rank]
+    place = places[local_rank]
     return RankEnv(place.rank, len(placement.ranks), place.local_rank, host, source)
 
 
 def check_place(placement: Placement, who: RankEnv, hosts: Sequence[str] | None) -> None:
-    """Check that a rank runs where the placement puts it. ``hosts``: host of each node; None if no launcher has named them.
+    """Check that a rank runs at its place. ``hosts``: host of each node; None if no launcher has named them.
 
     Raises:
-        RuntimeError: the places differ; names both.
+        RuntimeError: the places differ; the message names both.
     """
     place = placement.ranks[who.rank]
     host = who.node if hosts is None else hosts[place.node]
     if (host, place.local_rank) != (who.node, who.local_rank):
-        raise RuntimeError(f"rank {who.rank} is local rank {who.local_rank} on {who.node}, placement.json says local rank "
+        raise RuntimeError(f"rank {who.rank} is local rank {who.local_rank} on {who.node}, but placement.json has local rank "
                            f"{place.local_rank} on node {place.node}" + (f" ({host})" if hosts else ""))

@@ -1,7 +1,7 @@
 """Records that ranks write during a run: one frozen value per document or line, with its writer and reader.
 
-A reader ignores unknown keys, so that it can read a newer run. A document that lacks a key, or has one of the wrong type, is
-refused. ``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` hold the other records.
+A reader ignores unknown keys, so it can read a newer run. A document with a missing key or a wrong type is refused.
+``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` contain the other records.
 """
 
 from __future__ import annotations
@@ -9,22 +9,37 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from annotated_types import Ge, Lt
 
 from hpc_mp.base.files import read_json, read_lines, write_json
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 Record = TypeVar("Record")
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(ge=0, lt=32_503_680_000)]
-"""A duration or unix time, before the year 3000: what calendars and axes can show."""
-Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A number that may be none: not finite, and ``null`` in a file, for JSON knows no NaN."""
+Count = Annotated[int, Ge(0), Lt(2**63)]
+Seconds = Annotated[float, Ge(0), Lt(32_503_680_000)]
+"""A duration or unix time before the year 3000: calendars and axes cannot show more."""
+
+
+class _NullIsNan:
+    """The reading of ``null`` as NaN. Only readers import pydantic: ranks and their witnesses start without it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(
+            lambda value: math.nan if value is None else value, handler(source))
+
+
+Measured = Annotated[float, _NullIsNan()]
+"""A number that may be NaN or infinite: it is then ``null`` in a file, because JSON has no NaN."""
 
 LONGEST_LINE = 1024  # bytes; twice the length of a line of metrics.jsonl
 
@@ -35,8 +50,8 @@ class StepMetrics:
 
     Attributes:
         step: from 1.
-        loss: mean over all tokens of the global batch that count, in nats; not finite in a skipped step, if its gradient norm
-            was not finite or none of its tokens counts (``label_tokens`` is 0).
+        loss: mean over all counted tokens of the global batch, in nats; not finite in a skipped step, if its gradient norm was
+            not finite or no token counts (``label_tokens`` is 0).
         tokens: number trained on in all steps so far, including those that do not count in the loss.
         step_time_s: seconds from the step's start to its end on rank 0; evaluations and saves are between two steps.
         tokens_per_s: throughput of this step, all ranks together.
@@ -44,7 +59,7 @@ class StepMetrics:
         peak_memory_bytes: the maximum held by any rank since its start: allocated on its GPU, or on CPUs its resident memory.
         learning_rate: rate of this step, from ``train.warmup_steps`` and ``train.lr_schedule``.
         label_tokens: tokens of this step that count in the loss.
-        attempt: number from 1; a resume or a restart by Slurm is the next one.
+        attempt: number from 1; a resume or a restart by Slurm begins the next one.
         loss_scale: fp16's loss scale after the step; 1 otherwise.
         router_loss: part of the trained loss added by the routers of experts (``train.router_balance``, ``train.router_z``).
         dropped_share: fraction of the expert choices of all tokens in all layers that experts did not take
@@ -67,7 +82,7 @@ class StepMetrics:
 
 
 def losses(steps: Iterable[StepMetrics]) -> list[float]:
-    """Return the losses of the steps that have one."""
+    """Return the finite losses of the steps."""
     return [step.loss for step in steps if math.isfinite(step.loss)]
 
 
@@ -76,8 +91,8 @@ class Evaluation:
     """A line of ``evaluations.jsonl``: the loss on the held-out text after a step, written by rank 0.
 
     Attributes:
-        step: step after which it was made; from 1.
-        loss: mean over all held-out tokens that count, in nats; without dropout.
+        step: the step before it; from 1.
+        loss: mean over all counted held-out tokens, in nats; without dropout.
         label_tokens: tokens of the held-out text that count.
         seconds: duration of the evaluation.
         attempt: from 1.
@@ -174,7 +189,7 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class StagedEnvironment:
-    """``environment.json``: the archive that nodes unpack, the directory that it was packed from, and its size unpacked."""
+    """``environment.json``: the archive that nodes unpack, the directory of its origin, and its unpacked size."""
 
     archive: str
     prefix: str
@@ -193,7 +208,7 @@ def write_record(path: Path, record: Any) -> None:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Read a record. Raises OSError, or ValueError if it is not such a document."""
+    """Read a record. Raises OSError, or ValueError for another document."""
     return _understood(read_json(path), kind)
 
 
@@ -202,17 +217,17 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
     return [record for record in understood_lines(path, kind) if record is not None]
 
 
-def last_records(path: Path, kind: type[Record], most: int) -> list[Record]:
-    """Return at most ``most`` records from the end, without reading the lines before: a long run has millions. Raises OSError."""
+def last_records(path: Path, kind: type[Record], limit: int) -> list[Record]:
+    """Return at most ``limit`` records from the end, without reading the lines before them. Raises OSError."""
     try:
         with open(path, "rb") as file:
-            begin = max(0, file.seek(0, os.SEEK_END) - most * LONGEST_LINE)
+            begin = max(0, file.seek(0, os.SEEK_END) - limit * LONGEST_LINE)
             file.seek(begin)
             lines = file.read().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return []
-    found = (record_of_line(line, kind) for line in lines[bool(begin):-1][-most:])
-    return [record for record in found if record is not None]
+    records = (record_of_line(line, kind) for line in lines[bool(begin):-1][-limit:])
+    return [record for record in records if record is not None]
 
 
 def understood_lines(path: Path, kind: type[Record]) -> Iterator[Record | None]:
@@ -239,13 +254,17 @@ def record_of_line(line: str, kind: type[Record]) -> Record | None:
 
 def _understood(document: Any, kind: type[Record]) -> Record:
     """Return the validated record. Raises ValueError with the number of wrong keys."""
+    from pydantic import ValidationError
+
     try:
-        found: Record = _adapter(cast(Any, kind)).validate_python(document)
+        record: Record = _adapter(cast(Any, kind)).validate_python(document)
     except ValidationError as error:
         raise ValueError(f"{error.error_count()} wrong or missing keys") from None
-    return found
+    return record
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)

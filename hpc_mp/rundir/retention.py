@@ -1,7 +1,6 @@
 """Retention of a run's checkpoints: the newest ones, and the best one by its loss on held-out text, are kept.
 
-The newest are what a run resumes from. The best is what a user wants to export in the end; a run that overfits passes it long
-before its last step.
+A run resumes from the newest. A user exports the best in the end; a run that overfits passes it long before its last step.
 """
 
 from __future__ import annotations
@@ -27,22 +26,24 @@ class BestCheckpoint:
 
 
 def comparable(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations that have a loss and were made on the same text as the newest. A resume may change
-    ``evaluate.files``; losses on another text, recognized by its number of tokens, are not comparable."""
-    return [each for each in evaluations if math.isfinite(each.loss) and each.label_tokens == evaluations[-1].label_tokens]
+    """Return the evaluations with a loss on the same text as the newest. A resume may change ``evaluate.files``; losses on
+    another text, recognized by its number of tokens, are not comparable."""
+    return [evaluation for evaluation in evaluations
+            if math.isfinite(evaluation.loss) and evaluation.label_tokens == evaluations[-1].label_tokens]
 
 
 def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the evaluation with the least loss, even without a checkpoint of its step; the first of equals; None without any."""
-    return min(comparable(evaluations), key=lambda each: each.loss, default=None)
+    """Return the evaluation with the least loss, and the first of equal ones, even if its step has no checkpoint; None without
+    any."""
+    return min(comparable(evaluations), key=lambda evaluation: evaluation.loss, default=None)
 
 
 def best_checkpoint(run: RunDirectory) -> BestCheckpoint | None:
     """Return the best checkpoint; None if no existing checkpoint was evaluated. Raises OSError."""
     saved = complete_steps(run.checkpoints)
-    evaluated = {each.step: each.loss for each in comparable(read_records(run.evaluations, Evaluation))}
-    found = [BestCheckpoint(path, step_of(path), evaluated[step_of(path)]) for path in saved if step_of(path) in evaluated]
-    return min(found, key=lambda each: each.loss, default=None)
+    evaluated = {evaluation.step: evaluation.loss for evaluation in comparable(read_records(run.evaluations, Evaluation))}
+    checkpoints = [BestCheckpoint(path, step_of(path), evaluated[step_of(path)]) for path in saved if step_of(path) in evaluated]
+    return min(checkpoints, key=lambda checkpoint: checkpoint.loss, default=None)
 
 
 def surplus(run: RunDirectory, keep: int) -> list[Path]:

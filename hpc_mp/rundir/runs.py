@@ -11,12 +11,12 @@ from hpc_mp.base.files import read_json, write_json
 from hpc_mp.base.text import several
 from hpc_mp.rundir.layout import RunDirectory
 
-GIVE = "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job"
-PRIVATE = 0o700  # logs and samples are the user's own: nobody else may read a run directory
+GIVE = "pass DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job"
+PRIVATE = 0o700  # logs and samples are the user's own: no other user may read a run directory
 
 
 def create_run(directory: Path, name: str) -> RunDirectory:
-    """Make the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
+    """Create the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
 
     Raises:
         HpcMpError: the directory cannot be written.
@@ -37,7 +37,7 @@ def create_run(directory: Path, name: str) -> RunDirectory:
             folder.mkdir(mode=PRIVATE)
     except OSError as error:
         raise HpcMpError(f"job.directory = {directory}", f"cannot be written ({error.strerror})",
-                         "choose a directory on a file system that all nodes share and that you may write") from None
+                         "choose a writable directory on a file system that all nodes share") from None
     return run
 
 
@@ -53,17 +53,17 @@ def find_run(path: Path) -> RunDirectory:
     runs = [run for run in numbered(path) if is_run(run)]
     if not runs:
         if not path.exists():
-            raise HpcMpError(f"run {path}", "is not there", f"{GIVE}; `hpc-mp status` lists the runs of the job files here")
-        named = sorted(each.name for each in path.iterdir() if any(map(is_run, numbered(each)))) if path.is_dir() else []
-        remedy = f"name one of the jobs whose runs it holds: {several(named)}" if named else GIVE
-        raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs", remedy)
+            raise HpcMpError(f"run {path}", "does not exist", f"{GIVE}; `hpc-mp status` lists the runs of the job files here")
+        named = sorted(entry.name for entry in path.iterdir() if any(map(is_run, numbered(entry)))) if path.is_dir() else []
+        remedy = f"pass the directory of one of its jobs: {several(named)}" if named else GIVE
+        raise HpcMpError(f"run {path}", "is not a run directory, and contains no numbered runs", remedy)
     return RunDirectory(max(runs, key=lambda run: int(run.name)))
 
 
 def prepare_resume(run: RunDirectory) -> int:
     """Archive the previous attempt in ``attempts/K/``: copies of its inputs, and its logs. Return the new attempt's number.
 
-    A rank of that attempt that still lives, on a node that was cut off, continues to write to the archived logs.
+    A rank of that attempt that still runs, on a node that was cut off, continues to write to the archived logs.
 
     Raises:
         HpcMpError: the run directory cannot be written; it is left unchanged.
@@ -82,7 +82,7 @@ def prepare_resume(run: RunDirectory) -> int:
         if not run.log.exists():
             aside.log.rename(run.log)
         shutil.rmtree(aside.path, ignore_errors=True)
-        raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})", "make room on its file system") from None
+        raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})", "free space on its file system") from None
     return attempt + 1
 
 

@@ -1,6 +1,6 @@
 """Copies of files on a node's local disk. Ranks find a copy by the full path of its source. They use only complete copies.
 
-The copy of ``/disk/me/model`` is at ``ROOT/disk/me/model``. The file ``model.staged`` beside it is written last. It holds
+The copy of ``/disk/me/model`` is at ``ROOT/disk/me/model``. The file ``model.staged`` next to it is written last. It contains
 ``SIZE NAME`` for every file, each ended by a zero byte. ``slurm/node-start.sh`` writes the same format.
 """
 
@@ -32,7 +32,7 @@ def staged(path: Path, root: Path | None) -> Path:
 
 
 def stage_directory(source: Path, root: Path) -> Path:
-    """Copy ``source`` to the node's local disk unless that is done. Return the copy, with links replaced by their targets.
+    """Copy ``source`` to the node's local disk unless a copy exists. Return the copy, with links replaced by their targets.
 
     Of concurrent processes, one copies and the others wait. If the copy fails, log a warning and return ``source``.
     """
@@ -44,7 +44,7 @@ def stage_directory(source: Path, root: Path) -> Path:
             if not _complete(copy):
                 _publish(source, copy)
     except OSError as error:  # also shutil.Error, which lists the files that it could not copy
-        log.warning("%s is not staged (%s): it is read where it is", source, error.strerror or error)
+        log.warning("%s is not staged (%s): it is read from its original path", source, error.strerror or error)
         return source
     return copy
 

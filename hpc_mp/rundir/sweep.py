@@ -44,21 +44,21 @@ def read_member(run: RunDirectory) -> SweepMember | None:
 
 
 def members(run: RunDirectory) -> dict[RunDirectory, SweepMember]:
-    """Return all runs of the sweep that this run belongs to, in their order; empty outside of a sweep."""
+    """Return all runs of this run's sweep, in their order; empty outside of a sweep."""
     mine = read_member(run)
     if mine is None:
         return {}
-    found: dict[RunDirectory, SweepMember] = {}
+    by_run: dict[RunDirectory, SweepMember] = {}
     with suppress(OSError):  # a directory of another user
         for path in numbered(run.path.parent):
-            each = read_member(RunDirectory(path)) if is_run(path) else None
-            if each is not None and each.first == mine.first:
-                found[RunDirectory(path)] = each
-    return dict(sorted(found.items(), key=lambda item: (item[1].number, item[0].path)))
+            member = read_member(RunDirectory(path)) if is_run(path) else None
+            if member is not None and member.first == mine.first:
+                by_run[RunDirectory(path)] = member
+    return dict(sorted(by_run.items(), key=lambda item: (item[1].number, item[0].path)))
 
 
 def end_sweep(run: RunDirectory) -> None:
-    """Start no further run of the sweep of ``run``. Raises OSError."""
+    """Prevent further runs of the sweep of ``run``. Raises OSError."""
     if (mine := read_member(run)) is not None:
         (run.path.parent / mine.first / RunDirectory.sweep_stop.name).touch()
 
@@ -70,8 +70,8 @@ def best_of(losses: Iterable[tuple[float | None, float | None]]) -> tuple[int, s
     Args:
         losses: last loss and least held-out loss of each run.
     """
-    known = {index: pair for index, pair in enumerate(losses) if pair[0] is not None}
-    if len(known) < 2:
+    pairs = {index: pair for index, pair in enumerate(losses) if pair[0] is not None}
+    if len(pairs) < 2:
         return None
-    by, which = ("held-out loss", 1) if all(pair[1] is not None for pair in known.values()) else ("loss", 0)
-    return min(known, key=lambda index: known[index][which] or 0.0), by
+    by, which = ("held-out loss", 1) if all(pair[1] is not None for pair in pairs.values()) else ("loss", 0)
+    return min(pairs, key=lambda index: pairs[index][which] or 0.0), by

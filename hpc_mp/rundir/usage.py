@@ -1,5 +1,5 @@
 """The cost of a run so far: node hours, GPU hours, time in the queue, steps trained and lost. All of it comes from the run
-directory, since most clusters keep no accounting that a user may read."""
+directory, because most clusters have no accounting that a user may read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
 
     Args:
         until: unix seconds, for a run that continues; None: until its end, as far as the run directory shows it.
-        waits: True if nothing of it runs now because its job is in the queue.
+        waits: True if its job is in the queue and has no process now.
     """
     number = run.attempt()
     starts = read_records(run.ranks, RankStart)
@@ -84,20 +84,20 @@ def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
 def _record(run: RunDirectory, attempt: int) -> AttemptRecord | None:
     """Return the record that the supervisor wrote when the attempt began; None while it waits, and without a supervisor."""
     try:
-        found = read_attempt(run.of_attempt(attempt).attempt_record)
+        record = read_attempt(run.of_attempt(attempt).attempt_record)
     except (OSError, ValueError):
         return None
-    return found if found.attempt == attempt and found.time else None
+    return record if record.attempt == attempt and record.time else None
 
 
 def launched(run: RunDirectory) -> float:
-    """Return the unix seconds of the run's first launch: the mtime of its first attempt's job file, which copies keep."""
+    """Return the unix seconds of the run's first launch: the mtime of its first attempt's job file, preserved in copies."""
     first = run.of_attempt(1).job
     return (first if first.exists() else run.job if run.job.exists() else run.path).stat().st_mtime
 
 
 def size(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a directory. Vanishing files do not count; links are not followed."""
+    """Return the bytes of a file, or of all files below a directory. Vanished files do not count; links are not followed."""
     if path.is_dir() and not path.is_symlink():
         return sum(_sizes(path))
     with suppress(OSError):
@@ -127,7 +127,7 @@ def _sizes(path: Path) -> Iterator[int]:
 
 def _end(run: RunDirectory, attempt: int, newest: int, began: float, ends: Sequence[AttemptEnd],
          lost: Iterable[StepMetrics]) -> float:
-    """Return the end of an attempt: from its supervisor, else the mtime of its verdict, which copies keep, else its steps."""
+    """Return the end of an attempt: from its supervisor, else the mtime of its verdict, preserved in copies, else its steps."""
     for end in ends:
         if end.attempt == attempt and end.action != "resume":
             return end.time

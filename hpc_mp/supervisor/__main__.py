@@ -11,7 +11,7 @@ from hpc_mp.supervisor.signals import Signals
 
 def main(arguments: Sequence[str]) -> int:
     """Run the supervisor and return the exit code of the job: 0 if the run is complete or the job is requeued, 75 if stopped, 2
-    for a wrong input, else srun's code."""
+    for an invalid input, else srun's code."""
     signals = Signals()  # first, since Slurm may warn at any moment
     from hpc_mp.base.errors import HpcMpError
     from hpc_mp.supervisor.after import go_on_after

@@ -10,8 +10,6 @@ from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 
-RUNNING, PHASES = "running", {"completed": "done", "stopped": "stopped"}
-
 
 def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], hosts: Sequence[str], device: str,
               token: str = "", began: float | None = None) -> None:
@@ -29,12 +27,12 @@ def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], host
         file.write(line_of(RankStart(attempt, place.rank, host, host, began or time.time(), local_rank=place.local_rank,
                                      dp=place.dp, token=token, device=device, task=tasks[place.rank])))
     file.close()
-    say_phase(run, attempt, RUNNING)
+    say_phase(run, attempt, "running")
 
 
 def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
-    """Write the end of the attempt in the words of a rank 0."""
-    say_phase(run, attempt, PHASES.get(state, state))
+    """Write the end of the attempt, as a rank 0 of our own engine does."""
+    say_phase(run, attempt, "done" if state == "completed" else state)
 
 
 def say_phase(run: RunDirectory, attempt: int, phase: str, detail: str = "") -> None:

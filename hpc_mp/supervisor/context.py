@@ -1,4 +1,4 @@
-"""The run and the attempt that the supervisor looks after, as one value for all its parts."""
+"""The supervised run and its attempt, as one value for all parts of the supervisor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.diagnosis.lines import OURS
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.supervisor.log_patterns import OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,9 @@ class SupervisedRun:
     """A run, before an attempt of it begins.
 
     Attributes:
-        allocation: of Slurm; None outside of it.
-        command: what starts the ranks, ``srun …`` or ``mpirun …``; by it nodes can be asked too. Empty: they are not.
+        allocation: Slurm's allocation; None outside of Slurm.
+        command: the command that starts the ranks, ``srun …`` or ``mpirun …``; it can also query nodes. If empty, nodes are not
+            queried.
     """
 
     run: RunDirectory
@@ -33,11 +34,11 @@ class SupervisedRun:
 
     @property
     def job_id(self) -> str | None:
-        """The number of the Slurm job; None outside of Slurm."""
+        """The id of the Slurm job; None outside of Slurm."""
         return self.allocation.job_id if self.allocation else None
 
     def say(self, text: str) -> None:
-        """Into the log of the job script and into that of the run."""
+        """Write a line to the log of the job script and to that of the run."""
         line = f"{datetime.now():%H:%M:%S} {text}"
         with suppress(OSError):
             print(f"{OURS}{line}", flush=True)
@@ -48,12 +49,12 @@ class SupervisedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext(SupervisedRun):
-    """A run and the attempt of it that goes on.
+    """A run and its active attempt.
 
     Attributes:
-        record: what its ranks were given: number, token, hosts, meeting place.
-        host_order: why its hosts stand in their order.
-        base_environ: the job script's environment, with what the profile of the job has changed in it.
+        record: the input of its ranks: number, token, hosts, rendezvous address.
+        host_order: reason for the order of its hosts.
+        base_environ: the job script's environment, with the changes of the job's profile.
     """
 
     record: AttemptRecord
@@ -62,19 +63,19 @@ class AttemptContext(SupervisedRun):
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of everything that is started for this attempt."""
-        meeting = {"MASTER_ADDR": self.record.address} if self.record.address else {}  # else the launcher of the ranks says where
+        """The environment of every process that is started for this attempt."""
+        meeting = {"MASTER_ADDR": self.record.address} if self.record.address else {}  # else the launcher sets it
         return {**self.base_environ, TOKEN: self.record.token, **meeting, "MASTER_PORT": str(self.record.port)}
 
     @property
     def by_mpirun(self) -> bool:
-        """True if mpirun starts the ranks, be it in tasks of srun. Then each of them has a log of its own."""
+        """True if mpirun starts the ranks, possibly in tasks of srun. Each rank then has its own log."""
         return not self.record.hosts or (isinstance(self.spec, ProgramSpec) and self.spec.by_mpirun)
 
     def seats(self) -> tuple[tuple[str, ...], tuple[RankPlace, ...]]:
         """Return the hosts, and every rank's place with the number of its host as its node.
 
-        If mpirun alone knows its hosts, they are those that the ranks have named by now; the others are called by their node.
+        If only mpirun knows the hosts, the ranks' own records are used. A rank without a record gets the name of its node.
         """
         places, noted = self.placement.ranks, self.run.rank_host
         if self.record.hosts:
@@ -86,12 +87,13 @@ class AttemptContext(SupervisedRun):
         return tuple(numbers), tuple(replace(place, node=numbers[host]) for place, host in zip(places, of_rank, strict=True))
 
     def is_current(self) -> bool:
-        """Return True if no later attempt has begun. One whose node Slurm thought dead may live on, and touches nothing."""
+        """Return True if no later attempt has begun. An attempt on a node that Slurm believed dead may still run; it must not
+        change anything."""
         if read_attempt(self.run.attempt_record).token == self.record.token:
             return True
-        print(f"hpc-mp: attempt {self.record.attempt} ({self.record.token}) is not the run's current one any more", flush=True)
+        print(f"hpc-mp: attempt {self.record.attempt} ({self.record.token}) is no longer the run's current one", flush=True)
         return False
 
     def has_failed(self) -> bool:
-        """Return True if a rank has recorded a failure by now."""
+        """Return True if a rank has recorded a failure."""
         return bool(self.run.failure.found(self.record.attempt))

@@ -1,4 +1,4 @@
-"""The end of an attempt: how its ranks ended, and what follows from it."""
+"""The end of an attempt: how its ranks ended, and the action that follows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from hpc_mp.cluster.slurm.mail import mail_at_end
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.requeue import await_notice, known_job, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
+from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.lines import first_code, gave_up
 from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.program.stepd import stepd_above
 from hpc_mp.report.conclude import conclude
@@ -32,50 +34,52 @@ from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.begun import say_ended, say_phase
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.departure import QUEUED_AGAIN, departure, has_expired
-from hpc_mp.supervisor.diagnose import RootCause, classify
-from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out
-from hpc_mp.supervisor.log_patterns import first_code, gave_up
+from hpc_mp.supervisor.gather import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
+from hpc_mp.supervisor.script import ScriptWatch, record_failure
 from hpc_mp.supervisor.signals import Signals
 
-ENDS_S = 10.0  # what is left to write down how the run ended, before Slurm ends the job
-SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that say more than that a node was gone
-EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could listen
+ENDS_S = 10.0  # to record the run's end before Slurm ends the job
+SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that are more specific than a lost node
+EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could handle the signal
               for code in (-number, 128 + number))
 
 
-Ending = Literal["completed", "stopped"] | RootCause
+Ending = Literal["completed", "stopped"] | Cause
 
 
-def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals, watch: ProgramWatch | None, *,
-           lost: RootCause | None = None, died: RootCause | None = None) -> int:
-    """Tidy the nodes up, judge how the ranks ended, and do what follows; the exit code of the job.
+def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals,
+           watch: ProgramWatch | ScriptWatch | None, *,
+           lost: Cause | None = None, died: Cause | None = None) -> int:
+    """Clean up the nodes, judge the end of the ranks, and act on it. Return the exit code of the job.
 
     Args:
-        code: of srun.
+        code: srun's exit code.
         lost: the end of srun, if it was killed.
-        died: that of a supervisor, where nothing else explains that of the ranks.
+        died: the end of a supervisor, if nothing else explains the end of the ranks.
     """
     run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
         return 1
     if watch is not None:
         watch.say_begun()
-    code = _first_code(run, code, asked=signals.asked or run.stop.exists())
+    code = code if isinstance(watch, ScriptWatch) else _first_code(run, code, signals.stop_requested or run.stop.exists())
+    run.batch_environ.unlink(missing_ok=True)  # unless a script has read it
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
     attempt = _with_end(attempt, job)
-    cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was a signal alone
+    cancelled = run.stop.exists() or (user_cancelled(script) and job.get("JobState") != "RUNNING")  # else it was only a signal
     departed = _departed(attempt, job, script)
     if departed == QUEUED_AGAIN and stepd_above() == 0:  # Slurm gives no reason then
-        here = node_name(os.environ)
-        said = f"the job's script on {here} lost the slurmstepd that had started it, and Slurm queued the job again"
-        departed, lost = "", RootCause(Cause("orphaned", said, node=here), (here,), retry=True)
-    ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.asked, cancelled, watch)
+        host = node_name(os.environ)
+        message = f"the job script on {host} lost the slurmstepd that had started it, and Slurm requeued the job"
+        departed, lost = "", Cause("orphaned", message, node=host, nodes=(host,), retry=True)
+    ending = "stopped" if departed else lost or _ending(
+        attempt, code, script, signals.stop_requested, cancelled, watch, died)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
-            isinstance(ending, RootCause) and KINDS[ending.cause.kind].level >= KINDS["supervisor"].level)):
+            isinstance(ending, Cause) and KINDS[ending.kind].level >= KINDS["supervisor"].level)):
         ending = died
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=stalled_ends(attempt), lacking=lacking(attempt),
@@ -85,85 +89,89 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
 
 
 def _with_end(attempt: AttemptContext, job: Words) -> AttemptContext:
-    """The attempt with the end of its job as it is now: somebody may have given it more time, or less."""
+    """Return the attempt with its job's current end: its time limit may have been changed."""
     end = time_of(job.get("EndTime", "")) if job.get("JobState") == "RUNNING" else None
     return attempt if end is None else replace(attempt, record=replace(attempt.record, end=end))
 
 
 def _departed(attempt: AttemptContext, job: Words, script: ScriptLog | None) -> str:
-    """Why the job has to go; empty if it may stay, if a node of it failed, and if its run is complete."""
+    """Return the reason why the job has to leave; empty if it may stay, if one of its nodes failed, or if its run is complete."""
     if attempt.allocation is None or history.complete(attempt.run, attempt.spec) or node_lost(attempt.run, script):
         return ""
     return departure(job, attempt.allocation.restart, said_in(script)) or ""
 
 
 def stalled_ends(attempt: AttemptContext) -> list[history.AttemptEnd]:
-    """Ends since which the run has come no further."""
+    """Return the ends since which the run has made no progress."""
     return history.without_progress(history.history(attempt.run), history.furthest_step(attempt.run, attempt.spec))
 
 
 def lacking(attempt: AttemptContext) -> str:
-    """Return the progress that the run lacks, in words; empty if nobody knows how far a program comes."""
+    """Return the missing progress in words; empty if a program's progress is unknown."""
     if isinstance(attempt.spec, JobSpec):
         return " without a new checkpoint"
     return " without a later step" if history.furthest_step(attempt.run, attempt.spec) else ""
 
 
-def _first_code(run: RunDirectory, code: int, asked: bool) -> int:
-    """Return the code of the task that ended first: srun's own is the greatest of those that it knows.
+def _first_code(run: RunDirectory, code: int, stop_requested: bool) -> int:
+    """Return the code of the task that ended first; srun's own code, the greatest of the tasks' codes, is less specific.
 
     Args:
-        asked: whether somebody asked the ranks to stop; srun may end with 0 then before it has started them.
+        stop_requested: True if the ranks were asked to stop; srun may then end with 0 before it has started them.
     """
     log = run.srun_log
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
-    if code == 0 and not asked and gave_up(lines):
+    if code == 0 and not stop_requested and gave_up(lines):
         return -signal.SIGKILL
     return code and (first_code(lines) or code)
 
 
-def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
-            watch: ProgramWatch | None) -> Ending:
+def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_requested: bool, cancelled: bool,
+            watch: ProgramWatch | ScriptWatch | None, died: Cause | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     finished = code == 0 and not again and (isinstance(attempt.spec, ProgramSpec) or history.complete(attempt.run, attempt.spec))
     failed_node = not finished and not cancelled and node_lost(attempt.run, script)
     if isinstance(attempt.spec, ProgramSpec):
-        well = code == 0 and not attempt.by_mpirun  # what was silent is a process that a rank has left behind
+        well = code == 0 and not attempt.by_mpirun  # the silent process is a leftover of a rank
         hang = watch.hang() if watch is not None and not well else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or failed_node
         overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
-        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, ranks_asked)
-        return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
-    if code == 0 and not again and not failed_node:  # so srun ends, too, where it is ended while it starts its tasks
-        return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
-    if (code in (STOPPED, *EARLY) or asked or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
+        ending = None if failed else ending_of(attempt, attempt.spec, code, stop_requested, cancelled, overdue, ranks_asked)
+        if ending is None and not failed and attempt.spec.by_script:
+            if died is not None:
+                return died
+            record_failure(attempt, code)
+        return ending or classify(gather(attempt, code, script, hang=hang, unended=unended))
+    if code == 0 and not again and not failed_node:  # or srun was stopped while it started its tasks
+        return "stopped" if (cancelled or stop_requested) and not history.complete(attempt.run, attempt.spec) else "completed"
+    if (code in (STOPPED, *EARLY) or stop_requested or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"
     return classify(gather(attempt, code, script))
 
 
 def interrupted(attempt: AttemptContext) -> bool:
-    """Return True if Slurm has queued the job again though its step ended well: srun may end with 0 if a node fails while its
-    tasks are being started."""
-    given = attempt.allocation
-    return (given is not None and not history.complete(attempt.run, attempt.spec)
-            and queued_again(given.job_id, given.restart, attempt.run.script))
+    """Return True if Slurm requeued the job although its step succeeded: srun may end with 0 if a node fails while its tasks
+    start."""
+    allocation = attempt.allocation
+    return (allocation is not None and not history.complete(attempt.run, attempt.spec)
+            and queued_again(allocation.job_id, allocation.restart, attempt.run.script))
 
 
 def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
         departed: str = "", expired: bool = False) -> int:
-    """Carry the decision out, and write down what was done.
+    """Carry out the decision, and record the action.
 
     Args:
-        unreached: nodes that srun could not reach in the end; None: nobody knows.
-        departed: why the job had to go; empty if it could have stayed.
-        expired: whether Slurm ends it for its time limit.
+        unreached: nodes that srun could not reach at the end; None if unknown.
+        departed: reason why the job had to leave; empty if it could have stayed.
+        expired: True if Slurm ends the job for its time limit.
     """
     if not attempt.is_current():
         return 1
     run, record = attempt.run, attempt.record
-    died = ending if isinstance(ending, RootCause) else None
-    message = died.cause.message if died else f"{ending}: {departed}" if departed else str(ending)
+    died = ending if isinstance(ending, Cause) else None
+    message = died.message if died else f"{ending}: {departed}" if departed else str(ending)
     blamed = _remember(attempt, died) if died is not None else ()
     dead = [finding.node for finding in blamed] if unreached is None else unreached
     refused = None
@@ -172,78 +180,78 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
         if run.stop.exists():
             ending, decision = "stopped", replace(decision, action="done", why=STOPPED_BY_USER)
     action, why = _again(attempt, decision, blamed, refused, expired)
-    with suppress(OSError):  # a full disk must not change what the job's end is
+    with suppress(OSError):  # a full disk must not change the end of the job
         history.record(run, history.AttemptEnd(
-            record.token, record.attempt, history.furthest_step(run, attempt.spec), died.cause.kind if died else str(ending),
-            message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
-            died.cause.node if died else None, _returned(attempt) if died else (), departed))
+            record.token, record.attempt, history.furthest_step(run, attempt.spec), died.kind if died else str(ending),
+            message, died.nodes if died else (), action, time.time(), died.rank if died else None,
+            died.node if died else None, _returned(attempt) if died else (), departed))
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
-    if action in ("done", "fail"):  # whoever waits for the verdict has the words by then
+    if action in ("done", "fail"):  # readers that wait for the verdict have the text by then
         conclude_run(attempt, record.attempt, ending, departed)
     if action == "fail":
         return code if 0 < code < 256 else 1
-    return 0 if ending == "completed" or action == "requeue" else STOPPED  # by it jobs that depend on this one know
+    return 0 if ending == "completed" or action == "requeue" else STOPPED  # jobs that depend on this job see the code
 
 
 def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None,
            expired: bool) -> tuple[str, str]:
-    """Have the job queued again if that was decided; what was done, and a sentence about it.
+    """Requeue the job if that was decided. Return the action and a sentence about it.
 
     Args:
-        refused: why it cannot be, where that is known.
-        expired: whether Slurm ends it for its time limit.
+        refused: reason why it cannot be requeued, if known.
+        expired: True if Slurm ends the job for its time limit.
     """
-    given, script, why = attempt.allocation, attempt.run.script, decision.why
+    allocation, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
         return "done", why
-    if given is None:
-        return "fail", f"{why}; outside of Slurm nothing queues it again"
+    if allocation is None:
+        return "fail", f"{why}; without Slurm, no scheduler requeues it"
     action: str = decision.action
-    if queued_again(given.job_id, given.restart, script):
-        action, why = "requeue", "Slurm has queued the job again"
+    if queued_again(allocation.job_id, allocation.restart, script):
+        action, why = "requeue", "Slurm has requeued the job"
     elif action == "requeue":
-        refused = refused or requeue(given.job_id, given.restart, script, expired=expired)
-        behind = successors(attempt.run, given.job_id)
+        refused = refused or requeue(allocation.job_id, allocation.restart, script, expired=expired)
+        behind = successors(attempt.run, allocation.job_id)
         if refused is not None and behind:
-            return "wait", f"not queued again ({refused}); job {behind[0]} goes on"
+            return "wait", f"not requeued ({refused}); job {behind[0]} continues the run"
         if refused is not None:
-            return "fail", f"{why}; not queued again ({refused}); `hpc-mp launch --resume` goes on"
+            return "fail", f"{why}; not requeued ({refused}); continue with `hpc-mp launch --resume`"
     if action == "requeue":
-        why += _left_out(attempt, given.job_id, blamed)
+        why += _left_out(attempt, allocation.job_id, blamed)
         with suppress(CommandFailed):  # then it starts when Slurm's hold ends
-            start_soon(given.job_id)
+            start_soon(allocation.job_id)
     return action, why
 
 
-def _await_notice(attempt: AttemptContext, given: Allocation, dead: Sequence[str], message: str) -> str | None:
-    """Wait until Slurm knows that nodes are dead; why the job cannot be queued again after that."""
+def _await_notice(attempt: AttemptContext, job: Allocation, dead: Sequence[str], message: str) -> str | None:
+    """Wait until Slurm knows that nodes are dead. Return the reason why the job cannot be requeued afterwards."""
     run, number, end = attempt.run, attempt.record.attempt, attempt.record.end
     needed = notice_s()
-    left = needed if end is None else max(0.0, min(needed, end - time.time() - ENDS_S))
+    limit = needed if end is None else max(0.0, min(needed, end - time.time() - ENDS_S))
     names = ", ".join(dead)
-    if not queued_again(given.job_id, given.restart, run.script):
-        waits = f"until it has noticed that {names} is dead (SlurmdTimeout), {left:.0f} s at most"
-        attempt.say(f"attempt {number} has ended: {message}; {AWAITING} {waits}, as a job queued again before would never start")
-        say_phase(run, number, AWAITING, f"{waits}; then the run goes on. {message}")
-    if await_notice(given.job_id, given.restart, run.script, dead, left, lambda: not run.stop.exists()) or left == needed:
+    if not queued_again(job.job_id, job.restart, run.script):
+        waits = f"until it notices that {names} is dead (SlurmdTimeout), at most {limit:.0f} s"
+        attempt.say(f"attempt {number} has ended: {message}; {AWAITING} {waits}; a job requeued earlier would never start")
+        say_phase(run, number, AWAITING, f"{waits}; then the run continues. {message}")
+    if await_notice(job.job_id, job.restart, run.script, dead, limit, lambda: not run.stop.exists()) or limit == needed:
         return None
-    return f"its time limit comes before Slurm has noticed that {names} is dead"
+    return f"its time limit ends before Slurm notices that {names} is dead"
 
 
 def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -> str:
-    """Have Slurm keep the job that it has queued again off bad nodes, as long as it can; for a sentence about it."""
+    """Exclude bad nodes from the requeued job, as far as it can start without them. Return a clause about it."""
     run = attempt.run
-    known = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
-    if not known:
+    nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
+    if not nodes:
         return ""
     try:
         keeping, refused = leave_out(run, attempt.spec, job_id, blamed)
     except (CommandFailed, OSError) as denied:
-        return f"; {', '.join(sorted(known))} could not be left out ({denied})"
-    without = f"; without {', '.join(keeping.nodes)}" if keeping.kept else ""
+        return f"; {', '.join(sorted(nodes))} could not be excluded ({denied})"
+    without = f"; without {', '.join(keeping.nodes)}" if keeping.excluded else ""
     needed = ", ".join(finding.node for finding in keeping.taken_back)
-    back = f"; {needed} not left out, as too few others are there" if needed else ""
-    return without + back + (f"; nobody takes nodes back while it waits ({refused})" if refused and keeping.kept else "")
+    back = f"; {needed} not excluded, because too few other nodes are left" if needed else ""
+    return without + back + (f"; exclusions are not lifted while it waits ({refused})" if refused and keeping.excluded else "")
 
 
 def _returned(attempt: AttemptContext) -> tuple[str, ...]:
@@ -251,10 +259,10 @@ def _returned(attempt: AttemptContext) -> tuple[str, ...]:
 
 
 def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
-    """The verdict on the whole run, with its report, for whoever asks without Slurm; jobs queued behind it are withdrawn."""
+    """Record the verdict on the run, with its report, to be readable without Slurm. Withdraw its queued successors."""
     run, job_id = supervised.run, supervised.job_id
-    cause = ending.cause if isinstance(ending, RootCause) else Cause("cancelled", departed) if departed else None
-    state = "failed" if isinstance(ending, RootCause) else ending
+    cause = ending if isinstance(ending, Cause) else Cause("cancelled", departed) if departed else None
+    state = "failed" if isinstance(ending, Cause) else ending
     if isinstance(supervised.spec, ProgramSpec):
         say_ended(run, attempt, state)
     conclude(Outcome(run.path, state, job_id, cause=cause, **figures(run, attempt)), attempt)
@@ -266,16 +274,16 @@ def conclude_run(supervised: SupervisedRun, attempt: int, ending: Ending, depart
     end_watch(run)
 
 
-def _remember(attempt: AttemptContext, died: RootCause) -> tuple[BadNode, ...]:
-    """Later jobs on this cluster leave the blamed nodes out for a while; what is held against them."""
-    if attempt.allocation is None or not died.nodes_to_blame:
+def _remember(attempt: AttemptContext, died: Cause) -> tuple[BadNode, ...]:
+    """Record the blamed nodes, so that later jobs on this cluster exclude them for a while, and return the findings."""
+    if attempt.allocation is None or not died.nodes:
         return ()
-    now, kind = time.time(), died.cause.kind
-    sure: Certainty = "certain" if kind in SHOWN_BY_THE_NODE else "likely"
-    blamed = tuple(BadNode(node, kind, died.cause.message, str(attempt.run.path), now, now + AVOIDED_S, sure)
-                   for node in died.nodes_to_blame)
+    now, kind = time.time(), died.kind
+    certainty: Certainty = "certain" if kind in SHOWN_BY_THE_NODE else "likely"
+    blamed = tuple(BadNode(node, kind, died.message, str(attempt.run.path), now, now + AVOIDED_S, certainty)
+                   for node in died.nodes)
     try:
         record(ledger(attempt.allocation.cluster), blamed)
     except OSError as error:
-        attempt.say(f"bad nodes are not remembered beyond this job ({error})")
+        attempt.say(f"bad nodes are not recorded for later jobs ({error})")
     return blamed

@@ -1,14 +1,14 @@
-"""Maintenance of our node exclusions while a job waits and no process of it lives, by a tiny job, the watch.
+"""Maintenance of our node exclusions while a job waits and has no process, by a tiny job, the watch.
 
-Slurm keeps a job off excluded nodes for ever. When the job's first node dies, or another one while the job is queued, no
-process of ours notices that too few others are left. Only Slurm itself runs then. So a job with exclusions gets a second job,
-of one task and a second, which takes the exclusions back if the first job would not start otherwise (``cluster.exclusions``):
+Slurm keeps a job off excluded nodes forever. If the job's first node dies, or another one while the job is queued, no process
+of ours notices that too few other nodes are left: only Slurm itself runs. So a job with exclusions gets a second job, of one
+task and one second, which lifts the exclusions if the first job would not start otherwise (``cluster.exclusions``):
 
-- while the job waits, on one of the excluded nodes. It starts when such a node is up and free, which is when taking the
-  exclusion back helps. It never delays the job, which cannot have that node. It comes again every ``AGAIN_S``.
+- while the job waits, on one of the excluded nodes. It starts when an excluded node is up and free: lifting the exclusion
+  helps only then. It never delays the job, which cannot have that node. It is repeated every ``AGAIN_S``.
 - while the job runs, on one of the job's own nodes except the first. It can start when the job has left them.
 
-``watch.id`` names the valid one: a watch that finds itself replaced does nothing.
+``watch.id`` names the valid watch: a replaced watch does nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.requeue import exclude, held_back, start_soon
 from hpc_mp.cluster.slurm.submit import sbatch, withdraw
-from hpc_mp.job import AnySpec, load_any
+from hpc_mp.job import AnySpec, load_resolved
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.runs import successors
 
 AGAIN_S = 25  # seconds between two checks while the job waits
-SETTLES_S = 15  # in which Slurm cleans up after a start that has ended, and reports how long it holds the job back
-RUNNING_S = 600  # the same beside a running job of one node: its own node cannot report its death
-UNSAID = ("", "None")  # reasons of a waiting job that the scheduler has not looked at yet
+SETTLES_S = 15  # seconds in which Slurm cleans up after an ended start, and reports how long it holds the job back
+RUNNING_S = 600  # seconds between two checks beside a running job of one node, which cannot report its own death
+UNSAID = ("", "None")  # reasons of a waiting job that the scheduler has not considered yet
 SCRIPT = """#!/bin/bash
-# A job of a second that hpc-mp queues beside one that it keeps off nodes: it takes them back when the others are too few.
+# A short job that hpc-mp queues next to a job with excluded nodes: it lifts exclusions if too few other nodes are left.
 exec {python} -P -m hpc_mp.supervisor.watch {run}
 """
 
@@ -61,15 +61,15 @@ def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), s
     if not ours:
         return Keeping((), ())
     write_exclusions(run.excluded, tuple(ours.values()))  # first, because the rest of Slurm's list is the user's
-    keeping = exclude(job_id, tuple(ours.values()), recorded, load_any(run.job).job.nodes + spare)
-    write_exclusions(run.excluded, keeping.kept)
+    keeping = exclude(job_id, tuple(ours.values()), recorded, load_resolved(run.job).job.nodes + spare)
+    write_exclusions(run.excluded, keeping.excluded)
     return keeping
 
 
 def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[BadNode]) -> tuple[Keeping, str | None]:
-    """Keep a requeued job off the nodes to blame, with a watch beside it. Return also the reason if no watch could be queued.
+    """Exclude the nodes to blame from a requeued job, and queue a watch. Return also the reason if no watch could be queued.
 
-    Without a watch the job keeps a spare node, so that it starts even if one more is lost.
+    Without a watch the job keeps a spare node, and starts even if one more node is lost.
 
     Raises:
         CommandFailed, OSError: as ``reconsider`` does.
@@ -77,7 +77,7 @@ def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[Ba
     nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
     refused = watch_waiting(run, spec, nodes)
     keeping = reconsider(run, job_id, blamed, spare=int(refused is not None))
-    if not keeping.kept:
+    if not keeping.excluded:
         end_watch(run)
     return keeping, refused
 
@@ -88,8 +88,8 @@ def watch_waiting(run: RunDirectory, spec: AnySpec, nodes: Collection[str]) -> s
 
 
 def watch_running(run: RunDirectory, spec: AnySpec, hosts: Sequence[str]) -> str | None:
-    """Queue a watch for one of the job's ``hosts``, for when the job has left them. Return the reason if it could not be queued.
-    Does nothing for a job without exclusions."""
+    """Queue a watch for one of the job's ``hosts``, to run after the job has left them. Return the reason if it could not be
+    queued. Does nothing for a job without exclusions."""
     ours = read_exclusions(run.excluded)
     if not ours or not run.job_id.exists():  # a step of the user's session is not started again
         end_watch(run)
@@ -106,37 +106,37 @@ def end_watch(run: RunDirectory) -> None:
         run.watch_id.unlink(missing_ok=True)
 
 
-def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
-    """Repair the exclusions of the run's job if it waits, and queue the next watch while exclusions remain. The watch calls
-    this as the job ``own``. Return a sentence about it.
+def poll(run: RunDirectory, watch_job: str, ask: Runner = queue.patient) -> str:
+    """Update the exclusions of the run's job if it waits, and queue the next watch while exclusions remain. The watch calls it
+    as the job ``watch_job``. Return a sentence about it.
 
     Raises:
         CommandFailed, OSError: as ``reconsider`` does.
     """
-    if not run.watch_id.exists() or run.watch_id.read_text(encoding="utf-8").strip() != own:
+    if not run.watch_id.exists() or run.watch_id.read_text(encoding="utf-8").strip() != watch_job:
         return "another watch has taken over, or none is needed"
     first = run.job_id.read_text(encoding="utf-8").strip()
     ids = [first, *successors(run, first)]
     states = queue.job_states(ids, ask)
-    job = next((states[each] for each in ids if not states[each].ended), None)
+    job = next((states[job_id] for job_id in ids if not states[job_id].ended), None)
     if job is None or not read_exclusions(run.excluded):
         run.watch_id.unlink(missing_ok=True)
         return "the job has ended, or nothing is excluded"
     taken = reconsider(run, job.id).taken_back if job.waits else ()
     hastened = job.waits and _hastened(job, ask)
-    left = read_exclusions(run.excluded)
-    if left:
-        _queue(run, load_any(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])
+    remaining = read_exclusions(run.excluded)
+    if remaining:
+        _queue(run, load_resolved(run.job), [finding.node for finding in remaining], [f"--begin=now+{AGAIN_S}"])
     else:
         run.watch_id.unlink(missing_ok=True)
     back = ", ".join(finding.node for finding in taken)
-    done = [*([f"{back} taken back"] if back else []), *(["Slurm's hold cut short"] if hastened else [])]
+    done = [*([f"{back} no longer excluded"] if back else []), *(["Slurm's hold cut short"] if hastened else [])]
     return f"job {job.id} is {job.state}: {', '.join(done) or 'nothing to do'}"
 
 
 def _hastened(job: SlurmJob, ask: Runner) -> bool:
-    """Return True once Slurm no longer holds back the waiting job. Slurm reports that only after cleaning up behind the ended
-    start. This waits for it, as the next watch may come only when an excluded node is back."""
+    """Return True once Slurm no longer holds back the waiting job. Slurm reports the hold only after it has cleaned up the
+    ended start. This call waits for it, since the next watch may not start before an excluded node is back."""
     deadline = time.monotonic() + SETTLES_S
     while not held_back(job.id):
         job = queue.job_states([job.id], ask)[job.id]
@@ -148,9 +148,9 @@ def _hastened(job: SlurmJob, ask: Runner) -> bool:
 
 
 def _replace(run: RunDirectory, spec: AnySpec, places: Collection[str], options: Sequence[str]) -> str | None:
-    old = run.watch_id.read_text(encoding="utf-8").strip() if run.watch_id.exists() else ""
+    earlier = run.watch_id.read_text(encoding="utf-8").strip() if run.watch_id.exists() else ""
     refused = _queue(run, spec, places, options)
-    withdraw([old] if old else [])
+    withdraw([earlier] if earlier else [])
     return refused
 
 

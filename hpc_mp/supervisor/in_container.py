@@ -1,8 +1,8 @@
 """``program.sh``: the script that every rank of a program runs inside of a container.
 
 Outside of containers ``hpc_mp.program`` determines the rank of a process and becomes the program. The image of a user's program
-has no hpc-mp, and perhaps no Python. So the script, with all that a rank must know, is written before the ranks start, for any
-POSIX shell. The constant half is ``slurm/rank-in-container.sh``.
+has no hpc-mp, and perhaps no Python. So the script, with all facts that a rank needs, is written before the ranks start, for
+any POSIX shell. The constant half is ``slurm/rank-in-container.sh``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpc_mp.rundir import AttemptRecord, RunDirectory
 from hpc_mp.rundir.program import ProgramCommand, filled_in, own_variables, read_program, run_variables
 from hpc_mp.supervisor.context import AttemptContext
 
-# Variables of the job script (slurm/job.sbatch.j2) that an image may set too, and whose values in the image would win.
+# Variables of the job script (slurm/job.sbatch.j2) that an image may set too; without the script, the image's values would win.
 SAID_AGAIN = ("HPC_MP_LOCAL", "HPC_MP_STAGED", "OMP_NUM_THREADS", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
               "CUDA_CACHE_PATH", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_DUMP_TEMP_FILE")
 
@@ -51,21 +51,21 @@ def program_script(program: ProgramCommand, run: RunDirectory, placement: Placem
         record: record of the attempt, with its hosts and rendezvous address.
         again: variables that must keep their outside values, whatever the image sets.
     """
-    own = [own_variables(program, run, placement, rank, (record.address, str(record.port)))
-           for rank in range(len(placement.ranks))]
-    alike = {name: value for name, value in own[0].items() if all(each[name] == value for each in own)}
+    by_rank = [own_variables(program, run, placement, rank, (record.address, str(record.port)))
+               for rank in range(len(placement.ranks))]
+    alike = {name: value for name, value in by_rank[0].items() if all(variables[name] == value for variables in by_rank)}
     common = {**again, **program.environment, **alike, **run_variables(run.path, record.attempt)}
-    words = _words(program, run, own[0])
+    words = _words(program, run, by_rank[0])
     facts = {
         "hpc_mp_token": record.token, "hpc_mp_attempt": str(record.attempt),
         "hpc_mp_failures": str(run.failure(record.attempt, 0)).removesuffix("-rank-00000.json"),
         "hpc_mp_ours": " ".join((*IDENTITY, *BETWEEN)),
         "hpc_mp_directory": program.directory, "hpc_mp_directory_json": _json(program.directory),
         "hpc_mp_name_json": _json(program.command[0])}
-    places = (f"{shlex.quote(seat)}) hpc_mp_rank={rank}{_exports(own[rank], alike)} ;;"
+    places = (f"{shlex.quote(seat)}) hpc_mp_rank={rank}{_exports(by_rank[rank], alike)} ;;"
               for seat, rank in _seats(placement, record.hosts))
     return "\n".join((
-        f"# What the ranks of attempt {record.attempt} become in their container; hpc-mp writes it for each attempt.",
+        f"# The program of the ranks of attempt {record.attempt} in their container; hpc-mp writes this file for each attempt.",
         *(f"{name}={shlex.quote(value)}" for name, value in facts.items()),
         "hpc_mp_place() {", 'case "$1" in', *places, "*) return 1 ;;", "esac", f"hpc_mp_name={words[0]}", "}",
         "hpc_mp_tell() {", f":{_exports(common)}", "}",
@@ -82,16 +82,16 @@ def _seats(placement: Placement, hosts: Sequence[str]) -> Iterator[tuple[str, in
         taken[host] += 1
 
 
-def _exports(variables: Mapping[str, str], known: Mapping[str, str] | None = None) -> str:
+def _exports(variables: Mapping[str, str], shared: Mapping[str, str] | None = None) -> str:
     """Return shell commands that export the variables that are not set yet."""
-    return "".join(f"; export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in (known or {}))
+    return "".join(f"; export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in (shared or {}))
 
 
-def _words(program: ProgramCommand, run: RunDirectory, own: Mapping[str, str]) -> list[str]:
-    """Return the command as shell words; of its placeholders only the node's number is not known before."""
+def _words(program: ProgramCommand, run: RunDirectory, variables: Mapping[str, str]) -> list[str]:
+    """Return the command as shell words. Of its placeholders, only the node's number is still unknown."""
     if program.ranks_per_node is None:
         return [shlex.quote(word) for word in program.command]
-    pieces = (word.split("\0") for word in filled_in(program, run.path, {**own, "NODE_RANK": "\0"}))
+    pieces = (word.split("\0") for word in filled_in(program, run.path, {**variables, "NODE_RANK": "\0"}))
     return ['"$NODE_RANK"'.join(shlex.quote(piece) for piece in word) for word in pieces]
 
 

@@ -1,4 +1,4 @@
-"""The decision on a job whose ranks have ended, as a pure function of their end and of the history of the run."""
+"""The restart decision after the ranks have ended, as a pure function of their end and of the run's history."""
 
 from __future__ import annotations
 
@@ -7,56 +7,54 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpc_mp.rundir.history import AttemptEnd
-from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.rundir.outcome import Cause
 
 RestartAction = Literal["done", "requeue", "fail"]
-STOPPED_BY_USER = "stopped as its user wished; `hpc-mp launch --resume` goes on"
-IDLE_STOPS = 3  # stops in a row without progress: the time limit is too short for one step, or nobody lets it run
+STOPPED_BY_USER = "stopped by its user; continue with `hpc-mp launch --resume`"
+IDLE_STOPS = 3  # stops in a row without progress: the time limit is too short for one step, or the job is always interrupted
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``exclude``: nodes that the job must not get again; ``why``: one sentence for the log."""
+    """The decision. ``why``: one sentence for the log."""
 
     action: RestartAction
-    exclude: tuple[str, ...]
     why: str
 
 
-def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
+def decide(ending: Literal["completed", "stopped"] | Cause, *, cancelled: bool, retries: int,
            stalled: Sequence[AttemptEnd], saved: int | None, lacking: str, returned: Sequence[str] = (),
            departed: bool = False) -> Decision:
-    """Queue the job again, or let it end?
+    """Decide if the job is requeued or ends.
 
-    A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``
-    times in a row without progress. A failure of the program ends the job: it would come again.
+    After a stop with a save the job is requeued as long as it makes progress. A failure of machines is requeued too, at most
+    ``retries`` times in a row without progress. A failure of the program ends the job: it would happen again.
 
     Args:
         ending: how this attempt ended.
-        cancelled: whether the user wants the run to stop.
-        retries: slurm.retries.
-        stalled: earlier ends since which the run has come no further, this one not among them.
-        saved: the step of the newest checkpoint; 0 without any, None where nobody knows what is saved.
-        lacking: what is lacking since then, in words; empty where nobody knows how far the run comes.
-        returned: nodes of this attempt that had failed before and come back: its failure is not counted.
-        departed: whether Slurm wanted the job to go.
+        cancelled: True if the user wants the run to stop.
+        retries: value of slurm.retries.
+        stalled: earlier ends since which the run has made no progress, without this one.
+        saved: step of the newest checkpoint; 0 without any, None if the saved state is unknown.
+        lacking: the missing progress since then, in words; empty if the run's progress is unknown.
+        returned: nodes of this attempt that had failed before and came back: its failure is not counted.
+        departed: True if Slurm wanted the job to leave.
     """
     if ending == "completed":
-        return Decision("done", (), "the run is complete")
+        return Decision("done", "the run is complete")
     if cancelled:
-        return Decision("done", (), STOPPED_BY_USER)
+        return Decision("done", STOPPED_BY_USER)
     if ending == "stopped":
-        if saved is None:  # a program may save far more often than it says a step
-            return Decision("requeue", (), "it goes on from what it has saved")
+        if saved is None:  # a program may save far more often than it reports a step
+            return Decision("requeue", "it continues from its saved state")
         if not departed and sum(end.kind == "stopped" and not end.departed for end in stalled) >= IDLE_STOPS:
-            return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
-        return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
+            return Decision("fail", f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
+        return Decision("requeue", f"step {saved} is saved" if saved else "no checkpoint yet")
     if not ending.retry:
-        return Decision("fail", (), "a failure of the program would come again: not queued again")
+        return Decision("fail", "a failure of the program would recur: not requeued")
     if returned:
-        why = f"not counted as a failure: {', '.join(returned)} had failed before and just come back"
-        return Decision("requeue", ending.nodes_to_blame, why)
+        return Decision("requeue", f"not counted as a failure: {', '.join(returned)} failed before and had just come back")
     failed = sum(end.counts for end in stalled)
     if failed >= retries:
-        return Decision("fail", (), f"failed {failed + 1} times{lacking} (slurm.retries = {retries})")
-    return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries}{lacking}")
+        return Decision("fail", f"failed {failed + 1} times{lacking} (slurm.retries = {retries})")
+    return Decision("requeue", f"machine failure {failed + 1} of {retries}{lacking}")

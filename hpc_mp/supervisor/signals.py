@@ -28,19 +28,19 @@ class RunningStep(Protocol):
 
 
 class Signals:
-    """Handlers for the supervisor's signals. Slurm's SIGTERM to the whole job reaches ranks by itself; forwarding one that only
-    this process got would make srun kill them.
+    """Handlers for the supervisor's signals. Slurm's SIGTERM to the whole job reaches the ranks by itself. If only this process
+    got a SIGTERM, forwarding it would make srun kill the ranks.
 
     Attributes:
-        asked: True if ranks must save and stop.
+        stop_requested: True if ranks must save and stop.
         number: the latest signal; None before the first.
-        warn: function that warns the ranks, in place of SIGUSR2 through srun.
+        warn: function that warns the ranks, instead of SIGUSR2 through srun.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.warn: Callable[[], None] | None = None
-        self.asked = os.environ.get(ASKED) == "1"
+        self.stop_requested = os.environ.get(ASKED) == "1"
         self._ended = False
         self._sent = 0.0
         for number in TAKEN:
@@ -49,12 +49,12 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked, self.number = True, number
+        self.stop_requested, self.number = True, number
         self._ended = self._ended or number == signal.SIGINT
 
     def pass_on(self, step: RunningStep) -> None:
         """Forward the signal to the step, repeatedly while the step runs."""
-        if self.asked and time.monotonic() - self._sent > REPEAT_S:
+        if self.stop_requested and time.monotonic() - self._sent > REPEAT_S:
             self._sent = time.monotonic()
             if self._ended or self.warn is None:
                 step.send_signal(signal.SIGTERM if self._ended else signal.SIGUSR2)

@@ -1,82 +1,56 @@
-"""SilenceWatch as the sign of a hang, where nobody knows a program's steps: when did which rank print last?"""
+"""Detection of hangs by silence, for programs whose steps are unknown: the time of each rank's last output."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
+from hpc_mp.diagnosis.evidence import Hang
+from hpc_mp.diagnosis.lines import LABEL, MPI_PLUGIN_SAYS
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.supervisor.log_patterns import MPI_PLUGIN_SAYS
 
-LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
-APART_S = 3.0  # seconds by which the first to fall silent must be ahead of the others to be named
+APART_S = 3.0  # seconds by which the first silent rank must precede the others to be named
 
-TROUBLED_S = 300.0  # of silence from the start on are a hang where Slurm's plug-in for MPI has complained by then
-PAUSE_S = 10.0  # between two questions, of which many are asked each second; or half the limit
-SLOW_S = 3.0  # between two looks of a supervisor on a busy node, which was not stopped
+TROUBLED_S = 300.0  # seconds of silence from the start that count as a hang if Slurm's MPI plug-in has complained
+PAUSE_S = 10.0  # between two calls, normally many per second; or half the limit
+SLOW_S = 3.0  # between two calls of a supervisor that was not stopped, on a busy node
 
 Speakers = Callable[[], Collection[int]]
-"""Ranks that have printed something, or logged a step, since the last call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """No rank has printed anything for ``seconds``.
-
-    Attributes:
-        rank: the cause; None where nobody can tell.
-        first: the rank that fell silent before all others; None where nobody can tell.
-        stands: who stands where, by their stacks; empty where nobody knows.
-        time: unix seconds at which it was noticed; what ranks end with later is our doing.
-    """
-
-    seconds: float
-    rank: int | None
-    first: int | None = None
-    stands: str = ""
-    time: float = field(default_factory=time.time)
-
-    def __str__(self) -> str:
-        """Without who: the wording of failures says that."""
-        first = "it was the first to fall silent, and " if self.rank is not None and self.rank == self.first else ""
-        stands = self.stands and f": {self.stands}"
-        return f"{first}no rank has printed a line for {self.seconds:.0f} s (program.silent_limit){stands}"
+"""Ranks that have printed a line or logged a step since the last call."""
 
 
 class SilenceWatch:
-    """Notices that all ranks are silent.
+    """Detector of silence of all ranks.
 
     Args:
-        limit: seconds of silence that are a hang; 0: never.
-        ranks: how many there are.
-        speakers: who has printed since the last call.
-        on_hang: called once they hang, before anybody ends them.
-        troubled: whether it is known of ranks that have not printed anything yet why they may never do so.
+        limit: seconds of silence that count as a hang; 0: never.
+        ranks: number of ranks.
+        speakers: returns the ranks that have printed a line since the last call.
+        on_hang: called once they hang, before they are ended.
+        troubled: returns True if a known problem may keep silent ranks from ever printing.
 
     Attributes:
-        hang: once it was noticed.
+        hang: the hang, once detected.
     """
 
     def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic,
                  on_hang: Callable[[], object] = lambda: None, troubled: Callable[[], bool] = lambda: False) -> None:
         self._limit, self._speakers, self._clock, self._on_hang = limit, speakers, clock, on_hang
         self._troubled = troubled
-        self._ranks, self._begin, self._asked = ranks, clock(), clock()
+        self._ranks, self._begin, self._polled = ranks, clock(), clock()
         self._last: dict[int, float] = {}
         self.hang: Hang | None = None
 
     def noticed(self) -> bool:
-        """Return True if the ranks hang; it is asked again and again."""
-        now, paused = self._clock(), self._clock() - self._asked
-        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process was stopped, as by Slurm: so were they
+        """Return True if the ranks hang. To be called repeatedly."""
+        now, paused = self._clock(), self._clock() - self._polled
+        if paused > min(PAUSE_S, max(SLOW_S, self._limit / 2)):  # this process and the ranks were stopped, for example by Slurm
             self._begin, self._last = self._begin + paused, {rank: time + paused for rank, time in self._last.items()}
-        self._asked = now
+        self._polled = now
         self._last |= dict.fromkeys(self._speakers(), now)
         silent = now - max(self._last.values(), default=self._begin)
         limit = min(self._limit, TROUBLED_S) if not self._last and self._troubled() else self._limit
@@ -88,12 +62,12 @@ class SilenceWatch:
 
     @property
     def seconds(self) -> float:
-        """For which the ranks have run, as of the last question."""
-        return self._asked - self._begin
+        """Seconds that the ranks have run, as of the last call."""
+        return self._polled - self._begin
 
     @property
     def speakers(self) -> Collection[int]:
-        """Ranks that have printed something."""
+        """Ranks that have printed a line."""
         return self._last.keys()
 
     def _first(self) -> int | None:
@@ -105,12 +79,12 @@ class SilenceWatch:
 
 
 def rank_files(run: RunDirectory, ranks: int) -> Speakers:
-    """Return the speakers where each rank has a log of its own."""
-    return _grown([*((rank, run.rank_log(rank)) for rank in range(ranks)), (0, run.metrics)])
+    """Return the speakers if each rank has its own log."""
+    return grown([*((rank, run.rank_log(rank)) for rank in range(ranks)), (0, run.metrics)])
 
 
-def _grown(files: Sequence[tuple[int, Path]]) -> Speakers:
-    """Return the ranks with a file that has grown; rank 0 writes down the steps of ``hpc_mp.log``."""
+def grown(files: Sequence[tuple[int, Path]]) -> Speakers:
+    """Return the ranks with a file that has grown; rank 0 records the steps of ``hpc_mp.log``."""
     sizes = {path: _size(path) for _, path in files}
 
     def speakers() -> list[int]:
@@ -122,30 +96,30 @@ def _grown(files: Sequence[tuple[int, Path]]) -> Speakers:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file; 0 before it is begun."""
+    """Return the size of a file in bytes; 0 before it exists."""
     with suppress(OSError):
         return path.stat().st_size
     return 0
 
 
 class NodeLogs:
-    """The speakers where srun writes a log per node, with the number of a task before each of its lines.
+    """The speakers if srun writes a log per node, with the task number before each line.
 
     Attributes:
-        troubled: whether Slurm's plug-in for MPI has complained in one.
+        troubled: True if Slurm's MPI plug-in has complained in a log.
     """
 
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
         self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
-        self._here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
-        self._logged = _grown([(0, run.metrics)])
+        self._ranks = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in self._files}
+        self._logged = grown([(0, run.metrics)])
         self.troubled = False
 
     def __call__(self) -> list[int]:
-        """Return the ranks that have printed something, or logged a step, since the last call."""
+        """Return the ranks that have printed a line or logged a step since the last call."""
         lines = [(host, line) for host, file in self._files.items() for line in file.read()]
         slurms = [line for _, line in lines if MPI_PLUGIN_SAYS.search(line)]
         self.troubled = self.troubled or bool(slurms)
         tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line)) and line not in slurms}
-        printed = [self._here[host][task % len(self._here[host])] for host, task in tasks]  # in blocks, as many to every node
+        printed = [self._ranks[host][task % len(self._ranks[host])] for host, task in tasks]  # in blocks of equal size
         return [*printed, *self._logged()]

@@ -22,7 +22,7 @@ from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.supervisor.signals import RunningStep, Signals
 
 POLL_S = 0.5  # seconds between two polls
-LAG_S = 15.0  # seconds after a rank's failure in which srun must end: a rank on a lost node never answers it
+LAG_S = 15.0  # seconds after a rank's failure in which srun must end: a lost node never answers it
 BLIND_S = 10.0  # seconds in which mpirun must notice that all its ranks have ended
 ASKING = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # signals for srun then, and seconds to obey
@@ -48,12 +48,12 @@ class StepEnd:
 
     @property
     def died(self) -> bool:
-        """True if srun was killed by a signal other than those that ask it to stop, which it handles once it can."""
+        """True if srun was killed by a signal other than a request to stop, which it handles."""
         return self.code < 0 and not (self.forced or self.blind or -self.code in ASKING)
 
 
 class Orphan:
-    """An srun whose parent was killed: its exit code is lost, and 0 stands for it."""
+    """An srun whose parent was killed: its exit code is lost, and 0 is used instead."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process, self.pid, self.returncode = process, process.pid, 0
@@ -85,13 +85,13 @@ def follow(
     """Run srun to its end.
 
     Args:
-        signals: signals to forward to it; None: it must not be interrupted.
+        signals: signals to forward to it; None if it must not be interrupted.
         failed: returns True if a rank has recorded a failure.
-        at_most: maximum of seconds.
+        at_most: maximum number of seconds.
         mpirun: True if mpirun is the ranks' parent and must notice their ends.
     """
-    with open(command.log, "ab") as words:
-        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+    with open(command.log, "ab") as log:
+        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                 start_new_session=True)
     return follow_step(step, signals, failed, at_most, mpirun)
 
@@ -117,13 +117,13 @@ def follow_step(step: RunningStep, signals: Signals | None, failed: Callable[[],
 
 def orphans(variable: str, value: str) -> list[Orphan]:
     """Return srun processes, with this environment variable, that a supervisor has left behind on this host."""
-    found = []
+    abandoned = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # processes that end meanwhile, or are not ours; srun has a child of the same name
+        with suppress(psutil.Error, OSError):  # processes that have ended or belong to others; srun has a child of the same name
             if (process.name() == "srun" and process.environ().get(variable) == value
                     and os.getsid(process.pid) == process.pid):
-                found.append(Orphan(process))
-    return found
+                abandoned.append(Orphan(process))
+    return abandoned
 
 
 def _force(step: RunningStep) -> int:
@@ -137,7 +137,7 @@ def _force(step: RunningStep) -> int:
 
 
 def end_steps(job_id: str, grace: float) -> None:
-    """Ask ranks without srun to end, and wait until they have saved: a helper of srun ends its step, unless it was killed too."""
+    """Ask ranks without srun to end, and wait until they have saved. A helper of srun ends the step, unless it was killed too."""
     with suppress(CommandFailed, RunFailed):
         cancel(job_id, "TERM")
         deadline = time.monotonic() + grace

@@ -1,4 +1,4 @@
-"""The switches between a job's hosts, from the first of several sources that knows them.
+"""The switches between a job's hosts, from the first source that knows them.
 
 Some sites refuse ``scontrol show topology`` on their nodes, and Slurm's own files may be unreadable there. The daemon of every
 node still knows its own place, and passes it to the tasks that it starts.
@@ -22,7 +22,7 @@ FILES = ("topology.yaml", "topology.conf")  # if the first exists, Slurm ignores
 FOLDER = Path("/etc/slurm")
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
 FLAT = "node"  # the pattern without switches
-STEP_S = 30.0  # seconds for a step that prints one line per node, on many of them
+STEP_S = 30.0  # seconds for a step that prints one line per node, on many nodes
 SAY_ADDRESS = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 
@@ -38,7 +38,7 @@ class TopologySources:
     Attributes:
         ask: runs scontrol.
         run: runs a step.
-        folder: directory of Slurm's files, unless they are beside the file that ``SLURM_CONF`` names.
+        folder: directory of Slurm's files, unless they are next to the file in ``SLURM_CONF``.
     """
 
     ask: Runner = ask
@@ -51,12 +51,12 @@ def switches(hosts: Sequence[str], srun: Sequence[str], sources: TopologySources
     """Return the tree of switches above ``hosts``, and its source; an empty tree if no source knows it.
 
     Args:
-        srun: the ranks' command, adapted to query the nodes; empty: they are not queried.
+        srun: the ranks' command, adapted to query the nodes; if empty, nodes are not queried.
     """
     environ, folder = sources.environ, sources.folder
     try:
         return read_topology(show_topology(sources.ask)), SHOW_TOPOLOGY[0]
-    except (CommandFailed, HpcMpError):  # not allowed here, or an unknown format
+    except (CommandFailed, HpcMpError):  # refused on this node, or an unknown format
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
     for path in (where / name for where in dict.fromkeys((beside, folder)) for name in FILES):
@@ -79,7 +79,7 @@ def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchT
     if step is None:
         return SwitchTree()
     try:
-        lines = (line.split() for line in run(step).splitlines())  # a site's prolog may print something too
+        lines = (line.split() for line in run(step).splitlines())  # a site's prolog may print other lines
         return from_addresses((words[1], words[2]) for words in lines if len(words) == 3 and words[0] in hosts)
     except (CommandFailed, HpcMpError):
         return SwitchTree()

@@ -1,7 +1,7 @@
-"""Tasks that do not end: srun has begun to end the step of a program, and a node does not tell that its tasks are gone.
+"""Tasks that do not end: srun has begun to end a program's step, and a node does not report the end of its tasks.
 
-A rank of our own engine writes down that it fails, and srun is then waited for no longer than it takes; of a program only srun
-tells. It waits for ever for a node that has died, or was started anew before Slurm noticed that it was dead.
+A rank of our own engine records its failure, and srun then has a limited time to end. A program's end is reported only by srun.
+It waits forever for a node that has died, or that rebooted before Slurm noticed its death.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.records import Words
-from hpc_mp.supervisor.log_patterns import ended_there, ends_step
+from hpc_mp.diagnosis.lines import ended_there, ends_step
 
 KILL_WAIT_S = 30.0  # Slurm's default for the seconds between SIGTERM and SIGKILL
-LAUNCHING = "launching StepId="  # of srun: the step begins on a host
-MORE_S = 15.0  # in which a process that was killed is gone
+LAUNCHING = "launching StepId="  # srun's message: the step begins on a host
+MORE_S = 15.0  # in which a killed process is gone
 
 
 class UnendedTasks:
-    """Looks for nodes that do not tell of the ends of their tasks.
+    """Detector of nodes that do not report the ends of their tasks.
 
     Args:
-        log: what srun says, with ``--verbose``.
-        tasks: how many tasks each host has.
-        settings: gives Slurm's own, once they are needed.
-        begins: whether the step is started now: what stands in the log already is of earlier ones.
+        log: srun's log, with ``--verbose``.
+        tasks: number of tasks of each host.
+        settings: returns Slurm's settings; called when they are needed.
+        begins: True if the step is started now: earlier lines of the log belong to earlier steps.
 
     Attributes:
-        begun: whether srun has begun to end the step.
-        seconds: for which was then waited.
-        hosts: those that have not told; empty until then.
+        begun: True if srun has begun to end the step.
+        seconds: patience after that.
+        hosts: hosts that have not reported; empty until then.
     """
 
     def __init__(self, log: Path, tasks: Mapping[str, int], settings: Callable[[], Words],
@@ -48,12 +48,12 @@ class UnendedTasks:
         self.hosts: tuple[str, ...] = ()
 
     def noticed(self) -> bool:
-        """Return True if there are such nodes; it is asked again and again."""
+        """Return True if a node does not report. To be called repeatedly."""
         for line in self._lines.read():
             if LAUNCHING in line:
                 self._ended, self.begun = {host: set() for host in self._tasks}, False
-            if (found := ended_there(line)) is not None and found[0] in self._ended:
-                self._ended[found[0]].update(found[1])
+            if (end := ended_there(line)) is not None and end[0] in self._ended:
+                self._ended[end[0]].update(end[1])
             if not self.begun and ends_step(line):
                 self.begun, self._since, self.seconds = True, self._clock(), patience(self._settings())
         if self.begun and not self.hosts and self._clock() - self._since > self.seconds:
@@ -62,6 +62,6 @@ class UnendedTasks:
 
 
 def patience(settings: Words) -> float:
-    """Seconds in which all tasks of a step have ended since srun began to end it."""
-    said = re.match(r"\d+", settings.get("KillWait", ""))
-    return (float(said[0]) if said else KILL_WAIT_S) + MORE_S
+    """Return the seconds in which all tasks of a step end after srun has begun to end it."""
+    match = re.match(r"\d+", settings.get("KillWait", ""))
+    return (float(match[0]) if match else KILL_WAIT_S) + MORE_S

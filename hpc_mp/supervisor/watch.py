@@ -15,10 +15,10 @@ from hpc_mp.supervisor.exclusions import poll
 def main(run: str) -> int:
     """Run the watch and return the exit code: 1 if Slurm or the file system refused."""
     try:
-        words, code = poll(RunDirectory(Path(run)), os.environ["SLURM_JOB_ID"]), 0
+        message, code = poll(RunDirectory(Path(run)), os.environ["SLURM_JOB_ID"]), 0
     except (CommandFailed, OSError) as error:
-        words, code = str(error), 1
-    print(f"{datetime.now():%H:%M:%S} {words}", flush=True)
+        message, code = str(error), 1
+    print(f"{datetime.now():%H:%M:%S} {message}", flush=True)
     return code
 
 

@@ -90,7 +90,7 @@ def test_a_slip_of_the_pen() -> None:
     assert did_you_mean("tensr", KEYS) == "did you mean 'tensor'?"
     assert did_you_mean("TENSOR", KEYS) == "did you mean 'tensor'?", "case does not count"
     assert did_you_mean("xyz", KEYS) == "" and did_you_mean("xyz", KEYS, "choose one") == "choose one"
-    assert did_you_mean("contensor", KEYS, likeness=0.5, most=2) == "did you mean 'tensor' or 'context'?"
+    assert did_you_mean("contensor", KEYS, likeness=0.5, limit=2) == "did you mean 'tensor' or 'context'?"
     assert nearest("tensr", KEYS, 0.95) == [], "a linter that asks for more likeness hears nothing"
 
 

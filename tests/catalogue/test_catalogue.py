@@ -187,17 +187,17 @@ def test_later_files_override_rows_by_name(own: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ('[site.x]\nlike = "DGX-H100"\nvcpu = 3\n', "vcpu of x in .*is no figure of the catalogue. Did you mean 'vcpus'"),
+    ('[site.x]\nlike = "DGX-H100"\nvcpu = 3\n', "vcpu of x in .*is not a key of the catalogue. Did you mean 'vcpus'"),
     ('[site.x]\nlike = "DGX-H10"\n', "like = 'DGX-H10' of x.*Did you mean 'DGX-H100'"),
-    ('[site.x]\nlike = "x"\n', "like = 'x' of x in .*is in no file"),
-    ('[site.x]\nlike = "y"\n[site.y]\nlike = "x"\n', "leads back to itself"),
+    ('[site.x]\nlike = "x"\n', "like = 'x' of x in .*is not in any file"),
+    ('[site.x]\nlike = "y"\n[site.y]\nlike = "x"\n', "refers back to itself"),
     ('[site.x]\nvcpus = 4\nnuma = 1\n', "memory_gib of x in .*is missing"),
-    ('[site.x]\nlike = "DGX-H100"\nnics = "many"\n', "nics = 'many' of x in .*is refused"),
-    ('[site.x]\nlike = "DGX-H100"\ngpu = "H10"\n', r"gpu = 'H10' of x in .*is no row of \[gpu\].*[Dd]id you mean 'H100|H20|H200"),
-    ('[site.x]\nlike = "DGX-H100"\ngpus = 0\n', "gpus = 0 of x in .*does not go with gpu"),
-    ('[site.x]\nvcpus = 4\nnuma = 1\nmemory_gib = 1\nmarks = { vendor = "A" }\n', "marks of x in .*fit any machine"),
-    ('[site.x]\nlike = "DGX-H100"\nmarks = { vendor = "A", produkt = "B" }\n', "marks.produkt of x in .*is no figure"),
-    ("[sites.x]\n", r"\[sites\] in .*is no table.*'site'"),
+    ('[site.x]\nlike = "DGX-H100"\nnics = "many"\n', "nics = 'many' of x in .*is invalid"),
+    ('[site.x]\nlike = "DGX-H100"\ngpu = "H10"\n', r"gpu = 'H10' of x in .*is not a row of .*[Dd]id you mean 'H100|H20|H200"),
+    ('[site.x]\nlike = "DGX-H100"\ngpus = 0\n', "gpus = 0 of x in .*does not match gpu"),
+    ('[site.x]\nvcpus = 4\nnuma = 1\nmemory_gib = 1\nmarks = { vendor = "A" }\n', "marks of x in .*match every machine"),
+    ('[site.x]\nlike = "DGX-H100"\nmarks = { vendor = "A", produkt = "B" }\n', "marks.produkt of x in .*is not a key"),
+    ("[sites.x]\n", r"\[sites\] in .*is not a table.*'site'"),
     ("[site]\nx = 3\n", r"\[site\] in .*has no rows"),
     ("site = {\n", "machines file .*cannot be read"),
 ])

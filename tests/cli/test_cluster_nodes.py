@@ -34,14 +34,14 @@ def document() -> list[dict[str, Any]]:
 
 
 def test_an_empty_ledger_says_so(path: Path) -> None:
-    assert typed().output == "cluster here: nothing is held against any node\n"
+    assert typed().output == "cluster here: no bad or suspected nodes\n"
     assert not path.exists()
 
 
 def test_the_ledger_is_listed_with_who_since_when_and_why(path: Path) -> None:
     record(path, [BadNode("n3", "lost", "n3 gave no sign of life", "/runs/a/0001", 0.0, 4e9)])
     shown = typed().output
-    for word in ("n3", "likely", "lost", "/runs/a/0001", "gave no", "new jobs leave out n3"):
+    for word in ("n3", "likely", "lost", "/runs/a/0001", "gave no", "new jobs exclude n3"):
         assert word in shown, shown
     assert [(line["node"], line["certainty"], line["avoided"]) for line in document()] == [("n3", "likely", True)]
 
@@ -56,12 +56,12 @@ def test_nodes_are_put_in_and_taken_back(path: Path) -> None:
     assert found.until - found.time == AVOIDED_S
     assert "by hand: a broken fan\n" in typed().output
     words = typed("--take-back", "n[1-2],n4").output
-    assert "taken back: n[2,4]" in words and "not in the ledger: n1\n" in words
+    assert "removed: n[2,4]" in words and "not in the ledger: n1\n" in words
     assert [line["node"] for line in document()] == ["n3"]
 
 
 @pytest.mark.parametrize(("words", "value", "remedy"), [
-    (("--take-back", "n4"), "node n4", "lists who is"),
+    (("--take-back", "n4"), "node n4", "See `hpc-mp cluster nodes`"),
     (("--take-back", "n33"), "node n33", "n3"),
     (("--add", "n9", "--because", "x"), "node n9", "n"),
     (("--add", "n3"), "--add n3", "--because"),

@@ -50,7 +50,7 @@ def test_help_shows_the_groups_with_every_verb_once() -> None:
 ])
 def test_an_old_spelling_works_and_says_the_new_one_on_standard_error(old: tuple[str, ...], new: str) -> None:
     done = CliRunner().invoke(cli, [*old, "--help"])
-    assert done.exit_code == 0 and f"is called hpc-mp {new} now" in done.stderr and "Options" in done.stdout
+    assert done.exit_code == 0 and f"is now hpc-mp {new}" in done.stderr and "Options" in done.stdout
     assert old[1] not in CliRunner().invoke(cli, ["cluster", "--help"]).stdout.split()
 
 
@@ -109,10 +109,10 @@ def test_every_command_has_help() -> None:
 
 
 @pytest.mark.parametrize(("steps", "saved", "words"), [
-    (3, 3, "stopped after step 3. Go on with: again"),
-    (3, 2, "stopped after step 3, with a checkpoint of step 2: 1 step is lost. Go on with: again"),
-    (3, None, "stopped after step 3, with no checkpoint: 3 steps are lost. Go on with: again"),
-    (0, None, "stopped after step 0. Go on with: again"),
+    (3, 3, "stopped after step 3. Continue with: again"),
+    (3, 2, "stopped after step 3, with a checkpoint of step 2: 1 step is lost. Continue with: again"),
+    (3, None, "stopped after step 3, with no checkpoint: 3 steps are lost. Continue with: again"),
+    (0, None, "stopped after step 0. Continue with: again"),
 ])
 def test_a_run_that_was_stopped_says_what_is_kept(steps: int, saved: int | None, words: str) -> None:
     """Who presses Ctrl-C twice kills ranks that are saving."""
@@ -122,9 +122,9 @@ def test_a_run_that_was_stopped_says_what_is_kept(steps: int, saved: int | None,
 
 
 @pytest.mark.parametrize(("kind", "words"), [
-    ("error", "boom\ngo on with: again"),
-    ("memory", "boom\nlet a rank hold less (more parallel.microbatches"),
-    ("space", "boom\nmake room, then go on with: again"),
+    ("error", "boom\ncontinue with: again"),
+    ("memory", "boom\nreduce the memory of a rank (more parallel.microbatches"),
+    ("space", "boom\nfree disk space, then continue with: again"),
     ("user", None),
 ])
 def test_what_would_fail_alike_is_not_what_to_do_next(kind: str, words: str | None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_the_end_of_a_program_has_its_last_words(tmp_path: Path, capsys: pytest.
     run.rank_log(0).write_text("one\ntwo\nthree\n\x1b]0;title\x07four\n\n")
     assert _conclude(Outcome(tmp_path, "completed"), "again", TerminalListener(aside=False)) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[:3] == ["last said two", "          three", r"          \x1b]0;title\x07four"]
+    assert said[:3] == ["output    two", "          three", r"          \x1b]0;title\x07four"]
     assert said[3] == "ended     completed"
 
 

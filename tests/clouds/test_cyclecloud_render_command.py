@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from cyclecloud_rendered import FOLDER, grave
+from cyclecloud_rendered import FOLDER
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cloud import command
-from hpc_mp.clouds.azure import lint, read_project
-from hpc_mp.clouds.azure.parameters import Given
+from hpc_mp.clouds.azure.files import read_parameters, read_project
 from hpc_mp.clouds.azure.render.workspace import RELEASE
-from hpc_mp.clouds.azure.render.write import WHEELS, as_json
+from hpc_mp.clouds.azure.render.write import WHEELS
+from hpc_mp.clouds.azure.rules import lint
 
 
 def call(*arguments: str | Path) -> Result:
@@ -37,8 +37,7 @@ def test_the_command_writes_a_project_that_lints_clean(tmp_path: Path) -> None:
     assert names == of_project | {"project.ini", "parameters.json", "workspace.json", "README.txt"}
     values = json.loads((directory / "parameters.json").read_text(encoding="utf-8"))
     text = (directory / "templates" / "hpc-mp-slurm.txt").read_text(encoding="utf-8")
-    given = Given("parameters.json", as_json(values), values)
-    assert grave(lint(text, given=given, project=read_project(directory))) == []
+    assert lint(text, parameters=read_parameters(directory / "parameters.json"), project=read_project(directory)) == ()
     assert values["SubnetId"] == "hpc-mp-rg/ccw-vnet/ccw-compute-subnet" and values["Credentials"] == "azure"
     readme = (directory / "README.txt").read_text(encoding="utf-8")
     assert "1 CycleCloud × 4" in done.output and f"{8 * 96 + 8 + 8 + 8 * 16 + 4}  Total Regional vCPUs" in readme
@@ -55,7 +54,7 @@ def test_a_wheel_goes_where_the_scheduler_looks_for_one(tmp_path: Path) -> None:
         archive.writestr("hpc_mp/__init__.py", "")
     (tmp_path / "torch-2.whl").write_bytes(wheel.read_bytes())
     arguments = ("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", tmp_path / "out", "--wheel")
-    assert "is no wheel of hpc-mp" in str(call(*arguments, tmp_path / "torch-2.whl").exception)
+    assert "is not a wheel of hpc-mp" in str(call(*arguments, tmp_path / "torch-2.whl").exception)
     assert not (tmp_path / "out").exists()
     assert call(*arguments, wheel).exit_code == 0
     assert (tmp_path / "out" / WHEELS / wheel.name).read_bytes() == wheel.read_bytes()
@@ -74,7 +73,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
     for output in (tmp_path, tmp_path / "mine.txt"):
         done = call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", output)
-        assert isinstance(done.exception, HpcMpError) and "no empty directory" in str(done.exception)
+        assert isinstance(done.exception, HpcMpError) and "not an empty directory" in str(done.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     (tmp_path / "empty").mkdir()
     assert call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", tmp_path / "empty").exit_code == 0
@@ -85,7 +84,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
     (("--nodes", "2", "--json"), "--sku: missing"),
-    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "counts with --workspace only"),
+    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "has no effect without --workspace"),
 ])
 def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = call(*arguments, "--output", tmp_path / "out")
@@ -110,7 +109,7 @@ def answer(directory: Path, answers: str, *arguments: str) -> tuple[int, str]:
 def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "Standard_D8adz_v5\nStandard_D8ads_v5\n3\ny\nnortheurope\nn\n")
     assert code == 0, said
-    assert "How many of them" in said and "did you mean" in said.lower()
+    assert "Maximum number of them" in said and "did you mean" in said.lower()
     values = json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))
     assert (values["MaxHPCExecuteNodeCount"], values["Region"]) == (3, "northeurope")
     assert values["configuration_slurm_accounting_enabled"] is False
@@ -119,8 +118,8 @@ def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_meant_is_asked_again_at_once(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "two\n0\n101\n100\nn\n\nWest Europe\nwesteurope\ny\n", "--sku", "ND96isr_H200_v5")
     assert code == 0, said
-    for words in ("two: is no number", "must be at least 1", "one placement group holds 100",
-                  "is no region as Azure names it"):
+    for words in ("two: is not a number", "must be from 1 to 1000", "one placement group holds 100",
+                  "is not the name of a region"):
         assert words in said
     document = json.loads((tmp_path / "out" / "workspace.json").read_text(encoding="utf-8"))
     assert document["parameters"]["location"]["value"] == "westeurope" and "what it needs" not in said
@@ -129,19 +128,19 @@ def test_an_answer_that_cannot_be_meant_is_asked_again_at_once(tmp_path: Path) -
 def test_nothing_is_asked_that_an_option_says_and_nothing_in_vain(tmp_path: Path) -> None:
     code, said = answer(tmp_path / "out", "\n", "--sku", "Standard_HC44rs", "--region", "eastus", "--no-accounting",
                         "--subnet", "g/n/s")
-    assert code == 0 and "Region, such" not in said and "MySQL server to" not in said and "CycleCloud server" not in said, said
+    assert code == 0 and "Region, such" not in said and "MySQL server for" not in said and "CycleCloud server" not in said, said
     code, said = answer(tmp_path / "out", "")
-    assert code == 2 and "is no empty directory" in said and "Size of the nodes" not in said
+    assert code == 2 and "not an empty directory" in said and "Size of the nodes" not in said
     code, said = answer(tmp_path / "gone", "")
-    assert code == 1 and "Size of the nodes" in said and not (tmp_path / "gone").exists()
+    assert code == 1 and "Size of the training nodes" in said and not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (("--credentials", ""), "--credentials : is no account"),
-    (("--database", "h", "--database-user", ""), "--database-user : is no user"),
+    (("--credentials", ""), "--credentials : must not be empty"),
+    (("--database", "h", "--database-user", ""), "--database-user : must not be empty"),
     (("--workspace", "--region", "westeurope", "--resource-group", "my group"),
-     "--resource-group my group: is no name of a resource group"),
-    (("--workspace", "--region", "westeurope", "--resource-group", ""), "--resource-group : is no name"),
+     "--resource-group my group: is not a name of a resource group"),
+    (("--workspace", "--region", "westeurope", "--resource-group", ""), "--resource-group : is not a name"),
 ])
 def test_a_value_that_cannot_be_meant_is_named_as_it_was_given(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = call("--sku", "Standard_HC44rs", "--nodes", 2, "--output", tmp_path / "out", *arguments)

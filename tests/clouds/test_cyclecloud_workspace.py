@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cyclecloud_rendered import CATALOGUE, GOLDEN, H100
+from cyclecloud_rendered import GOLDEN, H100, OFFER
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.render import Choices, choices_within, settle
-from hpc_mp.clouds.azure.render.workspace import RELEASE, workspace_parameters
+from hpc_mp.clouds.azure.render.options import Choices, settle
+from hpc_mp.clouds.azure.render.workspace import RELEASE, choices_within, workspace_parameters
 
 RECORDED = tomllib.loads((GOLDEN / "workspace.toml").read_text(encoding="utf-8"))
 PLAIN = {"string": str, "int": int, "bool": bool, "object": dict, "secret": str}
@@ -43,7 +43,7 @@ def misfit(value: Any, kind: str, path: str) -> list[str]:
 
 def of_workspace(choices: Choices, project: str | None = None) -> dict[str, Any]:
     own, workspace = choices_within(replace(choices, subnet=None, credentials=None), None, project)
-    document = workspace_parameters(settle(own, CATALOGUE), workspace)
+    document = workspace_parameters(settle(own, OFFER), workspace)
     assert set(document) == {"$schema", "contentVersion", "parameters"}
     return {name: each["value"] for name, each in document["parameters"].items()}
 
@@ -81,17 +81,17 @@ def test_a_project_is_fetched_from_a_release_on_github_alone() -> None:
     assert {each["spec"]: each["target"] for each in specs} == {
         "default": ["scheduler", "login", "htc", "hpc"], "scheduler": ["scheduler"], "execute": ["hpc", "htc"]}
     assert {each["gitHubReleaseURL"] for each in specs} == {release}
-    with pytest.raises(HpcMpError, match="is no release on GitHub"):
+    with pytest.raises(HpcMpError, match="is not a release on GitHub"):
         of_workspace(H100, "https://example.org/mine.tgz")
 
 
 @pytest.mark.parametrize(("changes", "rule"), [
-    ({"region": None}, "--region is missing"), ({"subnet": "a/b/c", "credentials": None}, "brings its own network"),
-    ({"storage": "external"}, "needs an address"), ({"name": "CCW"}, "the workspace itself makes"),
+    ({"region": None}, "--region is missing"), ({"subnet": "a/b/c", "credentials": None}, "creates its own network"),
+    ({"storage": "external"}, "needs an address"), ({"name": "CCW"}, "the workspace itself creates"),
     ({"accounting": True, "database": "db"}, "needs a user"),
     ({"sku": "Standard_ND128isr_GB300_v6"}, "no image that Azure publishes"),
 ])
 def test_what_a_workspace_cannot_be_made_of_is_refused(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(HpcMpError, match=rule):
         own, workspace = choices_within(replace(H100, **{"subnet": None, "credentials": None, **changes}), None, None)
-        workspace_parameters(settle(own, CATALOGUE), workspace)
+        workspace_parameters(settle(own, OFFER), workspace)

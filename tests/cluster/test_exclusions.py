@@ -23,53 +23,43 @@ def states(up: str, down: str = "") -> dict[str, NodeState]:
 
 
 def names(keeping: Keeping) -> tuple[str, str]:
-    return " ".join(each.node for each in keeping.kept), " ".join(each.node for each in keeping.taken_back)
+    return " ".join(each.node for each in keeping.excluded), " ".join(each.node for each in keeping.taken_back)
 
 
-def test_two_nodes_are_lost_in_turn_and_come_back() -> None:
-    """Three nodes are needed of four."""
-    lost = [bad("n2", time=1.0)]
-    assert names(choose(lost, (), states("n1 n3 n4", "n2"), 3)) == ("n2", "")
-    assert names(choose(lost, (), states("n1 n2 n3 n4"), 3)) == ("n2", "")  # back, and not needed
-    assert names(choose(lost, (), states("n1 n2 n4", "n3"), 3)) == ("", "n2")  # now it is
-    both = [*lost, bad("n3", time=2.0)]
-    assert names(choose(both, (), states("n1 n2 n4", "n3"), 3)) == ("n3", "n2")  # what is down would not help
-    assert names(choose(both, (), states("n1 n2 n3 n4"), 3)) == ("n3", "n2")  # the older one
-    assert names(choose(both, (), states("n1 n4", "n2 n3"), 3)) == ("", "n2 n3")  # whoever comes first
+FOUR = "n1 n2 n3 n4"
+LOST, BOTH = [bad("n2", time=1.0)], [bad("n2", time=1.0), bad("n3", time=2.0)]
+GRADED = [bad("n1", 1.0, "certain", "hardware"), bad("n2", 3.0), bad("n3", 2.0)]
+ALL = [bad(f"n{number}", number) for number in range(1, 5)]
 
 
-def test_the_least_certain_goes_first_then_the_oldest() -> None:
-    held = [bad("n1", 1.0, "certain", "hardware"), bad("n2", 3.0), bad("n3", 2.0)]
-    up = states("n1 n2 n3 n4")
-    assert [names(choose(held, (), up, needed)) for needed in (1, 2, 3, 4)] == [
-        ("n1 n2 n3", ""), ("n1 n2", "n3"), ("n1", "n2 n3"), ("", "n1 n2 n3")]
-
-
-def test_all_nodes_are_excluded() -> None:
-    held = [bad(f"n{number}", number) for number in range(1, 5)]
-    assert names(choose(held, (), states("n1 n2 n3 n4"), 3)) == ("n4", "n1 n2 n3")
-    assert names(choose(held, (), states("", "n1 n2 n3 n4"), 3)) == ("", "n1 n2 n3 n4")
-
-
-def test_a_suspicion_excludes_nobody_however_many_there_are() -> None:
-    held = [bad(f"n{number}", sure="suspected") for number in range(1, 5)]
-    assert names(choose(held, (), states("n1 n2 n3 n4"), 1)) == ("", "")
-
-
-def test_the_user_is_not_overruled() -> None:
-    assert names(choose([bad("n2")], ("n1",), states("n1 n2 n3 n4"), 2)) == ("n2", "")
-    assert names(choose([bad("n2")], ("n1",), states("n1 n2 n3 n4"), 3)) == ("", "n2")
-    assert names(choose([bad("n2")], ("n2",), states("n1 n2 n3 n4"), 3)) == ("", "")  # theirs already
-
-
-def test_a_node_that_is_no_more_blocks_nothing() -> None:
-    """A renamed node: Slurm would refuse a list with its old name."""
-    assert names(choose([bad("old"), bad("n3")], (), states("n1 n2 n3 n4"), 3)) == ("n3", "")
+@pytest.mark.parametrize(("ours", "users", "up", "down", "needed", "excluded", "back"), [
+    # Two nodes are lost in turn and come back; three of four are needed.
+    (LOST, "", "n1 n3 n4", "n2", 3, "n2", ""),
+    (LOST, "", FOUR, "", 3, "n2", ""),  # back, and not needed
+    (LOST, "", "n1 n2 n4", "n3", 3, "", "n2"),  # now it is
+    (BOTH, "", "n1 n2 n4", "n3", 3, "n3", "n2"),  # what is down would not help
+    (BOTH, "", FOUR, "", 3, "n3", "n2"),  # the older one
+    (BOTH, "", "n1 n4", "n2 n3", 3, "", "n2 n3"),  # whoever comes first
+    # The least certain goes first, then the oldest.
+    (GRADED, "", FOUR, "", 1, "n1 n2 n3", ""), (GRADED, "", FOUR, "", 2, "n1 n2", "n3"), (GRADED, "", FOUR, "", 3, "n1", "n2 n3"),
+    (GRADED, "", FOUR, "", 4, "", "n1 n2 n3"),
+    # All nodes are excluded.
+    (ALL, "", FOUR, "", 3, "n4", "n1 n2 n3"), (ALL, "", "", FOUR, 3, "", FOUR),
+    # A suspicion excludes nobody, however many there are.
+    ([bad(f"n{number}", sure="suspected") for number in range(1, 5)], "", FOUR, "", 1, "", ""),
+    # The user is not overruled; the last one is theirs already.
+    (LOST, "n1", FOUR, "", 2, "n2", ""), (LOST, "n1", FOUR, "", 3, "", "n2"), (LOST, "n2", FOUR, "", 3, "", ""),
+    # A renamed node: Slurm would refuse a list with its old name.
+    ([bad("old"), bad("n3")], "", FOUR, "", 3, "n3", ""),
+])
+def test_which_exclusions_hold(
+    ours: list[BadNode], users: str, up: str, down: str, needed: int, excluded: str, back: str,
+) -> None:
+    assert names(choose(ours, users.split(), states(up, down), needed)) == (excluded, back)
 
 
 def test_slurms_own_word_that_nodes_do_not_fit_takes_one_more_back() -> None:
-    held = [bad("n2", 1.0), bad("n3", 2.0)]
-    assert names(choose(held, (), states("n1 n2 n3 n4"), 1, stuck=True)) == ("n3", "n2")
+    assert names(choose(BOTH, (), states(FOUR), 1, stuck=True)) == ("n3", "n2")
     assert names(choose([], (), states("n1"), 1, stuck=True)) == ("", "")
 
 

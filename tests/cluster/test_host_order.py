@@ -50,12 +50,8 @@ SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
       - switch: s2
         nodes: n[3-4]
 """, TREE),
-    "topology.conf, blocks": ("""BlockName=b1 Nodes=n[1-2]
-BlockName=b2 Nodes=n[3-4]
-BlockName=b3 Nodes=n[5-6]
-BlockName=b4 Nodes=n[7-8]
-BlockSizes=2,4,8
-""", BLOCKS),
+    "topology.conf, blocks": (
+        "".join(f"BlockName=b{i} Nodes=n[{2 * i - 1}-{2 * i}]\n" for i in (1, 2, 3, 4)) + "BlockSizes=2,4,8\n", BLOCKS),
     "scontrol 23.11, blocks": ("".join(f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{2 * i - 1}-{2 * i}]\n"
                                        for i in (1, 2, 3, 4)), PLAIN_BLOCKS),
     "scontrol 24.11, blocks": ("".join(f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{2 * i - 1}-{2 * i}] BlockSize=2\n"
@@ -64,16 +60,8 @@ AggregatedBlock=b[1-2] BlockIndex=4 Nodes=n[1-4] BlockSize=4
 AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[5-8] BlockSize=4
 AggregatedBlock=b[1-4] BlockIndex=6 Nodes=n[1-8] BlockSize=8
 """, BLOCKS),
-    "topology.yaml, blocks": ("""
-- topology: default
-  block:
-    block_sizes: [2, 4, 8]
-    blocks:
-      - {block: b1, nodes: "n[1-2]"}
-      - {block: b2, nodes: "n[3-4]"}
-      - {block: b3, nodes: "n[5-6]"}
-      - {block: b4, nodes: "n[7-8]"}
-""", BLOCKS),
+    "topology.yaml, blocks": ("- topology: default\n  block:\n    block_sizes: [2, 4, 8]\n    blocks:\n" + "".join(
+        f"      - {{block: b{i}, nodes: 'n[{2 * i - 1}-{2 * i}]'}}\n" for i in (1, 2, 3, 4)), BLOCKS),
     "rings": ("RingName=r1 Nodes=n[2,1] RingSize=2\nRingName=r2 Nodes=n3 RingSize=1\n",
               {"n2": ("r1",), "n1": ("r1",), "n3": ("r2",)}),
     "rings, yaml": ("- topology: t\n  ring:\n    rings:\n    - {ring: r1, nodes: 'n[2,1]'}\n",
@@ -98,25 +86,24 @@ def test_addresses_of_hosts() -> None:
 @pytest.mark.parametrize(("address", "pattern"), [
     ("n1", "switch.node"), ("s1.n1", "switch.switch"), ("", ""), ("s1.", "switch.node")])
 def test_addresses_that_do_not_fit_their_pattern(address: str, pattern: str) -> None:
-    with pytest.raises(HpcMpError, match="does not read as"):
+    with pytest.raises(HpcMpError, match="does not match"):
         from_addresses([(address, pattern)])
 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n[", r"line 2 of the topology, 'SwitchName=s2 Nodes=n\[': host list"),
-    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 1 .*does not read SwitchName="),
+    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 1 .*must have the form KEY=VALUE"),
     ("SwitchName=s1 Node=n1", r"line 1 .*has the key Node, which Slurm does not know\. Did you mean 'Nodes'"),
-    ("SwitchName=s1\nInclude more.conf\n", "line 2 .*names another file"),
-    ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*does not read"),
-    ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*does not read"),
-    ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is no multiple of 2"),
-    ("BlockName=b Nodes=n\nBlockSizes=0", r"BlockSizes=0: 0 is no multiple"),
+    ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*must have the form KEY=VALUE"),
+    ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*must have the form KEY=VALUE"),
+    ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is not a multiple of 2"),
+    ("BlockName=b Nodes=n\nBlockSizes=0", r"BlockSizes=0: 0 is not a multiple"),
     ("BlockSizes=2", "names neither switches nor blocks"),
     ("SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n", "is above itself"),
     ("- topology: t\n  tree: [", r"line \d of the topology: is not valid YAML"),
-    ("- topology: t\n  tree: {switches: [{nodes: n1}]}", "0.tree.switches.0.switch: is not as topology.yaml has it"),
+    ("- topology: t\n  tree: {switches: [{nodes: n1}]}", "0.tree.switches.0.switch: is not valid in topology.yaml"),
     ("- topology: t\n  cluster_default: perhaps", "0.cluster_default"),
-    ("hello", "the whole: is not as topology.yaml has it"),
+    ("hello", "the whole: is not valid in topology.yaml"),
 ])
 def test_a_wrong_topology_is_refused_with_its_place(text: str, words: str) -> None:
     with pytest.raises(HpcMpError, match=words):

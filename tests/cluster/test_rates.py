@@ -27,22 +27,24 @@ def names(number: int) -> tuple[str, ...]:
     return tuple(f"n{i}" for i in range(1, number + 1))
 
 
-def known(number: int, planted: Pairs, usual: float = 25.0, scatter: Random | None = None) -> TieredRates:
-    """All pairs of so many hosts at the usual rate, but for planted ones; scattered by up to 5 % either way."""
-    pairs = [(i, j, planted.get((i, j), usual) * (scatter.uniform(0.95, 1.05) if scatter else 1))
-             for i, j in combinations(range(number), 2)]
-    found = rates(LinkRates("lab", 0.0, names(number), tuple(pairs)))
+def tiers(number: int, *pairs: tuple[int, int, float]) -> TieredRates:
+    found = rates(LinkRates("lab", 0.0, names(number), pairs))
     assert found is not None
     return found
+
+
+def known(number: int, planted: Pairs, usual: float = 25.0, scatter: Random | None = None) -> TieredRates:
+    """All pairs of so many hosts at the usual rate, but for planted ones; scattered by up to 5 % either way."""
+    return tiers(number, *((i, j, planted.get((i, j), usual) * (scatter.uniform(0.95, 1.05) if scatter else 1))
+                           for i, j in combinations(range(number), 2)))
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
 def test_tiers_take_the_scatter_away() -> None:
-    found = rates(LinkRates("lab", 0.0, names(5), ((0, 1, 24.0), (0, 2, 25.0), (1, 2, 26.0), (0, 3, 10.0), (1, 3, 10.4),
-                                                  (3, 4, 5.0))))
-    assert found is not None and found.usual == 24.0  # 5 10 10.4 | 24 25 26: the higher of the two in the middle
+    found = tiers(5, (0, 1, 24.0), (0, 2, 25.0), (1, 2, 26.0), (0, 3, 10.0), (1, 3, 10.4), (3, 4, 5.0))
+    assert found.usual == 24.0  # 5 10 10.4 | 24 25 26: the higher of the two in the middle
     assert found.between("n1", "n2") == found.between("n3", "n1") == found.between("n2", "n3") == 24.0
     assert found.between("n1", "n4") == found.between("n4", "n2") == 10.0
     assert found.between("n4", "n5") == 5.0
@@ -51,9 +53,7 @@ def test_tiers_take_the_scatter_away() -> None:
 
 def test_a_pair_that_nobody_measured_is_usual_or_as_bad_as_its_worse_end() -> None:
     usual: Pairs = {pair: 25.0 for pair in combinations(range(4), 2)}
-    found = rates(LinkRates("lab", 0.0, names(6), tuple((i, j, rate) for (i, j), rate in (
-        usual | {(0, 4): 9.0, (1, 4): 9.0, (0, 5): 3.0}).items())))
-    assert found is not None
+    found = tiers(6, *((i, j, rate) for (i, j), rate in (usual | {(0, 4): 9.0, (1, 4): 9.0, (0, 5): 3.0}).items()))
     assert found.between("n3", "n5") == found.between("n5", "elsewhere") == 9.0  # n5 was slow with two others
     assert found.between("n3", "n6") == found.between("elsewhere", "n1") == 25.0  # n1–n6 alone: it may be that way's fault
     assert found.uneven(("n1", "n2", "n3", "elsewhere")) == frozenset()
@@ -77,7 +77,7 @@ def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, wrong: dict[s
     write_measured(path, LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),)))
     assert read_measured(path) is not None
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    with pytest.warns(UserWarning, match="measured bandwidths are not known"):
+    with pytest.warns(UserWarning, match="measured bandwidths are unknown"):
         assert read_measured(path) is None
 
 
@@ -202,9 +202,8 @@ def test_where_the_link_is_slow_matters() -> None:
 
 
 def test_hosts_that_nobody_measured_are_as_good_as_the_usual() -> None:
-    placement, pairs = place(Degrees(2, 2, 2), "DPT", 2), ((0, 1, 25.0), (0, 2, 5.0), (1, 2, 25.0))
-    found = rates(LinkRates("lab", 0.0, names(3), pairs))  # of n4 nothing is known
-    assert found is not None
+    placement = place(Degrees(2, 2, 2), "DPT", 2)
+    found = tiers(3, (0, 1, 25.0), (0, 2, 5.0), (1, 2, 25.0))  # of n4 nothing is known
     ordered = cheapest_hosts(placement, HEAVY_DATA, names(4), SwitchTree(), found)
     assert passing(placement, HEAVY_DATA, names(4), "n1", "n3") > 0 == passing(placement, HEAVY_DATA, ordered, "n1", "n3")
     strangers = ("a", "b", "c", "d")

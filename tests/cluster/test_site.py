@@ -173,7 +173,7 @@ def test_a_node_that_mixes_gpus_has_no_type() -> None:
     ({"scontrol ping": UP}, None),
     ({"scontrol ping": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"}, None),
     ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN\n"}, "Slurmctld(primary) at ctl is DOWN"),
-    ({"scontrol ping": ""}, "scontrol ping says nothing"),
+    ({"scontrol ping": ""}, "scontrol ping prints nothing"),
     ({"scontrol ping": CommandFailed("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
     ({}, "scontrol is not on PATH"),
 ])

@@ -53,44 +53,37 @@ def program(answers: Mapping[str, Any], asked: Asked | None = None) -> Callable[
 
 # --- answers, as recorded -----------------------------------------------------------------------------------------
 
-# 22.05.8, shortened to the fields that mean something; it ignores --jobs and lists every job of the cluster.
+START = 1795172615
+
+
+def record_22(job_id: int, state: str, reason: str, nodes: str = "", code: int = 0, restarts: int = 0,
+              array: tuple[int, int | None, str] = (0, None, ""), het: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """A job of ``squeue --json`` of 22.05.8, shortened to the fields that mean something."""
+    return {"job_id": job_id, "array_job_id": array[0], "array_task_id": array[1], "array_task_string": array[2],
+            "het_job_id": het[0], "het_job_offset": het[1], "job_state": state, "state_reason": reason, "state_description": "",
+            "start_time": START if nodes else 0, "nodes": nodes, "restart_cnt": restarts, "exit_code": code}
+
+
+# It ignores --jobs and lists every job of the cluster.
 JSON_22 = json.dumps({"meta": {}, "errors": [], "jobs": [
-    {"job_id": 1, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
-     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n[1-2]",
-     "restart_cnt": 2, "exit_code": 0},
-    {"job_id": 3, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
-     "job_state": "FAILED", "state_reason": "NonZeroExitCode", "state_description": "", "start_time": 1795172615,
-     "nodes": "n1", "restart_cnt": 0, "exit_code": 768},
-    {"job_id": 4, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
-     "job_state": "PENDING", "state_reason": "JobHeldUser", "state_description": "", "start_time": 0, "nodes": "",
-     "restart_cnt": 0, "exit_code": 0},
-    {"job_id": 8, "array_job_id": 2, "array_task_id": 0, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
-     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n1",
-     "restart_cnt": 0, "exit_code": 0},
-    {"job_id": 2, "array_job_id": 2, "array_task_id": None, "array_task_string": "1-2%1", "het_job_id": 0, "het_job_offset": 0,
-     "job_state": "PENDING", "state_reason": "JobArrayTaskLimit", "state_description": "", "start_time": 0, "nodes": "",
-     "restart_cnt": 0, "exit_code": 0},
-    {"job_id": 5, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 5, "het_job_offset": 0,
-     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n1",
-     "restart_cnt": 0, "exit_code": 0},
-    {"job_id": 6, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 5, "het_job_offset": 1,
-     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n2",
-     "restart_cnt": 0, "exit_code": 0},
-    {"job_id": 7, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
-     "job_state": "FAILED", "state_reason": "JobLaunchFailure", "state_description": "", "start_time": 1795172615,
-     "nodes": "n3", "restart_cnt": 0, "exit_code": 9},
+    record_22(1, "RUNNING", "None", "n[1-2]", restarts=2),
+    record_22(3, "FAILED", "NonZeroExitCode", "n1", code=768),
+    record_22(4, "PENDING", "JobHeldUser"),
+    record_22(8, "RUNNING", "None", "n1", array=(2, 0, "")),
+    record_22(2, "PENDING", "JobArrayTaskLimit", array=(2, None, "1-2%1")),
+    record_22(5, "RUNNING", "None", "n1", het=(5, 0)),
+    record_22(6, "RUNNING", "None", "n2", het=(5, 1)),
+    record_22(7, "FAILED", "JobLaunchFailure", "n3", code=9),
 ]})
-
-
 JSON_24 = json.dumps({"jobs": [
-    record_24(1, ["RUNNING"], "None", "n[1-2]", 1795172615, restarts=2),
-    record_24(3, ["FAILED"], "NonZeroExitCode", "n1", 1795172615, code=3),
+    record_24(1, ["RUNNING"], "None", "n[1-2]", START, restarts=2),
+    record_24(3, ["FAILED"], "NonZeroExitCode", "n1", START, code=3),
     record_24(4, ["PENDING"], "JobHeldUser"),
-    record_24(8, ["RUNNING"], "None", "n1", 1795172615, array=(2, 0, "")),
+    record_24(8, ["RUNNING"], "None", "n1", START, array=(2, 0, "")),
     record_24(2, ["PENDING"], "JobArrayTaskLimit", array=(2, None, "1-2%1")),
-    record_24(5, ["RUNNING"], "None", "n1", 1795172615, het=(5, 0)),
-    record_24(6, ["RUNNING"], "None", "n2", 1795172615, het=(5, 1)),
-    record_24(7, ["FAILED"], "JobLaunchFailure", "n3", 1795172615, signal=9),
+    record_24(5, ["RUNNING"], "None", "n1", START, het=(5, 0)),
+    record_24(6, ["RUNNING"], "None", "n2", START, het=(5, 1)),
+    record_24(7, ["FAILED"], "JobLaunchFailure", "n3", START, signal=9),
 ], "last_backfill": wrapped(1795172600), "errors": [], "warnings": []})
 
 # squeue --Format of 22.05.8
@@ -103,7 +96,7 @@ LINES = """\
 5+0|RUNNING|{start}|n1|0|0|None|
 5+1|RUNNING|{start}|n2|0|0|None|
 7|FAILED|{start}|n3|0|9|JobLaunchFailure|
-""".format(start=datetime.fromtimestamp(1795172615).isoformat())
+""".format(start=datetime.fromtimestamp(START).isoformat())
 
 
 def test_three_forms_say_the_same() -> None:
@@ -111,7 +104,7 @@ def test_three_forms_say_the_same() -> None:
     assert old == new == lines
     running, failed, held, *_, killed = old
     assert (running.id, running.state, running.nodes, running.restarts, running.start) == (
-        "1", "RUNNING", ("n1", "n2"), 2, 1795172615)
+        "1", "RUNNING", ("n1", "n2"), 2, START)
     assert running.reason == "" and running.exit_code is None
     assert (failed.exit_code, killed.exit_code) == (3, -9)
     assert (held.reason, held.remedy, held.start) == ("JobHeldUser", "scontrol release 4", None)

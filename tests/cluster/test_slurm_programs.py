@@ -23,6 +23,9 @@ OTHERS = {
     "cli/lint.py": "sbatch is the name of a kind of file",
     "cli/main.py": "other launchers have verbs of these names",
     "supervisor/srun.py": "it follows processes of this name, and starts none",
+    "base/launchers.py": "its table says which launchers start ranks in a script",
+    "program/shim.py": "it stands for programs of these names on PATH",
+    "program/witness.py": "its table is by the launcher that has started a task",
     "rundir/layout.py": "its table says which program writes a file",
 }
 COMMAND = re.compile(rf"(?:^|[;&|]|\$\(|\bexec\s)\s*(?:[\w./-]*/)?({'|'.join(PROGRAMS)})(?=\s|$)")

@@ -68,15 +68,12 @@ def test_the_words_of_a_site_come_with_the_job(fake: Fake) -> None:
     assert seen(record)[0] == ["--parsable", "--dependency=afterany:7", "job.sbatch"]
 
 
-def test_an_answer_without_an_id_is_no_submission(fake: Fake) -> None:
-    fake("sbatch", "echo all is well")
-    with pytest.raises(RunFailed, match="all is well"):
-        slurm.sbatch(Path("job.sbatch"))
-
-
-def test_a_refusal_is_passed_on_in_slurms_words(fake: Fake) -> None:
-    fake("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1")
-    words = r"refused /r/job\.sbatch:\nsbatch: error: Batch job submission failed: Invalid qos$"
+@pytest.mark.parametrize(("answer", "words"), [
+    ("echo all is well", "all is well"),
+    ("echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1",
+     r"refused /r/job\.sbatch:\nsbatch: error: Batch job submission failed: Invalid qos$")])
+def test_an_answer_without_an_id_is_a_refusal_in_slurms_words(fake: Fake, answer: str, words: str) -> None:
+    fake("sbatch", answer)
     with pytest.raises(RunFailed, match=words):
         slurm.sbatch(Path("/r/job.sbatch"))
 

@@ -55,7 +55,7 @@ def test_what_slurm_knows_is_shown_and_written(slurm: dict[str, str]) -> None:
     assert shown.returncode == 0 and "├─ s1  2: n[1-2]" in shown.stdout and "└─ spine" in shown.stdout
     for target in ("tree", "block", "yaml"):
         written = hpc_mp("--to", target, environ=slurm)
-        assert written.returncode == 0 and "made by hpc-mp" in written.stdout.splitlines()[0]
+        assert written.returncode == 0 and "written by hpc-mp" in written.stdout.splitlines()[0]
         assert "from slurm (scontrol show topology)" in written.stdout
         tree = read_topology(written.stdout)
         assert [tree.leaf(f"n{i}") for i in (1, 2, 3, 4)] == ["s1", "s1", "s2", "s2"]
@@ -70,7 +70,7 @@ def test_standard_input_a_kind_and_some_nodes() -> None:
     assert done.returncode == 0
     assert done.stdout.endswith("SwitchName=leaf01 Nodes=node018\nSwitchName=leaf02 Nodes=gpu001\n"
                                 "SwitchName=tier1 Switches=leaf[01-02]\n")
-    assert "note: n9: under no switch here" in done.stderr and "# n9: under no switch here" in done.stdout
+    assert "note: n9: not under a switch" in done.stderr and "# n9: not under a switch" in done.stdout
 
 
 def test_block_sizes_and_notes_in_the_header() -> None:
@@ -99,11 +99,11 @@ def test_measured_rates_as_a_tree_or_not(slurm: dict[str, str]) -> None:
     assert done.returncode == 0
     assert done.stdout.endswith("SwitchName=leaf1 Nodes=n[1-2]\nSwitchName=leaf2 Nodes=n[3-4]\n"
                                 "SwitchName=root Switches=leaf[1-2]\n")
-    assert "GB/s inside of 2 groups" in done.stdout
+    assert "GB/s inside 2 groups" in done.stdout
     assert hpc_mp(where("lab", slurm), "--json", environ=slurm).returncode == 0, "the file itself does as well"
     note(slurm, measure(leaves(4)))
     done = hpc_mp("--from", "measured", "--to", "tree", environ=slurm)
-    assert (done.returncode, done.stdout) == (1, "") and "cannot be told apart" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "") and "do not distinguish leaves" in done.stderr
 
 
 @pytest.mark.parametrize(("groups", "across", "verdict", "code"), [
@@ -120,7 +120,7 @@ def test_check(slurm: dict[str, str], groups: list[list[str]], across: float, ve
     assert bool(document["odd"]) == (verdict == "disagrees")
     if code:
         named = {node for odd in document["odd"] for node in odd["nodes"]}
-        assert named == {"n3", "n2"} and "n3: Slurm has them under s2, rates put them with the nodes of s1" in done.stdout
+        assert named == {"n3", "n2"} and "n3: Slurm has them under s2, but rates put them with the nodes of s1" in done.stdout
 
 
 def test_check_of_files(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_check_of_files(tmp_path: Path) -> None:
     (("--json", "--to", "tree"), "--json: has no effect here"),
     (("--from", "azslurm"), "--from azslurm: needs a file"),
     (("no such file",), "cannot be read"),
-    ((TREE, "--to", "block", "--block-sizes", "x"), "is no list of numbers"),
+    ((TREE, "--to", "block", "--block-sizes", "x"), "is not a list of numbers"),
     ((TREE, "--to", "block", "--block-sizes", "3"), "has fewer nodes than 3"),
-    ((TREE, "--to", "tree", "--nodes", "x1"), "knows no node"),
+    ((TREE, "--to", "tree", "--nodes", "x1"), "has no node"),
 ])
 def test_wrong_words_are_refused(slurm: dict[str, str], words: tuple[str | Path, ...], said: str) -> None:
     done = hpc_mp(*words, environ=slurm)

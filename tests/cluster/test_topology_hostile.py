@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import pytest
 from click.testing import CliRunner
-from ibnet import clos
+from ibnet import Fabric, clos
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.convert import only
-from hpc_mp.cluster.topology.ibnetdiscover import host_of
 from hpc_mp.cluster.topology.readers import read
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
@@ -67,7 +67,7 @@ def test_blanks_quotes_comments_and_continued_lines_are_slurms(text: str, found:
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}, {switch: a, nodes: n2}]}\n", "a in the topology: is defined"),
     ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "the topology: names both switches and blocks"),
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}]}\n  block: {blocks: [{block: b, nodes: n1}]}\n",
-     "topology t: is tree and block, where Slurm wants one"),
+     "topology t: is tree and block, but Slurm needs one"),
     ("- topology: t\n", "topology t: is of no kind"),
     ("- topology: t\n  flat: true\n- topology: t\n  flat: true\n", "t in the topology: is defined twice"),
     ("SwitchName=s1 Nodes=n1 rubbish\n", "line 1 of the topology"),
@@ -81,13 +81,13 @@ def test_what_slurm_does_not_start_with_is_refused_with_its_place(text: str, wor
 
 
 @pytest.mark.parametrize(("text", "note"), [
-    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1,s9\n", "top is above s9, of which nothing is said: Slurm refuses that"),
+    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1,s9\n", "top is above s9, which is not defined: Slurm refuses that"),
     ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2 Nodes=n[4-8]\nSwitchName=top Switches=s[1-2]\n",
      "n4: in several leaves; the first counts here"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockName=b2 Nodes=n[4-7]\nBlockSizes=4\n", "n4: in several blocks; the first counts here"),
     ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1 Nodes=n2\n", "top has both switches and nodes: Slurm refuses that"),
-    ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is no power of two times 2: Slurm refuses that"),
-    (MAN_PAGE, "topo5 has torus3d, which tells no switches and is read over"),
+    ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is not a power of two times 2: Slurm refuses"),
+    (MAN_PAGE, "topo5 has torus3d, which defines no switches and is ignored"),
 ])
 def test_what_slurm_takes_otherwise_than_it_is_written_is_said(text: str, note: str) -> None:
     assert any(each.startswith(note) for each in read(text, "file", "slurm").notes)
@@ -134,45 +134,23 @@ def test_a_label_of_kubernetes() -> None:
 
 @pytest.mark.parametrize("text", [f"n1: {UUID}\nn2: {UUID}\n", "n1: State : Completed\n", "", "[]"])
 def test_a_text_without_any_clique_is_refused(text: str) -> None:
-    with pytest.raises(HpcMpError, match="tells no node's ClusterUUID and CliqueId"):
+    with pytest.raises(HpcMpError, match="has no node's ClusterUUID and CliqueId"):
         read(text, "file", "cliques")
 
 
 # --- InfiniBand ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("description", "host"), [
-    ("node1/mlx5_0", "node1"), ("node2:mlx5_0", "node2"), ("node3 ibp12s0", "node3"), ("node4 rdmap0s1", "node4"),
-    ("gpu-7.cluster.org mlx5_bond_0", "gpu-7"), ("'node8 HCA-2'", "node8"), ("localhost mlx5_0", None), ("node9 HCA-1 P1", None),
-    ("-x- HCA-1", None), ("", None), ("/", None),
-])
-def test_hosts_of_descriptions(description: str, host: str | None) -> None:
-    assert host_of(description) == host
-
-
-def listing(cables: Iterable[tuple[str, str]], adapters: Mapping[str, str]) -> str:
-    """What ibnetdiscover prints; ends that ``adapters`` describes are hosts' adapters, the others switches."""
-    ports: dict[str, list[str]] = {}
-    for one, other in cables:
-        ports.setdefault(one, []).append(other)
-        ports.setdefault(other, []).append(one)
-    identity = {end: f"{'H' if end in adapters else 'S'}-{number:016x}" for number, end in enumerate(ports, 0xB0000000)}
-    lines = []
-    for end, others in ports.items():
-        kind, words = ("Ca", adapters[end]) if end in adapters else ("Switch", f"MF0;{end}:MQM9700/U1")
-        lines.append(f'{kind}\t{len(others)} "{identity[end]}"\t\t# "{words}"')
-        for number, other in enumerate(others, 1):
-            shown = adapters.get(other, f"MF0;{other}:MQM9700/U1")
-            guid = f"({identity[other][2:]})" if other in adapters else ""
-            lines.append(f'[{number}] \t"{identity[other]}"[1]{guid} \t\t# "{shown}" lid 1 4xNDR')
-        lines.append("")
-    return "\n".join(lines)
-
-
 def fabric(leaves: Mapping[str, Sequence[str]], cables: Iterable[tuple[str, str]]) -> TopologyReading:
     """Hosts at their leaves with one adapter each, and cables between switches."""
-    ends = [(leaf, f"{host}/0") for leaf, hosts in leaves.items() for host in hosts]
-    return read(listing([*ends, *cables], {end: f"{end[:-2]} mlx5_0" for _, end in ends}), "fabric.txt")
+    planned, cabled = Fabric(), list(cables)
+    switches = {name: planned.add("S", f"MF0;{name}:MQM9700/U1") for name in dict.fromkeys((*leaves, *chain(*cabled)))}
+    for leaf, hosts in leaves.items():
+        for host in hosts:
+            planned.cable(switches[leaf], planned.add("H", f"{host} mlx5_0"))
+    for one, other in cabled:
+        planned.cable(switches[one], switches[other])
+    return read(planned.text(), "fabric.txt")
 
 
 def nested(known: TopologyReading) -> object:
@@ -230,4 +208,4 @@ def test_hosts_at_switches_of_several_leaves_join_none(astray: Mapping[str, str]
     guests = {description.split()[0] for description in astray} - {host for pod in pods for leaf in pod for host in leaf}
     topology = only(known.topologies[0], {*known.topologies[0].hosts} - guests)
     assert nested(TopologyReading((topology,), "")) == frozenset(frozenset(map(frozenset, pod)) for pod in pods)
-    assert any(note.startswith(f"{listed({name.split()[0] for name in astray})}: at switches of several") for note in known.notes)
+    assert any(note.startswith(f"{listed({name.split()[0] for name in astray})}: connected to") for note in known.notes)

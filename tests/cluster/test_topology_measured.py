@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -16,11 +16,24 @@ from hpc_mp.cluster.topology import Switch, SwitchTree, Topology
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
 
+Change = Callable[[str, str, float], float]
+
 
 def believe(groups: Groups, root: bool = True) -> SwitchTree:
     switches = [Switch(f"s{i}", tuple(nodes)) for i, nodes in enumerate(groups, 1)]
     above = [Switch("root", (), tuple(switch.name for switch in switches))] if root else []
     return Topology(kind="tree", switches=(*switches, *above)).tree
+
+
+def noise(spread: float, seed: int) -> Change:
+    random = Random(seed)
+    return lambda _a, _b, rate: rate * random.lognormvariate(0, spread)
+
+
+def kinds(of: Mapping[str, int], seed: int) -> Change:
+    """Pairs across, alone on an uplink or with others: what was measured on real links; with noise."""
+    random = Random(seed)
+    return lambda a, b, rate: rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
 
 
 # --- what rates show -------------------------------------------------------------------------------------------------
@@ -36,7 +49,7 @@ def test_leaves_behind_narrow_uplinks_are_found(sizes: list[int], across: float,
 @given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.floats(0.9, 1.0), st.integers(0, 1000))
 def test_nothing_is_claimed_where_uplinks_carry_everything(sizes: list[int], across: float, seed: int) -> None:
     seen = infer(measure(leaves(*sizes), across, seed=seed))
-    assert seen.groups == () and "cannot be told apart" in seen.why
+    assert seen.groups == () and "do not distinguish leaves" in seen.why
 
 
 @given(st.integers(0, 1000), st.integers(0, 31), st.floats(0.02, 0.6))
@@ -75,27 +88,16 @@ def test_a_part_of_the_pairs_is_enough_or_said_not_to_be(nodes: int) -> None:
     (4, None, 0.15), (6, None, 0.15), (16, None, 0.15), (16, None, 0.3), (64, 18, 0.15), (64, 18, 0.3)])
 def test_noise_is_no_leaf(nodes: int, rounds: int | None, spread: float) -> None:
     for seed in range(100 if rounds is None else 20):
-        random = Random(seed)
-
-        def noise(_a: str, _b: str, rate: float, random: Random = random) -> float:
-            return rate * random.lognormvariate(0, spread)
-
-        assert infer(measure(leaves(nodes), 1.0, rounds, seed, noise)).groups == (), seed
+        assert infer(measure(leaves(nodes), 1.0, rounds, seed, noise(spread, seed))).groups == (), seed
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (8, 8), (4, 4, 4, 4), (16, 16, 16, 16)])
 def test_pairs_across_are_of_several_kinds(sizes: Sequence[int]) -> None:
-    """Alone on an uplink, or with others: what was measured on real links."""
     groups = leaves(*sizes)
     of = {node: number for number, nodes in enumerate(groups) for node in nodes}
     exact = 0
     for seed in range(20):
-        random = Random(seed)
-
-        def kinds(a: str, b: str, rate: float, random: Random = random) -> float:
-            return rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
-
-        seen = infer(measure(groups, 1.0, 18 if len(of) > 16 else None, seed, kinds))
+        seen = infer(measure(groups, 1.0, 18 if len(of) > 16 else None, seed, kinds(of, seed)))
         exact += sorted(map(sorted, seen.groups)) == sorted(map(sorted, groups))
         assert all(len({of[node] for node in found}) == 1 for found in seen.groups)
     assert exact >= (18 if len(of) <= 16 else 8)
@@ -125,7 +127,7 @@ def test_a_tree_of_what_was_measured() -> None:
     known = read_measured_topology(measure(leaves(2, 2), 0.3), "rates")
     assert known.topologies == (Topology(kind="tree", default=True, switches=(
         Switch("leaf1", ("n1", "n2")), Switch("leaf2", ("n3", "n4")), Switch("root", (), ("leaf1", "leaf2")))),)
-    assert "GB/s inside of 2 groups" in known.notes[0]
+    assert "GB/s inside 2 groups" in known.notes[0]
     assert read_measured_topology(measure(leaves(4)), "rates").topologies == ()
 
 
@@ -156,7 +158,7 @@ def test_nodes_that_slurm_has_elsewhere_are_named(sizes: list[int], seed: int, d
 def test_swapped_nodes() -> None:
     found = agreement(believe([["n1", "n2", "n7"], ["n5", "n6", "n3"]]), measure([["n1", "n2", "n3"], ["n5", "n6", "n7"]], 0.4))
     assert {(odd.nodes, odd.believed, odd.home) for odd in found.odd} == {(("n3",), "s2", "s1"), (("n7",), "s1", "s2")}
-    assert "n3: Slurm has them under s2, rates put them with the nodes of s1" in map(str, found.odd)
+    assert "n3: Slurm has them under s2, but rates put them with the nodes of s1" in map(str, found.odd)
 
 
 def test_one_leaf_in_slurm_that_is_two() -> None:
@@ -193,15 +195,10 @@ def test_large_clusters_are_told_by_a_part_of_the_pairs(nodes: int, size: int) -
     of = {node: number for number, members in enumerate(groups) for node in members}
     verdicts, named = Counter[str](), 0
     for seed in range(10):
-        random = Random(seed)
-
-        def kinds(a: str, b: str, rate: float, random: Random = random) -> float:
-            return rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
-
-        rates = measure(groups, 1.0, 2 * (nodes.bit_length() - 1) + 6, seed, kinds)
+        rates = measure(groups, 1.0, 2 * (nodes.bit_length() - 1) + 6, seed, kinds(of, seed))
         found = agreement(believe(groups), rates)
         assert (found.verdict, found.odd) == ("agrees", ()), seed
-        moved = f"n{random.randrange(nodes) + 1}"
+        moved = f"n{Random(seed).randrange(nodes) + 1}"
         wrong = [[node for node in members if node != moved] for members in groups]
         wrong[(of[moved] + 1) % len(groups)].append(moved)
         found = agreement(believe(wrong), rates)
@@ -219,12 +216,7 @@ def test_large_clusters_of_equal_rates_say_nothing(nodes: int) -> None:
 
 def test_nothing_to_be_seen_is_said() -> None:
     found = agreement(believe(leaves(2, 2)), measure(leaves(4)))
-    assert found.verdict == "cannot tell" and "cannot be told apart" in found.why and found.odd == ()
-
-
-def noise(spread: float, seed: int) -> Callable[[str, str, float], float]:
-    random = Random(seed)
-    return lambda _a, _b, rate: rate * random.lognormvariate(0, spread)
+    assert found.verdict == "cannot tell" and "do not distinguish leaves" in found.why and found.odd == ()
 
 
 def test_a_stray_pair_moves_no_node() -> None:

@@ -85,7 +85,7 @@ def test_azslurm_blocks_with_a_blank_in_their_names() -> None:
         f"block_{UUID}_32766": tuple(f"ccw-1-3-gpu-{i}" for i in (14, 21, 60)),
         "block_cc79d754-915f-408b-b1c3-b8c3aa6668ab_32766": ("ccw-1-3-gpu-7", "ccw-1-3-gpu-43")}
     assert [note.partition(":")[0] for note in notes] == ["ccw-1-3-gpu-[2,5]", "ccw-1-3-gpu-31"]
-    with pytest.raises(HpcMpError, match="does not read"):  # which Slurm would not take either
+    with pytest.raises(HpcMpError, match="must have the form KEY=VALUE"):  # which Slurm would not take either
         of_file("azslurm-nvlink.txt", "slurm")
 
 
@@ -134,13 +134,15 @@ def test_wrong_cliques_are_refused(text: str, words: str) -> None:
 def test_ibnetdiscover() -> None:
     topology, notes = of_file("ibnetdiscover-fat-tree.txt")
     assert plan(topology) == {"leaf01": ("node018", "node020"), "leaf02": ("gpu001", "node2"), "tier1": ("leaf01", "leaf02")}
-    assert notes == ("left out, for their description names no host: 1 adapters",)
+    assert notes == ("1 adapters left out: their description names no host",)
 
 
 @pytest.mark.parametrize(("description", "host"), [
     ("node018 HCA-1", "node018"), ("node018.site.org mlx5_0", "node018"), ("'node1 mlx5_bond_0'", "node1"), ("login1", "login1"),
     ("MT4123 ConnectX6   Mellanox Technologies", None), ("Mellanox Technologies Aggregation Node", None), ("", None),
-    ("ConnectX6", None), ("some words here", None)])
+    ("ConnectX6", None), ("some words here", None), ("node1/mlx5_0", "node1"), ("node2:mlx5_0", "node2"),
+    ("node3 ibp12s0", "node3"), ("node4 rdmap0s1", "node4"), ("gpu-7.cluster.org mlx5_bond_0", "gpu-7"),
+    ("'node8 HCA-2'", "node8"), ("localhost mlx5_0", None), ("node9 HCA-1 P1", None), ("-x- HCA-1", None), ("/", None)])
 def test_hosts_in_descriptions(description: str, host: str | None) -> None:
     assert host_of(description) == host
 

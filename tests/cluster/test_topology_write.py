@@ -220,7 +220,7 @@ def test_a_block_without_nodes_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "words"), [
-    ((3,), "BlockSizes=3: b has fewer nodes than 3"), ((2, 6), "6 is no power of two times 2"), ((2, 3), "3 is no power"),
+    ((3,), "BlockSizes=3: b has fewer nodes than 3"), ((2, 6), "6 is not a power of two times 2"), ((2, 3), "3 is not a power"),
     ((4, 2), "2 is no"),
 ])
 def test_wrong_sizes_are_refused(sizes: tuple[int, ...], words: str) -> None:
@@ -255,8 +255,8 @@ def test_a_header_cannot_leave_its_comment() -> None:
 
 
 def test_nothing_is_not_written() -> None:
-    with pytest.raises(HpcMpError, match="knows no node"):
+    with pytest.raises(HpcMpError, match="has no node"):
         to_conf(Topology(kind="tree", switches=(Switch("s", (), ("t",)),)))
     tree = Topology(kind="tree", switches=(Switch("s", ("n1",)),))
-    with pytest.raises(HpcMpError, match="two have one name"):
+    with pytest.raises(HpcMpError, match="two have the same name"):
         to_yaml([tree, tree])

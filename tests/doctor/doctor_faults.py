@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from case import Case
 from machines.tree import HANGS, tree
 
 from hpc_mp.cluster.node.counters import KEPT, read_counters
@@ -21,19 +20,6 @@ UNIT = "/sys/fs/cgroup/system.slice/slurmd.service"
 STAT = "stat -f -c %S %b %a %c %d"
 FLAGS = "processor\t: 0\nflags\t\t: fpu sse2"
 LIMIT = "Max {:<26}{:<21}{:<21}{}"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One change and its finding. ``says``: part of ``subject: evidence``. ``also``: other checks that rightly notice it."""
-
-    code: str
-    kind: str
-    edits: Mapping[str, Any]
-    outcome: str
-    says: str
-    many: int = 1
-    also: tuple[str, ...] = field(default=())
 
 
 def earlier(kind: str) -> dict[str, Any]:
@@ -82,12 +68,12 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _fabric(code: str, edits: dict[str, Any], outcome: str, says: str, **more: Any) -> Fault:
-    return Fault(code, more.pop("kind", "ndv5"), edits, outcome, says, **more)
+def _fabric(code: str, edits: dict[str, Any], outcome: str, says: str, **more: Any) -> Case:
+    return Case(code, more.pop("kind", "ndv5"), edits, outcome, says, **more)
 
 
-def _growth(code: str, kind: str, edits: dict[str, Any], outcome: str, says: str, **more: Any) -> Fault:
-    return Fault(code, kind, earlier(kind) | edits, outcome, says, **more)
+def _growth(code: str, kind: str, edits: dict[str, Any], outcome: str, says: str, **more: Any) -> Case:
+    return Case(code, kind, earlier(kind) | edits, outcome, says, **more)
 
 
 def resource_limit(name: str, soft: object, hard: object) -> dict[str, Any]:
@@ -110,25 +96,21 @@ def _tcp(sent: int, again: int) -> tuple[str, str]:
     return ("6000000 1200 0 300", f"{6_000_000 + sent} {1200 + again} 0 300")
 
 
-FAULTS: tuple[Fault, ...] = (
+FAULTS: tuple[Case, ...] = (
     _fabric("fabric-count", {f"{IB}/mlx5_ib7": None, "/sys/bus/pci/devices/0108:00:00.0": None}, "error",
-            "7 ports; a Standard_ND96isr",
-            also=("nic-gpu",)),
+            "7 ports; a Standard_ND96isr", also=("nic-gpu",)),
     _fabric("fabric-count", {f"{IB}/mlx5_ib7": None}, "error",
-            "0108:00:00.0: 1 adapters for RDMA on the PCI bus have no RDMA device",
-            many=2),
+            "0108:00:00.0: 1 adapters for RDMA on the PCI bus have no RDMA device", many=2),
     _fabric("fabric-count", {f"{IB}/mlx5_ib{{0..7}}": None,
             "/sys/bus/pci/devices/{0101,0102,0103,0104,0105,0106,0107,0108}:00:00.0":
             None}, "warning", "unless it was rented without"),
     _fabric("fabric-count", {f"{IB}/rdmap201s0": None, "/sys/bus/pci/devices/0000:c9:00.0": None}, "error",
-            "31 ports; a p5.48xlarge",
-            kind="p5"),
+            "31 ports; a p5.48xlarge", kind="p5"),
     _fabric("fabric-modules", {"/sys/class/infiniband_verbs/abi_version": None}, "error", "ib_uverbs is not loaded"),
     _fabric("fabric-modules", {"/sys/class/infiniband_mad/abi_version": None}, "warning", "ib_umad is not loaded"),
     _fabric("fabric-modules", {"/dev/infiniband/uverbs3": None}, "error", "mlx5_ib3: its file"),
     _fabric("fabric-port", {f"{IB}/mlx5_ib3/ports/1/state": "1: DOWN", f"{IB}/mlx5_ib3/ports/1/phys_state": "2: Polling"},
-            "error",
-            "mlx5_ib3 port 1: state 1: DOWN, physical state 2: Polling"),
+            "error", "mlx5_ib3 port 1: state 1: DOWN, physical state 2: Polling"),
     _fabric("fabric-port", {f"{IB}/mlx5_ib0/ports/1/state": "2: INIT"}, "error", "mlx5_ib0 port 1: state 2: INIT"),
     _fabric("fabric-port", {f"{IB}/rdmap79s0/ports/1/state": "1: DOWN"}, "error", "rdmap79s0 port 1", kind="p5"),
     _fabric("fabric-rate", {f"{IB}/mlx5_ib5/ports/1/rate": "200 Gb/sec (2X NDR)"}, "error", "mlx5_ib5 port 1: 200 Gb/s"),
@@ -175,8 +157,7 @@ FAULTS: tuple[Fault, ...] = (
             "eno1: rx_crc_errors +5000"),
     _growth("ethernet-discards", "ndv5", {f"{NET}/eth0/statistics/rx_dropped": "50000"}, "warning", "eth0: 50000 of 0 packets"),
     _growth("ethernet-discards", "p5", {"ethtool -S ens32": ("bw_in_allowance_exceeded: 0", "bw_in_allowance_exceeded: 70000")},
-            "warning",
-            "ens32: 70000"),
+            "warning", "ens32: 70000"),
     _growth("ethernet-pause", "ethernet", {"ethtool -S eno1": ("rx_pause_frames: 0", "rx_pause_frames: 900000")}, "warning",
             "eno1: rx_pause_frames +900000"),
     _growth("tcp-retransmits", "ndv5", {"/proc/net/snmp": _tcp(1_000_000, 4000)}, "warning",
@@ -191,45 +172,45 @@ FAULTS: tuple[Fault, ...] = (
             "0000:17:00.0: 3 errors that could not be corrected"),
     _growth("pci-errors", "ethernet", {"/sys/bus/pci/devices/0000:17:00.0/aer_dev_correctable": "TOTAL_ERR_COR 9004"}, "warning",
             "9000 corrected"),
-    Fault("nic-pcie", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/current_link_width": "8"}, "warning",
+    Case("nic-pcie", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/current_link_width": "8"}, "warning",
           "mlx5_ib2 (0103:00:00.0): 8 of 16"),
-    Fault("nic-pcie", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/current_link_speed": "16.0 GT/s PCIe"}, "warning",
+    Case("nic-pcie", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/current_link_speed": "16.0 GT/s PCIe"}, "warning",
           "16 of 32 GT/s"),
-    Fault("nic-numa", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/numa_node": "-1"}, "warning",
+    Case("nic-numa", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/numa_node": "-1"}, "warning",
           "mlx5_ib2: which of 2 memory nodes"),
-    Fault("nic-gpu", "ndv4", {"/sys/bus/pci/devices/{0103,0104}:00:00.0/numa_node": "1"}, "warning", "memory node 0", many=2),
-    *(Fault("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": METAL["lspci -D -vvv -d ::0604"].replace(f"{bit}-",
+    Case("nic-gpu", "ndv4", {"/sys/bus/pci/devices/{0103,0104}:00:00.0/numa_node": "1"}, "warning", "memory node 0", many=2),
+    *(Case("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": METAL["lspci -D -vvv -d ::0604"].replace(f"{bit}-",
           f"{bit}+")},
             "warning", "0101:f0:00.0: access control redirects in 1 PCI bridges")
       for bit in ("ReqRedir", "CmpltRedir", "UpstreamFwd")),
-    *(Fault("nic-pcie", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/current_link_width": "63",
+    *(Case("nic-pcie", "ndv5", {"/sys/bus/pci/devices/0103:00:00.0/current_link_width": "63",
             "/sys/bus/pci/devices/0103:00:00.0/current_link_speed": "Unknown",
             "/sys/bus/pci/devices/0103:00:00.0/max_link_width": most}, "error", "(0103:00:00.0): its registers read as all ones")
       for most in ("16", "63", None)),
-    Fault("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": "0000:15:00.0 PCI bridge\n\tCapabilities: <access denied>\n"},
-          "unknown", "to root only"),
-    Fault("pci-iommu", "ndv5", METAL | {"/sys/kernel/iommu_groups/18/type": "DMA-FQ"}, "warning", "(type DMA-FQ)"),
-    Fault("gdr-module", "ndv5", {"/proc/modules": "nvidia 1 0 - Live 0x0",
+    Case("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": "0000:15:00.0 PCI bridge\n\tCapabilities: <access denied>\n"},
+          "unknown", "only to root"),
+    Case("pci-iommu", "ndv5", METAL | {"/sys/kernel/iommu_groups/18/type": "DMA-FQ"}, "warning", "(type DMA-FQ)"),
+    Case("gdr-module", "ndv5", {"/proc/modules": "nvidia 1 0 - Live 0x0",
           "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX "
           "x86_64 Kernel Module  535.161.08"}, "error", "the driver is not the open one"),
-    Fault("gdr-module", "ndv5", {"/proc/modules": "nvidia 1 0 - Live 0x0", f"{SYS}/kernel/osrelease": "5.4.0-azure"}, "error",
+    Case("gdr-module", "ndv5", {"/proc/modules": "nvidia 1 0 - Live 0x0", f"{SYS}/kernel/osrelease": "5.4.0-azure"}, "error",
           "kernel 5.4 is older than 5.12"),
-    Fault("gdrcopy", "ndv5", GDRCOPY | {"/proc/modules": "nvidia 1 0 - Live 0x0\nnvidia_peermem 1 0 - Live 0x0"}, "warning",
+    Case("gdrcopy", "ndv5", GDRCOPY | {"/proc/modules": "nvidia 1 0 - Live 0x0\nnvidia_peermem 1 0 - Live 0x0"}, "warning",
           "gdrdrv is not"),
-    Fault("dns-own-name", "ndv5", {"getent ahosts node17": "127.0.1.1       STREAM node17\n127.0.1.1       DGRAM\n"}, "warning",
+    Case("dns-own-name", "ndv5", {"getent ahosts node17": "127.0.1.1       STREAM node17\n127.0.1.1       DGRAM\n"}, "warning",
           "node17 is 127.0.1.1: ranks that look up"),
-    Fault("dns-own-name", "ndv5", {"getent ahosts node17": 2}, "warning", "node17 has no address"),
-    Fault("dns-own-name", "ndv5", {"getent ahosts node17": HANGS}, "unknown", "no answer within", also=("dns-back",)),
-    Fault("dns-back", "ndv5", {"getent hosts 10.0.0.17": "10.0.0.17  node18.cluster.internal\n"}, "warning", "which is node18"),
-    Fault("clock-sync", "ndv5", CLOCKS, "warning", "chrony follows no other clock"),
-    Fault("clock-sync", "ndv5", {"chronyc -c tracking": ("0.000012345", "-4.2")}, "warning", "chrony keeps it, 4.2 s off"),
-    Fault("clock-sync", "ndv5", {"chronyc -c tracking": None, "timedatectl show": "NTPSynchronized=no\n"}, "warning",
+    Case("dns-own-name", "ndv5", {"getent ahosts node17": 2}, "warning", "node17 has no address"),
+    Case("dns-own-name", "ndv5", {"getent ahosts node17": HANGS}, "unknown", "no answer within", also=("dns-back",)),
+    Case("dns-back", "ndv5", {"getent hosts 10.0.0.17": "10.0.0.17  node18.cluster.internal\n"}, "warning", "which is node18"),
+    Case("clock-sync", "ndv5", CLOCKS, "warning", "chrony follows no other clock"),
+    Case("clock-sync", "ndv5", {"chronyc -c tracking": ("0.000012345", "-4.2")}, "warning", "chrony keeps it, 4.2 s off"),
+    Case("clock-sync", "ndv5", {"chronyc -c tracking": None, "timedatectl show": "NTPSynchronized=no\n"}, "warning",
           "timedatectl"),
-    Fault("clock-sync", "ndv5", {"chronyc -c tracking": None}, "unknown", "no program that keeps the clock"),
-    Fault("firewall", "ndv5", {"/etc/ufw/ufw.conf": "ENABLED=yes"}, "warning", "ufw: is on"),
-    Fault("firewall", "ndv5", process(70, "firewalld", "S", 1, 0), "warning", "firewalld: is on"),
-    Fault("firewall", "ndv5", {"nft list ruleset": ("policy accept", "policy drop")}, "warning", "inet filter input: turns away"),
-    *(Fault("firewall", "ndv5", {"nft list ruleset": f"table ip filter {{\n\tchain INPUT {{\n\t\ttype filter hook input priority "
+    Case("clock-sync", "ndv5", {"chronyc -c tracking": None}, "unknown", "no time synchronisation program"),
+    Case("firewall", "ndv5", {"/etc/ufw/ufw.conf": "ENABLED=yes"}, "warning", "ufw: is on"),
+    Case("firewall", "ndv5", process(70, "firewalld", "S", 1, 0), "warning", "firewalld: is on"),
+    Case("firewall", "ndv5", {"nft list ruleset": ("policy accept", "policy drop")}, "warning", "inet filter input: turns away"),
+    *(Case("firewall", "ndv5", {"nft list ruleset": f"table ip filter {{\n\tchain INPUT {{\n\t\ttype filter hook input priority "
             f"filter; policy accept;\n\t\tct state related,established counter packets 1 bytes 2 accept\n\t\tiifname \"lo\" "
             f"accept\n\t\ttcp dport 22 counter packets 0 bytes 0 accept\n\t\t{rule}\n\t}}\n}}\n"}, "warning",
             "ip filter INPUT: turns away arriving packets") for rule in (
@@ -237,32 +218,30 @@ FAULTS: tuple[Fault, ...] = (
         'log prefix "IN " level info drop', 'counter packets 0 bytes 0 xt target "REJECT"', 'drop comment "the rest"',
         "counter packets 9 bytes 9 jump RH-INPUT\n\t}\n\tchain RH-INPUT {\n\t\ttcp dport 22 accept\n\t\treject",
         "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\tgoto public\n\t}\n\tchain public {\n\t\ttcp dport 22 accept")),
-    Fault("firewall", "ndv5", {"nft list ruleset": 1}, "unknown", "nft exited with 1"),
-    Fault("ethernet-link", "ethernet", {f"{NET}/eno2/operstate": "down"}, "warning", "eno2: down, 25 Gb/s; it had a link"),
-    Fault("ethernet-link", "ethernet", {f"{NET}/eno2/duplex": "half"}, "warning", "half duplex"),
-    Fault("ethernet-speed", "ethernet", {f"{NET}/eno3/speed": "1000"}, "warning",
+    Case("firewall", "ndv5", {"nft list ruleset": 1}, "unknown", "nft exited with 1"),
+    Case("ethernet-link", "ethernet", {f"{NET}/eno2/operstate": "down"}, "warning", "eno2: down, 25 Gb/s; it had a link"),
+    Case("ethernet-link", "ethernet", {f"{NET}/eno2/duplex": "half"}, "warning", "half duplex"),
+    Case("ethernet-speed", "ethernet", {f"{NET}/eno3/speed": "1000"}, "warning",
           "eno3: 1 Gb/s; 2 of 3 with driver bnxt_en have 25"),
-    Fault("interface-mtu", "ethernet", {f"{NET}/eno3/mtu": "9000"}, "warning",
+    Case("interface-mtu", "ethernet", {f"{NET}/eno3/mtu": "9000"}, "warning",
           "eno3: MTU 9000; others with driver bnxt_en have 1500"),
-    Fault("limit-memlock", "ndv5", resource_limit("locked memory", 65536, 65536), "error", "64 KiB; adapters for RDMA"),
-    Fault("limit-nofile", "ndv5", resource_limit("open files", 1024, 65536), "warning", "1024 of 65536"),
-    Fault("limit-nofile", "ndv5", resource_limit("open files", 1024, 4096), "error", "1024 of 4096"),
-    Fault("limit-stack", "ndv5", resource_limit("stack size", "unlimited", "unlimited"), "warning",
+    Case("limit-memlock", "ndv5", resource_limit("locked memory", 65536, 65536), "error", "64 KiB; adapters for RDMA"),
+    Case("limit-nofile", "ndv5", resource_limit("open files", 1024, 65536), "warning", "1024 of 65536"),
+    Case("limit-nofile", "ndv5", resource_limit("open files", 1024, 4096), "error", "1024 of 4096"),
+    Case("limit-stack", "ndv5", resource_limit("stack size", "unlimited", "unlimited"), "warning",
           "unlimited: threads then get 2 MiB"),
-    Fault("limit-processes", "ndv5", resource_limit("processes", 4096, 4096), "warning", "4096 of 4096"),
-    Fault("cgroup-memory", "ndv5", JOB | {f"{UNIT}/memory.max": "500000000000"}, "error",
+    Case("limit-processes", "ndv5", resource_limit("processes", 4096, 4096), "warning", "4096 of 4096"),
+    Case("cgroup-memory", "ndv5", JOB | {f"{UNIT}/memory.max": "500000000000"}, "error",
           "grants 466 GiB, the job asked for 879 GiB"),
-    Fault("cgroup-memory", "ndv5", V1 | {"/sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.usage_in_bytes": "499000000000"},
-          "warning",
-          "465 GiB of 466 GiB are used"),
-    Fault("cgroup-oom", "ndv5", {f"{UNIT}/memory.events.local": "oom 3\noom_kill 3"}, "warning",
+    Case("cgroup-memory", "ndv5", V1 | {"/sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.usage_in_bytes": "499000000000"},
+         "warning", "465 GiB of 466 GiB are used"),
+    Case("cgroup-oom", "ndv5", {f"{UNIT}/memory.events.local": "oom 3\noom_kill 3"}, "warning",
           "3 processes were killed for memory"),
-    Fault("cgroup-oom", "ndv5", V1 | {"/sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.oom_control": "oom_kill 2"}, "warning",
+    Case("cgroup-oom", "ndv5", V1 | {"/sys/fs/cgroup/memory/slurm/uid_0/job_7/memory.oom_control": "oom_kill 2"}, "warning",
           "2 processes"),
-    Fault("cgroup-cpus", "ndv5", JOB | {"/proc/self/status": ("0-95", "0-11")}, "error",
+    Case("cgroup-cpus", "ndv5", JOB | {"/proc/self/status": ("0-95", "0-11")}, "error",
           "12 processors may be used, the job asked for 96"),
-    Fault("cgroup-cpus", "ndv5", {f"{UNIT}/cpu.max": "400000 100000", f"{UNIT}/cpu.stat": "nr_periods 100\nnr_throttled 60"},
-          "warning",
-          "the time of 4 processors was used up in 60%"),
-    Fault("cgroup-pids", "ndv5", {f"{UNIT}/pids.max": "512"}, "warning", "512 processes"),
+    Case("cgroup-cpus", "ndv5", {f"{UNIT}/cpu.max": "400000 100000", f"{UNIT}/cpu.stat": "nr_periods 100\nnr_throttled 60"},
+         "warning", "the time of 4 processors was used up in 60%"),
+    Case("cgroup-pids", "ndv5", {f"{UNIT}/pids.max": "512"}, "warning", "512 processes"),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
+from case import Case
 from in_process import in_process
 
 from hpc_mp.base.findings import Finding
@@ -23,30 +23,16 @@ GPU_KINDS = ("ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200")
 CODES = tuple(check.code for check in CHECKS)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One fault. ``subject`` and ``evidence`` are parts of what must be said; ``also``: other codes that must see it too."""
-
-    code: str
-    kind: str
-    edits: Mapping[str, Edit]
-    outcome: str
-    evidence: str
-    subject: str = ""
-    also: frozenset[str] = field(default_factory=frozenset)
-
-    def __str__(self) -> str:
-        return f"{self.code}-{self.kind}-{self.evidence[:24]}"
-
-    def holds(self) -> None:
-        """The check says it, of the right part; and no other check says anything new."""
-        healthy, now = healthy_ills(self.kind), ills(findings(broken(self.kind, self.edits)))
-        mine = now.get(self.code, [])
-        right = [finding for finding in mine if self.evidence in finding.message and self.subject in finding.subject]
-        assert right, f"{self.code} says {mine}"
-        assert {finding.severity for finding in right} == {self.outcome}
-        assert all(finding.fix for finding in right if finding.severity in ("warning", "error"))
-        assert set(now) - set(healthy) == {self.code} | self.also
+def holds(case: Case) -> None:
+    """The check says it, of the right part; and no other check says anything new. Of what is well it says nothing else."""
+    found = findings(broken(case.kind, case.edits))
+    mine = of(found, case.code)
+    right = [finding for finding in mine
+             if case.evidence in f"{finding.subject}: {finding.message}" and case.subject in finding.subject]
+    assert right and (case.outcome != "ok" or right == mine), f"{case.code} says {mine}"
+    assert {finding.severity for finding in right} == {case.outcome}
+    assert all(finding.fix for finding in right if finding.severity in ("warning", "error"))
+    assert set(ills(found)) - set(healthy_ills(case.kind)) == {*case.also, *([case.code] if case.outcome != "ok" else [])}
 
 
 @functools.cache

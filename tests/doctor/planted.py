@@ -12,8 +12,7 @@ from fabric import Fabric, Fault
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.doctor.localise import Localisation, Suspect, localise
 
-LEAF = {16: (4,), 64: (8, 16), 256: (16, 32), 1024: (32,), 4096: (32, 64)}
-"""Nodes of a leaf, by nodes."""
+LEAF = {16: (4,), 64: (8, 16), 256: (16, 32), 1024: (32,), 4096: (32, 64)}  # nodes of a leaf, by nodes
 
 
 def plant(nodes: int, taper: float, seed: int) -> Fabric:
@@ -48,8 +47,7 @@ def _fault(random: np.random.Generator, nodes: int, leaves: int, rails: int) -> 
 
 
 TAPERS = (1.0, 2.0, 4.0)
-SHARE = {16: 30, 64: 30, 256: 24, 1024: 12, 4096: 4}
-"""Trials of a hundred, by nodes: the large ones take longest."""
+SHARE = {16: 30, 64: 30, 256: 24, 1024: 12, 4096: 4}  # trials of a hundred, by nodes: the large ones take longest
 
 
 @dataclass(frozen=True, slots=True)

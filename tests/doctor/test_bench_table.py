@@ -108,10 +108,11 @@ def test_spikes_name_their_ranks_and_quiet_runs_have_none() -> None:
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=200))
 def test_statistics_are_those_of_numpy(times: list[float]) -> None:
     found = statistics(times)
-    assert (found.low, found.high) == (min(times), max(times))
-    assert found.mean == pytest.approx(np.mean(times)) and found.deviation == pytest.approx(np.std(times), abs=1e-12)
-    for percent, value in ((95, found.p95), (99, found.p99)):
-        assert value == np.percentile(times, percent, method="inverted_cdf")
+    micro = np.array(times) * 1e6
+    assert (found["min_us"], found["max_us"]) == pytest.approx((micro.min(), micro.max()))
+    assert found["avg_us"] == pytest.approx(micro.mean()) and found["stdev_us"] == pytest.approx(micro.std(), abs=1e-6)
+    for percent in (95, 99):
+        assert found[f"p{percent}_us"] == pytest.approx(np.percentile(micro, percent, method="inverted_cdf"))
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

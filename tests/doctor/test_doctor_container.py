@@ -14,7 +14,6 @@ from machines.tree import HANGS, MACHINES, broken, tree
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.doctor import command
-from hpc_mp.cluster.node.mounts import Mount, Room
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor import node
 from hpc_mp.doctor import storage as storage_test
@@ -98,7 +97,7 @@ def test_documents_of_host_and_container_are_compared(tmp_path: Path, patient: N
 
 def test_storage_is_measured_in_bounds_and_nothing_is_left(tmp_path: Path) -> None:
     begin = time.monotonic()
-    found = measure(str(tmp_path), most=8 << 20, seconds=0.2)
+    found = measure(str(tmp_path), size_limit=8 << 20, seconds=0.2)
     assert time.monotonic() - begin < 60
     assert found.same and found.size <= (8 << 20) + (4 << 20) and min(found.write, found.read, found.files) > 0
     assert list(tmp_path.iterdir()) == []
@@ -108,9 +107,9 @@ def test_what_is_read_must_be_what_was_written(tmp_path: Path, monkeypatch: pyte
     real = os.pread
     monkeypatch.setattr(storage_test.os, "pread", lambda file, size, at: real(file, size - 1, at) + b"?" if at else real(file,
     size, at))
-    found = measure(str(tmp_path), most=12 << 20, seconds=5.0)
+    found = measure(str(tmp_path), size_limit=12 << 20, seconds=5.0)
     assert not found.same
-    assert judge("/x", None, found).severity == "error"
+    assert judge("/x", "", found).severity == "error"
 
 
 SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
@@ -121,7 +120,7 @@ SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
     (Rates(2.0, 3.0, 20.0, True, 1), "warning"), (Rates(2.0, 3.0, 5000.0, False, 1), "error"), (Unavailable("no"), "unknown")])
 @pytest.mark.parametrize(("type_", "code"), [("nfs4", "storage-shared"), ("lustre", "storage-shared"), ("xfs", "storage-local")])
 def test_rates_are_judged(rates: Rates | Unavailable, outcome: str, type_: str, code: str) -> None:
-    found = judge("/x", Mount("d", "/", type_, (), Room(1, 1, 1, 1)), rates)
+    found = judge("/x", type_, rates)
     assert (found.code, found.severity) == (code, outcome)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gpu_machines import Case, findings, of, smi
+from case import Case
+from gpu_machines import findings, of, smi
 
 from tests.machines.tree import Edit, broken
 
@@ -91,41 +92,21 @@ CASES = (
     Case("gpu-temperature", "ndv4", smi("ndv4", 4, {"temperature/gpu_temp": "90 C"}), "error", "90 °C, slows down at 89 °C"),
     Case("gpu-temperature", "ndv5", smi("ndv5", 4, {"temperature/gpu_temp": "89 C", "temperature/gpu_temp_tlimit": "-2 C"}),
          "error", "89 °C, -2 below its limit"),
-    Case("gpu-temperature", "p4d",
-         smi("p4d", 4, {"temperature/gpu_temp": "93 C", "temperature/gpu_temp_slow_threshold": "N/A"}), "error",
-         "slows down at 93 °C"),
+    Case("gpu-temperature", "p4d", smi("p4d", 4, {"temperature/gpu_temp": "93 C", "temperature/gpu_temp_slow_threshold": "N/A"}),
+         "error", "slows down at 93 °C"),
     Case("gpu-memory-temperature", "p4d", smi("p4d", 4, {"temperature/memory_temp": "96 C"}), "error",
          "memory 96 °C, allowed 95"),
+    # ---- what is well, or not told ----------------------------------------------------------------------------------
+    Case("gpu-throttle", "ndv5",  # capped power is how a busy GPU works
+         smi("ndv5", None, {f"{EVENTS}_sw_power_cap": "Active", f"{EVENTS}_gpu_idle": "Not Active"}), "ok", ""),
+    Case("gpu-retired-pages", "ndv4", smi("ndv4", None, PAGES), "ok", "8 GPUs: few pages retired, none waits"),  # of a V100
+    *(Case(code, "ndv4", edits, "ok", "") for code in ("gpu-ecc-sram", "gpu-ecc-dram") for edits in (
+        volta(0), volta(0, UNITS), smi("ndv4", 0, MIG),
+        volta(0, aggregate_single_bit_total=3, aggregate_single_bit_device_memory=3))),  # mended
+    Case("gpu-ecc-mode", "ndv5", smi("ndv5", 2, {"ecc_mode": None}), "unknown", "", "GPU 2 (0003:00:00.0)"),
+    Case("gpu-temperature", "ndv5", smi("ndv5", None, {"temperature/gpu_temp": "Unknown Error"}), "unknown", "",
+         also=("gpu-answers",)),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_broken(case: Case) -> None:
-    case.holds()
-
-
-def test_capped_power_is_how_a_busy_gpu_works() -> None:
-    busy = smi("ndv5", None, {f"{EVENTS}_sw_power_cap": "Active", f"{EVENTS}_gpu_idle": "Not Active"})
-    assert [finding.severity for finding in of(findings(broken("ndv5", busy)), "gpu-throttle")] == ["ok"]
-
-
-def test_pages_of_a_v100_that_are_few() -> None:
-    found = of(findings(broken("ndv4", smi("ndv4", None, PAGES))), "gpu-retired-pages")
-    assert [(finding.severity, finding.message) for finding in found] == [("ok", "8 GPUs: few pages retired, none waits")]
-
-
-def test_what_the_driver_does_not_tell_is_incomplete_and_not_well() -> None:
-    found = of(findings(broken("ndv5", smi("ndv5", 2, {"ecc_mode": None}))), "gpu-ecc-mode")
-    assert [(finding.severity, finding.subject) for finding in found] == [("unknown", "GPU 2 (0003:00:00.0)")]
-    gone = of(findings(broken("ndv5", smi("ndv5", None, {"temperature/gpu_temp": "Unknown Error"}))), "gpu-temperature")
-    assert [finding.severity for finding in gone] == ["unknown"]
-
-
-@pytest.mark.parametrize("edits", [volta(0), volta(0, UNITS), volta(0, aggregate_single_bit_total=3,
-                         aggregate_single_bit_device_memory=3), smi("ndv4", 0, MIG)], ids=["V100", "P100", "mended", "MIG"])
-def test_layouts_of_error_counts_that_are_well(edits: dict[str, Edit]) -> None:
-    found = findings(broken("ndv4", edits))
-    assert {finding.severity for code in ("gpu-ecc-sram", "gpu-ecc-dram") for finding in of(found, code)} == {"ok"}
 
 
 @pytest.mark.parametrize("values", [{}, {"temperature/gpu_temp_max_mem_tlimit_threshold": "N/A"}, {

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gpu_machines import Case, answer, findings, of, smi
+from case import Case
+from gpu_machines import answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
@@ -34,6 +35,9 @@ LIMITED = ("pci 0009:00:00.0: 252.048 Gb/s available PCIe bandwidth, limited by 
            "(capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)")
 RECOVERY = "NVRM: Xid (PCI:0001:00:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
 
+SLOTS = "0000:{53,64,75,86,97,a8,b9,ca}:00.0"
+NARROW = {pci(SLOTS, "current_link_width"): "8", f"/proc/driver/nvidia/gpus/{SLOTS}/information": "Model: \t Tesla T4"}
+
 CASES = (
     Case("gpu-bus", "ndv5",
          {pci("0002:00:00.0", "current_link_width"): "63", pci("0002:00:00.0", "current_link_speed"): "Unknown"},
@@ -49,7 +53,7 @@ CASES = (
          {LSPCI: answer("p4d", LSPCI).replace("MaxPayload 256 bytes, MaxReadReq", "MaxPayload 128 bytes, MaxReadReq", 1)},
          "warning", "MaxPayload 128 bytes; most have 256", "0000:10:1c.0"),
     Case("gpu-pcie-payload", "p5", {LSPCI: "0000:53:00.0 3D controller: NVIDIA\n\tCapabilities: <access denied>\n"}, "unknown",
-         "it does to root only"),
+         "only to root"),
     Case("gpu-pcie-limited", "ndv5", logged(LIMITED), "warning", "8 lanes of 16", "0009:00:00.0"),
     Case("gpu-numa", "ndv5", {pci("0003:00:00.0", "numa_node"): "-1"}, "warning", "no NUMA node", "0003:00:00.0"),
     Case("gpu-numa", "gb200", {pci("{0008,0009,0018,0019}:01:00.0", "numa_node"): "-1"}, "unknown", "for any GPU"),
@@ -59,40 +63,18 @@ CASES = (
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 48, pid=1, Double Bit ECC Error", 86400 * 4), "warning",
          "4 d ago"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 94, pid=1, Contained memory error"), "warning", "Xid 94"),
-    Case("gpu-xid", "ndv5", logged(RECOVERY), "error", "the driver now wants: Node Reboot Required"),
+    Case("gpu-xid", "ndv5", logged(RECOVERY), "error", "the driver now requests: Node Reboot Required"),
     Case("gpu-sxid", "p4d", logged("nvidia-nvswitch3: SXid (PCI:0000:c0:1b.0): 20034, Fatal, Link 30 LTSSM Fault Up"), "error",
          "SXid 20034 (fatal): Link 30 LTSSM Fault Up", "nvswitch3 0000:c0:1b.0"),
     Case("gpu-sxid", "p4d", logged("nvidia-nvswitch0: SXid (PCI:0000:c0:18.0): 20009, Non-fatal, Link 04 RX Short Error Rate"),
          "warning", "SXid 20009 (not fatal)"),
+    # ---- what is well -----------------------------------------------------------------------------------------------
+    Case("gpu-pcie-speed", "ndv5", smi("ndv5", None, {f"{GEN}/current_link_gen": "1", "utilization/gpu_util": "0 %"}), "ok",
+         "it says nothing but under load"),  # an idle GPU lowers its speed
+    Case("gpu-pcie-width", "p5", NARROW, "ok", "8 GPUs with 8 lanes ea"),  # a T4 of a cloud, for all its life
+    Case("gpu-pcie-width", "p5", NARROW | {pci("0000:86:00.0", "current_link_width"): "4"}, "error", "", "0000:86:00.0"),
+    Case("gpu-xid", "ndv5", {}, "ok", "Xid 13 are programs' doing"),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_broken(case: Case) -> None:
-    case.holds()
-
-
-def test_an_idle_gpu_lowers_its_speed_and_is_well() -> None:
-    idle = smi("ndv5", None, {f"{GEN}/current_link_gen": "1", "utilization/gpu_util": "0 %"})
-    found = of(findings(broken("ndv5", idle)), "gpu-pcie-speed")
-    assert [finding.severity for finding in found] == ["ok"]
-    assert "it says nothing but under load" in found[0].message
-
-
-def test_cards_in_narrow_slots_are_well_and_one_among_others_is_not() -> None:
-    """A T4 of a cloud shows 8 lanes of 16 for all its life."""
-    bus = "0000:{53,64,75,86,97,a8,b9,ca}:00.0"
-    cards = {pci(bus, "current_link_width"): "8", f"/proc/driver/nvidia/gpus/{bus}/information": "Model: \t Tesla T4"}
-    found = of(findings(broken("p5", cards)), "gpu-pcie-width")
-    assert [(finding.severity, finding.message[:22]) for finding in found] == [("ok", "8 GPUs with 8 lanes ea")]
-    found = of(findings(broken("p5", cards | {pci("0000:86:00.0", "current_link_width"): "4"})), "gpu-pcie-width")
-    assert [(finding.severity, finding.subject) for finding in found] == [("error", "0000:86:00.0")]
-
-
-def test_programs_errors_blame_no_gpu() -> None:
-    found = of(findings(tree("ndv5")), "gpu-xid")
-    assert [finding.severity for finding in found] == ["ok"]
-    assert "Xid 13 are programs' doing" in found[0].message
 
 
 def test_a_fault_that_repeats_is_one_finding() -> None:
@@ -119,7 +101,7 @@ def test_the_log_is_read_from_wherever_it_may_be() -> None:
                                    "-- Journal begins at Mon 2026-01-05 10:00:00 UTC, ends at now. --\n", ""])
 def test_a_log_of_which_a_user_sees_nothing_is_not_well(words: str) -> None:
     journal, hidden = "journalctl -k -b --no-pager -o short-monotonic", {"/dev/kmsg": None, "dmesg": 1}
-    with pytest.raises(Unavailable, match="journalctl: shows this user none of it"):
+    with pytest.raises(Unavailable, match="journalctl: shows this user no messages"):
         read_kernel_log(broken("ndv5", hidden | {journal: words}))
     told = read_kernel_log(broken("ndv5", hidden | {journal: f"{words}[863940.000000] node1 kernel: one\n"}))
     assert [each.text for each in told] == ["one"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
-from gpu_machines import APPS, SMI, USED, Case, answer, findings, of, smi
+from case import Case
+from gpu_machines import APPS, SMI, USED, answer, findings, of, smi
 
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import GPU as CHECKS
-from tests.machines.tree import HANGS, broken, machine
+from tests.machines.tree import HANGS, broken
 
 NDV5 = {bus: f"/sys/bus/pci/devices/{bus}" for bus in ("0001:00:00.0", "0003:00:00.0", "0008:00:00.0")}
 LIST = "nvidia-smi --list-gpus"
@@ -66,7 +66,7 @@ CASES = (
          "WARNING: infoROM is corrupted at gpu 0000:53:00.0: a GPU's infoROM is corrupt"),
     Case("gpu-temperature", "ndv4",  # the rest of the answer counts
          {SMI: (14, smi("ndv4", 4, {"temperature/gpu_temp": "90 C"})[SMI] + "\nWARNING: infoROM is corrupted\n")},
-         "error", "90 °C", also=frozenset({"gpu-smi"})),
+         "error", "90 °C", also=("gpu-smi",)),
     Case("gpu-smi", "p5", {SMI: answer("p5", SMI) + "\nWARNING: infoROM is corrupted at gpu 0000:53:00.0\n"}, "error",
          "0000:53:00.0"),
     Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None,
@@ -98,17 +98,8 @@ CASES = (
          "amdgpu is not loaded"),
     Case("gpu-amd", "ethernet", amd(**{"/sys/class/kfd/kfd/topology/nodes/9/properties": "simd_count 0"}), "warning",
          "ROCm can use 7"),
+    Case("gpu-amd", "ethernet", amd(), "ok", "8 AMD GPUs, amdgpu 6.7.0"),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_broken(case: Case) -> None:
-    case.holds()
-
-
-def test_amd_gpus_are_recognised() -> None:
-    found = of(findings(broken("ethernet", amd())), "gpu-amd")
-    assert [(finding.severity, finding.message.partition(";")[0]) for finding in found] == [("ok", "8 AMD GPUs, amdgpu 6.7.0")]
 
 
 def test_a_job_that_may_use_two_of_eight_gpus_has_not_lost_six() -> None:
@@ -124,7 +115,3 @@ def test_a_hanging_driver_is_incomplete_within_the_deadline() -> None:
     assert {finding.severity for finding in of(found, "gpu-smi")} == {"unknown"}
     assert {finding.severity for finding in of(found, "gpu-bus")} == {"ok"}
 
-
-def test_kinds_say_where_they_are_from() -> None:
-    assert all("rebuilt from documentation" in machine(kind)["source"]
-               for kind in ("ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200"))

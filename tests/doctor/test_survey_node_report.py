@@ -15,8 +15,7 @@ from hpc_mp.doctor.drift import traits
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.node import diagnose
 from hpc_mp.doctor.survey.actions import findings
-from hpc_mp.doctor.survey.gpu_pair import WARM_UPS
-from hpc_mp.doctor.survey.gpus import sent
+from hpc_mp.doctor.survey.gpus import WARM_UPS, sent
 from hpc_mp.doctor.survey.node_report import NodeReport, conclusions, faulty, node_report
 from hpc_mp.doctor.survey.page import render
 
@@ -75,10 +74,10 @@ def test_the_document_and_the_page_tell_it() -> None:
 def test_bytes_that_did_not_take_the_fast_network_are_found_once() -> None:
     order = {"size": 1 << 30, "messages": 5}
     ends = [{"rail": rail, "direction": direction, "rate": 1e9} for rail in (0, 1) for direction in (0, 1)]
-    assert sent(ends, 0, order) == sent(ends, 1, order) == 2 * (5 + WARM_UPS) << 30
-    assert sent([{"rail": 0, "direction": 0, "why": "cut"}], 0, order) == 0
+    assert sent(ends, 2, order) == sent([], 2, order) == 2 * 2 * (5 + WARM_UPS) << 30  # on two GPUs, in two placements
+    assert sent([{"rail": 0, "direction": 0, "why": "cut"}], 1, order) == 0
     still = read_port_bytes(tree("ndv4"))
-    [error] = judge_ports(still, still, sent(ends, 0, order))
+    [error] = judge_ports(still, still, sent(ends, 2, order))
     assert (error.code, error.severity) == ("nccl-ports", "error")
     twice = NodeReport((LIMIT,), USUAL).and_also([error]).and_also([error])
     assert {*twice.findings} == {LIMIT, error} and len(twice.findings) == 2

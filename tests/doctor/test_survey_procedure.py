@@ -99,6 +99,6 @@ def test_what_leads_through_a_slow_uplink_is_no_link_of_its_own() -> None:
     evidence = Paper(4, Faults(), TWO).evidence
     uplink = Suspect("uplink", ("s1", "s2"), 0.25, False, "25%")
     across, inside = (Suspect("link", (link,), 0.5, True, "50%") for link in ("n0–n3", "n2–n3"))
-    verdict = Localisation((uplink, across, inside), 0.025, 9, 0, (), True)
+    verdict = Localisation((uplink, across, inside), 0.025, 9, 0, True)
     assert [found.subject for found in diagnose(evidence, verdict)] == ["s1 or s2", "n2–n3"]
     assert [found.subject for found in diagnose(evidence, replace(verdict, suspects=(across,)))] == ["n0–n3"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from html_page import Page
 from rich.console import Console
 from survey_paper import RATE, Faults, made
 
@@ -122,7 +122,7 @@ def test_the_matrix_and_the_bars_show_the_fault() -> None:
 
 def test_shades_go_from_red_to_blue_and_can_be_read() -> None:
     for share, rgb in STOPS:
-        assert shade(share).ground == f"#{bytes(rgb).hex()}"
+        assert shade(share).fill == f"#{bytes(rgb).hex()}"
     assert shade(-1) == shade(0) and shade(9) == shade(STOPS[-1][0]) and shade(None) != shade(0)
     assert {shade(share / 50).ink for share in range(60)} == {"#ffffff", "#111111"}
 
@@ -137,40 +137,16 @@ def test_the_terminal_shows_it_at_any_time(steps: int | None) -> None:
     assert steps is not None or ("✗ n2  node-slow" in text and "│" in text and " 50 " in text)
 
 
-class Checked(HTMLParser):
-    """Every tag that is opened is closed, and nothing is fetched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert not any(name in ("src", "href", "onload") for name, _ in attrs)
-        if tag not in ("meta", "br", "rect", "line"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert not any(name in ("src", "href") for name, _ in attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
 @pytest.mark.parametrize("steps", [None, 1, 5])
 def test_the_page_is_whole_and_escapes_what_nodes_say(steps: int | None, tmp_path: Path) -> None:
     report = made(Faults(node_rate={2: 0.5}, cut=frozenset({(0, 5)})), cluster="<lab>", steps=steps)
     report.evidence.absent = {"<b>x</b>": Absence("node-down", "Slurm calls it <i>down</i>")}
     path = tmp_path / "doctor.html"
     write_page(path, report)
-    page = Checked()
-    page.feed(path.read_text(encoding="utf-8"))
-    page.close()
-    words = "".join(page.text)
-    assert page.open == [] and "<lab>" in words and "<b>x</b> was not measured: Slurm calls it <i>down</i>" in words
+    page = Page(path.read_text(encoding="utf-8"))
+    words = page.text
+    assert not any({"src", "href", "onload"} & attributes.keys() for _, attributes in page.found), "nothing is fetched"
+    assert "<lab>" in words and "<b>x</b> was not measured: Slurm calls it <i>down</i>" in words
     assert steps is not None or all(part in words for part in ("node-slow", "link-cut", "scontrol update NodeName=n2"))
     assert ("interrupted" in words) == (steps is not None)
 

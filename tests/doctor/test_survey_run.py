@@ -112,7 +112,7 @@ def test_a_node_that_tears_srun_down_with_it_is_down_and_the_others_are_surveyed
 
 
 def test_no_agent_at_all(environ: dict[str, str]) -> None:
-    with pytest.raises(RunFailed, match=r"no agent could be started.*\nn3: Slurm cannot start a task there"):
+    with pytest.raises(RunFailed, match=r"no agent could be started.*\nn3: Slurm cannot start a task on it"):
         interrupted(("n3",), environ, "probed")
     with pytest.raises(HpcMpError, match="no interface ib7"):
         interrupted(("n1", "n2"), environ, "probed", interface="ib7")

@@ -91,10 +91,10 @@ def test_nodes_that_srun_cannot_reach_are_left_out_the_next_time(wish: SurveyReq
     words = ["srun: error: Task launch for StepId=5.0 failed on node n3: Communication connection failure",
              "srun: error: Application launch failed: Communication connection failure"]
     fewer = without(AgentStart(wish, False, {}, {}), words)
-    assert fewer is not None and fewer.absent == {"n3": "Slurm cannot start a task there (Communication connection failure)"}
+    assert fewer is not None and fewer.absent == {"n3": "Slurm cannot start a task on it (Communication connection failure)"}
     assert "--nodes=2" in fewer.command and ("--nodelist=n[1-2]" in fewer.command or "--exclude=n3" in fewer.command)
     torn = ["srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1"]
-    assert without(fewer, torn, ["n1", "n4"]).absent["n4"] == "its task ended in the middle of the step"  # type: ignore[union-attr]
+    assert without(fewer, torn, ["n1", "n4"]).absent["n4"] == "its task ended before the step"  # type: ignore[union-attr]
     assert without(fewer, torn) is None
     assert without(fewer, ["srun: error: Unable to allocate resources: Invalid partition"]) is None
 

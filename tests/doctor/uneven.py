@@ -20,8 +20,7 @@ from hpc_mp.doctor.survey.node_report import NodeReport
 from hpc_mp.doctor.survey.procedure import survey
 from hpc_mp.doctor.survey.report import Report
 
-BEST = 4e9
-"""Bytes per second of the fastest pair."""
+BEST = 4e9  # bytes per second of the fastest pair
 SEGMENTS = 9000
 
 

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from campaign_faults import FAULTS, SETTINGS, Planted, Scene
+from lab_runs import before_steps, state
 from slurm_jobs import launch, submit, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
@@ -36,18 +37,7 @@ from slurm_lab.lab import Lab
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 
 NODES, EVERY, STEPS_PER_FAULT = 4, 10, 20
-PACE = """
-import os, sys, threading, time
-def wait():
-    while not hasattr(sys.modules.get("hpc_mp.train.rank.trainer"), "Trainer"):
-        time.sleep(0.01)
-    trainer = sys.modules["hpc_mp.train.rank.trainer"].Trainer
-    step = trainer._step
-    trainer._step = lambda *words: (time.sleep(0.15), step(*words))[1]
-if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read():
-    threading.Thread(target=wait, daemon=True).start()
-"""
-"""A module that Python imports by itself: steps take long enough for a fault to come between two of them."""
+PACE = "def before(self, step): time.sleep(0.15)"  # steps take long enough for a fault to come between two of them
 PATIENCE = 420.0  # seconds until a run that comes no further is given up
 HELD, LOOK = "launch failed requeued held", 10.0
 """The reason of a job that Slurm holds for ever: its controller was killed before it had saved the start, starts the job
@@ -91,7 +81,7 @@ class Trial:
 def write(directory: Path, kind: str, steps: int) -> Path:
     """The job file of a run, on the file system that all hosts share."""
     job = write_job(directory)
-    (directory / "sitecustomize.py").write_text(PACE)
+    before_steps(directory, PACE)
     if kind == "program":
         program = shutil.copy(Path(__file__).with_name("campaign_program.py"), directory)
         job.write_text(PROGRAM.format(nodes=NODES, python=sys.executable, program=program, steps=steps, every=EVERY))
@@ -136,9 +126,6 @@ class Campaign:
         self.lab.mend()
         return trial
 
-    def _state(self, job_id: str) -> str:
-        return self.lab.run(["squeue", "--noheader", "--states=all", "--format=%T", "--jobs", job_id]).stdout.strip()
-
     def _wait(self, run: RunDirectory, job_id: str, ready: Callable[[], object], trial: Trial, what: str,
               scene: Scene | None = None) -> bool:
         """Until ``ready``; False if the run has ended, or comes no further."""
@@ -146,7 +133,7 @@ class Campaign:
         while not ready():
             if scene:
                 scene.mend()
-            if (run.path / "outcome.json").exists() and self._state(job_id) in ENDED and ended(run):
+            if run.outcome.exists() and state(self.lab, job_id) in ENDED and ended(run):
                 return False
             reached = (newest_attempt(run), len(read_lines(run.metrics)))
             if reached != last:
@@ -157,7 +144,7 @@ class Campaign:
                     trial.released += 1
                     self.lab.run(["scontrol", "release", job_id])
             if time.monotonic() > deadline:
-                trial.wrong.append(f"came no further while {what} was awaited ({self._state(job_id)})")
+                trial.wrong.append(f"came no further while {what} was awaited ({state(self.lab, job_id)})")
                 return False
             time.sleep(0.1)
         return True
@@ -171,7 +158,7 @@ class Campaign:
             "step": lambda: len(read_lines(run.metrics)) >= begun + ahead,
             "save": lambda: len(read_lines(run.metrics)) > begun and (self.kind == "program" or saving(run)),
             "start": lambda: self._ranks_are_there(run),
-            "queued": lambda: self._state(job_id) in ("PENDING", "CONFIGURING", "COMPLETING", "RUNNING"),
+            "queued": lambda: state(self.lab, job_id) in ("PENDING", "CONFIGURING", "COMPLETING", "RUNNING"),
         }
         if not self._wait(run, job_id, ready[moment], trial, moment):
             return False
@@ -205,11 +192,11 @@ class Campaign:
         return any(Scene(self.lab, "", (), self.draw).ranks(host) for host in hosts_of(run))
 
     def _judge(self, run: RunDirectory, job_id: str, trial: Trial) -> None:
-        ends = read_lines(run.path / "history.jsonl")
+        ends = read_lines(run.history)
         trial.attempts, trial.ends = len(ends), ends
-        state = read_json(run.outcome)["state"] if run.outcome.exists() else "without an outcome"
-        if state != "completed":
-            trial.wrong.append(f"is {state}, job {self._state(job_id)}: {ends[-1]['message'] if ends else ''}")
+        outcome = read_json(run.outcome)["state"] if run.outcome.exists() else "without an outcome"
+        if outcome != "completed":
+            trial.wrong.append(f"is {outcome}, job {state(self.lab, job_id)}: {ends[-1]['message'] if ends else ''}")
             return
         if numbers(run) != self.numbers:
             trial.wrong.append("other losses, norms or steps")
@@ -241,22 +228,24 @@ def saving(run: RunDirectory) -> bool:
 
 
 def newest_attempt(run: RunDirectory) -> int:
-    try:
-        return int(read_json(run.attempt_record)["attempt"])
-    except (OSError, ValueError):
-        return 0
+    return int(attempt_record(run).get("attempt", 0))
 
 
 def hosts_of(run: RunDirectory) -> tuple[str, ...]:
+    return tuple(attempt_record(run).get("hosts", ()))
+
+
+def attempt_record(run: RunDirectory) -> dict[str, Any]:
+    """Empty before the first attempt, and while it is being written."""
     try:
-        return tuple(read_json(run.attempt_record)["hosts"])
+        return dict(read_json(run.attempt_record))
     except (OSError, ValueError):
-        return ()
+        return {}
 
 
 def ended(run: RunDirectory) -> bool:
     """The newest attempt has a verdict that nothing follows."""
-    ends = read_lines(run.path / "history.jsonl")
+    ends = read_lines(run.history)
     return bool(ends) and ends[-1]["action"] in ("done", "fail")
 
 

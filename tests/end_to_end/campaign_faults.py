@@ -108,12 +108,11 @@ def to_a_rank(number: signal.Signals) -> Callable[[Scene], Hit]:
     return fault
 
 
-def killed(*words: str, first: bool) -> Callable[[Scene], Hit]:
-    """A process whose command line holds one of the words, on the first host or on any."""
+def killed(words: str) -> Callable[[Scene], Hit]:
+    """A process on the first host whose command line holds the words."""
     def fault(scene: Scene) -> Hit:
-        host = scene.hosts[0] if first else scene.draw.choice(scene.hosts)
-        texts = [word.format(job=scene.job_id, step="") for word in words]
-        pids = [pid for pid in scene.pids(host, texts) if _parents_name(pid) != "srun"]  # srun has a child of its name
+        host = scene.hosts[0]
+        pids = [pid for pid in scene.pids(host, [words]) if _parents_name(pid) != "srun"]  # srun has a child of its name
         return (host,) if scene.strike(pids, signal.SIGKILL) else None
     return fault
 
@@ -225,8 +224,8 @@ class Fault:
 FAULTS: dict[str, Fault] = {
     "rank killed": Fault(to_a_rank(signal.SIGKILL)),
     "rank stopped": Fault(to_a_rank(signal.SIGSTOP)),
-    "srun killed": Fault(killed("^srun --export", first=True)),  # the supervisor has it in its arguments
-    "supervisor killed": Fault(killed("-m hpc_mp.supervisor ", first=True)),
+    "srun killed": Fault(killed("^srun --export")),  # the supervisor has it in its arguments
+    "supervisor killed": Fault(killed("-m hpc_mp.supervisor ")),
     "slurmstepd of ranks killed": Fault(stepd(batch=False)),
     "slurmstepd of the script killed": Fault(stepd(batch=True), ends=False),  # the script lives on, and ends the job
     "host dies": Fault(host_dies(90)),

@@ -2,8 +2,8 @@
 
 ``FAULT``, ``FAULT_RANK`` (several: with commas) and ``FAULT_STEP`` (from 1) in the environment say which, in whom and when; a
 ``FAULT`` that is none of ``FAULTS`` is an error of every save from then on. ``FAULT_AT`` instead of the
-step: before which function of a rank's entry, "read_job" before it meets the others. As a program this is
-``hpc-mp`` with such ranks.
+step: before which function of a rank's entry, "read_job" before it meets the others. ``FAULT_FILE``: ranks that are "held" wait
+while it is there. As a program this is ``hpc-mp`` with such ranks.
 """
 
 from __future__ import annotations
@@ -26,28 +26,27 @@ FOREVER = 3600
 
 def rank(job_file: Path) -> int:
     import hpc_mp.train.rank.main
-
-    plant()
-    return hpc_mp.train.rank.main.main(job_file)
-
-
-def plant() -> None:
-    """Let this process, if it turns out to be the rank, do in that step what the fault says."""
-    import torch.distributed as dist
-
     from hpc_mp.train.rank import trainer
 
     step_ = trainer.Trainer._step
 
     def step(self: Any, number: int, *rest: Any) -> Any:
-        if str(dist.get_rank()) in os.environ["FAULT_RANK"].split(",") and number + 1 == int(os.environ["FAULT_STEP"]):
-            fault = os.environ["FAULT"]
-            (FAULTS[fault] if fault in FAULTS else unsaved(fault))(self)
+        strike(self, number)
         return step_(self, number, *rest)
 
-    trainer.Trainer._step = step  # type: ignore[method-assign]
+    trainer.Trainer._step = step  # type: ignore[assignment, method-assign]
     if "FAULT_AT" in os.environ:
         plant_at(os.environ["FAULT_AT"])
+    return hpc_mp.train.rank.main.main(job_file)
+
+
+def strike(trainer: Any, number: int) -> None:
+    """Do in this step, from 0, what the fault says, if this process turns out to be the rank."""
+    import torch.distributed as dist
+
+    if str(dist.get_rank()) in os.environ["FAULT_RANK"].split(",") and number + 1 == int(os.environ["FAULT_STEP"]):
+        fault = os.environ["FAULT"]
+        (FAULTS[fault] if fault in FAULTS else unsaved(fault))(trainer)
 
 
 def plant_at(name: str) -> None:
@@ -120,6 +119,11 @@ def asleep(trainer: Any) -> None:
     time.sleep(FOREVER)
 
 
+def held(trainer: Any) -> None:
+    while os.path.exists(os.environ["FAULT_FILE"]):
+        time.sleep(0.05)
+
+
 def native(trainer: Any) -> None:
     """In C, with Python's lock: none of its threads runs, but its connections are there."""
     ctypes.PyDLL(None).sleep(FOREVER)
@@ -141,6 +145,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "saving": saving,
     "asleep": asleep,
     "native": native,
+    "held": held,
 }
 
 if __name__ == "__main__":

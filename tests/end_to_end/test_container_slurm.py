@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import tomli_w
+from lab_runs import HARD, check_cause, ended, hpc_mp, newest
 from slurm_lab.lab import Lab
 from slurm_lab.pyxis import lab_with_pyxis, why_not_pyxis
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import history
-from hpc_mp.rundir.outcome import Cause, verdict
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(400)]
 NO_APPTAINER = pytest.mark.skipif(shutil.which("apptainer") is None, reason="apptainer is not installed (Debian sid has it)")
 NO_PYXIS = pytest.mark.skipif(why_not_pyxis() is not None, reason=str(why_not_pyxis()))
-HARD = ["a b", "$HOME", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "", "\\", "*"]
 RUNTIMES = {"img": "apptainer", "sqsh": "auto"}  # by an image's name; hpc-mp finds pyxis by itself
 USRMERGED = ("bin", "lib", "lib64", "sbin")
 EMPTY = ("usr", "etc", "proc", "sys", "dev", "tmp", "var/tmp", "root", "run")
@@ -61,9 +58,8 @@ def lab(runtime: str, request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def here(lab: Lab, runtime: str) -> Iterator[Path]:
-    directory = lab.share / f"in a container {os.urandom(2).hex()}"
-    image = directory / "image.img"  # apptainer takes a directory as well as a file
+def here(here: Path, runtime: str) -> Path:
+    image = here / "image.img"  # apptainer takes a directory as well as a file
     for name in EMPTY:
         (image / name).mkdir(parents=True)
     for name in USRMERGED:
@@ -71,15 +67,10 @@ def here(lab: Lab, runtime: str) -> Iterator[Path]:
     (image / "of-the-image").write_text("")
     (image / "etc" / "environment").write_text("RANK=77\nMASTER_ADDR=image\nTMPDIR=/image\n")  # enroot's place of an image's own
     if runtime == "pyxis":
-        subprocess.run(["mksquashfs", image, directory / "image.sqsh", "-quiet", "-no-progress"], check=True)
-    (directory / "state").mkdir()
-    (directory / "program.sh").write_text(PROGRAM)
-    (directory / "staged").write_text("copied")
-    for path in (directory, directory / "state"):
-        path.chmod(0o777)
-    yield directory
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
+        subprocess.run(["mksquashfs", image, here / "image.sqsh", "-quiet", "-no-progress"], check=True)
+    (here / "program.sh").write_text(PROGRAM)
+    (here / "staged").write_text("copied")
+    return here
 
 
 def run(lab: Lab, here: Path, *arguments: str, command: Sequence[str] = ("sh", "program.sh"), more: str = "") -> RunDirectory:
@@ -91,23 +82,14 @@ def run(lab: Lab, here: Path, *arguments: str, command: Sequence[str] = ("sh", "
         "slurm": {"container": f"image.{image}", "container_runtime": RUNTIMES[image], "container_mounts": ["/usr:/usr:ro"]},
         "environment": {"health": False}}
     (here / "job.toml").write_text(tomli_w.dumps(tree))
-    words = [sys.executable, "-m", "hpc_mp", "launch", "job.toml", "--on", "slurm", "--wait", *more.split()]
-    done = lab.run(words, user="nobody", timeout=300, cwd=here, environ={"XDG_STATE_HOME": str(here / "state")})
-    found = list(here.glob("runs/*/0*"))
-    assert found, done.stdout + done.stderr
-    return RunDirectory(max(found))
-
-
-def cause_of(found: RunDirectory) -> Cause:
-    ended = verdict(found)
-    assert ended is not None and ended.cause is not None, found.srun_log.read_text()
-    return ended.cause
+    done = hpc_mp(lab, here, "launch", "job.toml", "--on", "slurm", "--wait", *more.split(), user="nobody")
+    assert list(here.glob("runs/*/0*")), done.stdout + done.stderr
+    return newest(here)
 
 
 def test_every_rank_gets_what_it_would_outside(lab: Lab, here: Path) -> None:
     found = run(lab, here, *HARD)
-    ended = verdict(found)
-    assert ended is not None and ended.state == "completed", found.srun_log.read_text()
+    assert ended(found).state == "completed", found.srun_log.read_text()
     for rank in range(4):
         assert (here / f"said-{rank}.1").read_bytes() == b"".join(word.encode() + b"\0" for word in HARD)
         assert (here / f"found-{rank}.1").read_text() == f"{rank} 4 {rank % 2} {rank // 2} n1 $own no copied\n"
@@ -117,32 +99,27 @@ def test_every_rank_gets_what_it_would_outside(lab: Lab, here: Path) -> None:
 @pytest.mark.parametrize(("how", "kind", "words"), [
     ("exit", "exit", "exit code 3"), ("segv", "crash", "SIGSEGV"), ("silent", "hang", "no rank has printed a line")])
 def test_the_rank_that_fails_is_named(lab: Lab, here: Path, how: str, kind: str, words: str) -> None:
-    cause = cause_of(run(lab, here, how, more="--set program.silent_limit=15 --set slurm.retries=0"))
-    assert (cause.kind, words in cause.message) == (kind, True), cause
+    cause = check_cause(run(lab, here, how, more="--set program.silent_limit=15 --set slurm.retries=0"), kind, words)
     assert how == "silent" or (cause.rank, cause.node) == (3, "n2"), "nobody can tell which of silent ranks is to blame"
 
 
 def test_a_killed_rank_is_queued_again(lab: Lab, here: Path) -> None:
     found = run(lab, here, "kill")
     assert [(end.kind, end.rank) for end in history(found)] == [("signal", 3), ("completed", None)], history(found)
-    ended = verdict(found)
-    assert ended is not None and (ended.state, ended.attempt) == ("completed", 2)
+    assert (ended(found).state, ended(found).attempt) == ("completed", 2)
     assert (here / "found-3.2").read_text() == "3 4 1 1 n1 $own 1 copied\n"
 
 
 def test_what_is_not_there(lab: Lab, here: Path) -> None:
     """A program that the image has not, and an image that is not there: the user's to mend, not queued again."""
-    cause = cause_of(run(lab, here, command=("nothing",)))
-    assert cause.kind == "user" and "program.command[0] = 'nothing': is not there in the container" in cause.message
+    check_cause(run(lab, here, command=("nothing",)), "user", "program.command[0] = 'nothing': does not exist in the container")
     other = "other.sqsh" if (here / "image.sqsh").exists() else "other.img"
-    cause = cause_of(run(lab, here, more=f"--set slurm.container={other}"))
-    assert other in cause.message and cause.kind == "user", cause
+    check_cause(run(lab, here, more=f"--set slurm.container={other}"), "user", other)
 
 
 def test_the_time_limit_is_told_to_each_rank(lab: Lab, here: Path) -> None:
     found = run(lab, here, "silent", more="--set job.time_limit=1 --set slurm.grace=15 --set program.resumes=true")
-    ended = verdict(found)
-    assert ended is not None and (ended.state, ended.attempt) == ("completed", 2), found.srun_log.read_text()
+    assert (ended(found).state, ended(found).attempt) == ("completed", 2), found.srun_log.read_text()
     first = found.path / "attempts" / "1" / "log"
     said = "".join(path.read_text() for path in sorted(first.glob("node-*.log")))
     counts = [said.count(f"{rank}: asked") for rank in range(4)]

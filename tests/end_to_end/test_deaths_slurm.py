@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,29 +14,28 @@ from pathlib import Path
 
 import psutil
 import pytest
-from slurm_jobs import TWO, close, command, emulated, logs, losses, steps, submit, until, write_job
+from lab_runs import completes, ended, first_end, job_ends, logs_of, program, submitted, until_ended, with_fault
+from slurm_jobs import TWO, command, steps, submit, until
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
-from test_program_slurm import here, program, submitted
-from test_program_slurm import logs as logs_of
-from test_slurm_training import history, state, with_fault
 
 from hpc_mp.rundir import RunDirectory, read_json
-
-__all__ = ["here"]
+from hpc_mp.rundir.history import history
 
 pytestmark = pytest.mark.timeout(900)
 
 PACED = (*TWO, "train.steps=40", "checkpoint.every=10")
-ENDS = ("COMPLETED", "FAILED", "CANCELLED")
 
 
-@pytest.fixture
-def job(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[Path]:
-    directory = lab.share / f"deaths {request.node.name.partition('[')[0]} {os.urandom(2).hex()}"
-    yield write_job(directory)
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
+def trains(lab: Cluster, job: Path, pause: float, least: int, *more: str) -> tuple[RunDirectory, str]:
+    """Submit a job whose steps take so many seconds more, and wait until it has done the least number of them."""
+    run, job_id = submit(lab, job, (*PACED, *with_fault(job, f"time.sleep({pause})"), *more))
+    until(lambda: steps(run) >= least, "training")
+    return run, job_id
+
+
+def left_out(run: RunDirectory, node: str) -> bool:
+    return node not in read_json(run.attempt_record)["hosts"]
 
 
 def running(lab: Cluster, run: RunDirectory, *words: str) -> list[psutil.Process]:
@@ -72,24 +70,21 @@ MOMENTS: dict[str, Callable[[Cluster, RunDirectory], object]] = {
     pytest.param(moment, marks=() if moment == "training" else pytest.mark.prove) for moment in MOMENTS])
 def test_a_supervisor_that_is_killed_loses_nothing(lab: Cluster, job: Path, moment: str) -> None:
     """The job was FAILED, without a cause and without a line of its history."""
-    slow = with_fault(job, "time.sleep(0.1)", node="n2", local=0, step="step")
-    run, job_id = submit(lab, job, (*PACED, *slow))
+    run, job_id = trains(lab, job, 0.1, 0)
     until(lambda: MOMENTS[moment](lab, run), moment)
     kill_supervisor(lab, run)
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED", logs(job)
-    assert read_json(run.outcome)["state"] == "completed"
-    assert close(losses(run.path), emulated(job, PACED))
+    completes(lab, job_id, run, job, PACED)
+    assert ended(run).state == "completed"
     *before, last = history(run)
-    assert (last["kind"], last["action"]) == ("completed", "done")
+    assert (last.kind, last.action) == ("completed", "done")
     if moment == "after the ranks":
         assert not before
         return
     [killed] = before
-    assert (killed["kind"], killed["action"], killed["node"]) == ("supervisor", "requeue", "n1"), killed
-    assert "supervisor on n1 was killed by SIGKILL" in killed["message"]
+    assert (killed.kind, killed.action, killed.node) == ("supervisor", "requeue", "n1"), killed
+    assert "supervisor on n1 was killed by SIGKILL" in killed.message
     if moment == "training":  # its ranks have saved
-        assert killed["step"] >= 13
+        assert killed.step >= 13
 
 
 # The errors of one node's write to the run's checkpoints, planted in the function that writes a shard.
@@ -102,29 +97,30 @@ saving.write_shard = refused
 """
 
 
+def refused(lab: Cluster, job: Path, error: str) -> tuple[RunDirectory, str]:
+    fault = f"exec({REFUSES.format(error=error)!r})"
+    return submit(lab, job, (*PACED, *with_fault(job, fault, step=15)))
+
+
 @pytest.mark.parametrize("error", ["EROFS", *(pytest.param(each, marks=pytest.mark.prove) for each in ("EACCES", "EIO"))])
 def test_a_run_that_cannot_save_on_one_node_goes_on_without_it(lab: Cluster, job: Path, error: str) -> None:
     """It trained to its end, and had its first checkpoint alone."""
-    fault = "exec(" + repr(REFUSES.format(error=error)) + ")"
-    run, job_id = submit(lab, job, (*PACED, *with_fault(job, fault, node="n2", local=0, step=15)))
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED", logs(job)
+    run, job_id = refused(lab, job, error)
+    completes(lab, job_id, run, job, PACED)
     first, last = history(run)
-    assert (first["kind"], first["nodes"], first["node"], first["step"]) == ("unwritable", ["n2"], "n2", 10), first
+    assert (first.kind, first.nodes, first.node, first.step) == ("unwritable", ("n2",), "n2", 10), first
     for words in ("2 checkpoints in a row could not be saved", os.strerror(getattr(errno, error))):
-        assert words in first["message"]
-    assert last["kind"] == "completed" and "n2" not in read_json(run.attempt_record)["hosts"]
-    assert close(losses(run.path), emulated(job, PACED))
+        assert words in first.message
+    assert last.kind == "completed" and left_out(run, "n2")
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT"])
 def test_a_full_disk_stops_the_run_and_blames_no_node(lab: Cluster, job: Path, error: str) -> None:
-    fault = "exec(" + repr(REFUSES.format(error=error)) + ")"
-    run, job_id = submit(lab, job, (*PACED, *with_fault(job, fault, node="n2", local=0, step=15)))
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+    run, job_id = refused(lab, job, error)
+    job_ends(lab, job_id, run, "FAILED")
     [end] = history(run)
-    assert state(lab, job_id) == "FAILED" and (end["kind"], end["nodes"], end["action"]) == ("space", [], "fail"), end
+    assert (end.kind, end.nodes, end.action) == ("space", (), "fail"), end
 
 
 @contextmanager
@@ -144,31 +140,27 @@ def read_only(lab: Cluster, nodes: Sequence[str], directory: Path) -> Iterator[N
 @pytest.mark.prove
 @pytest.mark.parametrize("directory", ["run", "checkpoints"])
 def test_a_file_system_that_one_node_has_read_only_is_left_with_the_node(lab: Cluster, job: Path, directory: str) -> None:
-    run, job_id = submit(lab, job, (*PACED, *with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")))
-    until(lambda: steps(run) >= 12, "training")
+    run, job_id = trains(lab, job, 0.2, 12)
     with read_only(lab, ["n2"], run.path if directory == "run" else run.checkpoints):
-        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED", logs(job)
+        job_ends(lab, job_id, run)
+    completes(lab, job_id, run, job, PACED)
     first, last = history(run)
-    assert (first["kind"], first["nodes"], first["rank"], first["step"]) == ("unwritable", ["n2"], 1, 10), first
-    assert os.strerror(errno.EROFS) in first["message"] and last["kind"] == "completed"
-    assert "n2" not in read_json(run.attempt_record)["hosts"] and close(losses(run.path), emulated(job, PACED))
+    assert (first.kind, first.nodes, first.rank, first.step) == ("unwritable", ("n2",), 1, 10), first
+    assert os.strerror(errno.EROFS) in first.message and last.kind == "completed" and left_out(run, "n2")
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("directory", ["run", "checkpoints"])
 def test_a_file_system_that_all_nodes_have_read_only_is_no_nodes_fault(lab: Cluster, job: Path, directory: str) -> None:
-    slow = with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")
-    run, job_id = submit(lab, job, (*PACED, *slow, "slurm.retries=0"))
-    until(lambda: steps(run) >= 12, "training")
+    run, job_id = trains(lab, job, 0.2, 12, "slurm.retries=0")
     with read_only(lab, lab.nodes, run.path if directory == "run" else run.checkpoints):
-        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "FAILED" and os.strerror(errno.EROFS) in logs(job)
+        job_ends(lab, job_id, run, "FAILED")
+    assert os.strerror(errno.EROFS) in logs_of(run)
     if directory == "run":  # not a word of the attempt could be written down, not even its steps: Slurm alone tells of its end
         assert not run.outcome.exists() and not run.history.exists()
     else:
         [end] = history(run)
-        assert (end["kind"], end["nodes"], end["action"], end["step"]) == ("storage", [], "fail", 10), end
+        assert (end.kind, end.nodes, end.action, end.step) == ("storage", (), "fail", 10), end
     told = json.loads(command(lab, "status", run.path, "--json").stdout)
     assert told["state"] == "failed" and os.strerror(errno.EROFS) in told["cause"], told
 
@@ -206,12 +198,10 @@ def freeze(lab: Cluster, node: str) -> None:
 def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, rank: int) -> None:
     """Ten minutes, without a key."""
     run, job_id = submit(lab, job, (*PACED, absent(job, deed, rank, "train"), "job.meet_timeout=15"))
-    until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 100)
-    [first] = history(run)[:1]
+    first = first_end(run, 100)
     node = (job.parent / "once").read_text()
-    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", rank, node, "requeue"), first
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+    assert (first.kind, first.rank, first.node, first.action) == ("silent", rank, node, "requeue"), first
+    completes(lab, job_id, run, job, PACED)
 
 
 @pytest.mark.prove
@@ -221,29 +211,25 @@ def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job
     node = (job.parent / "once").read_text()
     freeze(lab, node)
     try:
-        until(lambda: history(run) if (run.path / "history.jsonl").exists() else [], "the end of the first start", 200)
-        [first] = history(run)[:1]
-        assert (first["node"], first["action"]) == (node, "requeue") and first["kind"] in ("silent", "lost", "node"), first
-        until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
+        first = first_end(run, 200)
+        assert (first.node, first.action) == (node, "requeue") and first.kind in ("silent", "lost", "node"), first
+        job_ends(lab, job_id, run)
     finally:
         lab.kill(node)
-    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+    completes(lab, job_id, run, job, PACED)
 
 
 @pytest.mark.prove
 def test_a_suspended_run_has_not_lost_its_nodes(lab: Cluster, job: Path) -> None:
     """Slurm stops ranks, watches and supervisor for longer than any of them waits for another."""
-    slow = with_fault(job, "time.sleep(0.2)", node="n2", local=0, step="step")
-    run, job_id = submit(lab, job, (*PACED, *slow, "job.heartbeat_timeout=6", "job.step_timeout=12"))
-    until(lambda: steps(run) >= 8, "training")
+    run, job_id = trains(lab, job, 0.2, 8, "job.heartbeat_timeout=6", "job.step_timeout=12")
     lab.run(["scontrol", "suspend", job_id], check=True)
     before = steps(run)
     time.sleep(25)
     assert steps(run) <= before + 1, "it was not suspended"
     lab.run(["scontrol", "resume", job_id], check=True)
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED" and [end["kind"] for end in history(run)] == ["completed"], logs(job)
-    assert close(losses(run.path), emulated(job, PACED))
+    completes(lab, job_id, run, job, PACED)
+    assert [end.kind for end in history(run)] == ["completed"]
 
 
 def kill_stepd(lab: Cluster, node: str, step: str = "[1-9]") -> None:
@@ -260,34 +246,29 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def check_orphaned(run: RunDirectory, node: str, timeout: float) -> None:
+    first = first_end(run, timeout)
+    assert (first.kind, first.nodes, first.node, first.action) == ("orphaned", (node,), node, "requeue"), first
+
+
 @pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
 def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Cluster, job: Path, node: str) -> None:
     """They lived on, and the run ended a minute later, on the first node without blame."""
-    slow = with_fault(job, "time.sleep(0.1)", node="n2", local=0, step="step")
-    run, job_id = submit(lab, job, (*PACED, *slow))
-    until(lambda: steps(run) >= 13, "training")
+    run, job_id = trains(lab, job, 0.1, 13)
     kill_stepd(lab, node)
-    until(lambda: (run.path / "history.jsonl").exists(), "the end of the attempt", 60)
-    [first] = history(run)
-    assert (first["kind"], first["nodes"], first["node"], first["action"]) == ("orphaned", [node], node, "requeue"), first
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
-    assert node not in read_json(run.attempt_record)["hosts"]
+    check_orphaned(run, node, 60)
+    completes(lab, job_id, run, job, PACED)
+    assert left_out(run, node)
 
 
 @pytest.mark.prove
 def test_the_script_that_loses_its_slurmstepd_is_a_fault_of_its_node(lab: Cluster, job: Path) -> None:
     """Slurm queues the job again and gives no reason: somebody had asked for that, it was said, and no host was named."""
-    slow = with_fault(job, "time.sleep(1)", node="n2", local=0, step="step")
-    run, job_id = submit(lab, job, (*PACED, *slow))
-    until(lambda: steps(run) >= 3, "training")
+    run, job_id = trains(lab, job, 1, 3)
     kill_stepd(lab, "n1", "batch")
     lab.run(["scontrol", "requeue", job_id])  # Slurm does so once the node registers
-    until(lambda: (run.path / "history.jsonl").exists(), "the end of the attempt", 100)
-    [first] = history(run)
-    assert (first["kind"], first["nodes"], first["node"], first["action"]) == ("orphaned", ["n1"], "n1", "requeue"), first
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED" and close(losses(run.path), emulated(job, PACED)), logs(job)
+    check_orphaned(run, "n1", 100)
+    completes(lab, job_id, run, job, PACED)
 
 
 # A program that goes on from its last step, of one rank per task or with two processes below the one task of a node.
@@ -335,13 +316,10 @@ def test_a_program_that_loses_its_slurmstepd_is_started_again_without_the_node(
     run = submitted(lab, here, command, *options)
     until(lambda: stepped(here, 5), "its steps")
     kill_stepd(lab, node)
-    until(lambda: (run.path / "history.jsonl").exists(), "the end of the attempt", 60)
-    [first] = history(run)
-    assert (first["kind"], first["nodes"], first["node"], first["action"]) == ("orphaned", [node], node, "requeue"), first
+    check_orphaned(run, node, 60)
     assert not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
-    until(run.outcome.exists, "the end", 120)
-    assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
-    assert node not in read_json(run.attempt_record)["hosts"]
+    assert until_ended(run, 120).state == "completed" and stepped(here, 30), logs_of(run)
+    assert left_out(run, node)
 
 
 # A program whose ranks wait for each other.
@@ -358,12 +336,10 @@ def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: 
     """It was silent for an hour, with all others."""
     fault = absent(here / "job.toml", deed, place, "hpc_mp.program")
     run = submitted(lab, here, program(here, WAITS), "--set", fault, "--set", "job.meet_timeout=5")
-    until(lambda: (run.path / "history.jsonl").exists(), "the end of the first start", 150)
-    [first] = history(run)[:1]
+    first = first_end(run, 150)
     node = (here / "once").read_text()
-    assert (first["kind"], first["rank"], first["node"], first["action"]) == ("silent", 2 * place, node, "requeue"), first
-    until(run.outcome.exists, "the end", 120)
-    assert read_json(run.outcome)["state"] == "completed", logs_of(run)
+    assert (first.kind, first.rank, first.node, first.action) == ("silent", 2 * place, node, "requeue"), first
+    assert until_ended(run, 120).state == "completed", logs_of(run)
 
 
 @pytest.mark.parametrize(("kind", "resumes"), [
@@ -375,11 +351,10 @@ def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path
     run = submitted(lab, here, command, *options, "--set", f"program.resumes={resumes}")
     until(lambda: stepped(here, 5), "its steps")
     kill_supervisor(lab, run)
-    until(run.outcome.exists, "the end", 120)
-    assert read_json(run.outcome)["state"] == "completed" and stepped(here, 30), logs_of(run)
+    assert until_ended(run, 120).state == "completed" and stepped(here, 30), logs_of(run)
     *before, last = history(run)
-    assert (last["kind"], last["action"]) == ("completed", "done")
-    ends = [(end["kind"], end["node"], end["action"]) for end in before]
+    assert (last.kind, last.action) == ("completed", "done")
+    ends = [(end.kind, end.node, end.action) for end in before]
     assert ends == ([("supervisor", "n1", "requeue")] if resumes == "true" else [])
 
 
@@ -387,14 +362,11 @@ def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path
 @pytest.mark.parametrize("kind", ["engine", "program"])
 def test_a_stop_asked_for_just_before_the_supervisors_death_is_a_stop(lab: Lab, job: Path, here: Path, kind: str) -> None:
     if kind == "engine":
-        slow = with_fault(job, "time.sleep(0.3)", node="n2", local=0, step="step")
-        run, _ = submit(lab, job, (*PACED, *slow))
-        until(lambda: steps(run) >= 3, "training")
+        run, _ = trains(lab, job, 0.3, 3)
     else:
         command, options = program_of(here, "per rank")
         run = submitted(lab, here, command, *options, "--set", "program.resumes=true")
         until(lambda: stepped(here, 5), "its steps")
     run.stop.touch()
     kill_supervisor(lab, run)
-    until(run.outcome.exists, "the end", 120)
-    assert read_json(run.outcome)["state"] == "stopped" and [end["action"] for end in history(run)] == ["done"], history(run)
+    assert until_ended(run, 120).state == "stopped" and [end.action for end in history(run)] == ["done"], history(run)

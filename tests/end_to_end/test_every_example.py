@@ -1,4 +1,4 @@
-"""Every example but torch-ddp, which has tests of its own, on emulated nodes: as it is, and killed and gone on with."""
+"""Every example on emulated nodes: as it is, and killed and gone on with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from example_programs import EXAMPLES, LAUNCH, PATH, RANK_1, ROOT, assert_same, copy, installed, local, newest, replace, steps
 from slurm_jobs import until
 
-LONG = ("hf-trainer",)  # to start takes it long
+LONG = ("hf-trainer", "torch-ddp")  # to start takes the first long; the second is run as it is by the test on Slurm, too
+
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.prove] * (name in LONG)) for name in EXAMPLES])
 def test_it_runs_as_it_is(tmp_path: Path, name: str) -> None:
@@ -51,7 +52,7 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str,
     assert done.returncode == 0 and " steps" not in done.stdout, done.stdout + done.stderr
     assert steps(newest(whole)) == list(example.steps)
 
-    disturbed = copy(name, tmp_path, slow=True)
+    disturbed = copy(name, tmp_path, example.seconds)
     if forgets:
         replace(disturbed / example.program, *example.forget)
     launched = subprocess.Popen([*LAUNCH, "--on", "local"], cwd=disturbed, text=True, stderr=subprocess.PIPE,

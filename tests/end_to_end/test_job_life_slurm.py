@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rendering import executable
-from slurm_jobs import command, light, submit, write_job
+from slurm_jobs import command, light, submit
 from slurm_lab.cluster import Cluster, wait_until
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
@@ -17,6 +15,7 @@ from slurm_lab.why_not import why_not
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import verdict
 
+pytestmark = pytest.mark.timeout(600)
 ONE = ("job.nodes=1", "job.ranks_per_node=1", "parallel.zero=0")
 SWEEP = ("sweep.grid.train.seed=[1, 2, 3, 4]", "sweep.simultaneous=2")
 
@@ -34,12 +33,9 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, Pat
         yield running, folder / "mails"
 
 
-@pytest.fixture
-def job(mailing: tuple[Lab, Path]) -> Iterator[Path]:
-    directory = mailing[0].share / f"life {os.urandom(2).hex()}"
-    yield write_job(directory)
-    mailing[0].mend()
-    shutil.rmtree(directory, ignore_errors=True)
+@pytest.fixture(scope="module")
+def lab(mailing: tuple[Lab, Path]) -> Lab:
+    return mailing[0]
 
 
 def runs(job: Path) -> list[RunDirectory]:
@@ -51,10 +47,8 @@ def said(lab: Cluster, *words: str | Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.timeout(600)
-def test_never_more_runs_at_once_than_the_sweep_allows(mailing: tuple[Lab, Path], job: Path) -> None:
+def test_never_more_runs_at_once_than_the_sweep_allows(lab: Lab, job: Path) -> None:
     """On four idle nodes; then one run of another sweep is cancelled, and the whole of it."""
-    lab, _ = mailing
     times = job.parent / "times"
     two = f"until [ $(grep -c +1 '{times}') -ge 2 ]; do sleep 0.1; done"  # the first waits for the second, however late it starts
     submit(lab, job, (*ONE, *SWEEP, light(job, f"echo +1 >> '{times}'; {two}; sleep 3; echo -1 >> '{times}'")))
@@ -66,15 +60,13 @@ def test_never_more_runs_at_once_than_the_sweep_allows(mailing: tuple[Lab, Path]
     array, second = job_id.partition("_")[0], runs(job)[4:]
     wait_until(lambda: said(lab, "status", array).count("running") == 2, "two run", 120)
     words = said(lab, "cancel", f"{array}_3")
-    assert "stopped" in words and "the other runs of the sweep go on" in words
+    assert "stopped" in words and "the other runs of the sweep continue" in words
     said(lab, "cancel", second[0].path, "--all", "--now")
     wait_until(lambda: lab.run(["squeue", "--noheader"]).stdout.strip() == "", "the queue is empty", 60)
     assert "running" not in said(lab, "status", second[0].path.parent)
 
 
-@pytest.mark.timeout(600)
-def test_a_job_starts_when_the_run_that_it_depends_on_has_completed(mailing: tuple[Lab, Path], job: Path) -> None:
-    lab, _ = mailing
+def test_a_job_starts_when_the_run_that_it_depends_on_has_completed(lab: Lab, job: Path) -> None:
     order, go = job.parent / "order", job.parent / "go"
     waits = f"until [ -e '{go}' ]; do sleep 0.1; done; echo first >> '{order}'"
     first, first_id = submit(lab, job, (*ONE, "job.name=first", light(job, waits)))
@@ -87,10 +79,8 @@ def test_a_job_starts_when_the_run_that_it_depends_on_has_completed(mailing: tup
     assert order.read_text() == "first\nsecond\n" and verdict(first) is not None
 
 
-@pytest.mark.timeout(600)
-def test_a_dependency_that_can_never_be_satisfied_is_explained(mailing: tuple[Lab, Path], job: Path) -> None:
+def test_a_dependency_that_can_never_be_satisfied_is_explained(lab: Lab, job: Path) -> None:
     """The run before it is stopped by its user: it has not completed."""
-    lab, _ = mailing
     first, _ = submit(lab, job, (*ONE, "job.name=first", light(job, "sleep 600")))
     second, second_id = submit(lab, job, (*ONE, "job.name=second", 'slurm.depends=["runs/first"]'))
     wait_until(lambda: "running" in said(lab, "status", first.path), "it runs", 120)
@@ -103,11 +93,10 @@ def test_a_dependency_that_can_never_be_satisfied_is_explained(mailing: tuple[La
         lab, "launch", job, "--on", "slurm", "--set", 'slurm.depends=["runs/first"]')
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("ends", "words"), [("exit 0", "Ended"), ("exit 3", "Failed")])
-def test_one_mail_at_the_end_of_a_run(mailing: tuple[Lab, Path], job: Path, ends: str, words: str) -> None:
+def test_one_mail_at_the_end_of_a_run(lab: Lab, mailing: tuple[Lab, Path], job: Path, ends: str, words: str) -> None:
     """Of a run that is queued again once: none at that, and one that says how it ended."""
-    lab, mails = mailing
+    _, mails = mailing
     mails.write_text("")
     mails.chmod(0o666)
     once = f"'{job.parent}/once'"

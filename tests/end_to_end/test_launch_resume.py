@@ -22,7 +22,7 @@ from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
 
 EXACT = 1e-12
-PACED = Path(__file__).with_name("paced.py")
+FAULTY = Path(__file__).with_name("faults.py")
 TP2PP2 = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
 DP4 = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=1", "parallel.pipeline=1", "parallel.zero=1"]
 
@@ -89,8 +89,8 @@ def test_a_run_whose_directory_is_removed_has_failed(job: Path, mark: str) -> No
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
     assert (document["state"], document["checkpoint"]) == ("failed", None)
-    assert f"the run directory {run.path} was removed while the run went on" in document["cause"]["message"]
-    assert document["cause"]["message"] in done.stderr and "go on with" not in done.stderr
+    assert f"the run directory {run.path} was removed during the run" in document["cause"]["message"]
+    assert document["cause"]["message"] in done.stderr and "continue with" not in done.stderr
 
 
 def isolated(script: str) -> list[str]:
@@ -134,11 +134,12 @@ def test_a_full_checkpoint_directory_fails_saves_but_not_training(
     shutil.copytree(run.checkpoints, saved)
     size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
     # Ranks that take a few milliseconds for a step wait until there is space again, where there will be.
-    waits = {"WAIT_STEP": "20", "WAIT_FILE": str(run.checkpoints / "ballast") if freed else ""}
+    waits = {"FAULT": "held", "FAULT_RANK": "0,1", "FAULT_STEP": "20",
+             "FAULT_FILE": str(run.checkpoints / "ballast") if freed else ""}
     done = subprocess.run(
         [*isolated(FILL), str(run.checkpoints), str(size * 5), str(saved), "FAILED" if freed else "never said", str(run.main_log),
-         sys.executable, str(PACED), *command(job, ["job.ranks_per_node=2", "train.steps=32"], "--resume")[3:]],
-        env=environment(mark, PACED.parent, MOUNTED=str(run.checkpoints), **waits), capture_output=True, text=True, timeout=280)
+         sys.executable, str(FAULTY), *command(job, ["job.ranks_per_node=2", "train.steps=32"], "--resume")[3:]],
+        env=environment(mark, FAULTY.parent, MOUNTED=str(run.checkpoints), **waits), capture_output=True, text=True, timeout=280)
     log = run.main_log.read_text()
     assert "checkpoint of step 8 FAILED" in log and "No space left on device" in log
     # Every fourth step is saved: training goes on after one failed save, and ends with the second in a row (checkpoint.failures).

@@ -6,7 +6,6 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import slurm_jobs
 import warm
 from click.testing import CliRunner
-from faults import FAULTS
+from lab_runs import before_steps
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 
@@ -59,7 +58,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "user": ("user", "data.files = x: is empty"),
     "memory": ("memory", "ran out of memory: MemoryError"),
     "error": ("error", "failed: ValueError: boom in two lines"),
-    "space": ("space", "found no space: OSError: [Errno 28]"),
+    "space": ("space", "ran out of disk space: OSError: [Errno 28]"),
     "exit": ("exit", "ended with exit code 3"),
     "killed": ("signal", "was killed by SIGKILL"),
     "crashed": ("signal", "was killed by SIGSEGV"),
@@ -74,7 +73,7 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 # Each way in which a rank can end or stand, and each rank; `make prove` takes the product.
 COVER = [("stopped", 1), ("killed", 3), ("crashed", 0), ("loader", 2), ("forward", 2), ("native", 0), ("error", 2), ("user", 1)]
-PRODUCT = [(fault, rank) for fault in FAULTS for rank in range(4) if (fault, rank) not in COVER]
+PRODUCT = [(fault, rank) for fault in KINDS for rank in range(4)]
 
 
 @dataclass(frozen=True)
@@ -144,14 +143,9 @@ def check(told: Told, fault: str, rank: int) -> None:
     assert set(doors(told.run).values()) == {cause["message"]}, "without a verdict"
 
 
-@pytest.mark.parametrize(("fault", "rank"), COVER)
+@pytest.mark.parametrize(("fault", "rank"), [
+    *COVER, *(pytest.param(*case, marks=pytest.mark.prove) for case in PRODUCT if case not in COVER)])
 def test_all_doors_name_the_same_rank_and_cause(tmp_path: Path, fault: str, rank: int) -> None:
-    check(launched(write_job(tmp_path), fault, rank), fault, rank)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(("fault", "rank"), PRODUCT)
-def test_every_fault_of_every_rank(tmp_path: Path, fault: str, rank: int) -> None:
     check(launched(write_job(tmp_path), fault, rank), fault, rank)
 
 
@@ -231,35 +225,23 @@ def test_a_verdict_goes_before_all_records(tmp_path: Path) -> None:
 # --- the same on Slurm ------------------------------------------------------------------------------------------------
 
 PLANTED = f"""
-import os, sys, threading, time
-def wait():
-    while "hpc_mp.train.rank.trainer" not in sys.modules or not hasattr(sys.modules["hpc_mp.train.rank.trainer"], "Trainer"):
-        time.sleep(0.01)
+def before(self, step):
     sys.path.append({str(FAULTY.parent)!r})
     import faults
-    faults.plant()
-if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read():
-    threading.Thread(target=wait, daemon=True).start()
+    faults.strike(self, step)
 """
 
 
 @pytest.fixture
-def shared(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Path]:
+def shared(here: Path) -> Path:
     """A job file on the file system that all nodes share."""
-    directory = lab.share / f"cause {os.urandom(3).hex()}"
-    directory.mkdir()
-    yield write_job(directory)
-    lab.mend()
+    return write_job(here)
 
 
 def on_slurm(lab: Cluster, job: Path, fault: str, rank: int, *more: str) -> Told:
-    place = job.parent / "fault"
-    place.mkdir()
-    (place / "sitecustomize.py").write_text(PLANTED)
-    planted = {"PYTHONPATH": str(place), **environment(fault, rank)}
-    overrides = [f"environment.set.{name}={value!r}".replace("'", '"') for name, value in planted.items()]
-    words = slurm_jobs.launch_command(job, [*overrides, *limits(fault), *more], "--wait")[3:]
-    done = slurm_jobs.command(lab, *words, environ=slurm_jobs.own_ledger(job))
+    planted = [f"environment.set.{name}={value!r}".replace("'", '"') for name, value in environment(fault, rank).items()]
+    overrides = [before_steps(job.parent / "fault", PLANTED), *planted, *limits(fault), *more]
+    done = slurm_jobs.command(lab, *slurm_jobs.launch_command(job, overrides, "--wait")[3:], environ=slurm_jobs.own_ledger(job))
     assert done.returncode in (1, 2), f"{done.stdout}\n{done.stderr}\n{slurm_jobs.logs(job)}"
     return Told(find_run(job.parent / "runs" / "t"), json.loads(done.stdout), done.stderr)
 
@@ -276,6 +258,6 @@ def test_all_doors_agree_on_slurm(lab: Lab, shared: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("fault", "rank"), [(fault, rank) for fault in FAULTS for rank in range(4)])
+@pytest.mark.parametrize(("fault", "rank"), PRODUCT)
 def test_every_fault_on_slurm(lab: Lab, shared: Path, fault: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check_on_slurm(lab, on_slurm(lab, shared, fault, rank), fault, rank, monkeypatch)

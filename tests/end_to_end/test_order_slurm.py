@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from slurm_jobs import close, emulated, launch, light, losses, own_ledger, write_job
+from slurm_jobs import close, emulated, launch, light, losses, own_ledger
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import USER
 
@@ -20,15 +17,6 @@ from hpc_mp.rundir import RunDirectory, read_attempt, read_lines
 NODES = ("n1", "n2", "n3", "n4")
 DPT = ("job.nodes=4", "job.ranks_per_node=1", "parallel.pipeline=2", "parallel.microbatches=3", 'parallel.order="DPT"',
        "train.steps=2")  # nodes are (replica, stage): pp 1–2 3–4, dp 1–3 2–4
-
-
-@pytest.fixture
-def job(lab: Cluster) -> Iterator[Path]:
-    """A job file on the file system that all nodes share."""
-    directory = lab.share / f"rates {os.urandom(2).hex()}"
-    yield write_job(directory)
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def plant(lab: Cluster, job: Path, *slow: str) -> None:

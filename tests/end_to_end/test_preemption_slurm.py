@@ -170,7 +170,7 @@ def check_stop(lab: Lab, cell: Cell) -> None:
     said = lab.run([sys.executable, "-m", "hpc_mp", "status", str(cell.run.path)]).stdout
     assert "Slurm preempted the job" in said and "--resume" in said, said
     log = "".join(path.read_text() for path in cell.run.path.glob("slurm-*.log"))
-    assert "stopped: Slurm preempted the job; it goes on from what it has saved; not queued again" in log, log
+    assert "stopped: Slurm preempted the job; it continues from its saved state; not requeued" in log, log
     done = lab.run([sys.executable, "-m", "hpc_mp", "launch", str(cell.run.job), "--resume"], timeout=200, cwd=cell.here)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -242,6 +242,6 @@ def check_stop_of_engine(lab: Lab, kind: str, run: RunDirectory) -> None:
     ended = verdict(run)
     assert kind.startswith("c") and ended is not None and ended.state == "stopped", ended
     log = "".join(path.read_text() for path in run.path.glob("slurm-*.log"))
-    assert "stopped: Slurm preempted the job; step " in log and "is saved; not queued again" in log, log
+    assert "stopped: Slurm preempted the job; step " in log and "is saved; not requeued" in log, log
     done = lab.run([sys.executable, "-m", "hpc_mp", "launch", str(run.job), "--resume"], timeout=200, cwd=run.path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +17,10 @@ NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 @pytest.fixture
-def job(lab: Cluster) -> Iterator[Path]:
-    """A job file on the file system that all nodes share; it asks for the profile whose values are found on the node."""
-    directory = lab.share / f"profile {os.urandom(2).hex()}"
-    directory.mkdir()
-    rank = executable(directory / "rank", RANK)
-    yield write_job(directory, f'profile = "ethernet"\nhealth = false\n[slurm]\npython = "{rank}"\n')
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
+def job(here: Path) -> Path:
+    """Return a job file that asks for the profile whose values are found on the node."""
+    rank = executable(here / "rank", RANK)
+    return write_job(here, f'profile = "ethernet"\nhealth = false\n[slurm]\npython = "{rank}"\n')
 
 
 def ran(lab: Cluster, job: Path, *overrides: str) -> tuple[set[str], list[str], str]:
@@ -49,7 +42,7 @@ def routed(lab: Cluster, verb: str) -> None:
 def test_a_condition_that_holds_on_the_node_reaches_the_ranks_and_one_that_does_not_is_said(lab: Cluster, job: Path) -> None:
     told, log, _ = ran(lab, job)
     assert not [word for word in told if word.startswith(NAMES)], "n1 has no default route: nothing to set"
-    assert [line for line in log if line.startswith("left out  NCCL_SOCKET_IFNAME") and "there is none here" in line]
+    assert [line for line in log if line.startswith("left out  NCCL_SOCKET_IFNAME") and "has no default route" in line]
     routed(lab, "add")
     try:
         told, log, main = ran(lab, job)
@@ -57,7 +50,7 @@ def test_a_condition_that_holds_on_the_node_reaches_the_ranks_and_one_that_does_
         assert value.startswith("=") and f"GLOO_SOCKET_IFNAME={value[1:]}" in told
         assert [line for line in log if line.startswith(f"set       NCCL_SOCKET_IFNAME={value}  # ")]
         assert "applied on n1" in log[0]
-        assert "profile ethernet: variables 2 set, as n1 shows itself; log/profile.log says why" in main
+        assert "profile ethernet: variables 2 set, by the facts of n1; reasons: log/profile.log" in main
         told, log, _ = ran(lab, job, 'environment.set.NCCL_SOCKET_IFNAME="mine"')
         assert "NCCL_SOCKET_IFNAME=mine" in told and f"GLOO_SOCKET_IFNAME={value[1:]}" in told
         assert [line for line in log if line.startswith("kept      NCCL_SOCKET_IFNAME=mine  # environment.set")]

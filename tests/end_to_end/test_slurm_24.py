@@ -16,9 +16,8 @@ from slurm_lab.chroot import built, clients, why_not_built
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
-from test_slurm_training import (
+from test_slurm_training import (  # noqa: F401 (pytest finds the tests and fixtures of other files here)
     LONG,
-    job,
     stop_and_compare,
     test_a_lost_node_is_replaced_by_the_spare,
     test_a_rank_that_raises_ends_the_job_soon_and_says_so_last,
@@ -28,7 +27,7 @@ from test_slurm_training import (
     test_the_environment_of_the_job_is_what_the_script_says,
     test_twenty_requeues_with_exclusion_hold_no_job,
 )
-from test_verbs_slurm import (
+from test_verbs_slurm import (  # noqa: F401
     run,
     test_a_failed_job_ends_its_logs_with_the_cause,
     test_a_job_from_its_queue_to_its_end,
@@ -47,18 +46,6 @@ from test_verbs_slurm import (
 )
 
 from hpc_mp.cluster.slurm.job import parse_json, parse_lines
-
-__all__ = [  # the fixtures and tests of other files that pytest finds here
-    "job", "run",
-    "test_a_failed_job_ends_its_logs_with_the_cause", "test_a_job_from_its_queue_to_its_end", "test_a_job_that_says_nothing",
-    "test_a_lost_node_is_replaced_by_the_spare", "test_a_rank_that_raises_ends_the_job_soon_and_says_so_last",
-    "test_a_sweep_is_three_jobs", "test_an_ordinary_user_gets_the_same_numbers", "test_arrays_and_heterogeneous_jobs",
-    "test_cancel_a_job_that_waits", "test_cancel_ends_a_job_that_does_not_stop", "test_cancel_lets_a_running_job_save",
-    "test_each_program_says_the_same", "test_every_form_of_start_gives_the_same_numbers", "test_following_from_the_queue",
-    "test_init_finds_account_qos_and_limits", "test_slurm_has_forgotten_the_job",
-    "test_the_environment_of_the_job_is_what_the_script_says", "test_the_words_of_a_submit_plugin",
-    "test_twenty_requeues_with_exclusion_hold_no_job", "test_waiting_for_several_jobs", "test_why_it_waits",
-]
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
 
@@ -145,7 +132,7 @@ def test_eight_ranks_on_four_hosts_are_the_emulator(lab: Cluster, job: Path) -> 
 
 
 def test_usr2_saves_requeues_once_and_changes_no_number(lab: Cluster, job: Path) -> None:
-    assert stop_and_compare(lab, job, LONG, emulated(job, LONG), lambda run: steps(run) >= 10) == 2
+    assert stop_and_compare(lab, job, LONG, emulated(job, LONG), lambda found: steps(found) >= 10) == 2
 
 
 # --- the queue --------------------------------------------------------------------------------------------------------

@@ -3,74 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import run_plain
+from lab_runs import ENDS, job_ends, state, with_fault
+from plain import run_plain
 from slurm_jobs import EIGHT, TWO, close, command, emulated, hpc_mp, launch, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
-from slurm_lab.lab import Lab
+from slurm_lab.lab import USER, Lab
 
 from hpc_mp.job import load_job
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir.history import history
 
 pytestmark = pytest.mark.timeout(900)
-
-ORDINARY = "nobody"
-# A module that Python imports by itself: it lets one rank fail in a step of its choice, without a hook in the product.
-FAULT = '''
-import os, sys, threading, time
-def fault(self, step):
-    {fault}
-def wait():
-    while "hpc_mp.train.rank.trainer" not in sys.modules or not hasattr(sys.modules["hpc_mp.train.rank.trainer"], "Trainer"):
-        time.sleep(0.01)
-    trainer = sys.modules["hpc_mp.train.rank.trainer"].Trainer
-    original = trainer._step
-    def step(self, step, *rest):
-        if (os.environ["SLURMD_NODENAME"], os.environ["SLURM_LOCALID"], step) == ("{node}", "{local}", {step}):
-            fault(self, step)
-        return original(self, step, *rest)
-    trainer._step = step
-if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read():
-    threading.Thread(target=wait, daemon=True).start()
-'''
-
-
-@pytest.fixture
-def job(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A job file on the file system that all nodes share."""
-    directory = lab.share / f"with a space {request.node.name.partition('[')[0]} {os.urandom(2).hex()}"
-    yield write_job(directory)
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def with_fault(job: Path, fault: str, node: str, local: int, step: int | str) -> tuple[str, ...]:
-    """Overrides that plant a fault in the rank on ``node`` with that local rank; ``step="step"``: in every step."""
-    place = job.parent / "fault"
-    place.mkdir()
-    (place / "sitecustomize.py").write_text(FAULT.format(fault=fault, node=node, local=local, step=step))
-    return (f"environment.set.PYTHONPATH={place}",)
-
-
-def plain(job: Path, overrides: tuple[str, ...]) -> list[float]:
-    return list(run_plain(load_job(job, overrides)).losses)
-
-
-def history(run: RunDirectory) -> list[dict[str, Any]]:
-    return read_lines(run.path / "history.jsonl")
-
-
-def state(lab: Cluster, job_id: str) -> str:
-    return lab.run(["squeue", "--noheader", "--states=all", "--format=%T", "--jobs", job_id]).stdout.strip()
 
 
 # --- the same numbers ------------------------------------------------------------------------------------------------
@@ -81,7 +32,7 @@ def test_ranks_on_four_hosts_are_one_process(lab: Cluster, job: Path, per_node: 
     layout = (*EIGHT, f"job.ranks_per_node={per_node}")
     ended = launch(lab, job, layout)
     assert ended["state"] == "completed"
-    assert close(losses(ended["run"]), plain(job, layout))
+    assert close(losses(ended["run"]), run_plain(load_job(job, layout)).losses)
     ranks = read_lines(Path(ended["run"]) / "ranks.jsonl")
     found = {(line["rank"], line["node"]) for line in ranks}
     assert found == {(rank, f"n{1 + rank // per_node}") for rank in range(4 * per_node)}
@@ -107,8 +58,8 @@ def test_every_form_of_start_gives_the_same_numbers(lab: Cluster, job: Path, for
 
 @pytest.mark.prove
 def test_an_ordinary_user_gets_the_same_numbers(lab: Cluster, job: Path) -> None:
-    ended = launch(lab, job, EIGHT, user=ORDINARY)
-    assert Path(ended["run"]).owner() == ORDINARY
+    ended = launch(lab, job, EIGHT, user=USER)
+    assert Path(ended["run"]).owner() == USER
     shutil.rmtree(job.parent / "runs")
     assert close(losses(launch(lab, job, EIGHT)["run"]), emulated(job, EIGHT))
 
@@ -159,13 +110,12 @@ def stop_and_compare(lab: Cluster, job: Path, overrides: tuple[str, ...], expect
     run, job_id = submit(lab, job, overrides)
     until(lambda: ready(run), "ready for the signal")
     lab.run(["scancel", "--signal=USR2", job_id])
-    until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED", "CANCELLED"), "the job's end", 240)
-    assert state(lab, job_id) == "COMPLETED", logs(job)
+    job_ends(lab, job_id, run)
     assert losses(run.path) == expected
-    stopped = [end for end in history(run) if end["kind"] == "stopped"]
+    stopped = [end for end in history(run) if end.kind == "stopped"]
     for end, following in zip(stopped, history(run)[1:], strict=False):
-        first = next((line["step"] for line in read_lines(run.metrics) if line["attempt"] == following["attempt"]), None)
-        assert first in (None, end["step"] + 1), "a step was lost or done twice"
+        first = next((line["step"] for line in read_lines(run.metrics) if line["attempt"] == following.attempt), None)
+        assert first in (None, end.step + 1), "a step was lost or done twice"
     assert not list(run.checkpoints.glob(".step*"))
     return len(history(run))
 
@@ -202,24 +152,24 @@ def test_usr2_at_twenty_random_moments(lab: Cluster, job: Path, capsys: pytest.C
 
 def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cluster, job: Path) -> None:
     longer = (*TWO, "train.steps=80", "train.global_batch=8", "checkpoint.every=20")
-    slow = with_fault(job, "time.sleep(0.3)", node="n2", local=0, step="step")
+    slow = with_fault(job, "time.sleep(0.3)")
     run, job_id = submit(lab, job, (*longer, *slow))
     until(lambda: steps(run) >= 3, "some steps")
     lab.run(["scancel", "--signal=USR2", job_id])
-    until(lambda: len(history(run)) == 1 and steps(run) >= history(run)[0]["step"] + 3, "some steps of the second start")
+    until(lambda: len(history(run)) == 1 and steps(run) >= history(run)[0].step + 3, "some steps of the second start")
     assert status(lab, run)["state"] == "running"
     command(lab, "cancel", run.path)
     done = steps(run)
     until(lambda: state(lab, job_id) == "FAILED", "the job's end")  # with 75: a job that depends on this one must not start
     first, second = history(run)
-    assert (first["kind"], first["action"]) == ("stopped", "requeue")
-    assert (second["kind"], second["action"], second["step"]) == ("stopped", "done", done)
+    assert (first.kind, first.action) == ("stopped", "requeue")
+    assert (second.kind, second.action, second.step) == ("stopped", "done", done)
     assert status(lab, run)["state"] == "stopped" and done < 80
     (job.parent / "fault" / "sitecustomize.py").unlink()
     ended = launch(lab, job, (*longer, *slow), "--resume")
     assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
     begun = [next(line["step"] for line in read_lines(run.metrics) if line["attempt"] == attempt) for attempt in (1, 2, 3)]
-    assert begun == [1, first["step"] + 1, done + 1], "a step was lost or done twice"
+    assert begun == [1, first.step + 1, done + 1], "a step was lost or done twice"
     assert not list(run.checkpoints.glob(".step*"))
 
 
@@ -232,18 +182,15 @@ def status(lab: Cluster, run: RunDirectory) -> dict[str, Any]:
 
 
 def test_a_rank_that_raises_ends_the_job_soon_and_says_so_last(lab: Cluster, job: Path) -> None:
-    fault = with_fault(job, 'raise RuntimeError("planted")', node="n2", local=0, step=2)
+    fault = with_fault(job, 'raise RuntimeError("planted")', step=2)
     run, job_id = submit(lab, job, (*LONG, *fault))
     until(lambda: list(run.path.glob("failures/attempt-*-rank-*.json")), "a failure")
     until(lambda: state(lab, job_id) == "FAILED", "the job's end", 50)  # srun would wait 60 s for the other rank
     [end] = history(run)
-    assert (end["kind"], end["action"]) == ("error", "fail")
-    document = read_json(run.path / "outcome.json")
-    for word in ("rank 1", "n2", "dp 1", "RuntimeError: planted"):
-        assert word in document["cause"]["message"], document
-    shown = command(lab, "logs", run.path).stdout
-    for word in ("rank 1", "n2", "dp 1", "RuntimeError: planted"):
-        assert word in "".join(shown.splitlines(keepends=True)[-3:]), shown
+    assert (end.kind, end.action) == ("error", "fail")
+    shown = command(lab, "logs", run.path).stdout.splitlines()
+    for said in (read_json(run.outcome)["cause"]["message"], "\n".join(shown[-3:])):
+        assert all(word in said for word in ("rank 1", "n2", "dp 1", "RuntimeError: planted")), said
     assert status(lab, run)["state"] == "failed"
 
 
@@ -257,12 +204,12 @@ def test_a_rank_that_eats_all_memory_is_named(rank: int, local: int, coordinates
     with Lab(2, overrides={"JobAcctGatherParams": "OverMemoryKill"}) as lab:
         job = write_job(lab.share / "job")
         eat = "x = [os.urandom(2**26) for _ in range(48)]; time.sleep(20)"
-        fault = with_fault(job, eat, node="n2", local=local, step=2)
+        fault = with_fault(job, eat, step=2, local=local)
         run, job_id = submit(lab, job, (*overrides, *fault, "slurm.extra.mem=2000"))
         until(lambda: state(lab, job_id) in ("FAILED", "OUT_OF_MEMORY"), "the job's end", 180)
-        document = read_json(run.path / "outcome.json")
-        assert f"rank {rank} ({coordinates}) on n2 ran out of memory" in document["cause"]["message"], document
-        assert [(end["kind"], end["action"]) for end in history(run)] == [("memory", "fail")]
+        message = read_json(run.outcome)["cause"]["message"]
+        assert f"rank {rank} ({coordinates}) on n2 ran out of memory" in message, message
+        assert [(end.kind, end.action) for end in history(run)] == [("memory", "fail")]
 
 
 @pytest.mark.prove
@@ -323,9 +270,9 @@ print("refused:", refused, "without", node, flush=True)
                       f"#SBATCH --output={log}\ntrap '' TERM USR2\n"
                       "echo start ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST\n"
                       f'[ "${{SLURM_RESTART_COUNT:-0}}" -ge 20 ] || {sys.executable} {run}/again.py\n')
-    done = lab.run(["sbatch", "--parsable", str(script)], user=ORDINARY, check=True)
+    done = lab.run(["sbatch", "--parsable", str(script)], user=USER, check=True)
     job_id = done.stdout.strip()
-    until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED", "CANCELLED"), "20 requeues", 900)
+    until(lambda: state(lab, job_id) in ENDS, "20 requeues", 900)
     said = log.read_text()
     assert state(lab, job_id) == "COMPLETED" and said.count("refused: None") == 20, said
     nodes = [line.split()[-1] for line in said.splitlines() if line.startswith("start")]

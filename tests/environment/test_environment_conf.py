@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from bare import machine
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
-from hpc_mp.environment.conf import read_file, read_lines, user_file, user_path
+from hpc_mp.environment.conf import nccl_files, read_file, read_lines, user_path
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.nccl_values import read_number
-from hpc_mp.environment.precedence import ORIGINS, Effective, Said
+from hpc_mp.environment.precedence import Effective, Origin, Said
 from hpc_mp.environment.profiles import Profile
 from hpc_mp.environment.view import effective
 
@@ -73,14 +75,9 @@ def init_env(process: dict[bytes, bytes], files: dict[bytes, bytes]) -> dict[byt
 
 def ours(process: dict[bytes, bytes], files: dict[bytes, bytes]) -> dict[str, Effective]:
     with tempfile.TemporaryDirectory() as folder:
-        for name, data in files.items():
-            path = Path(folder) / name.decode().lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        source = NodeSource(Path(folder))
+        source = machine(Path(folder), {name.decode(): data for name, data in files.items()})
         environ = {decoded(name): decoded(value) for name, value in process.items()}
-        user, system = user_file(source, environ), read_file(source, "/etc/nccl.conf")
-        return {each.name: each for each in effective(environ, (*([user] if user else []), system), None)}
+        return {each.name: each for each in effective(environ, nccl_files(source, environ), None)}
 
 
 def decoded(data: bytes) -> str:
@@ -159,21 +156,16 @@ SPEAKERS = ("process", "user file", "system file", "profile")
 @given(st.sets(st.sampled_from(SPEAKERS)), st.sets(st.sampled_from(SPEAKERS)))
 def test_the_strongest_source_that_speaks_counts_and_hides_the_others(speaking: set[str], empty: set[str]) -> None:
     """Process, user's file, system's file, profile, NCCL's default; what says nothing at all is no ``""``."""
-    assert ORIGINS[:4] == SPEAKERS
+    assert get_args(Origin)[:4] == SPEAKERS
     says = {who: "" if who in empty else who for who in speaking}
-    files = {name: f"NCCL_IB_HCA={says[who]}\n".encode() for name, who in
-             ((b"/home/ann/.nccl.conf", "user file"), (b"/etc/nccl.conf", "system file")) if who in says}
+    files = {name: f"NCCL_IB_HCA={says[who]}\n" for name, who in
+             (("/home/ann/.nccl.conf", "user file"), ("/etc/nccl.conf", "system file")) if who in says}
     environ = {"HOME": "/home/ann"} | ({"NCCL_IB_HCA": says["process"]} if "process" in says else {})
     said = tuple(Said("NCCL_IB_HCA", says[who], "profile", "p") for who in says if who == "profile")
     applied = Applied(PLATFORM, said, (), (), ())
     with tempfile.TemporaryDirectory() as folder:
-        for name, data in files.items():
-            path = Path(folder) / name.decode().lstrip("/")
-            path.parent.mkdir(parents=True)
-            path.write_bytes(data)
-        source = NodeSource(Path(folder))
-        read = (user_file(source, environ), read_file(source, "/etc/nccl.conf"))
-        (found,) = (each for each in effective(environ, read, applied) if each.name == "NCCL_IB_HCA")  # type: ignore[arg-type]
+        read = nccl_files(machine(Path(folder), files), environ)
+        (found,) = (each for each in effective(environ, read, applied) if each.name == "NCCL_IB_HCA")
     order = [who for who in SPEAKERS if who in says]
     assert found.origin == (order[0] if order else "default")
     assert found.value == (says[order[0]] if order else None)

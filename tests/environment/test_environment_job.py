@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bare import machine
 from click.testing import CliRunner, Result
 from machines.tree import KINDS, tree
 from rendering import GPUS, job
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
-from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.job import ProfiledJob, of_interpreter, profile_job
 from hpc_mp.environment.profiles import APPLIED, MakerScript, load_profile, profile_names
 from hpc_mp.environment.view import view_of
@@ -26,24 +25,9 @@ from hpc_mp.launch.choices import choose_profile
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.supervisor.prepare import apply_profile
 
-NOTHING: Mapping[str, str] = {}
-
 
 def with_profile(name: str | None, **sections: Any) -> JobSpec:
     return job(**{"job": GPUS} | sections | {"environment": {"profile": name} | sections.get("environment", {})})
-
-
-def machine(folder: Path, files: Mapping[str, str] = NOTHING) -> NodeSource:
-    """A machine that shows these files and nothing else; it runs no program."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return NodeSource(folder, silent)
-
-
-def silent(argv: object) -> str:
-    raise CommandFailed("no such program")
 
 
 def none(name: str) -> str | None:
@@ -91,11 +75,11 @@ def test_conditions_are_decided_on_the_node(tmp_path: Path) -> None:
     found = profile_job("ethernet", machine(tmp_path / "a", ROUTE), {}, installed=none)
     assert (found.environ["NCCL_SOCKET_IFNAME"], found.environ["GLOO_SOCKET_IFNAME"]) == ("=eth7", "eth7")
     nowhere = profile_job("ethernet", machine(tmp_path / "b"), {}, installed=none)
-    assert set(actions(nowhere).values()) == {"left out"} and "there is none here" in "\n".join(nowhere.lines())
+    assert set(actions(nowhere).values()) == {"left out"} and "this machine has no default route" in "\n".join(nowhere.lines())
     old = profile_job("aws-efa", machine(tmp_path / "c", EFA), {}, installed=none)
     assert old.environ["FI_EFA_USE_DEVICE_RDMA"] == "1" and "FI_PROVIDER" not in old.environ
     (line,) = (line for line in old.lines() if "FI_PROVIDER" in line)
-    assert line.startswith("left out") and "is for ofi-nccl <1.6; here is 1.6.2" in line
+    assert line.startswith("left out") and "needs ofi-nccl <1.6, but the release here is 1.6.2" in line
 
 
 def test_who_goes_before_whom(tmp_path: Path) -> None:
@@ -116,7 +100,7 @@ def test_who_goes_before_whom(tmp_path: Path) -> None:
 def test_a_container_hides_the_libraries_of_the_host(tmp_path: Path) -> None:
     found = profile_job("aws-efa", machine(tmp_path, EFA), {}, container=True, installed=lambda name: "2.30.7")
     assert "FI_EFA_USE_DEVICE_RDMA" not in found.environ
-    assert any("FI_EFA_USE_DEVICE_RDMA" in line and "not known here" in line for line in found.lines())
+    assert any("FI_EFA_USE_DEVICE_RDMA" in line and "the release here is unknown" in line for line in found.lines())
 
 
 def test_lists_are_extended_and_names_taken_away(tmp_path: Path) -> None:
@@ -144,7 +128,7 @@ def test_the_makers_script_is_read_first(tmp_path: Path, monkeypatch: pytest.Mon
         "NCCL_NET": "newIB", "NCCL_CROSS_NIC": None, "NCCL_X": "module", "LD_LIBRARY_PATH": "/gib:/a", "FLAVOUR": None}
     monkeypatch.undo()
     absent = profile_job("gcp-a3-ultra", machine(tmp_path / "m"), given, installed=none)
-    assert any(line.startswith("left out") and "there is no such script here" in line for line in absent.lines())
+    assert any(line.startswith("left out") and "this script does not exist here" in line for line in absent.lines())
 
 
 def test_the_supervisor_tells_pyxis_the_names_and_writes_why(tmp_path: Path) -> None:
@@ -155,9 +139,9 @@ def test_the_supervisor_tells_pyxis_the_names_and_writes_why(tmp_path: Path) -> 
     told, environ, said = apply_profile(run, spec, command, {"A": "1"}, machine(tmp_path / "m"))
     assert told[1] == "--container-env=HF_HOME,GREETING,NCCL_SOCKET_IFNAME" and told[2:] == command[2:]
     assert environ == {"A": "1", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
-    assert said and "log/profile.log says why" in said
+    assert said and "reasons: log/profile.log" in said
     log = run.profile_log.read_text().splitlines()
-    assert "outside of the container, whose own libraries and files are not seen" in log[0]
+    assert "outside of the container, whose libraries and files are not visible" in log[0]
     assert any(re.match(r"set +NCCL_SOCKET_IFNAME='\^docker,lo,veth'  # containers' interfaces", line) for line in log)
     assert apply_profile(run, with_profile(None), command, {"A": "1"}) == (command, {"A": "1"}, None)
 
@@ -223,7 +207,7 @@ def test_a_container_is_told_what_it_lacks() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
-    with pytest.raises(HpcMpError, match=r"environment\.profile = 'azure-ndv6': is none of .* Did you mean 'azure-ndv"):
+    with pytest.raises(HpcMpError, match=r"environment\.profile = 'azure-ndv6': is not one of .* Did you mean 'azure-ndv"):
         choose_profile(with_profile("azure-ndv6"), None)
     with pytest.raises(HpcMpError, match=r"environment\.profile = 'two words'"):
         with_profile("two words")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bare import machine
 from machines.tree import tree
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.facts import facts
@@ -140,32 +140,20 @@ CASES = [
 ]
 
 
-def plain(folder: Path) -> NodeSource:
-    for name in ("lo", "eth0"):
-        (folder / "sys/class/net" / name).mkdir(parents=True)
-    (folder / "proc/net").mkdir(parents=True)
-    (folder / "proc/net/route").write_text("Iface\tDestination\neth0\t00000000\t0101A8C0\n")
-    return NodeSource(folder, silent)
+PLAIN = {"sys/class/net/lo/type": "772\n", "sys/class/net/eth0/type": "1\n",
+         "proc/net/route": "Iface\tDestination\neth0\t00000000\t0101A8C0\n"}
 
 
-def beside(folder: Path, machine: NodeSource) -> NodeSource:
+def beside(folder: Path, other: NodeSource) -> NodeSource:
     """The same machine, with room for files of its own in ``/etc``."""
     for path in ("sys", "proc"):
-        (folder / path).symlink_to(machine.root / path)
-    return NodeSource(folder, machine.ask)
-
-
-def silent(argv: object) -> str:
-    raise CommandFailed("no program")
+        (folder / path).symlink_to(other.root / path)
+    return NodeSource(folder, other.ask)
 
 
 def seen(case: Case, folder: Path, environ: dict[str, str], text: str) -> View:
-    machine = plain(folder) if case.kind == "plain" else beside(folder, tree(case.kind))
-    for name in (*case.files, "/etc/nccl.conf"):
-        path = folder / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if name == "/etc/nccl.conf" else "")
-    return view_of(machine, {"HOME": HOME} | environ, case.profile,
+    own = machine(folder, dict.fromkeys(case.files, "") | {"/etc/nccl.conf": text} | (PLAIN if case.kind == "plain" else {}))
+    return view_of(own if case.kind == "plain" else beside(folder, tree(case.kind)), {"HOME": HOME} | environ, case.profile,
                 lambda name: case.nccl if name == "nvidia-nccl-cu12" else None)
 
 
@@ -220,13 +208,13 @@ def test_a_healthy_machine_with_its_profile_has_nothing_to_complain_of(kind: str
 def test_a_finding_names_the_line_of_the_file(tmp_path: Path) -> None:
     view = seen(conf("", "", ""), tmp_path, {}, "# site\nNCCL_TIMEOUT=3\n")
     assert [(each.file, each.line) for each in view.findings] == [("/etc/nccl.conf", 2)]
-    words = "NCCL_TIMEOUT is no variable of NCCL: it does nothing."
+    words = "NCCL_TIMEOUT is not a variable of NCCL and has no effect."
     assert view.findings[0] == Finding("HM603", "warning", "NCCL_TIMEOUT", words, view.findings[0].fix, "/etc/nccl.conf", 2)
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_no_profile_is_at_odds_with_the_tables(name: str) -> None:
-    """What a profile says is none of removed, foreign, harmful: a table and a profile that disagree cannot both be right."""
+    """What a profile says is not one of removed, foreign, harmful: a table and a profile that disagree cannot both be right."""
     known = facts()
     for each in load_profile(name).variable:
         assert each.use == "leave" or each.name not in {*known.removed, *known.foreign, *known.legacy}

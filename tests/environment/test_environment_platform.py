@@ -6,20 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bare import machine
 from machines.tree import KINDS, broken, tree
 
-from hpc_mp.base.command import CommandFailed
-from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import Shown, read_machine
 from hpc_mp.environment.profiles import load_profiles
 
 WANTED = {"ndv4": "azure-ndv4", "ndv5": "azure-ndv5", "ndh200v5": "azure-ndh200v5", "gb200": "azure-gb200", "p4d": "aws-efa",
           "p5": "aws-efa", "ethernet": "ethernet"}
-
-
-def silent(argv: object) -> str:
-    raise CommandFailed("no program")
 
 
 @pytest.mark.parametrize("kind", sorted(WANTED))
@@ -49,7 +44,7 @@ BAND, ROCE = {f"mlx5_{at}": ("InfiniBand",) for at in range(8)}, {f"mlx5_{at}": 
 GOOGLE = replace(BARE, vendor="Google", product="Google Compute Engine")
 
 
-@pytest.mark.parametrize(("machine", "wanted"), [
+@pytest.mark.parametrize(("shown", "wanted"), [
     (BARE, "ethernet"),
     (replace(BARE, gpus=H100), "ethernet"),
     # Azure by its firmware and its GPUs, all of them
@@ -78,8 +73,8 @@ GOOGLE = replace(BARE, vendor="Google", product="Google Compute Engine")
     (replace(BARE, gpus=H100, layers=ROCE | {"mlx5_9": ("InfiniBand",)}), "infiniband"),
     (replace(BARE, layers=ROCE), "ethernet"),
 ])
-def test_platforms(machine: Shown, wanted: str) -> None:
-    assert platform(machine).name == wanted
+def test_platforms(shown: Shown, wanted: str) -> None:
+    assert platform(shown).name == wanted
 
 
 def test_without_profiles_there_is_no_platform() -> None:
@@ -89,28 +84,21 @@ def test_without_profiles_there_is_no_platform() -> None:
 
 def test_a_machine_made_of_files_alone(tmp_path: Path) -> None:
     """a3-megagpu-8g as Google's documentation shows it: nothing but sysfs is read."""
-    def put(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-
-    put("sys/class/dmi/id/sys_vendor", "Google\n")
-    for at in range(8):
-        base = f"sys/bus/pci/devices/0000:0{at}:00.0"
-        for name, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200")):
-            put(f"{base}/{name}", text + "\n")
+    files = {f"sys/bus/pci/devices/0000:0{at}:00.0/{name}": f"{text}\n" for at in range(8)
+             for name, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200"))}
     for at in range(9):
         base = tmp_path / f"sys/class/net/enp{at}s0"
         (base / "device").mkdir(parents=True)
         (base / "device/driver").symlink_to("../../../bus/pci/drivers/gve")
-    machine = read_machine(NodeSource(tmp_path, silent))
-    assert platform(machine).name == "gcp-a3-mega"
-    assert machine.route is None and len(machine.interfaces) == 9
+    found = read_machine(machine(tmp_path, {"sys/class/dmi/id/sys_vendor": "Google\n", **files}))
+    assert platform(found).name == "gcp-a3-mega"
+    assert found.route is None and len(found.interfaces) == 9
 
 
 def test_a_machine_that_shows_nothing_is_no_error(tmp_path: Path) -> None:
-    machine = read_machine(NodeSource(tmp_path, silent))
-    assert machine == replace(BARE, interfaces=())
-    assert platform(machine).evidence[0] == "firmware: not shown"
+    found = read_machine(machine(tmp_path))
+    assert found == replace(BARE, interfaces=())
+    assert platform(found).evidence[0] == "firmware: not shown"
 
 
 @pytest.mark.parametrize("kind", ["ndv5", "p5"])

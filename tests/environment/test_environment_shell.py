@@ -9,13 +9,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from bare import machine
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.env import command
-from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.environment.view import shell_lines, view_of
 
@@ -23,12 +22,8 @@ SHELLS = [name for name in ("bash", "dash", "ksh", "zsh", "busybox") if shutil.w
 EVIL = "'\"`$(touch {folder}/evil)\\ $HOME ${{X:?}} !! ~ * ;&|<>#\t\r\n\x01\x7f\x1b[31m é \u2028"
 
 
-def silent(argv: object) -> str:
-    raise CommandFailed("no program")
-
-
 def lines(environ: dict[str, str], folder: Path, profile: str = "none") -> bytes:
-    view = view_of(NodeSource(folder, silent), environ, profile, lambda name: None)
+    view = view_of(machine(folder), environ, profile, lambda name: None)
     return os.fsencode("\n".join(shell_lines(view)) + "\n")
 
 
@@ -71,9 +66,8 @@ def test_any_bytes_come_through(shell: str, values: list[bytes]) -> None:
 @pytest.mark.parametrize("shell", ["bash", "dash"])
 def test_what_a_conf_file_says_is_brought_along_and_hostile_lines_are_not(shell: str, tmp_path: Path) -> None:
     """As for a container, which does not see the host's file. A line that sets PATH or UID must not reach a shell."""
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/nccl.conf").write_bytes(
-        b"NCCL_TOPO_FILE=/x/$(touch evil)\nUID=0\nIFS=x\nBASH_ENV=/evil\nexport NCCL_A=1\nA B=2\nNCCL_\xff=1\n;touch evil;=1\n")
+    machine(tmp_path, {"etc/nccl.conf": (
+        b"NCCL_TOPO_FILE=/x/$(touch evil)\nUID=0\nIFS=x\nBASH_ENV=/evil\nexport NCCL_A=1\nA B=2\nNCCL_\xff=1\n;touch evil;=1\n")})
     found = sourced(shell, lines({}, tmp_path), {}, tmp_path)
     assert found["NCCL_TOPO_FILE"] == "/x/$(touch evil)"
     assert not {"UID", "IFS", "BASH_ENV", "A", "NCCL_A"} & found.keys() and not Path("evil").exists()
@@ -104,7 +98,7 @@ def test_every_profile_can_be_sourced(name: str, tmp_path: Path) -> None:
     environ = {"SLURM_JOB_ID": "7", "LD_LIBRARY_PATH": "/usr/lib/a b"}
     for shell in ("bash", "dash"):
         found = sourced(shell, lines(environ, tmp_path, name), environ, tmp_path)
-        view = view_of(NodeSource(tmp_path, silent), environ, name, lambda package: None)
+        view = view_of(machine(tmp_path), environ, name, lambda package: None)
         said = {each.name: each.value for each in view.variables if each.origin == "profile"}
         assert {each: found[each] for each in said} == said
     if name == "gcp-a3-high":

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from engines import run_engine
 from exact import EXACT
-from layouts import MODELS, Result, job, layout, relaunch, run_engine, run_plain, start
+from layouts import MODELS, Result, job, layout, relaunch, trained_run
+from plain import run_plain
 
 from hpc_mp.train.engine import engine as engine_module
 
@@ -60,7 +62,6 @@ def test_nor_with_dropout(place: Path, model: str) -> None:
 
 
 def reference(place: Path, model: str) -> Result:
-    run_engine(job(place, model, [ON_CPU]))  # makes the tokens
     return run_plain(job(place, model, [ON_CPU]))
 
 
@@ -84,7 +85,6 @@ def test_half_precision_follows(place: Path, model: str, precision: str) -> None
 def test_a_run_goes_on_on_the_other_device(place: Path, first: str, then: str, degrees: list[str]) -> None:
     whole = run_engine(job(place, "llama", [ON_CPU, "train.steps=6"]))
     spec = job(place, "llama", [first, "train.steps=3"])
-    run = start(spec)
-    run_engine(spec, run=run)
+    run = trained_run(spec)
     found = relaunch(run, place, "llama", [then, "train.steps=6", *degrees])
     assert found.distance(whole) < EXACT

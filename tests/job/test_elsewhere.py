@@ -53,7 +53,7 @@ def test_a_name_from_elsewhere_is_answered_with_our_key(ours: str) -> None:
 def test_a_name_without_one_of_ours_is_answered_in_words(words: str) -> None:
     for name in (name for name, answer in WORDS.items() if answer == words):
         said = refusal("train", name, 1)
-        assert (said.value, said.rule, said.remedy) == (f"train.{name} = 1", "is no key of [train]", words)
+        assert (said.value, said.rule, said.remedy) == (f"train.{name} = 1", "is not a key of [train]", words)
     named = re.findall(rf"\b((?:{'|'.join(TABLES)})\.\w+)", words.replace("metrics.jsonl", ""))
     named += [f"{table}.{key}" for key, table in re.findall(r'(\w+) = "\w+" in \[(\w+)\]', words)]
     assert all(map(exists, named)), named
@@ -83,7 +83,7 @@ def test_no_name_stands_twice_or_is_one_of_ours() -> None:
 
 def test_what_is_unknown_everywhere_is_not_answered_with_a_key_of_ours() -> None:
     said = refusal("train", "flurbl", 1)
-    assert said.rule == "is no key of [train]" and "write" not in said.remedy
+    assert said.rule == "is not a key of [train]" and "write" not in said.remedy
     assert not exists("train.flurbl") and "write" not in refusal("train", "precision", "flurbl").remedy
 
 

@@ -23,14 +23,14 @@ def line(row: object) -> bytes:
 
 # what is wrong: (the file's name, its content, the rule, the remedy)
 WRONG: dict[str, tuple[str, bytes, str, str]] = {
-    "an array": ("a.json", json.dumps([ALPACA]).encode(), "a .json file is not read as rows", "jq -c '.[]'"),
-    "rows in .json": ("a.json", line({"text": "x"}), "a .json file is not read as rows", "one row on each line of a .jsonl file"),
-    "a table": ("a.csv", b"prompt,completion\na,b\n", "a table is not read as rows", '{"prompt": "…", "completion": "…"}'),
+    "an array": ("a.json", json.dumps([ALPACA]).encode(), "a .json file is neither raw text nor one row per line", "jq -c '.[]'"),
+    "rows in .json": ("a.json", line({"text": "x"}), "a .json file is neither raw text", "into a .jsonl file"),
+    "a table": ("a.csv", b"prompt,completion\na,b\n", "a table is neither raw text", '{"prompt": "…", "completion": "…"}'),
     "an array in .jsonl": ("a.jsonl", b'[\n  {"text": "x"}\n]\n', "holds a JSON array", "jq -c '.[]'"),
     "an array on one line": ("a.jsonl", line([{"text": "x"}]), "holds a JSON array", "jq -c '.[]'"),
     "an array in .txt": ("a.txt", json.dumps([ALPACA], indent=2).encode(), "holds a JSON array of rows", "jq -c '.[]'"),
-    "rows in .txt": ("a.txt", line({"text": "x"}) * 3, "holds JSON rows", "name it .jsonl"),
-    "chats in .txt": ("a.txt", line({"id": 1, "messages": CHAT}), "holds JSON rows", "name it .jsonl"),
+    "rows in .txt": ("a.txt", line({"text": "x"}) * 3, "holds JSON rows", "rename it to .jsonl"),
+    "chats in .txt": ("a.txt", line({"id": 1, "messages": CHAT}), "holds JSON rows", "rename it to .jsonl"),
     "chats": ("a.jsonl", line({"messages": CHAT}), "line 1: is not a row (it holds a chat,", "chat template"),
     "chats of ShareGPT": ("a.jsonl", line({"conversations": [{"from": "human", "value": "x"}]}), "it holds a chat", "template"),
     "chats as prompt": ("a.jsonl", line({"prompt": CHAT[:1], "completion": CHAT[1:]}), "its prompt is a chat", "as one string"),
@@ -39,10 +39,10 @@ WRONG: dict[str, tuple[str, bytes, str, str]] = {
                  "jq -c '{prompt: .prompt, completion: .re"),
     "preferences": ("a.jsonl", line({"prompt": "x", "chosen": "y", "rejected": "z"}), "a pair of answers", "the chosen answer"),
     "content": ("a.jsonl", line({"content": "x"}), "a text under content", "jq -c '{text: .content}'"),
-    "tokens": ("a.jsonl", line({"input_ids": [1, 2]}), "it holds tokens", "the text that they were made from"),
-    "a prompt alone": ("a.jsonl", line({"prompt": "x"}), "it holds 'prompt', neither", '{"text": "…"}'),
+    "tokens": ("a.jsonl", line({"input_ids": [1, 2]}), "it holds tokens", "the text from which they were made"),
+    "a prompt alone": ("a.jsonl", line({"prompt": "x"}), "it holds 'prompt', but neither", '{"text": "…"}'),
     "both": ("a.jsonl", line({"text": "x", "prompt": "y", "completion": "z"}), "both a text and a prompt", '{"text": "…"}'),
-    "no text": ("a.jsonl", line({"text": None}), "its text is no string", "as one string"),
+    "no text": ("a.jsonl", line({"text": None}), "its text is not a string", "as one string"),
     "a later row": ("a.jsonl", line({"text": "x"}) + b"\n" + line({"txt": "x"}), "line 3: is not a row (it holds 'txt'", "write"),
     "no JSON": ("a.jsonl", b"once upon a time\n", "line 1: is not a row (Expecting value", '{"text": "…"}'),
     "rows over several lines": ("a.jsonl", b'{\n "text": "x"\n}\n', "line 1: is not a row", "on each line"),
@@ -50,16 +50,16 @@ WRONG: dict[str, tuple[str, bytes, str, str]] = {
     "gzip in .jsonl": ("a.jsonl", gzip.compress(line({"text": "x"})), "is compressed by gzip", "unpack it"),
     "parquet under another name": ("a.jsonl", b"PAR1\x15\x04", "is parquet", "as JSON lines"),
     "PDF": ("a.txt", b"%PDF-1.7\n", "is PDF", "pdftotext"),
-    "a pointer": ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS",
+    "a pointer": ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer",
                   "git lfs pull"),
     "UTF-16": ("a.txt", "text".encode("utf-16"), "is UTF-16", "iconv -f UTF-16"),
     "UTF-16 without a mark": ("a.txt", "text".encode("utf-16-le"), "holds NUL bytes", "iconv"),
     "Latin-1": ("a.txt", "Ça va déjà".encode("latin-1"), "is not UTF-8 (byte 0xc7 at 0)", "iconv -f ISO-8859-1"),
     "Latin-1 in a row": ("a.jsonl", '{"text": "déjà"}\n'.encode("latin-1"), "is not UTF-8 (byte 0xe9 at 11)", "iconv"),
-    "nothing": ("a.txt", b"", "holds no text", "name files with text"),
+    "nothing": ("a.txt", b"", "contains no text", "name files with text"),
     "rows without text": ("a.jsonl", b'{"text": ""}\n{"prompt": "a", "completion": " "}\n',
-                          "holds no text", "name files with text"),
-    "blanks": ("a.jsonl", b"\n \n", "holds no text", "name files with text"),
+                          "contains no text", "name files with text"),
+    "blanks": ("a.jsonl", b"\n \n", "contains no text", "name files with text"),
 }
 
 
@@ -128,7 +128,7 @@ BPE = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 7}}, "added_tokens": []}
 def test_the_vocabulary_must_hold_all_ids(tmp_path: Path, content: object, size: int) -> None:
     given = tokenizer(tmp_path / "given", content)
     check_tokenizer(given, size)
-    with pytest.raises(HpcMpError, match=f"largest id {size - 1} needs a vocabulary of {size}, the model's is {size - 1}"):
+    with pytest.raises(HpcMpError, match=f"largest id {size - 1} needs a vocabulary of {size}, but the model's is {size - 1}"):
         check_tokenizer(given, size - 1)
 
 
@@ -141,13 +141,13 @@ def test_a_tokenizer_of_two_files(tmp_path: Path) -> None:
 
 
 def test_tokenizers_that_no_rank_could_load(tmp_path: Path) -> None:
-    with pytest.raises(HpcMpError, match="not built yet"):
+    with pytest.raises(HpcMpError, match="not supported yet"):
         check_tokenizer(tokenizer(tmp_path / "spm", "x", "tokenizer.model"), 100)
     with pytest.raises(HpcMpError, match="holds no vocabulary"):
         check_tokenizer(tokenizer(tmp_path / "empty", {}), 100)
     with pytest.raises(HpcMpError, match="cannot be read"):
         check_tokenizer(tokenizer(tmp_path / "list", []), 100)
-    with pytest.raises(HpcMpError, match="too small to train a tokenizer for"):
+    with pytest.raises(HpcMpError, match="too small for a tokenizer trained here"):
         check_tokenizer(None, 256)
     check_tokenizer(None, 257)
 

@@ -55,29 +55,29 @@ def test_what_is_written_into_the_run_is_read_as_it_was(arguments: list[str], en
     ({"program": {"command": ["x"], "env": {"A": "1"}}}, "program.env: is program.environment here"),
     ({"program": {"command": ["x"], "cwd": "/a"}}, "is program.directory here"),
     ({"program": {"command": ["x\0y"]}}, "NUL"),
-    ({"program": {"command": ["x"], "environment": {"RANK": "1"}}}, "tells each rank who it is"),
-    ({"program": {"command": ["x"], "environment": {"HPC_MP_RUN": "1"}}}, "belongs to hpc-mp"),
-    ({"program": {"command": ["x"], "environment": {"A-B": "1"}}}, "must be named by letters"),
+    ({"program": {"command": ["x"], "environment": {"RANK": "1"}}}, "identifies a rank"),
+    ({"program": {"command": ["x"], "environment": {"HPC_MP_RUN": "1"}}}, "is reserved for hpc-mp"),
+    ({"program": {"command": ["x"], "environment": {"A-B": "1"}}}, "must consist of letters"),
     ({"program": {"command": ["x"], "start": "pmi"}}, "program.start"),
     ({"program": {"command": ["x"], "comand": 1}}, "Did you mean 'command'"),
-    ({"model": {"config": {"model_type": "gpt2"}}, "train": {}}, "[model] [train] beside [program]"),
-    ({"parallel": {"tensor": 2}}, "nobody knows how it numbers its ranks"),
+    ({"model": {"config": {"model_type": "gpt2"}}, "train": {}}, "[model] [train] with [program]"),
+    ({"parallel": {"tensor": 2}}, "it is unknown how the program numbers its ranks"),
     ({"program": {"command": ["x"], "axes": "megatrom"}}, "must be one of megatron"),
-    ({"program": {"command": ["x"], "axes": "megatron", "start": "node"}}, "rank numbers are given by somebody else"),
+    ({"program": {"command": ["x"], "axes": "megatron", "start": "node"}}, "with this start hpc-mp does not number the ranks"),
     ({"program": {"command": ["x"], "axes": "DPT"}, "parallel": {"tensor": 3}, "job": {"ranks_per_node": 8}},
      "tensor(3) × pipeline(1)"),
     ({"program": {"command": ["x"], "axes": "DPT"}, "parallel": {"tensor": 2, "data": 2}, "job": {"ranks_per_node": 8}},
-     "tensor(2) × pipeline(1) × data(2): does not make the 8 ranks"),
-    ({"program": {"command": ["x"], "axes": "DPT"}, "parallel": {"zero": 1}}, "is no key of [parallel]"),
+     "tensor(2) × pipeline(1) × data(2): does not equal the 8 ranks"),
+    ({"program": {"command": ["x"], "axes": "DPT"}, "parallel": {"zero": 1}}, "is not a key of [parallel]"),
     ({"job": {"step_timeout": 5}}, "job.step_timeout = 5"),
     ({"program": {"command": ["x"], "start": "node"}, "slurm": {"mpi": "pmix"}}, "slurm.mpi = 'pmix'"),
     ({"program": {"command": ["x"], "start": "node"}, "slurm": {"mpi": "mpirun"}}, "slurm.mpi = 'mpirun'"),
-    ({"program": {"command": ["x"], "start": "rank"}, "slurm": {"mpi": "mpirun"}}, "this start is by torchrun's variables"),
-    ({"program": {"command": ["x"], "start": "mpi"}, "slurm": {"mpi": "mpirun", "container": "x.sif"}}, "outside of the image"),
+    ({"program": {"command": ["x"], "start": "rank"}, "slurm": {"mpi": "mpirun"}}, "does so with torchrun's variables"),
+    ({"program": {"command": ["x"], "start": "mpi"}, "slurm": {"mpi": "mpirun", "container": "x.sif"}}, "outside the image"),
     ({"slurm": {"python": "python3"}}, "slurm.python"),
     ({"environment": {"stage": True}, "slurm": {"container": "x.sif"}}, "has no effect on ranks in a container"),
     ({"environment": {"stage": True}, "slurm": {"conda": "train"}}, "is a name"),
-    ({"program": {"command": ["x"], "stage": ["data", "data/../data/set"]}}, "lies inside of"),
+    ({"program": {"command": ["x"], "stage": ["data", "data/../data/set"]}}, "is inside"),
     ({"program": {"command": ["x"], "stage": ["/"]}}, "is the root directory"),
     ({"job": {"nodes": 2**18}}, "is more than"),
     ({"slurm": {"chain": 1}, "sweep": {"runs": [{}, {"program.silent_limit": 5}]}}, "cannot follow the runs of a sweep"),
@@ -92,13 +92,13 @@ def test_what_is_refused(sections: dict[str, Any], words: str) -> None:
 def test_a_misspelt_table_is_all_that_is_wrong() -> None:
     with pytest.raises(HpcMpError) as refused:
         resolve_any({"programm": {"command": ["./solve"]}, "job": {"nodes": 2}}, Path("/home/ann"))
-    assert (refused.value.rule, refused.value.remedy) == ("is no key of a job file", "did you mean 'program'?")
+    assert (refused.value.rule, refused.value.remedy) == ("is not a key of a job file", "did you mean 'program'?")
 
 
 def test_a_verb_for_trainings_refuses_a_program(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('[program]\ncommand = ["x"]\n')
-    with pytest.raises(HpcMpError, match=r"is of a program .*`hpc-mp launch` starts it"):
+    with pytest.raises(HpcMpError, match=r"starts a program .*`hpc-mp launch` starts it"):
         load_job(file)
     file.write_text(JOB)
     assert load_job(file).train.steps == 10

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from launching import executable, mark, the_run, write_job
+from launching import make_run, the_run, write_job
 from played_slurm import Cluster
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
-from hpc_mp.job import dump_job, load_any, resolve
+from hpc_mp.job import JobSpec, load_any, resolve
 from hpc_mp.job.resolution import resolved
 from hpc_mp.launch.backends.slurm import rehearse
 from hpc_mp.launch.choices import avoid
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.launch import LaunchRequest, plan_job
 from hpc_mp.launch.run_files import script
-from hpc_mp.rundir import create_run
-
-__all__ = ["mark"]  # a fixture
 
 PARTITION = SlurmPartition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
 
@@ -32,45 +28,37 @@ def bad(*nodes: str) -> dict[str, BadNode]:
     return {node: BadNode(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
 
 
-@pytest.mark.parametrize(("nodes", "extra", "found", "excluded", "words"), [
-    (2, {}, (), None, None),
-    (2, {}, ("n3",), "n3", "avoided: n3 (lost: n3 vanished)"),
-    (2, {"exclude": "n4"}, ("n3",), "n[4,3]", "avoided: n3"),
-    (2, {"exclude": "n3"}, ("n3",), "n3", None),
-    (2, {}, ("x9",), None, None),
-    (4, {}, ("n3",), None, "not avoided, as only 3 other nodes are there: n3"),
-    (3, {}, ("n2", "n3"), "n3", "avoided: n3 (lost: n3 vanished); not avoided, as only 2 other nodes are there: n2"),
-    (3, {"exclude": "n1"}, ("n2",), "n1", "not avoided, as only 2 other"),
-    (2, {"nodelist": "n[3-4]"}, ("n2", "n3"), "n2", "avoided: n2 (lost: n2 vanished)"),
+def training(nodes: int, **extra: str) -> JobSpec:
+    return resolve({"job": {"nodes": nodes}, "model": {"config": {"model_type": "gpt2"}}, "slurm": {"extra": extra},
+                    "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 12}}, Path("/"))
+
+
+@pytest.mark.parametrize(("nodes", "extra", "found", "down", "excluded", "words"), [
+    (2, {}, (), (), None, None), (2, {}, ("n3",), (), "n3", "avoided: n3 (lost: n3 vanished)"),
+    (2, {"exclude": "n4"}, ("n3",), (), "n[4,3]", "avoided: n3"), (2, {"exclude": "n3"}, ("n3",), (), "n3", None),
+    (2, {}, ("x9",), (), None, None),
+    (4, {}, ("n3",), (), None, "not avoided, as only 3 other nodes are there: n3"),
+    (3, {}, ("n2", "n3"), (), "n3", "avoided: n3 (lost: n3 vanished); not avoided, as only 2 other nodes are there: n2"),
+    (3, {"exclude": "n1"}, ("n2",), (), "n1", "not avoided, as only 2 other"),
+    (2, {"nodelist": "n[3-4]"}, ("n2", "n3"), (), "n2", "avoided: n2 (lost: n2 vanished)"),
+    (3, {}, ("n2", "n3"), ("n2",), "n2", "avoided: n2 (lost: n2 vanished); not avoided, as only 2 other nodes are there: n3"),
+    (2, {}, ("n3",), ("n1", "n2"), None, "not avoided, as only 1 other nodes are there: n3"),
 ])
-def test_bad_nodes(nodes: int, extra: dict[str, Any], found: tuple[str, ...], excluded: str | None, words: str | None) -> None:
-    check(nodes, extra, found, excluded, words)
-
-
-def test_nodes_that_are_down_are_not_enough() -> None:
-    check(3, {}, ("n2", "n3"), "n2", "avoided: n2 (lost: n2 vanished); not avoided, as only 2 other nodes are there: n3",
-          down=("n2",))
-    check(2, {}, ("n3",), None, "not avoided, as only 1 other nodes are there: n3", down=("n1", "n2"))
+def test_bad_nodes(nodes: int, extra: dict[str, str], found: tuple[str, ...], down: tuple[str, ...], excluded: str | None,
+                   words: str | None) -> None:
+    """Nodes that are down are not among those that are enough."""
+    spec = training(nodes, **extra)
+    chosen = avoid(spec, ClusterFacts(partition=PARTITION, out_of_service=frozenset(down)), bad(*found))
+    assert resolved(spec, [chosen]).slurm.extra == {**extra, **({"exclude": excluded} if excluded else {})}
+    assert chosen.why.startswith(words or "") and bool(chosen.why) == (words is not None)
 
 
 @pytest.mark.parametrize(("found", "words"), [
     (("n3",), "not avoided, as this allocation has them: n3"), (("n4",), ""), ((), ""),
     (("n2", "n3", "n4"), "not avoided, as this allocation has them: n2 (lost: n2 vanished); n3")])
 def test_nodes_of_the_allocation_around_a_job_are_not_avoided(found: tuple[str, ...], words: str) -> None:
-    spec = resolve({"job": {"nodes": 2}, "model": {"config": {"model_type": "gpt2"}}, "train": {"steps": 1, "global_batch": 12},
-                    "data": {"files": ["x"], "sequence_length": 8}}, Path("/"))
-    chosen = avoid(spec, ClusterFacts(partition=PARTITION, allocation=("n1", "n2", "n3")), bad(*found))
+    chosen = avoid(training(2), ClusterFacts(partition=PARTITION, allocation=("n1", "n2", "n3")), bad(*found))
     assert chosen.value is None and chosen.why.startswith(words) and bool(chosen.why) == bool(words) and "n4" not in chosen.why
-
-
-def check(nodes: int, extra: dict[str, Any], found: tuple[str, ...], excluded: str | None, words: str | None,
-          down: tuple[str, ...] = ()) -> None:
-    spec = resolve({"job": {"nodes": nodes}, "model": {"config": {"model_type": "gpt2"}},
-                    "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 12},
-                    "slurm": {"extra": extra}}, Path("/"))
-    chosen = avoid(spec, ClusterFacts(partition=PARTITION, out_of_service=frozenset(down)), bad(*found))
-    assert resolved(spec, [chosen]).slurm.extra == {**extra, **({"exclude": excluded} if excluded else {})}
-    assert chosen.why.startswith(words or "") and bool(chosen.why) == (words is not None)
 
 
 # --- only with the nodes to avoid could the job start ----------------------------------------------------------------
@@ -91,12 +79,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_job(tmp_path)
 
 
-def play(cluster: Cluster, nodes: str, sbatch: str) -> None:
-    executable(cluster.bin, "scontrol", 'case "$1 $2" in ping*) echo "Slurmctld(primary) at x is UP";; '
-               '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
-    executable(cluster.bin, "sinfo", 'case "$*" in *--Node*) for n in 1 2 3 4; do echo "n$n|idle|none"; done;; '
-               f"*) {NODES[nodes]};; esac")
-    executable(cluster.bin, "sbatch", sbatch)
+def play(folder: Path, nodes: str, sbatch: str) -> Cluster:
+    cluster = Cluster(folder)
+    cluster.is_named()
+    cluster.says("sinfo", f'case "$*" in *--Node*) for n in 1 2 3 4; do echo "n$n|idle|none"; done;; *) {NODES[nodes]};; esac')
+    cluster.says("sbatch", sbatch)
+    return cluster
 
 
 @pytest.mark.parametrize("overrides", [(), ('sweep.runs=[{}, { "train.seed" = 2 }]',)], ids=["job", "sweep"])
@@ -109,15 +97,15 @@ def play(cluster: Cluster, nodes: str, sbatch: str) -> None:
 def test_a_job_that_could_not_start_on_the_others_gets_them(
     tmp_path: Path, job: Path, overrides: tuple[str, ...], nodes: str, mem: str, sbatch: str, kept_off: tuple[str, ...]
 ) -> None:
-    play(Cluster(tmp_path), nodes, sbatch)
+    play(tmp_path, nodes, sbatch)
     plans = plan_job(LaunchRequest(job, "slurm", (f'slurm.extra.mem="{mem}"', *overrides)))
-    plans, said = rehearse(plans, [tmp_path / str(number) for number, _ in enumerate(plans)])
-    for plan in plans:
+    rehearsal = rehearse(plans, [tmp_path / str(number) for number, _ in enumerate(plans)])
+    for plan in rehearsal.plans:
         (why,) = (key.why for key in plan.record.choices if key.key == "slurm.extra.exclude")
         assert why == (AFTER_ALL if not kept_off else "avoided: n1 (lost: n1 vanished)")
         assert tuple(each.node for each in plan.avoided) == kept_off
         assert ("--exclude=n1" in script(plan, tmp_path).text) == bool(kept_off) == ("exclude" in plan.spec.slurm.extra)
-    assert (f"nodes     after all {AFTER_ALL}\n" in said) == (sbatch == REFUSES)
+    assert (f"nodes     after all {AFTER_ALL}\n" in rehearsal.message) == (sbatch == REFUSES)
 
 
 @pytest.mark.parametrize("program", [False, True], ids=["training", "program"])
@@ -130,11 +118,9 @@ def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(
     """Of four nodes three are needed, and others remember newer faults of n1 and n2. Run 1 is the one to go on with."""
     if program:
         job.write_text('[job]\nname = "t"\nnodes = 3\n[program]\ncommand = ["true"]\nresumes = true\n')
-    play(Cluster(tmp_path), "alike", "echo 4242")
-    run = create_run(tmp_path / "runs", "t")
+    play(tmp_path, "alike", "echo 4242")
     overrides = () if program else ("job.nodes=3", "job.ranks_per_node=1", "train.global_batch=6")
-    run.job.write_text(dump_job(load_any(job, overrides)))
-    run.placement.write_text("{}")
+    run = make_run(load_any(job, overrides))
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     now, by = time.time(), str(tmp_path / sufferer)
     record(ledger("lab"), [BadNode("n3", "unwritable", "n3 could not write", by, now - 9, now + 3600),
@@ -144,16 +130,13 @@ def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(
 
 
 def test_what_slurm_refuses_on_all_nodes_is_refused(tmp_path: Path, job: Path) -> None:
-    play(Cluster(tmp_path), "alike", 'cat > /dev/null; echo "sbatch: error: Invalid account" >&2; exit 1')
+    play(tmp_path, "alike", 'cat > /dev/null; echo "sbatch: error: Invalid account" >&2; exit 1')
     with pytest.raises(HpcMpError, match="Invalid account"):
         rehearse(plan_job(LaunchRequest(job, "slurm")), [tmp_path / "0"])
 
 
-@pytest.mark.prove
 def test_a_launch_says_so_and_its_run_is_kept_off_no_node(tmp_path: Path, job: Path, mark: str) -> None:
-    cluster = Cluster(tmp_path)
-    play(cluster, "alike", REFUSES)
-    code, out, err = cluster.launch(mark, job, "--on", "slurm")
+    code, out, err = play(tmp_path, "alike", REFUSES).launch(mark, job, "--on", "slurm")
     run = the_run(job)
     assert code == 0 and f"after all {AFTER_ALL}" in " ".join((out + err).split()), err
     assert "--exclude" not in run.script.read_text() and not read_exclusions(run.excluded) and not run.watch_id.exists()

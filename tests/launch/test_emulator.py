@@ -15,17 +15,13 @@ import emulated
 import psutil
 import pytest
 from emulated import ENTRY
-from launching import environment, mark, marked, until
+from launching import environment, marked, until
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.rundir import RunDirectory, create_run
-
-HERE = Path(__file__).parent
-
-__all__ = ["mark"]  # a fixture
 
 # Makes standard input the controlling terminal, so that Ctrl-C written to its other end becomes SIGINT.
 ON_TERMINAL = """import fcntl, os, sys, termios
@@ -55,28 +51,29 @@ def by_rank(ended: RanksEnd) -> dict[int, Exit]:
 # --- a good run -------------------------------------------------------------------------------------------------------
 
 
-def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
+def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current directory is not on the path."""
+    (tmp_path / "selectors.py").write_text("raise SystemExit('a stranger was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
     ended = emulate(run, 8, mark, DEED="tell", SHARED="yes")
     assert {end.rank: end.code for end in ended.exits} == dict.fromkeys(range(8), 0)
-    assert ended.broken is None and not ended.asked
+    assert ended.broken is None and not ended.interrupted
     told = [json.loads((run.path / f"told-{rank}.json").read_text()) for rank in range(8)]
     for rank, one in enumerate(told):
-        assert one["environ"]["SLURM_PROCID"] == str(rank) and one["environ"]["SHARED"] == "yes"
-        assert one["cwd"] == os.getcwd()
-        assert one["sigint"] and one["sigterm"] and one["sigchld"]
-        assert one["fds"]["0"] == os.devnull
-        assert one["fds"]["1"] == one["fds"]["2"] == str(run.rank_log(rank))
-        assert str(run.path / ".lock") in one["fds"].values()
+        assert (one["environ"]["SLURM_PROCID"], one["environ"]["SHARED"], one["cwd"]) == (str(rank), "yes", os.getcwd())
+        assert one["sigint"] and one["sigterm"] and one["sigchld"] and not one["torch"]
+        log = str(run.rank_log(rank))
+        assert [one["fds"][number] for number in "012"] == [os.devnull, log, log] and str(run.lock) in one["fds"].values()
         sockets = [where for where in one["fds"].values() if where.startswith("socket:")]
         assert len(sockets) == (rank == 0) and one["listening"] == (rank == 0)
-        assert not one["torch"]
         shown = (run.path / f"alive-{rank}").read_text().rstrip("\0")
         assert shown.startswith(f"hpc-mp rank {rank} of ") and str(run.path).endswith(shown.partition(" of ")[2]), "to ps"
-        assert shown.endswith("/job/0001")
+        assert shown.endswith("/job/0001") and run.rank_log(rank).read_text() == f"rank {rank} lives\n"
     assert len({one["parent"] for one in told}) == 1
-    assert [run.rank_log(rank).read_text() for rank in range(8)] == [f"rank {rank} lives\n" for rank in range(8)]
 
 
+@pytest.mark.prove  # in make test ranks of tests/launch/test_submit.py and tests/end_to_end are forked so
 def test_ranks_compute_with_the_torch_that_was_imported_once(run: RunDirectory, mark: str) -> None:
     modules = ("torch", "transformers.models.gpt2.modeling_gpt2")
     ended = emulated.emulate(run, 4, environment(mark, DEED="multiply", OMP_NUM_THREADS="2"), modules)
@@ -85,15 +82,7 @@ def test_ranks_compute_with_the_torch_that_was_imported_once(run: RunDirectory, 
         assert run.rank_log(rank).read_text() == f"rank {rank} lives\nsame True, several threads True\n"
 
 
-def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str, tmp_path: Path) -> None:
-    (tmp_path / "emulated.py").write_text("import a_library_that_is_not_there\n")
-    ended = emulate(run, 2, mark, tmp_path)
-    assert ended.exits == ()
-    assert ended.broken == ("what ranks need cannot be imported "
-                            "(ModuleNotFoundError: No module named 'a_library_that_is_not_there')")
-
-
-def test_the_launcher_has_functions_called_where_the_ranks_modules_are(run: RunDirectory, mark: str, tmp_path: Path) -> None:
+def test_the_launcher_has_functions_called_where_the_ranks_modules_are(run: RunDirectory, mark: str) -> None:
     with (Emulator((ENTRY.partition(":")[0],), environment(mark, DEED="tell")) as emulator, open(run.path / ".lock", "w") as lock,
           socket.create_server(("127.0.0.1", 0)) as listener):
         assert emulator.call("emulated:asked", "numbers") == [1, 2.5]
@@ -111,61 +100,42 @@ def test_the_launcher_has_functions_called_where_the_ranks_modules_are(run: RunD
     assert [end.code for end in emulator.exits] == [0] and emulator.broken is None
     assert "LEFT" not in json.loads((run.path / "told-0.json").read_text())["environ"]  # what a call does leaves nothing behind
 
+
+def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str, tmp_path: Path) -> None:
     (tmp_path / "emulated.py").write_text("import a_library_that_is_not_there\n")
+    ended = emulate(run, 2, mark, tmp_path)
+    assert ended.exits == ()
+    assert ended.broken == ("what ranks need cannot be imported "
+                            "(ModuleNotFoundError: No module named 'a_library_that_is_not_there')")
     with (Emulator(("emulated",), environment(mark, tmp_path)) as emulator,
           pytest.raises(RunFailed, match=r"cannot be imported .*a_library_that_is_not_there")):
         emulator.call("emulated:asked", "numbers")
 
 
-def test_the_current_directory_is_not_on_the_path(run: RunDirectory, mark: str, tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "selectors.py").write_text("raise SystemExit('a stranger was imported')\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    ended = emulate(run, 1, mark)
-    assert ended.broken is None and by_rank(ended)[0].code == 0
-
-
 # --- a rank that ends badly ends the others ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("deed", "code", "logged"), [("fail", 1, "ValueError: boom"), ("segfault", -11, "")])
-def test_one_bad_end_ends_all(run: RunDirectory, mark: str, deed: str, code: int, logged: str) -> None:
-    ended = emulate(run, 8, mark, DEED="hang", DEED_3=deed)
-    exits = by_rank(ended)
-    assert len(exits) == 8 and exits[3].code == code and not exits[3].ours
-    assert all(end.code == -signal.SIGTERM and end.ours for rank, end in exits.items() if rank != 3)
-    assert logged in run.rank_log(3).read_text()
-    assert 2 < seconds(ended) < 30
-    assert not ended.asked and ended.broken is None
+TERMINATED, KILLED = (-signal.SIGTERM, True), (-signal.SIGKILL, True)  # by us
 
 
-def test_a_rank_deaf_to_sigterm_is_killed(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 3, mark, DEED="hang_deaf", DEED_1="killed")
-    assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: -9, 1: -9, 2: -9}
-    assert [by_rank(ended)[rank].ours for rank in range(3)] == [True, False, True]
-    assert 2 < seconds(ended) < 30
-
-
-def test_a_rank_that_does_not_end_with_the_others_is_ended(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 3, mark, DEED_1="hang", LAG="0.5")
-    assert {rank: (end.code, end.ours) for rank, end in by_rank(ended).items()} == {
-        0: (0, False), 1: (-signal.SIGTERM, True), 2: (0, False)}
-    assert 0.5 < seconds(ended) < 30
-
-
-def test_echoes_are_collected_before_anything_is_killed(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 4, mark, DEED="echo", DEED_2="killed")
-    exits = by_rank(ended)
-    assert {rank: end.code for rank, end in exits.items()} == {0: 1, 1: 1, 2: -9, 3: 1}
-    assert min(exits.values(), key=lambda end: end.time).rank == 2
-    assert not any(end.ours for end in exits.values())
-    assert seconds(ended) < 30
-
-
-def test_an_exit_code_is_passed_on(run: RunDirectory, mark: str) -> None:
-    ended = emulate(run, 2, mark, DEED="echo", DEED_0="leave")
-    assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: 7, 1: 1}
+@pytest.mark.parametrize(("deeds", "ends", "first", "least"), [
+    pytest.param({"DEED": "hang", "DEED_3": "fail"}, [TERMINATED] * 3 + [(1, False)] + [TERMINATED] * 4, 3, 2, id="one fails"),
+    pytest.param({"DEED": "hang", "DEED_1": "segfault"}, [TERMINATED, (-11, False), TERMINATED], 1, 2, id="one crashes"),
+    pytest.param({"DEED": "hang_deaf", "DEED_1": "killed"}, [KILLED, (-9, False), KILLED], 1, 2, id="deaf to SIGTERM"),
+    pytest.param({"DEED_1": "hang", "LAG": "0.5"}, [(0, False), TERMINATED, (0, False)], None, 0.5, id="one does not end"),
+    pytest.param({"DEED": "echo", "DEED_2": "killed"}, [(1, False), (1, False), (-9, False), (1, False)], 2, 0, id="echoes"),
+    pytest.param({"DEED": "echo", "DEED_0": "leave"}, [(7, False), (1, False)], 0, 0, id="an exit code is passed on"),
+])
+def test_a_rank_that_ends_badly_ends_the_others(
+    run: RunDirectory, mark: str, deeds: dict[str, str], ends: list[tuple[int, bool]], first: int | None, least: float,
+) -> None:
+    """Echoes are collected before anything is killed."""
+    ended = emulate(run, len(ends), mark, **deeds)
+    assert [(end.code, end.ours) for _, end in sorted(by_rank(ended).items())] == ends
+    assert first in (None, min(ended.exits, key=lambda end: end.time).rank)
+    assert least < seconds(ended) < 30 and not ended.interrupted and ended.broken is None
+    logs = "".join(run.rank_log(rank).read_text() for rank in range(len(ends)))
+    assert ("ValueError: boom" in logs) == ("fail" in deeds.values())
 
 
 # --- a launcher in a process of its own -------------------------------------------------------------------------------
@@ -177,10 +147,9 @@ class Launcher:
     def __init__(self, run: RunDirectory, ranks: int, mark: str, path: Path | None = None, terminal: bool = False,
                  **deeds: str) -> None:
         self.run, self.ranks, self.mark = run, ranks, mark
-        command = [sys.executable, str(HERE / "emulated.py"), str(run.path), str(ranks)]
+        command = [sys.executable, emulated.__file__, str(run.path), str(ranks)]
         environ = environment(mark, path, **deeds)
-        self.out = run.path / "out"
-        self.err = run.path / "err"
+        self.out, self.err = run.path / "out", run.path / "err"
         with open(self.out, "w") as out, open(self.err, "w") as err:
             if terminal:
                 self.keyboard, inside = pty.openpty()
@@ -199,69 +168,60 @@ class Launcher:
     def ended(self, seconds: float = 60.0) -> RanksEnd:
         assert self.process.wait(seconds) == 0, self.err.read_text()
         document = json.loads(self.out.read_text())
-        return RanksEnd(tuple(Exit(**end) for end in document["exits"]), document["asked"], document["broken"])
+        return RanksEnd(tuple(Exit(**end) for end in document["exits"]), document["interrupted"], document["broken"])
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "Ctrl-C"])
-def test_the_first_interrupt_saves_and_stops(run: RunDirectory, mark: str, how: str) -> None:
-    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="save_and_stop")
+    def interrupt(self, how: str) -> None:
+        if how == "Ctrl-C":
+            os.write(self.keyboard, b"\x03")
+        else:
+            self.process.send_signal(signal.Signals[how])
+
+
+SELDOM = pytest.mark.prove  # another way into the same path
+
+
+@pytest.mark.parametrize(("how", "deed", "said"), [
+    *(pytest.param(how, "save_and_stop", ["saving at the next step"], marks=marks)
+      for how, marks in (("SIGTERM", ()), ("Ctrl-C", ()), ("SIGINT", SELDOM), ("SIGHUP", SELDOM))),
+    *(pytest.param(how, "hang_deaf", ["saving", "killed"], marks=marks)
+      for how, marks in (("Ctrl-C", ()), ("SIGTERM", SELDOM), ("SIGINT", SELDOM)))])
+def test_the_first_interrupt_saves_and_stops_and_the_second_kills(
+    run: RunDirectory, mark: str, how: str, deed: str, said: list[str],
+) -> None:
+    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED=deed)
     launcher.wait_for("ready")
-    if how == "Ctrl-C":
-        os.write(launcher.keyboard, b"\x03")
-    else:
-        launcher.process.send_signal(signal.Signals[how])
+    for words in said:
+        launcher.interrupt(how)
+        until(lambda words=words: words in launcher.err.read_text())
     ended = launcher.ended()
-    assert [end.code for end in ended.exits] == [75] * 4 and ended.asked
-    assert "saving at the next step" in launcher.err.read_text()
+    code = -9 if "killed" in said else 75
+    assert [end.code for end in ended.exits] == [code] * 4 and ended.interrupted
+    assert code == 75 or all(end.ours for end in ended.exits)
     assert "KeyboardInterrupt" not in launcher.err.read_text()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "Ctrl-C"])
-def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> None:
-    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="hang_deaf")
-    launcher.wait_for("ready")
-    for word in ("saving", "killed"):
-        if how == "Ctrl-C":
-            os.write(launcher.keyboard, b"\x03")
-        else:
-            launcher.process.send_signal(signal.Signals[how])
-        until(lambda word=word: word in launcher.err.read_text())
-    ended = launcher.ended()
-    assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.asked
-
-
-def test_a_closed_terminal_never_kills() -> None:
+@pytest.mark.parametrize(("nohup", "counts"), [(False, (1, 0, 1, 0)), (True, (0, 0, 1, 0))])
+def test_a_closed_terminal_never_kills(nohup: bool, counts: tuple[int, ...]) -> None:
     """Kernel and shell may each send a SIGHUP, and it may follow a Ctrl-C; a signal of another kind then does kill."""
-    with Interrupts() as interrupts:
-        for number, count in ((signal.SIGHUP, 1), (signal.SIGHUP, 0), (signal.SIGTERM, 1), (signal.SIGHUP, 0)):
-            os.kill(os.getpid(), number)
-            assert interrupts.received() == count
-
-
-def test_under_nohup_a_closed_terminal_is_nothing() -> None:
-    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
     try:
         with Interrupts() as interrupts:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert interrupts.received() == 0
+            for number, count in zip((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP), counts, strict=True):
+                os.kill(os.getpid(), number)
+                assert interrupts.received() == count
     finally:
         signal.signal(signal.SIGHUP, old)
 
 
-def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str) -> None:
-    launcher = Launcher(run, 4, mark, DEED="hang_deaf")
-    launcher.wait_for("ready")
-    assert len(marked(mark)) == 6
-    launcher.process.kill()
-    launcher.process.wait()
-    until(lambda: not marked(mark))
-
-
-def test_a_zygote_that_still_imports_ends_after_its_launcher(run: RunDirectory, mark: str, tmp_path: Path) -> None:
-    slow = f"import pathlib, time\npathlib.Path({str(run.path)!r}, 'importing').touch()\ntime.sleep(2)\n"
+@pytest.mark.parametrize("imports", [False, True])
+def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str, tmp_path: Path, imports: bool) -> None:
+    """Nor a zygote that still imports."""
+    slow = f"import pathlib, time\npathlib.Path({str(run.path)!r}, 'ready-').touch()\ntime.sleep(2)\n"
     (tmp_path / "emulated.py").write_text(slow)
-    launcher = Launcher(run, 1, mark, tmp_path)
-    until(lambda: (run.path / "importing").exists())
+    launcher = Launcher(run, 1 if imports else 4, mark, tmp_path if imports else None, DEED="hang_deaf")
+    launcher.wait_for("ready")
+    assert imports or len(marked(mark)) == 6
     launcher.process.kill()
     launcher.process.wait()
     until(lambda: not marked(mark))
@@ -272,18 +232,15 @@ def test_ranks_do_not_outlive_a_killed_zygote(run: RunDirectory, mark: str) -> N
     launcher.wait_for("ready")
     launcher.zygote().kill()
     ended = launcher.ended()
-    assert ended.exits == ()
-    assert ended.broken is not None and "was killed by SIGKILL" in ended.broken
+    assert ended.exits == () and "was killed by SIGKILL" in (ended.broken or "")
     until(lambda: not marked(mark))
 
 
 def test_a_rank_killed_from_outside_is_told_apart(run: RunDirectory, mark: str) -> None:
     launcher = Launcher(run, 4, mark, DEED="hang")
     launcher.wait_for("alive")
-    ranks = sorted(launcher.zygote().children(), key=lambda p: p.pid)
-    ranks[2].kill()
-    ended = launcher.ended()
-    assert [end.rank for end in ended.exits if not end.ours] == [2]
+    sorted(launcher.zygote().children(), key=lambda p: p.pid)[2].kill()
+    assert [end.rank for end in launcher.ended().exits if not end.ours] == [2]
 
 
 def test_the_check_for_left_overs_can_fail(mark: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from launching import answers, silent
+from launching import answers, executable, silent
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -46,41 +46,23 @@ def layout(spec: JobSpec) -> tuple[int, int, int, int, int]:
 
 
 @pytest.mark.parametrize(("machine", "expected"), [
-    (LAPTOP, (2, 2, 2, 2, 1)),
-    (ThisMachine(64, 256 * GIB, ()), (2, 2, 2, 2, 1)),
-    (ThisMachine(1, 8 * GIB, ()), (2, 1, 1, 2, 1)),
-    (ThisMachine(2, 3 * GIB, ()), (2, 1, 1, 2, 1)),
-    (ThisMachine(1, GIB, ()), (1, 1, 1, 1, 1)),
+    (LAPTOP, (2, 2, 2, 2, 1)), (ThisMachine(64, 256 * GIB, ()), (2, 2, 2, 2, 1)), (ThisMachine(1, 8 * GIB, ()), (2, 1, 1, 2, 1)),
+    (ThisMachine(2, 3 * GIB, ()), (2, 1, 1, 2, 1)), (ThisMachine(1, GIB, ()), (1, 1, 1, 1, 1)),
     (ThisMachine(16, 64 * GIB, (Gpu(0, "H200", 141 * GIB),)), (1, 1, 1, 1, 1)),
     (ThisMachine(16, 64 * GIB, (Gpu(0, "A", None), Gpu(1, "A", None), Gpu(2, "A", None))), (1, 3, 1, 1, 3)),
     (ThisMachine(96, 512 * GIB, tuple(Gpu(n, "H100", 80 * GIB) for n in range(8))), (1, 8, 2, 2, 2)),
 ])
 def test_without_slurm(tmp_path: Path, machine: ThisMachine, expected: tuple[int, ...]) -> None:
     spec = load(tmp_path, machine)
-    assert layout(spec) == expected
-    assert spec.job.device == "auto"
-    assert spec.slurm.partition is None
-    assert find_files(spec.data.files)
-
-
-def test_the_small_model_is_small(tmp_path: Path) -> None:
-    small = load(tmp_path, LAPTOP).model.config
-    large = load(tmp_path, replace(LAPTOP, gpus=(Gpu(0, "H200", 141 * GIB),))).model.config
-    assert small and large
-    assert small["n_embd"] < large["n_embd"]
-    assert load(tmp_path, LAPTOP).train.steps == 20
+    assert layout(spec) == expected and find_files(spec.data.files)
+    assert (spec.job.device, spec.slurm.partition) == ("auto", None)
 
 
 @pytest.mark.parametrize(("found", "expected"), [
-    (site(), (2, 8, 2, 2, 4)),
-    (site(nodes=1), (1, 8, 2, 2, 2)),
-    (site(gpus=((None, 1),)), (2, 1, 1, 2, 1)),
-    (site(gpus=((None, 3),), nodes=1), (1, 3, 1, 1, 3)),
-    (site(gpus=()), (2, 2, 2, 2, 1)),
-    (site(per_user={"gres/gpu": 8}), (1, 8, 2, 2, 2)),
-    (site(per_user={"gres/gpu": 12}), (1, 8, 2, 2, 2)),
-    (site(per_user={"gres/gpu": 4}), (1, 4, 2, 2, 1)),
-    (site(per_user={"node": 1}), (1, 8, 2, 2, 2)),
+    (site(), (2, 8, 2, 2, 4)), (site(nodes=1), (1, 8, 2, 2, 2)), (site(gpus=((None, 1),)), (2, 1, 1, 2, 1)),
+    (site(gpus=((None, 3),), nodes=1), (1, 3, 1, 1, 3)), (site(gpus=()), (2, 2, 2, 2, 1)),
+    (site(per_user={"gres/gpu": 8}), (1, 8, 2, 2, 2)), (site(per_user={"gres/gpu": 12}), (1, 8, 2, 2, 2)),
+    (site(per_user={"gres/gpu": 4}), (1, 4, 2, 2, 1)), (site(per_user={"node": 1}), (1, 8, 2, 2, 2)),
     (site(gpus=(), per_user={"gres/gpu": 0}), (2, 2, 2, 2, 1)),
 ])
 def test_with_slurm(tmp_path: Path, found: SlurmSite, expected: tuple[int, ...]) -> None:
@@ -96,40 +78,31 @@ def test_a_gpu_brings_its_share_of_the_node(tmp_path: Path) -> None:
     assert spec.slurm.gpu_type == "h100"
     assert spec.slurm.extra == {"cpus-per-task": 15, "mem": "0"}
     assert "#SBATCH --gpus-per-node=h100:8\n" in render(spec, tmp_path, python="/usr/bin/python3").text
-
-
-def test_nodes_without_gpus_are_shared(tmp_path: Path) -> None:
-    spec = load(tmp_path, LAPTOP, site(gpus=()))
-    assert spec.job.device == "cpu"
-    assert spec.slurm.gpu_type is None
+    spec = load(tmp_path, LAPTOP, site(gpus=(), accounts=()))  # nodes without GPUs are shared
+    assert (spec.job.device, spec.slurm.gpu_type, spec.slurm.account) == ("cpu", None, None)
     assert spec.slurm.extra == {"mem-per-cpu": "2048M"}
 
 
-def test_without_accounts_none_is_named(tmp_path: Path) -> None:
-    assert load(tmp_path, LAPTOP, site(accounts=())).slurm.account is None
+def test_the_time_limit_keeps_to_the_partitions(tmp_path: Path) -> None:
+    limits = {None: "00:30:00", "1-00:00:00": "00:30:00", "2:00:00": "00:30:00", "30:00": "00:30:00", "10:00": "10:00"}
+    assert {limit: load(tmp_path, LAPTOP, site(limit=limit)).job.time_limit for limit in limits} == limits
 
 
-@pytest.mark.parametrize(("limit", "expected"), [
-    (None, "00:30:00"), ("1-00:00:00", "00:30:00"), ("2:00:00", "00:30:00"), ("30:00", "00:30:00"), ("10:00", "10:00")])
-def test_the_time_limit_keeps_to_the_partitions(tmp_path: Path, limit: str | None, expected: str) -> None:
-    assert load(tmp_path, LAPTOP, site(limit=limit)).job.time_limit == expected
-
-
-def test_names_that_toml_must_quote(tmp_path: Path) -> None:
+def test_the_small_model_is_small_and_names_are_quoted(tmp_path: Path) -> None:
+    small, large = load(tmp_path, LAPTOP), load(tmp_path, replace(LAPTOP, gpus=(Gpu(0, "H200", 141 * GIB),)))
+    assert small.model.config["n_embd"] < large.model.config["n_embd"] and small.train.steps == 20  # type: ignore[index]
     name = 'a "b" \\ # ü'
     found = site()
-    found = replace(found, chosen=replace(found.chosen, name=name), terms=JobTerms(name, name))
-    assert load(tmp_path, LAPTOP, found).slurm.partition == name
-    assert load(tmp_path, LAPTOP, found).slurm.account == name
-    assert load(tmp_path, LAPTOP, found).slurm.qos == name
+    slurm = load(tmp_path, LAPTOP, replace(found, chosen=replace(found.chosen, name=name), terms=JobTerms(name, name))).slurm
+    assert slurm.partition == slurm.account == slurm.qos == name
 
 
-@pytest.mark.parametrize("found", [None, site()])
-def test_every_section_is_commented(found: SlurmSite | None) -> None:
-    sections = re.split(r"^\[", job_text(LAPTOP, found), flags=re.MULTILINE)[1:]
-    assert [section.partition("]")[0] for section in sections] == [
-        "job", "model.config", "data", "parallel", "train", "checkpoint", "slurm", "environment"]
-    assert all("\n# " in section for section in sections)
+def test_every_section_is_commented() -> None:
+    for found in (None, site()):
+        sections = re.split(r"^\[", job_text(LAPTOP, found), flags=re.MULTILINE)[1:]
+        assert [section.partition("]")[0] for section in sections] == [
+            "job", "model.config", "data", "parallel", "train", "checkpoint", "slurm", "environment"]
+        assert all("\n# " in section for section in sections)
 
 
 # --- accounts and qualities of service ------------------------------------------------------------------------------
@@ -150,14 +123,16 @@ def test_the_first_account_and_qos_that_the_partition_takes(partition_access: Pa
     assert terms("p", "1:00:00", ("a", "b"), MINE, KNOWN, partition_access) == expected
 
 
+def test_the_shortest_limit_counts_days_and_hours() -> None:
+    held = (Association("a", "p", ("long",), "long", "1-12"),)
+    assert terms("p", "1-06:00:00", ("a",), held, KNOWN, PartitionAccess()).max_wall == "1-06:00:00"
+
+
 def test_an_association_with_the_partition_goes_before() -> None:
     special = (*MINE, Association("a", "p", ("long",), "long", "30:00"))
     assert terms("p", None, ("a",), special, KNOWN, PartitionAccess()) == JobTerms("a", None, KNOWN["long"], "30:00")
     assert terms("q", None, ("a",), special, KNOWN, PartitionAccess()).quality == KNOWN["short"]
-
-
-def test_without_accounts_the_partitions_limit_holds() -> None:
-    assert terms("p", "10:00", (), (), {}, PartitionAccess()) == JobTerms(None, None, None, "10:00")
+    assert terms("p", "10:00", (), (), {}, PartitionAccess()) == JobTerms(None, None, None, "10:00"), "without accounts"
 
 
 def test_what_slurm_says_of_limits() -> None:
@@ -176,9 +151,7 @@ def test_what_slurm_says_of_limits() -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory on a machine whose Slurm does not answer."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at ctl is DOWN'\n")
-    (tmp_path / "bin/scontrol").chmod(0o755)
+    executable(tmp_path / "bin", "scontrol", "echo 'Slurmctld(primary) at ctl is DOWN'")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -196,26 +169,16 @@ def test_init_writes_a_job_file_and_says_what_it_found(here: Path) -> None:
     assert re.search(r"this machine +\d+ cores, [\d.,]+ GiB", result.output)
     assert "hpc-mp launch job.toml" in result.output
     assert load_job(here / "job.toml").job.name == "first"
-
-
-def test_the_command_that_follows_can_be_pasted(here: Path) -> None:
-    assert "hpc-mp launch 'my job.toml'" in init("my job.toml").output
+    assert "hpc-mp launch 'my job.toml'" in init("my job.toml").output, "the command that follows can be pasted"
 
 
 def test_a_file_is_not_overwritten_unless_told(here: Path) -> None:
     (here / "job.toml").write_text("mine")
-    result = init()
-    assert isinstance(result.exception, HpcMpError)
-    assert result.exception.rule == "exists"
+    for words, rule in (((), "exists"), (("no/such/job.toml",), "cannot be written")):
+        refused = init(*words).exception
+        assert isinstance(refused, HpcMpError) and rule in refused.rule
     assert (here / "job.toml").read_text() == "mine"
-    assert init("--force").exit_code == 0
-    assert load_job(here / "job.toml")
-
-
-def test_a_path_that_cannot_be_written(here: Path) -> None:
-    result = init("no/such/job.toml")
-    assert isinstance(result.exception, HpcMpError)
-    assert "cannot be written" in result.exception.rule
+    assert init("--force").exit_code == 0 and load_job(here / "job.toml")
 
 
 SLURM = """\
@@ -231,9 +194,7 @@ esac
 
 def test_init_on_a_cluster(here: Path) -> None:
     for name in ("scontrol", "sinfo", "sacctmgr"):
-        path = here.parent / "bin" / name
-        path.write_text(f"#!/bin/sh\n{SLURM}")
-        path.chmod(0o755)
+        executable(here.parent / "bin", name, SLURM)
     result = init("job.toml")
     assert result.exit_code == 0, result.output
     assert "Slurm         24.11, account lab\n" in result.output

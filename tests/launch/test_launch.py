@@ -1,4 +1,4 @@
-"""``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake but where noted."""
+"""``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake."""
 
 from __future__ import annotations
 
@@ -13,57 +13,41 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 import pytest
 import warm
-from launching import answers, environment, mark, marked, record, silent, the_run, until, write_job
+from launching import answers, environment, held, make_run, marked, record, silent, the_run, until, write_job
+from played_slurm import FAKE_CLI
 
 import hpc_mp.launch.launch
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.launch import _curve_words, command
-from hpc_mp.job import dump_job, load_any, load_job
+from hpc_mp.job import load_any, load_job
 from hpc_mp.launch.launch import LaunchRequest, preview
 from hpc_mp.launch.listener import Teller
 from hpc_mp.launch.plan import newest_run
 from hpc_mp.launch.resume import resuming
-from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_manifest
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import Outcome
-
-HERE = Path(__file__).parent
-
-__all__ = ["mark"]  # a fixture
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path)
-
 
 # --- the command, with fake ranks ---------------------------------------------------------------------------
 
 
-
-
-class Launch:
-    """``hpc-mp launch`` in a process of its own, with fake ranks (or real ones) that train."""
-
-    def __init__(self, mark: str, job: Path, *arguments: str, program: tuple[str, ...] = (str(HERE / "fake_cli.py"),),
-                 stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *program, "launch", str(job), "--on", "local", *arguments], stdout=stdout,
-            stderr=stderr, text=True, env=environment(mark, **{"DEED": "train", **environ}))
-
-    def end(self) -> tuple[int, str, str]:
-        """The exit code and what was printed."""
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err or ""
+def start(mark: str, job: Path, *arguments: str, **environ: str) -> warm.Program:
+    """``hpc-mp launch`` with fake ranks that train."""
+    return warm.Program([FAKE_CLI, "launch", job, "--on", "local", *arguments], environment(mark, **{"DEED": "train", **environ}))
 
 
 def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
-    program = [HERE / "fake_cli.py", "launch", job, "--on", "local", *arguments]
-    done = warm.Program(program, environment(mark, **{"DEED": "train", **environ})).end(60)
-    return done.returncode, done.stdout, done.stderr
+    return start(mark, job, *arguments, **environ).outcome()
+
+
+def cold(mark: str, job: Path, out: int = subprocess.PIPE, err: int = subprocess.PIPE, **environ: str) -> subprocess.Popen[str]:
+    """The same as a Python of its own, whose output is buffered as any other's and whose processes are all known by the mark."""
+    return subprocess.Popen([sys.executable, str(FAKE_CLI), "launch", str(job), "--on", "local"], stdout=out, stderr=err,
+                            text=True, env=environment(mark, **{"DEED": "train", **environ}))
 
 
 KEYS = ["run", "state", "job_id", "steps", "first_step", "first_loss", "loss", "evaluation_loss", "best_evaluation_loss",
@@ -92,31 +76,41 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
     for line in ("where     ", "state     ", "defaults  ", f"run       {the_run(job, 2).path}", "saved     ",
                  "report    ", f"export    hpc-mp export {the_run(job, 2).path} --output DIRECTORY"):
         assert line in out
+    code, out, err = launch(mark, job, "--resume", "--json", "--set", "train.steps=7", "--set", "job.nodes=1")
+    assert code == 0, err
+    run, document = the_run(job, 2), json.loads(out)
+    assert document["run"] == str(run.path) and document["steps"] == 7 and document["first_loss"] == 8.0, "it is extended"
+    assert load_job(run.path / "attempts" / "1" / "job.toml").train.steps == 5
+    assert load_job(run.job).train.steps == 7 and len(json.loads(run.placement.read_text())["ranks"]) == 2
+    assert not the_run(job, 3).path.exists()
 
 
 def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
-    running = Launch(mark, job, "--json", PAUSE="60")
+    running = start(mark, job, "--json", "--set=environment.set.TOKEN=hunter2", PAUSE="60")
     run = the_run(job)
     until(lambda: run.metrics.exists() and run.rank_log(3).exists())
     began = time.monotonic()
-    rank_process(mark, run, 3).kill()
-    code, out, err = running.end()
+    rank_process(running, run, 3).kill()
+    code, out, err = running.outcome()
     assert time.monotonic() - began < 30
     assert code == 1
     document = json.loads(out)
     assert list(document) == KEYS and document["state"] == "failed"
     cause = document["cause"]
     assert (cause["rank"], cause["node"], cause["kind"]) == (3, "node1", "signal")
-    assert "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or somebody killed it)" in err
-    assert f"its log:    {run.rank_log(3)}" in err and f"hpc-mp launch {job} --on local --resume" in err
-    assert "Traceback" not in err
+    assert ("rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or another process "
+            "killed it)") in err
+    assert f"its log:    {run.rank_log(3)}" in err and "Traceback" not in err
+    assert f"hpc-mp launch {job} --on local '--set=environment.set.TOKEN=…' --resume" in err
+    assert "hunter2" not in out + err and "hunter2" in run.job.read_text(), "values of variables are not printed"
     assert "attempt 1 failed: rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL" in run.main_log.read_text()
 
 
-def rank_process(mark: str, run: RunDirectory, rank: int) -> psutil.Process:
-    """A rank, known by its log (its environment in /proc is the zygote's)."""
+def rank_process(launcher: warm.Program, run: RunDirectory, rank: int) -> psutil.Process:
+    """A rank, known by its log."""
     log = str(run.rank_log(rank))
-    return next(p for p in marked(mark) if os.readlink(f"/proc/{p.pid}/fd/1") == log)
+    return next(p for p in psutil.Process(launcher.process.pid).children(recursive=True)
+                if os.readlink(f"/proc/{p.pid}/fd/1") == log)
 
 
 def test_wrong_input_found_by_a_rank_is_the_users(job: Path, mark: str) -> None:
@@ -127,15 +121,14 @@ def test_wrong_input_found_by_a_rank_is_the_users(job: Path, mark: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: int) -> None:
-    running = Launch(mark, job, "--json", PAUSE="60")
+    running = start(mark, job, "--json", PAUSE="60")
     until(the_run(job).metrics.exists)
-    running.process.send_signal(number)
-    code, out, err = running.end()
+    code, out, err = running.outcome(number)
     document = json.loads(out)
     assert code == 1 and document["state"] == "stopped" and document["cause"] is None
     assert document["steps"] == 1 and document["checkpoint"].endswith(f"step-{document['steps']:08d}")
     assert "saving at the next step" in err
-    assert f"stopped after step {document['steps']}. Go on with: hpc-mp launch {job} --on local --resume" in err
+    assert f"stopped after step {document['steps']}. Continue with: hpc-mp launch {job} --on local --resume" in err
     code, out, err = launch(mark, job, "--json", "--resume")
     assert code == 0 and json.loads(out)["run"] == document["run"] and json.loads(out)["steps"] == 5
     assert [step["step"] for step in map(json.loads, the_run(job).metrics.read_text().splitlines())] == [1, 2, 3, 4, 5]
@@ -143,45 +136,30 @@ def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: 
 
 def test_a_reader_that_goes_takes_nothing_with_it(job: Path, mark: str) -> None:
     """Ctrl-C ends ``| tee`` at once; the run must still save and stop."""
-    running = Launch(mark, job, PAUSE="60")
+    running = cold(mark, job, PAUSE="60")
     until(the_run(job).metrics.exists)
-    for pipe in (running.process.stdout, running.process.stderr):
+    for pipe in (running.stdout, running.stderr):
         assert pipe is not None
         pipe.close()
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(20) == 1
-    outcome = json.loads((the_run(job).path / "outcome.json").read_text())
+    running.send_signal(signal.SIGINT)
+    assert running.wait(20) == 1
+    outcome = json.loads(the_run(job).outcome.read_text())
     assert outcome["state"] == "stopped" and outcome["checkpoint"].endswith("step-00000001")
 
 
 def test_a_full_disk_below_the_output_is_said(job: Path, mark: str) -> None:
     with open("/dev/full", "w") as full:
-        running = Launch(mark, job, stdout=full.fileno())
-    code, _, err = running.end()
-    assert code == 1 and err == "hpc-mp: standard output is incomplete (No space left on device)\n"
-    assert json.loads((the_run(job).path / "outcome.json").read_text())["state"] == "completed"
+        running = cold(mark, job, out=full.fileno())
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 1 and err == "hpc-mp: standard output is incomplete (No space left on device)\n"
+    assert json.loads(the_run(job).outcome.read_text())["state"] == "completed"
 
 
-def test_variables_are_not_printed(job: Path, mark: str) -> None:
-    secret = "--set=environment.set.TOKEN=hunter2"
-    code, out, err = launch(mark, job, secret, DEED="train", DEED_1="error")
-    assert code == 1 and "environment.set.TOKEN=…" in err and "hunter2" not in out + err
-    assert "hunter2" in the_run(job).job.read_text()
-
-
-@pytest.mark.parametrize(("override", "said"), [
-    ("train.steps=0", r"train\.steps = 0"),
-    ("parallel.tensor=3", "does not divide"),
-    ("data.sequence_length=100", "is longer than the model's 64 positions"),
-    ("data.files=['none/*.txt']", "none/"),
-    ("slurm.extra.nodez=1", "nodez"),
-    ("checkpoint.resume=elsewhere", "elsewhere"),
+@pytest.mark.parametrize(("override", "said"), [  # more of them are in test_mistakes.py
+    ("parallel.tensor=3", "does not divide"), ("data.files=['none/*.txt']", "none/"), ("slurm.extra.nodez=1", "nodez"),
     ("job.device=cuda", r"job\.device = cuda: nvidia-smi finds no GPU"),
-    ("model.config.hidden_sise=64", "Did you mean 'hidden_size'"),
 ])
-def test_what_is_refused_leaves_nothing_behind(
-    job: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_leaves_nothing_behind(job: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
     before = set(psutil.Process().children())
     with pytest.raises(HpcMpError, match=said):
@@ -191,10 +169,10 @@ def test_what_is_refused_leaves_nothing_behind(
 
 
 def test_a_refusal_is_one_paragraph_and_exit_code_2(job: Path, mark: str) -> None:
-    code, out, err = launch(mark, job, "--set", "parallel.tensor=3")
-    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("hpc-mp: tensor(3)")
-    code, out, err = launch(mark, job, "--json", "--set", "parallel.tensor=3")
-    assert (code, err.count("\n")) == (2, 1) and json.loads(out)["state"] == "refused"
+    for options in ([], ["--json"]):
+        code, out, err = launch(mark, job, "--set", "parallel.tensor=3", *options)
+        assert (code, err.count("\n")) == (2, 1) and err.startswith("hpc-mp: tensor(3)")
+        assert json.loads(out)["state"] == "refused" if options else out == ""
 
 
 def test_a_dry_run_prints_what_is_used_and_writes_nothing(job: Path, mark: str) -> None:
@@ -227,9 +205,8 @@ def previewed(job: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, resum
     ("90", 'is 1 h 30 min, as Slurm counts; hours are written "90:00:00"'), ("024", 'is 24 min, .*"24:00:00"'),
     ("12:00", 'is 12 min, as Slurm counts; hours are written "12:00:00"'), ("1:30", 'is 1 min 30 s, .*"01:30:00"'),
     ("24:00:00", ""), ("00:24:00", ""), ("1-12", ""), ("1-00:00", ""), ("1440", ""), ("0", "")])
-def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(
-    job: Path, monkeypatch: pytest.MonkeyPatch, limit: str, words: str,
-) -> None:
+def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(job: Path, monkeypatch: pytest.MonkeyPatch, limit: str,
+                                                                  words: str) -> None:
     said = previewed(job, monkeypatch, f"job.time_limit='{limit}'")
     assert re.search(f"\nlimit     job.time_limit = {limit} {words}", said) if words else "\nlimit " not in said
 
@@ -241,41 +218,26 @@ STOP = {"attempt": 1, "state": "stopped", "cause": None}
     ([STOP], 3, "0001 of this job stopped at step 4/5"), ([STOP | {"state": "failed"}], 3, "0001 of this job failed at step 4/5"),
     ([STOP | {"state": "completed"}, STOP], 3, "0002 of this job stopped at step 4/5"), ([STOP], 0, ""),
     ([STOP | {"state": "completed"}], 3, ""), ([STOP, STOP | {"state": "completed"}], 3, ""), ([{}], 3, ""), ([], 0, "")])
-def test_a_forgotten_resume_is_noted(
-    job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[dict[str, Any]], saved: int, words: str,
-) -> None:
+def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[dict[str, Any]], saved: int,
+                                     words: str) -> None:
     for verdict in verdicts:
-        run = begun(job, saved)
+        run = make_run(load_any(job), *([saved] if saved else []))
+        run.metrics.write_text("".join(record(step) + "\n" for step in range(1, 5)) if saved else "")
         if verdict:  # else it goes on still
             run.outcome.write_text(json.dumps(verdict))
     said = previewed(job, monkeypatch, "train.eps=1e-8")
-    how = f"to go on with that one: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
+    how = f"to resume that run: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
     assert f"note: run {words}, and this is a new one from the beginning; {how}" in said if words else "note:" not in said
     if words:
         assert "note:" not in previewed(job, monkeypatch, resume=True)
         assert "note:" not in previewed(job, monkeypatch, 'sweep.grid={"train.seed" = [1, 2]}'), "runs of a sweep are others"
 
 
-@pytest.mark.parametrize("resumes", [True, False])
-def test_of_a_program_that_cannot_go_on_no_resume_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool,
-) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(f'[job]\nname = "t"\n[program]\ncommand = ["true"]\nresumes = {str(resumes).lower()}\n')
-    begun(job, 0).outcome.write_text(json.dumps(STOP))
-    assert ("note: run 0001 of this job stopped, and this is a new one" in previewed(job, monkeypatch)) == resumes
-
-
-def begun(job: Path, saved: int) -> RunDirectory:
-    """The next run of the job, which has trained four steps and saved one of them, if any."""
-    run = create_run(job.parent / "runs", "t")
-    run.job.write_text(dump_job(load_any(job)))
-    run.placement.write_text("{}")
-    if saved:
-        run.metrics.write_text("".join(record(step) + "\n" for step in range(1, 5)))
-        (run.checkpoints / f"step-{saved:08d}").mkdir()
-        write_manifest(run.checkpoints / f"step-{saved:08d}", Manifest(saved, {}))
-    return run
+def test_of_a_program_that_cannot_go_on_no_resume_is_forgotten(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.write_text('[job]\nname = "t"\n[program]\ncommand = ["true"]\nresumes = true\n')
+    make_run(load_any(job)).outcome.write_text(json.dumps(STOP))
+    assert "note: run 0001 of this job stopped, and this is a new one" in previewed(job, monkeypatch)
+    assert "note: run 0001" not in previewed(job, monkeypatch, "program.resumes=false")
 
 
 # --- going on -----------------------------------------------------------------------------------------------
@@ -285,12 +247,7 @@ def begun(job: Path, saved: int) -> RunDirectory:
 def finished(tmp_path: Path) -> Path:
     """A job whose run has done its five steps, without the cost of running it."""
     path = write_job(tmp_path)
-    run = create_run(tmp_path / "runs", "t")
-    run.job.write_text(dump_job(load_job(path)))
-    run.placement.write_text("{}")
-    for step in (3, 5):
-        (run.checkpoints / f"step-{step:08d}").mkdir()
-        write_manifest(run.checkpoints / f"step-{step:08d}", Manifest(step, {}))
+    make_run(load_job(path), 3, 5)
     return path
 
 
@@ -300,57 +257,41 @@ def left(job: Path, *overrides: str, ask: Any = silent) -> bool:
         return resumed.left
 
 
-def test_nothing_to_resume(job: Path) -> None:
-    with pytest.raises(HpcMpError, match=r"--resume of job 't': there is no run in .*/runs/t. Launch it without"):
-        left(job)
-
-
-@pytest.mark.parametrize(("override", "said"), [
-    ("model.config.n_layer=3", r"model\.config\.n_layer = 3: was 2 when"),
-    ("model.config.n_inner=3", r"model\.config\.n_inner = 3: was left out when"),
-    ("data.files=['job.toml']", r"data\.files = .*job\.toml.*: was .*text\.txt.* when"),
-    ("data.sequence_length=16", r"data\.sequence_length = 16: was 32"),
-    ("train.seed=1", r"train\.seed = 1: was 0"),
-    ("train.global_batch=16", r"train\.global_batch = 16: was 8"),
-    ("train.optimizer=sgd", r"train\.optimizer = \"sgd\": was \"adamw\""),
-    ("train.eps=1e-3", r"train\.eps = 0\.001: was 1e-08"),
-    ("train.steps=4", r"train\.steps = 4: is less than the 5 steps that .* has done"),
+@pytest.mark.parametrize(("override", "said", "way"), [
+    ("model.config.n_layer=3", r"model\.config\.n_layer = 3: was 2 when", False),
+    ("model.config.n_inner=3", r"model\.config\.n_inner = 3: was left out when", None),
+    ("data.files=['job.toml']", r"data\.files = .*job\.toml.*: was .*text\.txt.* when", None),
+    ("data.sequence_length=16", r"data\.sequence_length = 16: was 32", True), ("train.seed=1", r"train\.seed = 1: was 0", True),
+    ("train.global_batch=16", r"train\.global_batch = 16: was 8", True),
+    ("train.optimizer=sgd", r"train\.optimizer = \"sgd\": was \"adamw\"", False),
+    ("train.eps=1e-3", r"train\.eps = 0\.001: was 1e-08", True),
+    ("train.steps=4", r"train\.steps = 4: is less than the 5 steps that .* has done", None),
 ])
-def test_what_must_not_change(finished: Path, override: str, said: str) -> None:
-    with pytest.raises(HpcMpError, match=said):
+def test_what_must_not_change(finished: Path, override: str, said: str, way: bool | None) -> None:
+    """The key that begins with a run's state is named if it may change that, and if there is a state."""
+    run = the_run(finished)
+    words = f'without --resume that begins with its state: checkpoint.resume = "{run.path}"'
+    with pytest.raises(HpcMpError, match=said) as refused:
         left(finished, override)
-
-
-@pytest.mark.parametrize(("override", "saved", "way"), [
-    ("train.global_batch=16", True, True), ("train.seed=1", True, True), ("data.sequence_length=16", True, True),
-    ("train.eps=1e-3", True, True), ("train.global_batch=16", False, False), ("model.config.n_layer=3", True, False),
-    ("train.optimizer=sgd", True, False)])
-def test_the_key_that_begins_with_a_runs_state_is_named_where_it_may_change_that(
-    finished: Path, override: str, saved: bool, way: bool,
-) -> None:
-    run = newest_run(load_job(finished))
-    assert run is not None
-    if not saved:
+    if way is not None:
+        assert (words in str(refused.value)) == way
+        assert "ut the old value back, or launch a new run without --resume" in str(refused.value)
         run.checkpoints.rename(run.path / "gone")
-    with pytest.raises(HpcMpError) as refused:
-        left(finished, override)
-    assert (f'without --resume that begins with its state: checkpoint.resume = "{run.path}"' in str(refused.value)) == way
-    assert "put the old value back, or launch a new run without --resume" in str(refused.value).replace("Put", "put")
+        with pytest.raises(HpcMpError, match=said) as refused:
+            left(finished, override)
+        assert words not in str(refused.value)
 
 
-@pytest.mark.parametrize(("first", "last", "words"), [
-    (1, 5, "8.0000 → 7.0000 in 5 steps"), (131, 140, "8.0000 → 7.0000 in steps 131 to 140"),
-    (7, 7, "8.0000 → 7.0000 in step 7"), (1, 1, "8.0000 → 7.0000 in 1 step")])
-def test_the_end_of_a_run_names_the_steps_that_it_has_made(tmp_path: Path, first: int, last: int, words: str) -> None:
-    assert _curve_words(Outcome(tmp_path, "completed", steps=last, first_step=first, first_loss=8.0, loss=7.0), "") == words
+def test_the_end_of_a_run_names_the_steps_that_it_has_made(tmp_path: Path) -> None:
+    for first, last, words in ((1, 5, "5 steps"), (131, 140, "steps 131 to 140"), (7, 7, "step 7"), (1, 1, "1 step")):
+        ended = Outcome(tmp_path, "completed", steps=last, first_step=first, first_loss=8.0, loss=7.0)
+        assert _curve_words(ended, "") == f"8.0000 → 7.0000 in {words}"
 
 
-@pytest.mark.parametrize("override", [
-    "parallel.tensor=2", "parallel.zero=3", "job.nodes=4", "parallel.order='TPD'", "train.learning_rate=0.1",
-    "checkpoint.every=2", "job.time_limit='2:00:00'", "model.stage=true", "data.stage=true",
-])
-def test_what_may_change(finished: Path, override: str) -> None:
-    assert left(finished, override, "train.steps=6")
+def test_what_may_change(finished: Path) -> None:
+    for override in ("parallel.tensor=2", "parallel.zero=3", "job.nodes=4", "parallel.order='TPD'", "train.learning_rate=0.1",
+                     "checkpoint.every=2", "job.time_limit='2:00:00'", "model.stage=true", "data.stage=true"):
+        assert left(finished, override, "train.steps=6"), override
 
 
 def test_a_run_is_finished_when_its_last_checkpoint_is_whole(finished: Path, mark: str) -> None:
@@ -365,53 +306,31 @@ def test_a_run_is_finished_when_its_last_checkpoint_is_whole(finished: Path, mar
     assert left(finished)
 
 
-def test_a_finished_run_is_extended(job: Path, mark: str) -> None:
-    assert launch(mark, job)[0] == 0
-    code, out, err = launch(mark, job, "--resume", "--json", "--set", "train.steps=7", "--set", "job.nodes=1")
-    assert code == 0, err
-    run, document = the_run(job), json.loads(out)
-    assert document["run"] == str(run.path) and document["steps"] == 7 and document["first_loss"] == 8.0
-    assert load_job(run.path / "attempts" / "1" / "job.toml").train.steps == 5
-    assert load_job(run.job).train.steps == 7 and len(json.loads(run.placement.read_text())["ranks"]) == 2
-    assert not (job.parent / "runs" / "t" / "0002").exists()
-
-
 def test_a_run_is_held_by_one_launch(job: Path, mark: str) -> None:
-    running = Launch(mark, job, PAUSE="60")
+    running = start(mark, job, PAUSE="60")
     until(the_run(job).metrics.exists)
     code, _, err = launch(mark, job, "--resume")
     assert code == 2 and "is still going on, or another launch resumes it" in err
-    running.process.send_signal(signal.SIGTERM)
-    assert running.end()[0] == 1
-    pair = [Launch(mark, job, "--resume", PAUSE="60") for _ in range(2)]
+    assert running.outcome(signal.SIGTERM)[0] == 1
+    pair = [start(mark, job, "--resume", PAUSE="60") for _ in range(2)]
     refused = until(lambda: [one for one in pair if one.process.poll() is not None])
-    assert len(refused) == 1 and refused[0].end()[0] == 2
+    assert len(refused) == 1 and refused[0].outcome()[0] == 2
     (winner,) = (one for one in pair if one not in refused)
     until(lambda: len(the_run(job).metrics.read_text().splitlines()) == 2)
-    winner.process.send_signal(signal.SIGTERM)
-    assert winner.end()[0] == 1
+    assert winner.outcome(signal.SIGTERM)[0] == 1
     assert [path.name for path in (the_run(job).path / "attempts").iterdir()] == ["1"]
-
-
-def free(lock: IO[str]) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def test_ranks_hold_the_run_after_their_launcher(job: Path, mark: str) -> None:
     """The lock is the open file's, and every rank has it: a dead launcher alone does not free a run."""
-    running = Launch(mark, job, DEED="hang")
-    run = the_run(job)
+    running, run = cold(mark, job, DEED="hang"), the_run(job)
     until(run.rank_log(3).exists)
-    with open(run.path / ".lock") as lock:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        running.process.kill()
-        until(lambda: not marked(mark))
-        until(lambda: free(lock), 3)  # the kernel closes a dead process's files a moment later
-    running.process.communicate()
+    with open(run.lock) as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    running.kill()
+    until(lambda: not marked(mark))
+    with held(run):  # now
+        running.communicate()
 
 
 def test_a_queued_run_is_not_resumed(finished: Path) -> None:
@@ -428,31 +347,12 @@ def test_a_queued_run_is_not_resumed(finished: Path) -> None:
 
 def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
     keyboard, screen = pty.openpty()
-    running = Launch(mark, job, stderr=screen, PAUSE="0.3")
+    running = cold(mark, job, err=screen, PAUSE="0.3")
     os.close(screen)
     shown = ""
     with suppress(OSError):  # EIO: nobody has the screen open any more
         while text := os.read(keyboard, 1 << 16):
             shown += text.decode(errors="replace")
-    code, out, _ = running.end()
-    assert code == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}, 200 tokens/s", shown), shown
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}, 200 tokens/s", shown), shown
     assert "step 3/5" not in out
-
-
-# --- with the real engine -----------------------------------------------------------------------------------
-
-
-@pytest.mark.prove  # in make test tests/end_to_end/test_one_cause.py kills one of four
-def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
-    program = ("-m", "hpc_mp")
-    running = Launch(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=program)
-    run = the_run(job)
-    until(lambda: run.metrics.exists() and run.metrics.read_text().count("\n") > 3, 60)
-    began = time.monotonic()
-    rank_process(mark, run, 1).kill()
-    code, out, err = running.end()
-    assert time.monotonic() - began < 45  # with the report
-    document = json.loads(out)
-    assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
-    assert "rank 1 (dp 1, pp 0, tp 0) on node0 was killed by SIGKILL" in err
-    assert [json.loads(line)["rank"] for line in sorted(run.ranks.read_text().splitlines())] == [0, 1]

@@ -3,50 +3,58 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from launching import JOB, answers, executable, record, said, silent, write_job
+from launching import answers, executable, make_run, silent, write_job
 
-from hpc_mp.base.command import CommandFailed, ask
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.exit_codes import ending
-from hpc_mp.base.line_file import NewLines
 from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
-from hpc_mp.job import Environment, JobSpec, Slurm, dump_job, load_job
-from hpc_mp.job.program import Program
+from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.launch import run_files
 from hpc_mp.launch.backends import BACKENDS
-from hpc_mp.launch.backends.watch import RanksEnd, judge
-from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
-from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.plan import compose, newest_run
-from hpc_mp.launch.run_files import begin
+from hpc_mp.launch.model_check import acceptance, check_model
+from hpc_mp.launch.plan import TrainingPlan, compose, newest_run
+from hpc_mp.launch.run_files import begin, next_runs, script
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.models import ModelProfile, UnitProfile, conditions, read_shape, stage_layers, write_profile
-from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.planner.traffic import traffic_of
-from hpc_mp.rundir import Manifest, create_run, write_json, write_manifest
-from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.failures import read_failures
+from hpc_mp.rundir import create_run, write_json
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, Origin, counters_document
-from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.plan import RunPlan, Traffic, read_plan
-from hpc_mp.rundir.records import RankStatus, StepMetrics, line_of
+from hpc_mp.rundir.records import StepMetrics, line_of
 
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No nvidia-smi."""
+    monkeypatch.setenv("PATH", "")
+
+
 def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *overrides: str) -> JobSpec:
     return load_job(write_job(directory, nodes, ranks, more), overrides)
+
+
+def planned(spec: JobSpec, **more: Any) -> TrainingPlan:
+    """Return the plan on emulated nodes."""
+    return compose(spec, Where("local", "so"), BACKENDS["local"].target, **more)
+
+
+def words_of(plan: TrainingPlan) -> str:
+    return " ".join(describe(plan, "emulated on this machine").split())
 
 
 # --- the environment of a rank ------------------------------------------------------------------------------
@@ -61,13 +69,10 @@ def test_a_rank_is_told_what_srun_tells() -> None:
         "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[0-1]",
         "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77",
         "SLURM_JOB_NAME": "t", "SLURMD_NODENAME": "node1", "MASTER_PORT": "1234",
-        "MASTER_ADDR": "10.0.0.1", "WORD": "a b",  # environment.set has the last word, but for a rank's own number
+        "MASTER_ADDR": "10.0.0.1", "WORD": "a b",  # environment.set takes precedence, but for a rank's own number
     }
-
-
-def test_one_node_is_written_without_brackets() -> None:
-    (told,) = srun_environments([TaskPlace(0, 0)], "1", {})
-    assert (told["SLURM_STEP_NODELIST"], told["SLURM_TASKS_PER_NODE"]) == ("node0", "1")
+    (alone,) = srun_environments([TaskPlace(0, 0)], "1", {})
+    assert (alone["SLURM_STEP_NODELIST"], alone["SLURM_TASKS_PER_NODE"]) == ("node0", "1"), "without brackets"
 
 
 def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
@@ -83,7 +88,7 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, 9, {})["OMP_NUM_THREADS"] == "7"
 
 
-# --- where --------------------------------------------------------------------------------------------------
+# --- where (what a controller answers, or does not: tests/cluster/test_site.py) -------------------------------
 
 
 @pytest.mark.parametrize(("on", "environ", "table", "found", "why"), [
@@ -93,11 +98,12 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "step", "inside the live allocation 7"),
     ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "", "scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "7 is gone"),
     ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "COMPLETING\n"}, "local", "the allocation 7 is COMPLETING"),
-    ("auto", {"SLURM_JOB_ID": "7"}, {}, "local", "SLURM_JOB_ID=7 is no live allocation (squeue is not on PATH)"),
+    ("auto", {"SLURM_JOB_ID": "7"}, {}, "local", "SLURM_JOB_ID=7 is not a live allocation (squeue is not on PATH)"),
     ("auto", {}, {"scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "scontrol ping answers"),
     ("auto", {}, {"scontrol": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP"}, "slurm", "answers"),
     ("auto", {}, {"scontrol": "Slurmctld(primary) at x is DOWN"}, "local", "is DOWN"),
     ("auto", {}, {"sbatch": "slurm 23.11"}, "local", "scontrol is not on PATH"),
+    ("mpi", {}, {}, "mpi", ""),
 ])
 def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: str, why: str) -> None:
     where = decide(on, environ, answers(table))
@@ -105,11 +111,9 @@ def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: s
 
 
 def test_a_stale_allocation_is_told_in_one_line() -> None:
-    def ask(argv: Any) -> str:
-        raise CommandFailed("squeue: error: no DNS\nsqueue: fatal: no controller")
-
+    ask = Mock(side_effect=CommandFailed("squeue: error: no DNS\nsqueue: fatal: no controller"))
     assert decide("auto", {"SLURM_JOB_ID": "7"}, ask).why == (
-        "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
+        "squeue: fatal: no controller; SLURM_JOB_ID=7 is not a live allocation (squeue: fatal: no controller)")
 
 
 def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
@@ -122,40 +126,16 @@ def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
     assert decide("auto", {"PATH": "/nowhere"}, silent).missed == "" == decide("local", here, silent).missed
 
 
-def test_mpi_is_taken_at_its_word() -> None:
-    assert decide("mpi", {}, silent).place == "mpi"
-
-
-@pytest.mark.parametrize(("scontrol", "found", "why"), [
-    ("sleep 60", "local", "did not answer within 3 s"),
-    ("echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1", "local", "Unable to contact"),
-    ("echo 'Slurmctld(primary) at x is UP'", "slurm", "scontrol ping answers"),
-    ("echo 'Slurmctld(primary) at x is DOWN'", "local", "is DOWN"),
-])
-def test_real_programs_are_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str, found: str, why: str
-) -> None:
-    executable(tmp_path / "bin", "scontrol", scontrol)
-    executable(tmp_path / "bin", "sbatch", "exit 0")  # proves nothing
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    began = time.monotonic()
-    where = decide("auto", {}, ask)
-    assert where.place == found and why in where.why
-    assert time.monotonic() - began < 30
-
-
 # --- the device and its memory ------------------------------------------------------------------------------
 
 GPUS = (Gpu(0, "H200", 100 * GIB), Gpu(1, "H200", 100 * GIB))
 
 
 @pytest.mark.parametrize(("asked", "ranks", "gpus", "built", "kind", "why"), [
-    ("auto", 2, GPUS, True, "cuda", "a GPU for every rank"),
-    ("auto", 3, GPUS, True, "cpu", "2 GPUs are fewer than 3 ranks"),
+    ("auto", 2, GPUS, True, "cuda", "a GPU for every rank"), ("auto", 3, GPUS, True, "cpu", "2 GPUs are fewer than 3 ranks"),
     ("auto", 2, (), True, "cpu", "nvidia-smi finds no GPU"),
     ("auto", 2, GPUS, False, "cpu", "the installed torch is built without CUDA"),
-    ("cpu", 2, GPUS, True, "cpu", "job.device = cpu"),
-    ("cuda", 5, GPUS, True, "cuda", "5 ranks share 2 GPUs"),
+    ("cpu", 2, GPUS, True, "cpu", "job.device = cpu"), ("cuda", 5, GPUS, True, "cuda", "5 ranks share 2 GPUs"),
 ])
 def test_device(asked: Any, ranks: int, gpus: tuple[Gpu, ...], built: bool, kind: str, why: str) -> None:
     device = choose(asked, ranks, gpus, built, 8 * GIB)
@@ -163,32 +143,25 @@ def test_device(asked: Any, ranks: int, gpus: tuple[Gpu, ...], built: bool, kind
     assert sorted(rank for pool in device.pools for rank in pool.ranks) == list(range(ranks))
 
 
-@pytest.mark.parametrize(("gpus", "built", "rule"), [((), True, "finds no GPU"), (GPUS, False, "built without CUDA")])
-def test_cuda_is_refused_where_there_is_none(gpus: tuple[Gpu, ...], built: bool, rule: str) -> None:
-    with pytest.raises(HpcMpError, match=rule):
-        choose("cuda", 1, gpus, built, GIB)
-
-
 def test_shared_gpus_add_up() -> None:
+    for gpus, built, rule in (((), True, "finds no GPU"), (GPUS, False, "built without CUDA")):
+        with pytest.raises(HpcMpError, match=rule):
+            choose("cuda", 1, gpus, built, GIB)
     device = choose("cuda", 4, GPUS, True, GIB)
     assert [pool.ranks for pool in device.pools] == [(0, 2), (1, 3)]
     check_memory([50 * GIB, 10 * GIB, 50 * GIB, 10 * GIB], device)
     refused = r"101 GiB of model state .* 2 ranks on GPU 0 \(H200\): is more than its 100 GiB"
     with pytest.raises(HpcMpError, match=refused):
         check_memory([50 * GIB, 10 * GIB, 51 * GIB, 10 * GIB], device)
-
-
-def test_a_gpu_of_unknown_size_refuses_nothing() -> None:
-    check_memory([2**60], choose("cuda", 1, (Gpu(0, "GB10", None),), True, GIB))
+    check_memory([2**60], choose("cuda", 1, (Gpu(0, "GB10", None),), True, GIB))  # of a size that is not known
 
 
 # --- the plan and its words ---------------------------------------------------------------------------------
 
 
-def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+def test_a_plan_settles_what_was_auto(tmp_path: Path) -> None:
     given = spec_of(tmp_path, 2, 2, '[parallel]\ntensor = 2\n[slurm]\nsetup = ["module load x"]\n')
-    plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
+    plan = planned(given)
     assert given.parallel.order == given.job.device == "auto"
     assert plan.spec.job.device == "cpu" and set(plan.spec.parallel.order) == set("DPT")
     assert plan.placement.order == plan.spec.parallel.order and len(plan.record.state) == 4
@@ -200,83 +173,84 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_plan_names_the_ranks_that_share_out_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    model = ('model.config={ model_type = "mixtral", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, '
-             "num_key_value_heads = 4, intermediate_size = 64, vocab_size = 320, num_local_experts = 4 }")
-    for expert, words in ((2, "× data(4) with expert(2), ZeRO-1"), (1, "× data(4), ZeRO-1")):
-        given = spec_of(tmp_path, 2, 2, "", model, f"parallel.expert={expert}")
-        plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
-        assert words in describe(plan, "here")
+MIXTRAL = ('model.config={ model_type = "mixtral", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, '
+           "num_key_value_heads = 4, intermediate_size = 64, vocab_size = 320, num_local_experts = 4 }")
+WHOLE = "whole on every tensor rank"
+
+
+@pytest.mark.parametrize(("keys", "words", "absent"), [
+    ([MIXTRAL, "parallel.expert=2"], "× data(4) with expert(2), ZeRO-1", WHOLE),
+    ([MIXTRAL, "parallel.expert=1"], "× data(4), ZeRO-1", "expert("),
+    (["parallel.tensor=2"], f"{WHOLE}: looked up by position, not by token: transformer.wpe", "expert("),
+    (["parallel.tensor=2", 'parallel.tensor_modules=["*.mlp"]'],
+     "not among parallel.tensor_modules: transformer.wte, transformer.h.*.attn", "expert("),
+    (["parallel.tensor=1"], "", WHOLE), (["parallel.pipeline=2"], "", WHOLE),
+])
+def test_who_shares_experts_and_what_tensor_ranks_hold_is_said(tmp_path: Path, keys: list[str], words: str, absent: str) -> None:
+    text = words_of(planned(spec_of(tmp_path, 2, 2, "", *keys)))
+    assert words in text and absent not in text
 
 
 @pytest.mark.parametrize(("keys", "value", "words"), [
     ("zero = 2\nmicrobatches = 4", "microbatch", "summed after each of 4 microbatches, the default of ZeRO-2: a rank sends"),
-    ('zero = 3\nmicrobatches = 4\nreduce = "step"', "step", "summed once per step, as asked for: a rank sends"),
+    ('zero = 3\nmicrobatches = 4\nreduce = "step"', "step", "summed once per step, as requested: a rank sends"),
     ('zero = 3\nmicrobatches = 1\nreduce = "step"', "microbatch", "gradients summed once: a step has one microbatch"),
     ("zero = 1\nmicrobatches = 4", "step", ""), ("zero = 2\nmicrobatches = 4\nshard_degree = 1", "microbatch", ""),
 ])
-def test_when_gradients_are_summed_is_said_with_what_it_sends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, value: str, words: str,
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    given = spec_of(tmp_path, 1, 2, f"[parallel]\n{keys}\n", "train.global_batch=8")
-    plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
+def test_when_gradients_are_summed_is_said_with_what_it_sends(tmp_path: Path, keys: str, value: str, words: str) -> None:
+    plan = planned(spec_of(tmp_path, 1, 2, f"[parallel]\n{keys}\n", "train.global_batch=8"))
     assert plan.spec.parallel.reduce == plan.spec.reduce == value
     assert ("parallel.reduce" in {choice.key for choice in plan.record.choices}) == bool(words)
-    text = " ".join(describe(plan, "emulated on this machine").split())
+    text = words_of(plan)
     assert words in text
-    if "as asked for" in words:  # both ways, with what each sends and holds
+    if "as requested" in words:  # both ways, with what each sends and holds
         sent = [data_size(traffic_of(resolved(plan.spec, [ResolvedKey("parallel.reduce", way)]), plan.shape, (2,)).data)
                 for way in ("step", "microbatch")]
         assert sent[0] != sent[1]
         assert all(f"sends {each} per step over the data axis and holds" in text for each in sent)
 
 
-@pytest.mark.parametrize(("keys", "words"), [
-    ("tensor = 2", "whole on every tensor rank: looked up by position, not by token: transformer.wpe"),
-    ('tensor = 2\ntensor_modules = ["*.mlp"]', "not among parallel.tensor_modules: transformer.wte, transformer.h.*.attn"),
-    ("tensor = 1", ""), ("pipeline = 2", "")])
-def test_what_tensor_ranks_hold_whole_is_said_at_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, words: str,
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    plan = compose(spec_of(tmp_path, 1, 2, f"[parallel]\n{keys}\n"), Where("local", "so"), BACKENDS["local"].target)
-    text = " ".join(describe(plan, "emulated on this machine").split())
-    assert words in text and ("whole on every tensor rank" in text) == bool(words)
-
-
-def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path) -> None:
     given = spec_of(tmp_path, 2, 2, "[parallel]\npipeline = 2\n")
-    plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
+    plan = planned(given)
     with begin(plan, None) as begun:
         found = read_plan(begun.run)
-        assert found == plan.record and found is not None
+        assert found == plan.record and found is not None and newest_run(given) == begun.run
         assert load_job(begun.run.job).parallel.partition == found.layers == (1, 1)
-        assert newest_run(given) == begun.run
-    assert given.parallel.partition == "auto"
-    assert len(found.state) == 4 and found.traffic.pp > 0 and found.link_time_s is None
+    assert given.parallel.partition == "auto" and len(found.state) == 4 and found.traffic.pp > 0 and found.link_time_s is None
     assert {choice.key for choice in found.choices} >= {"job.device", "parallel.partition", "parallel.order"}
 
 
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_script_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overtaken: bool) -> None:
+    """And again only if another launch has taken the directory for which it was rendered."""
+    plan = planned(spec_of(tmp_path, 2, 2))
+    render = Mock(side_effect=run_files.render)
+    monkeypatch.setattr(run_files, "render", render)
+    first = script(plan, *next_runs([plan], None))
+    if overtaken:
+        create_run(tmp_path / "runs", "t")
+    with begin(plan, None, first) as begun:
+        assert str(begun.run.path) in begun.run.script.read_text()
+    assert [path.name for call in render.call_args_list for path in call.args[1]] == ["0001", *["0002"] * overtaken]
+
+
 @pytest.mark.parametrize(("partition", "layers", "why"), [
-    ("uniform", (1, 1), "as equal in numbers of layers as layers can be cut: 1.00, 1.00 of the mean"),
-    ("parameters", (1, 1), "as equal in numbers of parameters as "),
-    ("cost", (1, 1), "as equal in cost as layers can be cut: 0.76, 1.24 of the mean"),
-    ("auto", (1, 1), "as equal in cost as layers "),
-    ("profile", (2, 0), "as equal in measured time as layers can be cut: 0.67, 1.33 of the mean"),
+    ("uniform", (1, 1), "the most even cut in numbers of layers: 1.00, 1.00 of the mean"),
+    ("parameters", (1, 1), "the most even cut in numbers of parameters"),
+    ("cost", (1, 1), "the most even cut in cost: 0.76, 1.24 of the mean"),
+    ("auto", (1, 1), "the most even cut in cost"),
+    ("profile", (2, 0), "the most even cut in measured time: 0.67, 1.33 of the mean"),
     ("at:transformer.h.0", (0, 2), "stages begin where the pattern matches"), ([0, 2], (0, 2), "as given"),
 ])
 def test_every_way_to_cut_reaches_the_plan_and_the_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: object, layers: tuple[int, ...], why: str,
+    tmp_path: Path, partition: object, layers: tuple[int, ...], why: str,
 ) -> None:
-    monkeypatch.setenv("PATH", "")
     more = '\nprofile = "p.json"\nmemory_weight = 0' if partition == "profile" else ""
     given = spec_of(tmp_path, 2, 2, f"[parallel]\npipeline = 2\npartition = {json.dumps(partition)}{more}\n")
     units = [UnitProfile(seconds, 1, 1) for seconds in (0.0, 1.0, 4.0)]
     write_profile(tmp_path / "p.json", ModelProfile("cpu", 1, conditions(given, read_shape(given)), *units))
-    plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
+    plan = planned(given)
     assert plan.record.layers == layers and plan.resolution.layers.why.startswith(why), plan.resolution.layers
     assert f"stages    {layers[0]}+{layers[1]} layers ({why}" in describe(plan, "here")
     (tmp_path / "p.json").unlink()
@@ -286,20 +260,15 @@ def test_every_way_to_cut_reaches_the_plan_and_the_ranks(
     assert stage_layers(ranks, read_shape(ranks)) == layers
 
 
-def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-
-    def layers(earlier: tuple[int, ...], pipeline: int = 2, more: str = "") -> tuple[int, ...]:
-        given = spec_of(tmp_path, 2, 2, f"[parallel]\npipeline = {pipeline}\n{more}")
-        config = {**(given.model.config or {}), "n_layer": 4}
-        deeper = given.model_copy(update={"model": given.model.model_copy(update={"config": config})})
-        old = RunPlan(earlier, Traffic(), ())
-        return compose(deeper, Where("local", "so"), BACKENDS["local"].target, earlier=old).record.layers
+def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path) -> None:
+    def layers(earlier: tuple[int, ...], *keys: str) -> tuple[int, ...]:
+        deeper = spec_of(tmp_path, 2, 2, "", "model.config.n_layer=4", *(keys or ["parallel.pipeline=2"]))
+        return planned(deeper, earlier=RunPlan(earlier, Traffic(), ())).record.layers
 
     assert layers((3, 1)) == (3, 1), "another release would have cut 2 + 2"
     assert layers((1, 1, 1, 1)) == layers((4, 1)) == (2, 2)  # another layout, another model
-    assert layers((3, 1), pipeline=4) == (1, 1, 1, 1)
-    assert layers((3, 1), more="partition = [1, 3]\n") == (1, 3)
+    assert layers((3, 1), "parallel.pipeline=4") == (1, 1, 1, 1)
+    assert layers((3, 1), "parallel.pipeline=2", "parallel.partition=[1, 3]") == (1, 3)
 
 
 @pytest.mark.parametrize(("chosen", "changed", "words"), [
@@ -317,49 +286,31 @@ def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path,
     (["train.lr_schedule=cosine"], [], ""), (["train.lr_schedule=constant"], ["train.steps=20"], ""),
     (["train.lr_schedule=linear", "train.warmup_steps=5"], ["train.steps=20"], ""),
 ])
-def test_a_rate_that_jumps_as_a_run_goes_on_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[str], changed: list[str], words: str
-) -> None:
-    monkeypatch.setenv("PATH", "")
+def test_a_rate_that_jumps_as_a_run_goes_on_is_said(tmp_path: Path, chosen: list[str], changed: list[str], words: str) -> None:
     chosen = ["train.learning_rate=0.001", *chosen]
-    before = spec_of(tmp_path, 1, 1, "", *chosen)
-    run = create_run(Path(before.job.directory), before.job.name)
-    run.job.write_text(dump_job(before))
-    run.placement.write_text("{}")
-    run.checkpoint(4).mkdir()
-    write_manifest(run.checkpoint(4), Manifest(4, {}))
+    run = make_run(spec_of(tmp_path, 1, 1, "", *chosen), 4)
     given = spec_of(tmp_path, 1, 1, "", *chosen, *changed)
-    plan = compose(given, Where("local", "so"), BACKENDS["local"].target, resumed=newest_run(given))
+    plan = planned(given, resumed=newest_run(given))
     assert words in plan.resolution.schedule.why and bool(words) == bool(plan.resolution.schedule.why)
-    shown = " ".join(describe(plan, "here").split())
+    shown = words_of(plan)
     assert words in shown and ("rate the" in shown) == bool(words)
     assert {choice.key for choice in plan.record.choices} >= ({"train.lr_schedule"} if words else set())
-    assert compose(given, Where("local", "so"), BACKENDS["local"].target).resolution.schedule.why == ""
+    assert planned(given).resolution.schedule.why == ""
     another = given.model_copy(update={"checkpoint": given.checkpoint.model_copy(update={"resume": str(run.path)})})
     write_json(run.checkpoint(4) / COUNTERS, counters_document(Counters(4, 0, 0, Origin({}, "adamw", "", "", 32, 0))))
     if given.train.steps > 4:
-        shown = " ".join(describe(compose(another, Where("local", "so"), BACKENDS["local"].target), "here").split())
+        shown = words_of(planned(another))
         assert words in shown and f"begins with step 5, from the newest checkpoint of {run.path}" in shown
 
 
-def test_a_rate_goes_on_from_that_of_the_last_step_that_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_goes_on_from_that_of_the_last_step_that_was_trained(tmp_path: Path) -> None:
     """And not from the end of a schedule that was asked for and found nothing to do."""
-    monkeypatch.setenv("PATH", "")
     cosine = ["train.learning_rate=0.001", "train.lr_schedule=cosine"]
-    shorter = spec_of(tmp_path, 1, 1, "", *cosine, "train.steps=4")
-    run = create_run(Path(shorter.job.directory), shorter.job.name)
-    run.job.write_text(dump_job(shorter))
-    run.placement.write_text("{}")
-    run.checkpoint(4).mkdir()
-    write_manifest(run.checkpoint(4), Manifest(4, {}))
+    run = make_run(spec_of(tmp_path, 1, 1, "", *cosine, "train.steps=4"), 4)
     given = spec_of(tmp_path, 1, 1, "", *cosine, "train.steps=20")
-
-    def why() -> str:
-        return compose(given, Where("local", "so"), BACKENDS["local"].target, resumed=run).resolution.schedule.why
-
-    assert "jumps from 0.000146 in step 4" in why()
+    assert "jumps from 0.000146 in step 4" in planned(given, resumed=run).resolution.schedule.why
     run.metrics.write_text(line_of(StepMetrics(4, 7.0, 64, 3.0, 1234.0, 1.0, 1, learning_rate=0.000905)) + "\n")
-    assert why() == ""
+    assert planned(given, resumed=run).resolution.schedule.why == ""
 
 
 def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
@@ -369,26 +320,19 @@ def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
     assert not keys & {"checkpoint.every", "train.steps", "job.nodes", "data.sequence_length", "slurm.account"}
 
 
-@pytest.mark.parametrize(("place", "more", "words"), [
-    ("slurm", '[slurm]\nchain = 2\nmodules = ["x"]\naccount = "a"', None),
-    ("step", '[slurm]\nmodules = ["x"]\npartition = "gpu"\n[environment]\nstage = true', None),
-    ("step", "[slurm]\nchain = 2", "slurm.chain has no effect here"),
-    ("step", '[sweep]\nruns = [{ "train.seed" = 1 }]\nsimultaneous = 1\n[slurm]\naccount = "a"\ndepends = ["123"]',
-     "slurm.account, slurm.depends, sweep.simultaneous have no effect here"),
-    ("step", "[slurm.extra]\nlicenses = 'fs:1'\nhint = 'nomultithread'\ncpus-per-task = 2",
-     "slurm.extra.licenses has no effect here"),
-    ("mpi", "[slurm]\nmpi = 'pmix'\nretries = 3", "slurm.mpi has no effect here"),
-    ("local", "[data]\nstage = true\n[environment]\nlocal = '/x'\nset = { A = '1' }",
-     "environment.local, data.stage have no effect here"),
-    ("local", "", None),
+@pytest.mark.parametrize(("place", "keys", "words"), [
+    ("slurm", ["slurm.chain=2", "slurm.modules=['x']", "slurm.account=a"], ""), ("step", ["slurm.chain=2"], "slurm.chain has"),
+    ("step", ["slurm.modules=['x']", "slurm.partition=gpu", "environment.stage=true"], ""),
+    ("step", ["sweep.runs=[{ train.seed = 1 }]", "sweep.simultaneous=1", "slurm.account=a", "slurm.depends=['123']"],
+     "slurm.account, slurm.depends, sweep.simultaneous have"),
+    ("step", ["slurm.extra.licenses='fs:1'", "slurm.extra.hint=nomultithread", "slurm.extra.cpus-per-task=2"],
+     "slurm.extra.licenses has"),
+    ("mpi", ["slurm.mpi=pmix", "slurm.retries=3"], "slurm.mpi has"),
+    ("local", ["data.stage=true", "environment.local=/x", "environment.set.A='1'"], "environment.local, data.stage have"),
+    ("local", [], ""),
 ])
-def test_keys_without_effect_are_named(tmp_path: Path, place: Any, more: str, words: str | None) -> None:
-    text = JOB.format(nodes=1, ranks=1)
-    if more.startswith("[data]"):
-        text, more = text.replace("[data]", "[data]\nstage = true"), more.removeprefix("[data]\nstage = true\n")
-    path = tmp_path / "job.toml"
-    path.write_text(text + more)
-    assert without_effect(load_job(path), place) == words
+def test_keys_without_effect_are_named(tmp_path: Path, place: Any, keys: list[str], words: str) -> None:
+    assert (without_effect(spec_of(tmp_path, 1, 1, "", *keys), place) or "").removesuffix(" no effect here") == words
 
 
 def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
@@ -398,133 +342,42 @@ def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_mp.planner.device.psutil.virtual_memory", lambda: type("m", (), {"total": 3 * 2**20}))
+    monkeypatch.setattr("hpc_mp.planner.device.psutil.virtual_memory", lambda: SimpleNamespace(total=3 * 2**20))
     with pytest.raises(HpcMpError, match=r"MiB of model state .* 4 ranks on this machine: is more than its 3 MiB"):
-        compose(spec_of(tmp_path), Where("local", ""), BACKENDS["local"].target)
+        planned(spec_of(tmp_path))
 
 
-@pytest.mark.parametrize(("config", "problem"), [
-    ({"model_type": "gpt2", "layer_norm_epsilon": "1e-5"}, "is refused by transformers .*layer_norm_epsilon"),
-    ({"model_type": "gpt2", "dtype": "float31"}, "is refused by transformers .*float31"),
-])
-def test_transformers_is_asked_about_a_config(config: dict[str, Any], problem: str) -> None:
-    with pytest.raises(HpcMpError, match=problem):
+@pytest.mark.parametrize(("key", "value"), [("layer_norm_epsilon", "1e-5"), ("dtype", "float31")])
+def test_transformers_is_asked_about_a_config(key: str, value: str) -> None:
+    config = {"model_type": "gpt2", key: value}
+    for _ in range(2):
+        with pytest.raises(HpcMpError, match=f"is refused by transformers .*{value if key == 'dtype' else key}"):
+            check_model(config, 512)
+    assert not acceptance(config).exists()
+
+
+def test_what_was_accepted_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch then imports no transformers; other values, and another installation, are asked about anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = []
+    monkeypatch.setattr("hpc_mp.launch.model_check.validated", lambda config: asked.append(config) or {})
+    one, other = ({"model_type": "gpt2", "n_layer": layers} for layers in (2, 3))
+    for config in (one, one, other, one):
         check_model(config, 512)
+    assert asked == [one, other]
+    (tmp_path / "transformers.py").write_text("")
+    monkeypatch.setattr("hpc_mp.launch.model_check.find_spec",
+                        lambda _: SimpleNamespace(origin=str(tmp_path / "transformers.py")))
+    check_model(one, 512)
+    assert asked == [one, other, one]
 
 
-def test_configs_that_transformers_takes() -> None:
+def test_configs_that_transformers_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that takes no file costs time alone."""
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     gpt2, llama = {"model_type": "gpt2"}, {"model_type": "llama"}
     assert check_model(gpt2 | {"hidden_size": 64, "n_layer": 2}, 512) == []
     assert check_model(llama | {"rope_theta": 5e5, "num_key_value_heads": 2}, 512) == []
     (warning,) = check_model(gpt2 | {"eos_token_id": 512}, 512)
     assert warning == "model.config.eos_token_id = 512 is beyond the vocabulary of 512"
-
-
-# --- what became of a run -----------------------------------------------------------------------------------
-
-
-def end(rank: int, code: int, time: float = 0.0, ours: bool = False) -> Exit:
-    return Exit(rank, code, time, ours)
-
-
-PLACED = place(Degrees(data=4), "DPT", 2)
-
-
-@pytest.mark.parametrize(("words", "exits", "state", "kind", "rank"), [
-    ({}, [end(0, 0), end(1, 0)], "completed", None, None),
-    ({}, [end(0, 75), end(1, 75)], "stopped", None, None),
-    ({1: ("error", 5.0)}, [end(1, 1, 6.0), end(0, -15, 7.0, ours=True)], "failed", "error", 1),
-    # the earliest wins, whatever the order in which ends were noticed, and an exception counts when it was raised
-    ({1: ("error", 5.0), 2: ("error", 4.0)}, [end(1, 1, 5.1), end(2, 1, 5.2)], "failed", "error", 2),
-    ({1: ("error", 5.0)}, [end(1, 1, 5.1), end(3, -9, 4.9)], "failed", "signal", 3),
-    ({1: ("error", 4.8)}, [end(1, 1, 5.1), end(3, -9, 4.9)], "failed", "error", 1),
-    # a peer's complaint is never the cause when anybody else has one, even if it was noticed first
-    ({0: ("peer", 1.0), 1: ("error", 5.0)}, [end(0, 1, 1.1), end(1, 1, 5.1)], "failed", "error", 1),
-    ({0: ("peer", 1.0)}, [end(0, 1, 1.1), end(3, -11, 5.1)], "failed", "signal", 3),
-    ({0: ("peer", 2.0), 1: ("peer", 1.0)}, [end(0, 1, 2.1), end(1, 1, 1.1)], "failed", "peer", 1),
-    # wrong input comes before all
-    ({0: ("error", 1.0), 1: ("user", 5.0)}, [end(0, 1, 1.1), end(1, 2, 5.1)], "failed", "user", 1),
-    ({}, [end(2, 1, 3.0)], "failed", "exit", 2),
-    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "straggled", 2),
-])
-def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], exits: list[Exit], state: str,
-                         kind: str | None, rank: int | None) -> None:
-    run = create_run(tmp_path, "job")
-    for who, (what, when) in words.items():
-        said(run, who, what, when)
-    found, cause = judge(RanksEnd(tuple(exits)), AttemptReader(run, 1), PLACED)
-    assert found == state
-    assert (cause and cause.kind, cause and cause.rank) == (kind, rank)
-
-
-def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
-    run = create_run(tmp_path, "job")
-    said(run, 1, "peer", 2.0)
-    exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
-    assert judge(RanksEnd(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
-    assert judge(RanksEnd(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
-    well, other = tuple(end(rank, 0, 1.0) for rank in range(4)), AttemptReader(create_run(tmp_path, "ended"), 1)
-    for program, state in ((Program(command=("x",)), "stopped"), (None, "completed")):  # programs may end well after SIGTERM
-        assert judge(RanksEnd(well, asked=True), other, PLACED, program=program)[0] == state
-    killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
-    assert judge(RanksEnd(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
-
-
-def test_causes_say_who_where_why(tmp_path: Path) -> None:
-    run = create_run(tmp_path, "job")
-    attempt = AttemptReader(run, 1)
-    _, cause = judge(RanksEnd((end(3, -9),)), attempt, PLACED)
-    assert cause == Cause("signal", "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or "
-                          "somebody killed it)", 3, "node1", str(run.rank_log(3)), cause.time if cause else 0.0)
-    run.failure(1, 3).unlink()
-    with open(run.rank_log(3), "a") as log:
-        log.write("training\nterminate called\n\n")
-    _, cause = judge(RanksEnd((end(3, 1),)), attempt, PLACED)
-    assert cause and cause.message.endswith("on node1 ended with exit code 1; its last words: terminate called")
-    assert ending(-64) == "was killed by SIGRTMAX" and "SIGSEGV" in ending(-11)
-
-
-def test_figures_are_of_the_run_and_the_speed_of_the_attempt(tmp_path: Path) -> None:
-    run = create_run(tmp_path, "job")
-    assert figures(run, 1)["loss"] is None
-    lines = [record(1, loss=9.0), record(2), record(3, 2, 50.0), record(4, 2, 1.0), record(5, 2, 3.0, loss=0.1)]
-    run.metrics.write_text("\n".join(lines) + "\n" + lines[-1][:10])
-    found = figures(run, 2)
-    assert found == {"steps": 5, "first_step": 1, "first_loss": 9.0, "loss": 0.1, "evaluation_loss": None,
-                     "best_evaluation_loss": None, "tokens_per_s": 50.0, "checkpoint": None, "best_checkpoint": None}
-    run.metrics.write_text(record(131, loss=math.nan) + "\n" + record(132, loss=6.0) + "\n" + record(140, loss=5.9) + "\n")
-    found = figures(run, 2)
-    assert (found["first_step"], found["first_loss"], found["steps"], found["loss"]) == (132, 6.0, 140, 5.9)
-
-
-def test_a_document_holds_no_nan(tmp_path: Path) -> None:
-    text = json.dumps(Outcome(tmp_path, "failed", loss=float("nan"), first_loss=0.1 + 0.2).document())
-    assert json.loads(text)["loss"] is None and "0.30000000000000004" in text and "NaN" not in text
-
-
-def test_tail_gives_every_complete_line_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail = NewLines(path)
-    assert tail.read() == []
-    with open(path, "a") as file:
-        file.write('{"a": 1}\n{"a": ')
-        file.flush()
-        assert tail.read() == ['{"a": 1}']
-        file.write("2}\n")
-        file.flush()
-        assert tail.read() == ['{"a": 2}']
-    (tmp_path / "new").write_text('{"a": 1}\n{"a": 3}\n')  # a resume cuts the file back
-    os.replace(tmp_path / "new", path)
-    assert tail.read() == ['{"a": 1}', '{"a": 3}']
-
-
-def test_what_earlier_attempts_left_is_passed_over(tmp_path: Path) -> None:
-    run = create_run(tmp_path, "job")
-    attempt = AttemptReader(run, 2)
-    (run.path / "status.json").write_text(json.dumps({"attempt": 1, "phase": "training"}))
-    run.metrics.write_text(record(1) + "\n" + record(2, 2) + "\n")
-    said(run, 0, "error", 1.0)
-    assert attempt.status() is None and read_failures(run, 2) == []
-    assert [one.step for one in attempt.steps()] == [2]
-    (run.path / "status.json").write_text(json.dumps({"attempt": 2, "phase": "training"}))
-    assert attempt.status() == RankStatus(2, "training")

@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from launching import executable, mark, record, said, the_run, until, write_job
+from launching import record, said, the_run, until
 from played_slurm import Cluster
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
-from hpc_mp.launch.status import overview
 from hpc_mp.rundir import RunDirectory
-
-__all__ = ["mark"]  # a fixture
-
+from hpc_mp.runs.status import overview
 
 UNAVAILABLE = "allocation failure: Requested node configuration is not available"
+STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[7-8]"}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path)
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> RunDirectory:
-    """Where the fake ranks' files are laid ready, to be copied into the run by the fake job."""
-    run = RunDirectory(tmp_path / "ready")
-    (run.path / "failures").mkdir(parents=True)
-    run.metrics.write_text("".join(record(step, loss=9.0 - step) + "\n" for step in range(1, 6)))
-    return run
 
 
 def test_a_job_is_submitted(cluster: Cluster, job: Path, mark: str) -> None:
@@ -64,7 +48,7 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     assert code == 0
     cluster.is_state("CANCELLED")
     words = "sbatch: error: invalid partition specified: x"
-    executable(cluster.bin, "sbatch", f"case $1 in --test-only) exit 0;; esac; echo '{words}' >&2; exit 1")
+    cluster.says("sbatch", f"case $1 in --test-only) exit 0;; esac; echo '{words}' >&2; exit 1")
     code, out, err = cluster.launch(mark, job, "--on", "slurm", "--json")
     assert code == 2 and words in err and "--resume" not in err and "Traceback" not in err
     assert json.loads(out)["state"] == "refused" and words in json.loads(out)["error"]["rule"]
@@ -82,14 +66,12 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     (UNAVAILABLE, "allocated", 2, f"is refused by Slurm (sbatch --test-only): {UNAVAILABLE}"),
     ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option"),
 ])
-def test_slurm_tests_the_script(
-    cluster: Cluster, job: Path, mark: str, answer: str, node: str, code: int, words: str
-) -> None:
+def test_slurm_tests_the_script(cluster: Cluster, job: Path, mark: str, answer: str, node: str, code: int, words: str) -> None:
     """Before anything is written, and at a dry run; with a node that is drained a job may wait for it."""
-    executable(cluster.bin, "sinfo", 'case "$*" in *--Node*) echo "n1|' + node + '|x"; echo "n2|idle|none";; '
-               '*) echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]";; esac')
-    executable(cluster.bin, "sbatch", f'case "$*" in *--test-only*) cat > {cluster.folder}/tested; echo "{answer}" >&2; exit 1;; '
-               "esac; echo 4242")
+    cluster.says("sinfo", 'case "$*" in *--Node*) echo "n1|' + node + '|x"; echo "n2|idle|none";; '
+                 '*) echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]";; esac')
+    cluster.says("sbatch", f'case "$*" in *--test-only*) cat > {cluster.folder}/tested; echo "{answer}" >&2; exit 1;; '
+                 "esac; echo 4242")
     for options in (["--dry-run"], []):
         found, out, err = cluster.launch(mark, job, "--on", "slurm", *options)
         assert found == code and words in " ".join((out + err).split())
@@ -99,15 +81,14 @@ def test_slurm_tests_the_script(
 
 def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: str) -> None:
     """They go with the run, for the host that puts its nodes in order; the next launch of the run has those of its own time."""
-    executable(cluster.bin, "scontrol", 'case "$1 $2" in ping*) echo "Slurmctld(primary) at x is UP";; '
-               '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
+    cluster.is_named()
     cluster.is_state("CANCELLED")  # so that the run may be launched again
     state = {"XDG_STATE_HOME": str(cluster.folder / "state home")}
     rates = LinkRates("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
     write_measured(where("lab", state), rates)
     _, out, _ = cluster.launch(mark, job, "--on", "slurm", **state)
     said = " ".join(out.split())
-    assert "at the 25 GB/s measured 3 d ago; slow links will get the least to carry" in said
+    assert "at the 25 GB/s measured 3 d ago; slow links will carry the least" in said
     assert "n2–n3 has 38 % of the usual rate" in said
     assert read_measured(the_run(job).measured) == rates
     where("lab", state).unlink()
@@ -115,44 +96,33 @@ def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: 
     assert the_run(job).attempt() == 2 and not the_run(job).measured.exists()
 
 
-def test_waiting_for_a_job_that_completes(cluster: Cluster, job: Path, mark: str, elsewhere: RunDirectory) -> None:
-    cluster.runs(f"cp {elsewhere.metrics} {the_run(job).metrics}")
-    cluster.is_state("COMPLETED")
-    code, out, _ = cluster.launch(mark, job, "--on", "slurm", "--wait", "--json")
-    document = json.loads(out)
-    assert code == 0 and document["state"] == "completed"
-    assert (document["first_loss"], document["loss"], document["steps"]) == (8.0, 4.0, 5)
-
-
-def test_waiting_for_a_job_that_fails(cluster: Cluster, job: Path, mark: str, elsewhere: RunDirectory) -> None:
-    said(elsewhere, 3, "peer", 1.0)
-    said(elsewhere, 1, "error", 2.0)
-    cluster.runs(f"cp {elsewhere.path}/failures/* {the_run(job).path}/failures/")
-    cluster.is_state("FAILED")
-    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--wait", "--json")
-    document = json.loads(out)
-    assert code == 1 and document["state"] == "failed" and document["cause"]["rank"] == 1
-    assert "rank 1 on node0 failed: ValueError: boom" in err
-
-
-@pytest.mark.parametrize(("state", "found", "words"), [
-    ("NODE_FAIL", "failed", "Slurm job 4242 ended as NODE_FAIL"),
-    ("CANCELLED", "stopped", "Go on with: hpc-mp launch"),
+@pytest.mark.parametrize(("left", "state", "code", "figures", "words"), [
+    ("metrics.jsonl", "COMPLETED", 0, {"state": "completed", "first_loss": 8.0, "loss": 4.0, "steps": 5}, ""),
+    ("failures", "FAILED", 1, {"state": "failed"}, "rank 1 on node0 failed: ValueError: boom"),
+    ("", "NODE_FAIL", 1, {"state": "failed"}, "Slurm job 4242 ended as NODE_FAIL"),
+    ("", "CANCELLED", 1, {"state": "stopped"}, "Continue with: hpc-mp launch"),
 ])
-def test_waiting_for_a_job_whose_ranks_say_nothing(
-    cluster: Cluster, job: Path, mark: str, state: str, found: str, words: str
-) -> None:
+def test_waiting_for_the_end_of_a_job(cluster: Cluster, job: Path, mark: str, tmp_path: Path, left: str, state: str, code: int,
+                                      figures: dict[str, Any], words: str) -> None:
+    """The job copies what its ranks would leave."""
+    ready = RunDirectory(tmp_path / "ready")
+    (ready.path / "failures").mkdir(parents=True)
+    ready.metrics.write_text("".join(record(step, loss=9.0 - step) + "\n" for step in range(1, 6)))
+    said(ready, 3, "peer", 1.0)
+    said(ready, 1, "error", 2.0)
+    cluster.runs(f"cp -r {ready.path}/{left} {the_run(job).path}" if left else ":")
     cluster.is_state(state)
-    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--wait", "--json")
-    assert code == 1 and json.loads(out)["state"] == found and words in err
+    found, out, err = cluster.launch(mark, job, "--on", "slurm", "--wait", "--json")
+    document = json.loads(out)
+    assert found == code and figures.items() <= document.items() and words in err
+    assert left != "failures" or document["cause"]["rank"] == 1
 
 
 def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, mark: str) -> None:
-    process = cluster.start(mark, job, "--on", "slurm", "--wait", "--json")
+    program = cluster.start(mark, job, "--on", "slurm", "--wait", "--json")
     until((cluster.folder / "looked").exists)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0 and json.loads(out)["state"] == "submitted"
+    code, out, err = program.outcome(signal.SIGINT)
+    assert code == 0 and json.loads(out)["state"] == "submitted"
     assert "job 4242 goes on, `hpc-mp cancel" in err
 
 
@@ -160,36 +130,27 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
 
 
 @pytest.mark.parametrize(("line", "code", "state", "words"), [
-    ("exit 0", 0, "completed", ""),
-    ("exit 75", 1, "stopped", "Go on with"),
-    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and all that is known is 'srun: error: a'"),
-    ("exit 3", 1, "failed", "the job ended with exit code 3, and nothing says why"),
+    ("exit 0", 0, "completed", ""), ("exit 75", 1, "stopped", "Continue with"),
+    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and the only message is 'srun: error: a'"),
+    ("exit 3", 1, "failed", "the job ended with exit code 3, and no message gives a reason"),
 ])
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)
-    found, out, err = cluster.launch(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
+    found, out, err = cluster.launch(mark, job, "--json", **STEP)
     document = json.loads(out)
     assert (found, document["state"], document["job_id"]) == (code, state, "7") and words in err
     assert "in this allocation (inside the live allocation 7)" in err
     assert not (cluster.folder / "submitted").exists()
 
 
-def test_an_interrupted_step_saves_first(cluster: Cluster, job: Path, mark: str) -> None:
+@pytest.mark.parametrize(("answer", "signals", "words"), [
+    ("exit 75", (signal.SIGTERM,), "saving at the next step"), ("", (signal.SIGTERM, signal.SIGINT), "killed")])
+def test_an_interrupted_step_saves_and_the_second_interrupt_kills(
+    cluster: Cluster, job: Path, mark: str, answer: str, signals: tuple[signal.Signals, ...], words: str,
+) -> None:
     ready = cluster.folder / "ready"
-    cluster.runs(f"trap 'exit 75' USR2; touch {ready}; while :; do sleep 0.1; done")
-    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
+    cluster.runs(f"trap '{answer}' USR2; touch {ready}; while :; do sleep 0.1; done")
+    program = cluster.start(mark, job, "--json", **STEP)
     until(ready.exists)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1 and json.loads(out)["state"] == "stopped" and "saving at the next step" in err
-
-
-def test_a_step_interrupted_twice_is_killed(cluster: Cluster, job: Path, mark: str) -> None:
-    ready = cluster.folder / "ready"
-    cluster.runs(f"trap '' USR2; touch {ready}; while :; do sleep 0.1; done")
-    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
-    until(ready.exists)
-    os.kill(process.pid, signal.SIGTERM)
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1 and json.loads(out)["state"] == "stopped" and "killed" in err
+    code, out, err = program.outcome(*signals)
+    assert code == 1 and json.loads(out)["state"] == "stopped" and words in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from launching import executable
 from node_scripts import TOKEN, Node
 
 from hpc_mp.base.assets import asset
@@ -23,10 +25,13 @@ def node(tmp_path: Path) -> Node:
 
 def fake(directory: Path, name: str, text: str) -> str:
     """A PATH on which a program says ``text``."""
-    directory.mkdir(exist_ok=True)
-    (directory / name).write_text(f"#!/bin/sh\n{text}\n")
-    (directory / name).chmod(0o755)
+    executable(directory, name, text)
     return f"{directory}:{os.environ['PATH']}"
+
+
+def living() -> subprocess.Popen[bytes]:
+    """A rank of the first attempt."""
+    return subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": TOKEN, "PATH": os.environ["PATH"]})
 
 
 def test_shellcheck() -> None:
@@ -51,19 +56,16 @@ def test_start_and_end(node: Node) -> None:
 
 
 def test_a_run_directory_that_is_not_seen(node: Node) -> None:
+    """It waits for a file system that shows files late."""
     node.token = "7.1.2"
     assert "cannot be seen" in node.refused()
     assert not node.job.exists()
-    shutil.rmtree(node.run)
-    assert "put job.directory on a file system that all nodes share" in node.refused()
-
-
-def test_it_waits_for_a_file_system_that_shows_files_late(node: Node) -> None:
-    node.token = "7.1.2"
     late = threading.Timer(1.5, node.begin, ["7.1.2"])
     late.start()
     node.start(HPC_MP_PATIENCE=20)
     late.join()
+    shutil.rmtree(node.run)
+    assert "put job.directory on a file system that all nodes share" in node.refused()
 
 
 def test_a_directory_of_somebody_else(node: Node, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_left_overs(node: Node, tmp_path: Path) -> None:
     other.start()
     first, node.job = node.job, node.job.with_name("7.1")
     node.begin("7.1.2")
-    with subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": TOKEN, "PATH": os.environ["PATH"]}) as orphan:
+    with living() as orphan:
         node.start()
         assert first.exists()
         orphan.kill()
@@ -104,8 +106,8 @@ def test_the_same_place_for_another_start(node: Node) -> None:
     node.start()
     (node.job / "data" / "old").write_text("")
     node.begin("7.0.2")
-    with subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": TOKEN, "PATH": os.environ["PATH"]}) as rank:
-        assert "is in use by attempt 7.0.1" in node.refused()
+    with living() as rank:
+        assert f"is in use by attempt {TOKEN}" in node.refused()
         rank.kill()
     node.start()
     assert not (node.job / "data" / "old").exists()
@@ -140,9 +142,10 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("who", ["bash", "python"])
 def test_copies(node: Node, model: Path, who: str) -> None:
-    """Both write the same; a copy is taken only when it is whole."""
+    """Both write the same; a copy is taken only when it is whole. Nothing is staged by default."""
+    assert (staging_root({}), staging_root({"HPC_MP_STAGED": "/local/data"})) == (None, Path("/local/data"))
     root = node.job / "data"
-    assert staged(model, root) == model
+    assert staged(model, root) == staged(model, None) == model
     if who == "bash":
         assert node.start("--copy", model) == ""
         copy = root / model.relative_to("/")
@@ -161,25 +164,25 @@ def test_copies(node: Node, model: Path, who: str) -> None:
     assert staged(model, root) == model
 
 
-def test_a_file_is_copied_too(node: Node, model: Path) -> None:
-    one = model / "sub" / "tokenizer.json"
+def test_a_copy_is_made_once(node: Node, model: Path) -> None:
+    """Of a directory or of a file."""
+    for text in ("{}", "{1}"):
+        (model / "sub" / "tokenizer.json").write_text(text)
+        node.start("--copy", model)
+        assert (staged(model, node.job / "data") / "sub" / "tokenizer.json").read_text() == "{}"
+    one = model.parent / "blob"
     assert node.start("--copy", one) == ""
     copy = node.job / "data" / one.relative_to("/")
-    assert copy.read_text() == "{}" and not copy.is_symlink()
+    assert copy.read_bytes() == b"weights" and not copy.is_symlink()
 
 
-def test_a_copy_is_made_once(node: Node, model: Path) -> None:
-    node.start("--copy", model)
-    (model / "sub" / "tokenizer.json").write_text("{1}")
-    node.start("--copy", model)
-    assert (staged(model, node.job / "data") / "sub" / "tokenizer.json").read_text() == "{}"
+def inode(model: Path, root: Path) -> int:
+    return stage_directory(model, root).stat().st_ino
 
 
-def test_two_processes_copy_once(tmp_path: Path, model: Path) -> None:
-    program = ("import sys; from pathlib import Path; from hpc_mp.rundir.staged import stage_directory\n"
-               "print(stage_directory(Path(sys.argv[1]), Path(sys.argv[2])).stat().st_ino)")
-    both = [subprocess.Popen([sys.executable, "-c", program, model, tmp_path / "root"], stdout=subprocess.PIPE) for _ in range(3)]
-    assert len({process.communicate()[0] for process in both}) == 1
+def test_three_processes_copy_once(tmp_path: Path, model: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert len(set(pool.starmap(inode, [(model, tmp_path / "root")] * 3, chunksize=1))) == 1
 
 
 def test_a_full_disk(node: Node, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -195,12 +198,6 @@ def test_a_full_disk(node: Node, model: Path, tmp_path: Path, caplog: pytest.Log
     (tmp_path / "full").write_text("")
     assert stage_directory(model, tmp_path / "full" / "data") == model
     assert "is not staged" in caplog.text
-
-
-def test_nothing_is_staged_by_default(model: Path) -> None:
-    assert staging_root({}) is None
-    assert staging_root({"HPC_MP_STAGED": "/local/data"}) == Path("/local/data")
-    assert staged(model, None) == model
 
 
 def test_what_tells_of_a_failure_is_kept(node: Node, tmp_path: Path) -> None:
@@ -221,27 +218,20 @@ def test_what_tells_of_a_failure_is_kept(node: Node, tmp_path: Path) -> None:
     assert sum(map(len, kept.values())) <= 16 << 20
     assert (node.run / "log" / "kernel-n3.log").read_text() == "[  100.1] NVRM: Xid (PCI:0000:c6:00): 79, new\n"
     assert not node.job.exists()
-
-
-def test_a_node_that_keeps_nothing_leaves_the_directories_of_others_alone(node: Node) -> None:
-    """Another node has just made the one above its own, and would find it gone."""
+    shutil.rmtree(node.run / "log" / "nccl" / "n3")
     node.start()
-    (node.run / "log" / "nccl").mkdir(parents=True)
     (node.job / "flight" / "rank-0").write_bytes(b"x" * (17 << 20))
     node.end("failed")
-    assert list((node.run / "log" / "nccl").iterdir()) == []
+    assert list((node.run / "log" / "nccl").iterdir()) == [], "a node that keeps nothing leaves the directory of all alone"
 
 
-def test_only_its_own_directory_is_removed(node: Node, tmp_path: Path) -> None:
+def test_only_its_own_directory_is_removed_and_read_only_copies_are(node: Node, model: Path, tmp_path: Path) -> None:
+    (model / "sub").chmod(0o555)
+    node.start("--copy", model)
+    node.end("done")
+    assert not node.job.exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("")
     node.job = tmp_path / "mine"
     node.end("failed")
     assert (tmp_path / "mine" / "file").exists()
-
-
-def test_read_only_copies_are_removed(node: Node, model: Path) -> None:
-    (model / "sub").chmod(0o555)
-    node.start("--copy", model)
-    node.end("done")
-    assert not node.job.exists()

@@ -1,19 +1,28 @@
-"""What is looked for before a program is started: its own files, and the numbers of a launcher that is left out."""
+"""What is looked at before a program is started: its files, commands that start ranks by themselves, sizes that nobody gave."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import executable
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.run import name_of
+from hpc_mp.cluster.slurm.allocation import allocated_tasks
+from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.job import ProgramSpec, resolve_any
+from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.program.files import check_files
-from hpc_mp.launch.program.launchers import check_command
+from hpc_mp.launch.program.launchers import check_command, launcher
+from hpc_mp.launch.program.sizes import size_of
 
 
-def spec(here: Path, *command: str, **slurm: object) -> ProgramSpec:
-    found = resolve_any({"program": {"command": list(command), "directory": str(here)}, "slurm": slurm}, here)
+def spec(here: Path, *command: str, start: str = "rank", nodes: int = 1, **slurm: object) -> ProgramSpec:
+    found = resolve_any({"job": {"nodes": nodes}, "slurm": slurm,
+                         "program": {"command": list(command), "start": start, "directory": str(here)}}, here)
     assert isinstance(found, ProgramSpec)
     return found
 
@@ -22,17 +31,15 @@ def spec(here: Path, *command: str, **slurm: object) -> ProgramSpec:
 def here(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
-    (tmp_path / "tool").write_text("#!/bin/sh\n")
-    (tmp_path / "tool").chmod(0o755)
+    executable(tmp_path, "tool", "")
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [
-    "python train.py", "python -u train.py --x", "python3.11 -m pkg", "./tool", "torch", "/opt/no/such",
-    "python /in/container.py", "python -c pass", "bash nothing.sh", "python -X importtime nothere.py"])
-def test_what_may_be_there(here: Path, words: str) -> None:
+def test_what_may_be_there(here: Path) -> None:
     """A path from the root may be in a container or on the nodes alone; what other programs do with their words nobody knows."""
-    check_files(spec(here, *words.split()), in_script=True)
+    for words in ("python train.py", "python -u train.py --x", "python3.11 -m pkg", "./tool", "torch", "/opt/no/such",
+                  "python /in/container.py", "python -c pass", "bash nothing.sh", "python -X importtime nothere.py"):
+        check_files(spec(here, *words.split()), in_script=True)
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -53,11 +60,27 @@ def test_a_file_of_the_directory_is_not_looked_up_on_path(here: Path) -> None:
     check_files(spec(here, "nowhere.py"), in_script=True)
 
 
-def test_a_command_that_the_job_script_makes(here: Path) -> None:
-    made = spec(here, "bash", "-c", 'eval "exec ${ADOPTED_COMMAND:?}"', setup=["export ADOPTED_COMMAND=x"])
-    check_files(made, in_script=True)
-    with pytest.raises(HpcMpError, match="Slurm alone"):
-        check_files(made, in_script=False)
+@pytest.mark.parametrize(("text", "rule"), [(None, "cannot be read"), ("srun ./a\n", "does not begin with #!")])
+def test_a_job_script_that_sbatch_would_refuse(here: Path, text: str | None, rule: str) -> None:
+    if text is not None:
+        (here / "job.sbatch").write_text(text)
+    job = spec(here, "job.sbatch", start="script")
+    with pytest.raises(HpcMpError, match=rule):
+        check_files(job, in_script=True)
+    (here / "job.sbatch").write_text("#!/bin/bash\nsrun ./a\n")
+    check_files(job, in_script=True)
+
+
+# --- commands that start ranks by themselves --------------------------------------------------------------------------
+
+
+def refusal(spec: ProgramSpec) -> HpcMpError | None:
+    """Return what is said of a command before it is started, if anything."""
+    try:
+        check_command(spec)
+    except HpcMpError as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -66,6 +89,84 @@ def test_a_command_that_the_job_script_makes(here: Path) -> None:
     ("deepspeed --num_gpus 8 t.py", "--nodes 1 --ranks-per-node 8"), ("torchrun --nproc-per-node gpu t.py", "--ranks-per-node 1"),
     ("accelerate launch t.py", "--nodes 1 --ranks-per-node 1")])
 def test_the_numbers_of_the_launcher_are_those_of_the_remedy(here: Path, words: str, said: str) -> None:
-    with pytest.raises(HpcMpError) as refused:
-        check_command(spec(here, *words.split()))
-    assert said in refused.value.remedy
+    refused = refusal(spec(here, *words.split()))
+    assert refused is not None and said in refused.remedy
+
+
+TORCHRUN = "python -m torch.distributed.run"
+
+
+@pytest.mark.parametrize(("command", "found"), [
+    ("torchrun train.py", "torchrun"), ("/opt/py/bin/torchrun --standalone train.py", "torchrun"),
+    (f"{TORCHRUN} train.py", TORCHRUN), ("python -X dev -mtorch.distributed.run train.py", TORCHRUN),
+    ("python3.11 -u -m torch.distributed.launch train.py", "python -m torch.distributed.launch"),
+    ("python -m accelerate.commands.launch train.py", "python -m accelerate.commands.launch"),
+    ("python /opt/py/bin/torchrun train.py", "torchrun"), ("accelerate launch train.py", "accelerate"),
+    ("deepspeed train.py", "deepspeed"), ("mpirun -n 4 ./solve", "mpirun"), ("mpiexec -n 4 ./solve", "mpiexec"),
+    ("srun ./solve", "srun"), ("sbatch job.sh", "sbatch"), ("env A=1 torchrun train.py", "torchrun"),
+    (f"numactl --cpunodebind 0 {TORCHRUN} x.py", TORCHRUN), ("uv run torchrun x.py", "torchrun"),
+    ("python train.py", None), ("python train.py torchrun", None), ("python -m train torchrun", None),
+    ("python -m torch.utils.bottleneck x.py", None), ("./solve srun", None), ("bash torchrun.sh", None), ("echo mpirun", None),
+    ("env A=1 python train.py --launcher deepspeed", None), ("nice -n 5 ./solve mpirun.txt", None),
+])
+def test_a_command_that_starts_ranks_by_itself(command: str, found: str | None) -> None:
+    assert launcher(command.split()) == found
+    refused = refusal(spec(Path("/"), *command.split()))
+    assert (refused is not None) == (found is not None)
+    if refused is not None:
+        assert f"starts ranks by itself ({found})" in refused.rule and "hpc-mp run --nodes" in refused.remedy
+
+
+MANY = "mpirun -np 4 ./solve"
+
+
+@pytest.mark.parametrize(("command", "script", "nodes", "words"), [  # the script is run.sh
+    ("torchrun train.py", "", 1, ""), ("torchrun train.py", "", 2, "each would train alone"), ("accelerate launch x", "", 2, ""),
+    ("torchrun --rdzv-endpoint {master_addr}:{master_port} train.py", "", 2, ""), (f"{TORCHRUN} train.py", "", 2, "train alone"),
+    ("srun ./solve", "", 1, "starts tasks on all nodes itself"), ("bash start.sh", "", 2, ""),
+    # an mpirun of all nodes, which each of the nodes would start
+    (MANY, "", 2, "(mpirun)"), (MANY, "", 1, ""), ("env A=1 /opt/mpi/bin/mpiexec ./solve", "", 2, "(mpiexec)"),
+    ("python t.py mpirun x", "", 2, ""), ("mpirun --host localhost:4 ./solve {node_rank}", "", 2, ""),
+    ("bash run.sh", f"#!/bin/bash\ncd x && {MANY}\n", 2, "(mpirun)"), ("bash run.sh", f"{MANY}\n", 1, ""),
+    ("./run.sh a", "#!/usr/bin/env bash\nset -e\nOMP_NUM_THREADS=1 exec mpiexec.hydra -n 4 ./solve\n", 4, "(mpiexec.hydra)"),
+    ("sh -c 'module load mpi; time $MPI_HOME/bin/mpirun ./solve'", "", 2, "(mpirun)"),
+    ("bash run.sh", f"# {MANY}\necho 'no mpirun here'\ntorchrun x.py\n", 2, ""),
+    ("bash run.sh", f'if [ "$NODE_RANK" = 0 ]; then\n  {MANY}\nfi\n', 2, ""),
+    ("./run.sh", "#!/usr/bin/python\nmpirun = 3\n", 2, ""),
+])
+def test_a_command_that_is_started_on_every_node(here: Path, command: str, script: str, nodes: int, words: str) -> None:
+    (here / "run.sh").write_text(script)
+    refused = refusal(spec(here, *shlex.split(command), start="node", nodes=nodes))
+    assert words in str(refused) if words else refused is None
+    assert refused is None or not words.startswith("(") or 'slurm.mpi = "mpirun"' in refused.remedy
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+SALLOC = {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x3)"}
+
+
+@pytest.mark.parametrize(("given", "place", "environ", "gpus", "nodes", "each", "why"), [
+    ((2, 4), "local", {}, 8, 2, 4, ""), ((None, None), "local", {}, 8, 1, 8, "a rank per GPU of this machine"),
+    ((None, None), "local", {}, 0, 1, 1, "no GPU is known"), ((2, None), "local", {}, 4, 2, 4, "a rank per GPU"),
+    ((None, 3), "local", {}, 8, 1, 3, "1 node"),
+    ((None, None), "step", SALLOC, 8, 3, 1, "3 nodes of the allocation, one rank per node"),
+    ((None, None), "step", SALLOC | {"SLURM_GPUS_ON_NODE": "4"}, 8, 3, 4, "a rank per GPU"),
+    ((None, None), "step", SALLOC | {"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, 8, 3, 2, "as it has tasks"),
+    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 3, 2, "as it has tasks"),
+    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "7"}, 8, 3, 1, "one rank per node"),
+    ((1, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 1, 2, "as it has tasks"),
+])
+def test_sizes_that_nobody_has_given(given: tuple[int | None, int | None], place: str, environ: dict[str, str], gpus: int,
+                                     nodes: int, each: int, why: str) -> None:
+    decided: Callable[[str], Where] = lambda _: Where(place, "")  # noqa: E731
+    found = size_of(spec(Path("/"), "x"), *given, "auto", environ, decided, lambda _: ClusterFacts(), lambda: gpus)
+    assert (found.nodes, found.ranks_per_node) == (nodes, each) and why in found.why
+    nothing = allocated_tasks({})
+    assert (nothing.nodes, nothing.tasks_per_node, nothing.gpus_per_node) == (1, 0, 0)
+
+
+def test_what_a_run_is_called() -> None:
+    for words, name in ((("python", "src/train.py", "--x"), "train"), (("./solve",), "solve"), (("bash", "a b.sh"), "a-b"),
+                        (("python", "-m", "pkg.train"), "python"), (("漢.py",), "program"), (("/",), "program")):
+        assert name_of(words) == name

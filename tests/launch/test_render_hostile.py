@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import signal
@@ -86,39 +87,35 @@ def test_any_text_is_data(values: dict[str, str], name: str) -> None:
 # --- each field that the shell sees -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", NASTY)
-def test_modules(tmp_path: Path, value: str) -> None:
-    spec = job(slurm={"modules": [value], "python": rank_at(tmp_path / "rank")})
-    if value.startswith("-"):
+@pytest.mark.parametrize("key", ["modules", "conda"])
+def test_no_name_is_read_as_an_option(key: str) -> None:
+    for value in (value for value in NASTY if value.startswith("-")):
         with pytest.raises(HpcMpError):
-            text(spec)
-        return
-    assert run_it(tmp_path, spec)["said"] == [f"{tmp_path}/bin/module", "purge", f"{tmp_path}/bin/module", "load", value]
+            text(job(slurm={key: [value] if key == "modules" else value}))
 
 
 @pytest.mark.parametrize("value", NASTY)
+def test_modules_a_venv_and_options_that_srun_gets_again(tmp_path: Path, value: str) -> None:
+    venv = tmp_path / value.replace("/", "_")
+    executable(venv / "bin/activate", "export FROM_VENV=1\n")
+    rank_at(venv / "bin/python")
+    modules = [] if value.startswith("-") else [value]
+    seen = run_it(tmp_path, job(slurm={"modules": modules, "venv": str(venv), "extra": {"network": value, "overcommit": True}}))
+    module = f"{tmp_path}/bin/module"
+    assert seen["said"] == ([module, "purge", module, "load", value] if modules else [])
+    assert seen["env"]["FROM_VENV"] == "1" and seen["rank"][0] == f"{venv}/bin/python"
+    assert f"--network={value}" in seen["srun"] and "--overcommit" in seen["srun"]
+
+
+@pytest.mark.parametrize("value", [value for value in NASTY if not value.startswith("-")])
 def test_conda(tmp_path: Path, value: str) -> None:
     """conda is found by CONDA_EXE or on PATH, and its ``activate`` gets the name as one word."""
     hook = "conda() { printf '%s\\n' \"$@\" > \"$RECORD.conda\"; export CONDA_PREFIX=\"${RECORD%/*}/env\"; }"
     executable(tmp_path / "bin/conda", f"#!/bin/sh\ncat <<'E'\n{hook}\nE\n")
     rank_at(tmp_path / "env/bin/python")
-    spec = job(slurm={"conda": value})
-    if value.startswith("-"):
-        with pytest.raises(HpcMpError):
-            text(spec)
-        return
-    seen = run_it(tmp_path, spec)
+    seen = run_it(tmp_path, job(slurm={"conda": value}))
     assert Path(f"{tmp_path}/record.conda").read_text() == f"activate\n{value}\n"
     assert seen["rank"][0] == f"{tmp_path}/env/bin/python"
-
-
-@pytest.mark.parametrize("value", NASTY)
-def test_venv(tmp_path: Path, value: str) -> None:
-    venv = tmp_path / value.replace("/", "_")
-    executable(venv / "bin/activate", "export FROM_VENV=1\n")
-    rank_at(venv / "bin/python")
-    seen = run_it(tmp_path, job(slurm={"venv": str(venv)}))
-    assert seen["env"]["FROM_VENV"] == "1" and seen["rank"][0] == f"{venv}/bin/python"
 
 
 @pytest.mark.parametrize("value", NASTY)
@@ -138,13 +135,6 @@ def test_containers(tmp_path: Path, value: str) -> None:
     words = apptainer["said"]
     assert words[words.index(value) + 1:][:2] == ["/opt/bin/python", "-P"]
     assert words[words.index(value) - 4:words.index(value)] == ["--bind", mount, "--bind", apptainer["env"]["HPC_MP_LOCAL"]]
-
-
-@pytest.mark.parametrize("value", NASTY)
-def test_options_that_srun_gets_again(tmp_path: Path, value: str) -> None:
-    spec = job(slurm={"extra": {"network": value, "overcommit": True}, "python": rank_at(tmp_path / "rank")})
-    seen = run_it(tmp_path, spec)
-    assert f"--network={value}" in seen["srun"] and "--overcommit" in seen["srun"]
 
 
 # --- what the ranks are told ------------------------------------------------------------------------------------------
@@ -179,24 +169,17 @@ POLLUTION = dict.fromkeys(NAMES.split(), "polluted")
 
 
 def test_a_polluted_shell_gives_the_same_run(tmp_path: Path) -> None:
-    kept = {"PATH", "SLURM_JOB_ID", "SLURM_JOB_NODELIST"} | {"SLURM_JOB_NODELIST_HET_GROUP_0"}
-    seen = []
-    for number, environ in enumerate(({}, POLLUTION | {"LD_PRELOAD": "", "BASH_ENV": "/nowhere", "PYTHONHOME": "/nowhere"})):
-        here = tmp_path / str(number)
-        spec = job(job=CPU, slurm={"python": rank_at(here / "rank")})
-        ran = run_it(here, spec, environ=environ)
-        assert ran["code"] == 75
-        seen.append(({name: value.replace(str(here), "") for name, value in ran["env"].items() if name not in kept},
-                     [word.replace(str(here), "") for word in ran["srun"]]))
-    assert seen[0] == seen[1]
-
-
-def test_without_the_file_that_cleans_the_shell_would_show(tmp_path: Path) -> None:
-    """The control of the test above."""
+    """The control: without the file that cleans it the shell would show."""
+    spec = job(job=CPU, slurm={"python": rank_at(tmp_path / "rank")})
+    clean, polluted = (run_it(tmp_path, spec, environ=environ) for environ in (
+        {}, POLLUTION | {"LD_PRELOAD": "", "BASH_ENV": "/nowhere", "PYTHONHOME": "/nowhere"}))
+    for ran in (clean, polluted):
+        del ran["env"]["PATH"]
+        ran["env"].pop("SLURM_JOB_NODELIST_HET_GROUP_0", None)
+    assert clean["code"] == polluted["code"] == 75 and (clean["env"], clean["srun"]) == (polluted["env"], polluted["srun"])
     lines = asset("slurm/job.sbatch.j2").read_text(encoding="utf-8").splitlines(keepends=True)
     source = "".join(line for line in lines if "clean" not in line)
     assert len(source.splitlines()) == len(lines) - 1
-    spec = job(job=CPU, slurm={"python": rank_at(tmp_path / "rank")})
     seen = run_it(tmp_path, spec, template=ScriptTemplate(Path("mine"), source), environ={"NCCL_P2P_DISABLE": "1", "RANK": "3"})
     assert (seen["env"]["NCCL_P2P_DISABLE"], seen["env"]["RANK"]) == ("1", "3")
 
@@ -236,8 +219,7 @@ def test_each_element_of_an_array_has_its_run(tmp_path: Path) -> None:
 def test_a_signal_to_the_shell_reaches_the_host_program(tmp_path: Path, name: str) -> None:
     waits = (f"import os, signal, time\nsignal.signal(signal.SIG{name}, lambda *_: (os.write(1, b'got it\\n'), os._exit(3)))\n"
              "print('ready', flush=True)\ntime.sleep(60)\n")
-    (tmp_path / "waits.py").write_text(waits)
-    command = shlex.join([sys.executable, str(tmp_path / "waits.py")])
+    command = shlex.join([sys.executable, "-IS", "-c", waits])
     after = '[ "$4" != --after ] || exit "$5"'  # what it is started with when the first has ended
     host = executable(tmp_path / "host", f"#!/bin/bash\n{after}\nexec {command}\n")
     path = tmp_path / "job.sbatch"
@@ -262,7 +244,7 @@ def test_directives_survive_the_parser_of_sbatch(value: str) -> None:
     assert read_by_sbatch(f"--comment={directive(value)}") == [f"--comment={value}"]
 
 
-def test_the_quotes_of_the_shell_would_not() -> None:
+def test_the_quotes_of_the_shell_would_not_survive() -> None:
     assert read_by_sbatch(f"--comment={shlex.quote('a' + chr(92) + 'b')}") == ["--comment=ab"]
     assert read_by_sbatch("--comment=a#b") == ["--comment=a"]
 
@@ -283,9 +265,7 @@ def test_the_directives_of_a_hostile_job(value: str) -> None:
 
 
 @pytest.mark.parametrize(("sections", "run", "value"), [
-    ({}, "/runs/a\nb", "job.directory"),
-    ({}, "/runs/a\\b", "job.directory"),
-    ({}, "/runs/\udcff", "job.directory"),
+    ({}, "/runs/a\nb", "job.directory"), ({}, "/runs/a\\b", "job.directory"), ({}, "/runs/\udcff", "job.directory"),
     ({}, "runs", "job.directory"),
     ({"slurm": {"extra": {"comment": "a\nb"}}}, "/runs", "slurm.extra.comment"),
     ({"slurm": {"components": [{"nodes": 1, "extra": {"nodelist": "a\nb"}}]}}, "/runs", "slurm.components[0].extra.nodelist"),
@@ -293,19 +273,14 @@ def test_the_directives_of_a_hostile_job(value: str) -> None:
     ({"environment": {"set": {"A": "a\0b"}}}, "/runs", "environment.set.A"),
 ])
 def test_what_no_script_can_carry_is_refused(sections: dict[str, Any], run: str, value: str) -> None:
-    with pytest.raises(HpcMpError) as caught:
+    with pytest.raises(HpcMpError, match=re.escape(value)):
         text(job(**sections), Path(run))
-    assert value in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["account", "partition", "qos", "constraint", "reservation", "container", "conda", "venv",
-                                 "python", "switches"])
-def test_no_field_holds_two_lines(key: str) -> None:
-    with pytest.raises(HpcMpError):
-        text(job(slurm={key: "/a\n#SBATCH --uid=0"}))
-
-
-def test_the_interpreter_is_checked_like_a_path() -> None:
+def test_no_field_holds_two_lines() -> None:
+    for key in ("account", "partition", "qos", "constraint", "reservation", "container", "conda", "venv", "python", "switches"):
+        with pytest.raises(HpcMpError):
+            text(job(slurm={key: "/a\n#SBATCH --uid=0"}))
     with pytest.raises(HpcMpError, match="the interpreter"):
         render(job(), RUN, python="python3")
     assert PYTHON in render(job(), RUN, python=PYTHON).text

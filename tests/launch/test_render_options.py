@@ -38,26 +38,19 @@ def test_the_table_agrees_with_itself() -> None:
     assert named - {"partition", "constraint"} <= known.keys() | OPTIONS["refused"].keys()
 
 
-@pytest.mark.parametrize(("given_name", "meant"), [
-    ("exclusiv", "exclusive"), ("cpu-per-task", "cpus-per-task"), ("partitions", "partition"), ("license", "licenses"),
-    ("mail-typ", "mail-type"), ("cluster", "clusters")])
-def test_unknown_options_are_answered_with_the_nearest(given_name: str, meant: str) -> None:
-    assert f"did you mean '{meant}'" in refusal(**{given_name: "1"}).remedy
-
-
-def test_an_option_twice_is_refused() -> None:
-    assert refusal(gpus_per_node=2).rule == "is set by the script already"
-    assert refusal(requeue=True).rule == "is set by the script already"
+def test_unknown_options_are_answered_with_the_nearest() -> None:
+    slips = {"exclusiv": "exclusive", "cpu-per-task": "cpus-per-task", "partitions": "partition", "license": "licenses",
+             "mail-typ": "mail-type", "cluster": "clusters"}
+    for name, meant in slips.items():
+        assert f"did you mean '{meant}'" in refusal(**{name: "1"}).remedy
+    assert refusal(gpus_per_node=2).rule == refusal(requeue=True).rule == "is already set by the script"
+    assert "has no meaning for sbatch" in refusal(contiguous=False).rule
 
 
 def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
     slurm = {"gpu_request": "none", "extra": {"gres": "gpu:2,nvme:1", "clusters": "a,b", "licenses": "fs:1"}}
     assert {"--gres=gpu:2,nvme:1", "--clusters=a,b", "--licenses=fs:1"} <= set(directives(text(job(slurm=slurm))))
     assert "--requeue" not in directives(text(job(slurm={"extra": {"no-requeue": True}})))
-
-
-def test_false_is_refused() -> None:
-    assert "says nothing to sbatch" in refusal(contiguous=False).rule
 
 
 def test_whole_nodes_unless_told_otherwise() -> None:
@@ -67,56 +60,32 @@ def test_whole_nodes_unless_told_otherwise() -> None:
     assert "--mem=0" not in directives(text(job(slurm={"extra": {"mem-per-cpu": "4G"}})))
 
 
-@pytest.mark.parametrize("names", [("hint", "threads-per-core"), ("nodelist", "nodefile"), ("requeue", "no-requeue")])
-def test_options_of_which_sbatch_would_drop_one(names: tuple[str, str]) -> None:
-    assert refusal(**dict.fromkeys(names, "expedite")).value == f"slurm.extra: {' and '.join(names)}"
+EXCLUSIVE, CPUS = {"exclusive": "1", "oversubscribe": "1"}, {"cpus-per-task": "1", "cpus-per-gpu": "1"}
+TWICE = {"gres": "gpu:8,nvme:1"}  # beside --gpus-per-node
 
 
-@pytest.mark.parametrize(("names", "version", "refused"), [
-    (("mem", "mem-per-cpu"), (22, 5), True),
-    (("exclusive", "oversubscribe"), (23, 2), True),
-    (("exclusive", "oversubscribe"), (22, 5), False),
-    (("exclusive", "oversubscribe"), None, True),
-    (("cpus-per-task", "cpus-per-gpu"), (23, 2), False),
-    (("cpus-per-task", "cpus-per-gpu"), (23, 11), True),
+@pytest.mark.parametrize(("extra", "version", "words"), [
+    *((dict.fromkeys(names, "expedite"), None, f"^slurm.extra: {' and '.join(names)}: ")  # sbatch would drop one of them
+      for names in (("hint", "threads-per-core"), ("nodelist", "nodefile"), ("requeue", "no-requeue"))),
+    ({"mem": "1", "mem-per-cpu": "1"}, (22, 5), "^the options --mem and --mem-per-cpu: "),
+    (EXCLUSIVE, (23, 2), "^the options --exclusive and --oversubscribe: "), (EXCLUSIVE, (22, 5), None),
+    (EXCLUSIVE, None, "^the options --exclusive and --oversubscribe: "),
+    (CPUS, (23, 2), None), (CPUS, (23, 11), "^the options --cpus-per-task and --cpus-per-gpu: "),
+    ({"segment": 4}, (23, 2), r"exists from Slurm 24\.05 on; this cluster runs 23\.02"),
+    ({"segment": 4}, (24, 5), None), ({"segment": 4}, None, None), ({"power": "x"}, (23, 11), None),
+    ({"power": "x"}, (24, 5), r"exists before Slurm 24\.05; this cluster runs 24\.05"),
+    ({"requeue": "expedite"}, (25, 5), r"exists from Slurm 25\.11 on"), ({"requeue": "expedite"}, (25, 11), None),
+    (TWICE, (22, 5), None), (TWICE, (25, 11), None), (TWICE, (26, 5), "cannot be combined in sbatch from 26.05 on"),
+    (TWICE, None, "cannot be combined in sbatch from 26.05 on"), ({"gres": "nvme:1"}, (26, 5), None),
 ])
-def test_options_that_sbatch_refuses_together(names: tuple[str, str], version: Version | None, refused: bool) -> None:
-    extra = dict.fromkeys(names, "1")
-    if refused:
-        assert refusal(version, **extra).value == f"the options --{' and --'.join(names)}"
-    else:
-        script = text(job(slurm={"extra": extra}), known=ClusterFacts(version))
-        assert {f"--{name}=1" for name in names} <= set(directives(script))
-
-
-@pytest.mark.parametrize(("option", "value", "version", "words"), [
-    ("segment", 4, (23, 2), r"exists from Slurm 24\.05 on; this cluster runs 23\.02"),
-    ("segment", 4, (24, 5), None),
-    ("segment", 4, None, None),
-    ("power", "x", (24, 5), r"exists before Slurm 24\.05; this cluster runs 24\.05"),
-    ("power", "x", (23, 11), None),
-    ("requeue", "expedite", (25, 5), r"exists from Slurm 25\.11 on"),
-    ("requeue", "expedite", (25, 11), None),
-])
-def test_options_are_checked_against_the_release(option: str, value: object, version: Version | None,
-                                                 words: str | None) -> None:
+def test_options_are_checked_together_and_against_the_release(extra: dict[str, Any], version: Version | None,
+                                                              words: str | None) -> None:
     if words:
-        assert re.search(words, refusal(version, **{option: value}).rule)
+        assert re.search(words, str(refusal(version, **extra)))
     else:
-        script = text(job(slurm={"extra": {option: value}}), known=ClusterFacts(version))
-        assert directives(script).count(f"--{option}={value}") == 1
-        assert ("--requeue" in directives(script)) is (option != "requeue")
-
-
-@pytest.mark.parametrize(("version", "allowed"), [((22, 5), True), ((25, 11), True), ((26, 5), False), (None, False)])
-def test_gpus_asked_for_twice(version: Version | None, allowed: bool) -> None:
-    """22.05 takes --gres=gpu beside --gpus-per-node, 26.05 refuses it."""
-    slurm = {"extra": {"gres": "gpu:8,nvme:1"}}
-    if allowed:
-        assert "--gres=gpu:8,nvme:1" in directives(text(job(job=GPUS, slurm=slurm), known=ClusterFacts(version)))
-    else:
-        assert "refused together by sbatch from 26.05 on" in refusal(version, gres="gpu:8,nvme:1").rule
-    assert "--gres=nvme:1" in directives(text(job(job=GPUS, slurm={"extra": {"gres": "nvme:1"}}), known=ClusterFacts(version)))
+        given = directives(text(job(job=GPUS, slurm={"extra": extra}), known=ClusterFacts(version)))
+        assert all(given.count(f"--{name}={value}") == 1 for name, value in extra.items())
+        assert ("--requeue" in given) is ("requeue" not in extra)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -131,16 +100,9 @@ def test_every_option_of_the_template_is_guarded(name: str) -> None:
             form(name, (26, 5), slurm=slurm | {"extra": extra | {option: "1"}})
 
 
-@pytest.mark.parametrize(("written", "version"), [("23.11", (23, 11)), ("23.11.4", (23, 11)), ("22.5", (22, 5))])
-def test_versions_as_they_are_written(written: str, version: Version) -> None:
-    assert parse_version(written) == version
-
-
-@pytest.mark.parametrize("written", ["", "23", "slurm 23.11", "23.111", "v23.11"])
-def test_versions_that_are_none(written: str) -> None:
-    with pytest.raises(HpcMpError, match=r"does not read YEAR\.MONTH"):
-        parse_version(written)
-
-
-def test_the_releases_are_in_order() -> None:
+def test_versions_as_they_are_written() -> None:
+    assert [parse_version(written) for written in ("23.11", "23.11.4", "22.5")] == [(23, 11), (23, 11), (22, 5)]
+    for written in ("", "23", "slurm 23.11", "23.111", "v23.11"):
+        with pytest.raises(HpcMpError, match=r"must have the form YEAR\.MONTH"):
+            parse_version(written)
     assert list(releases()) == sorted(releases()) and releases()[0] == (22, 5) and releases()[-1] == (26, 5)

@@ -106,6 +106,9 @@ def environment(lines: Sequence[str]) -> set[str]:
 
 def test_the_same_run_from_any_shell(lab: Lab) -> None:
     clean, said = run(lab, "clean")
+    found = logs(lab.share / "clean" / "run 0")
+    assert [path.name for path in found] == ["node-n1.log", "node-n2.log"], "one log per node, with the task of each line"
+    assert {line.partition(":")[0] for line in found[1].read_text().splitlines()} == {"2", "3"}
     assert places(clean) == {f"n{node} {task} of 4" for node in (1, 2) for task in (0, 1)} and said == []
     assert "OMP_NUM_THREADS=2" in environment(clean), "two ranks share four CPUs"
     polluted, said = run(lab, "polluted", environ=POLLUTION)
@@ -116,13 +119,6 @@ def test_the_same_run_from_any_shell(lab: Lab) -> None:
     assert (places(bare), said) == (places(clean), [])
     names = [{line.partition("=")[0] for line in environment(lines)} for lines in (bare, clean)]
     assert names[0] <= names[1] and not names[0] & POLLUTION.keys() - {"OMP_NUM_THREADS", "HF_HOME"}
-
-
-def test_one_log_per_node_with_the_task_of_each_line(lab: Lab) -> None:
-    run(lab, "logs")
-    found = logs(lab.share / "logs" / "run 0")
-    assert [path.name for path in found] == ["node-n1.log", "node-n2.log"]
-    assert {line.partition(":")[0] for line in found[1].read_text().splitlines()} == {"2", "3"}
 
 
 def test_components_are_one_step(lab: Lab) -> None:

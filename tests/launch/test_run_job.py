@@ -71,16 +71,12 @@ def interrupt(path: Path) -> threading.Thread:
 
 
 def test_a_run_from_python(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = hpc_mp.run_job(str(job), on="local")
+    """What is said reaches the caller alone."""
+    heard: list[str] = []
+    outcome = hpc_mp.run_job(str(job), on="local", say=heard.append)
     assert isinstance(outcome, Outcome) and outcome.run == the_run(job).path
     assert (outcome.state, outcome.steps, outcome.first_loss, outcome.loss, outcome.cause) == ("completed", 5, 8.0, 1.6, None)
     assert outcome.report == the_run(job).report and read_json(the_run(job).outcome)["report"] == str(outcome.report)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_what_is_said_reaches_the_caller_alone(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    heard: list[str] = []
-    hpc_mp.run_job(job, on="local", say=heard.append)
     text = "\n".join(heard)
     assert "emulated on this machine (--on local)" in text and f"run       {the_run(job).path}" in text
     assert "warning: a warning" in text and capfd.readouterr() == ("", "")
@@ -105,13 +101,13 @@ def test_an_interrupt_stops_the_run_and_resume_goes_on(job: Path, monkeypatch: p
     assert (on.state, on.run, on.steps) == ("completed", outcome.run, 5)
 
 
-def test_in_another_thread_than_the_main_one(job: Path) -> None:
+def test_in_another_thread_than_the_main_one(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A server or a notebook's widget may start it there, where Python takes no handlers of signals."""
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(hpc_mp.run_job(job, on="local")))
     thread.start()
     thread.join(60)
-    assert [outcome.state for outcome in outcomes] == ["completed"]
+    assert [outcome.state for outcome in outcomes] == ["completed"] and capfd.readouterr() == ("", "")
 
 
 def test_a_job_made_in_python(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,9 +143,6 @@ def test_a_preview_is_a_value(job: Path) -> None:
     document = json.loads(json.dumps(shown.document()))
     assert document["state"] == "planned"
     assert {"key": "job.device", "value": "cpu", "why": "nvidia-smi finds no GPU"} in document["choices"]
-
-
-def test_values_of_variables_are_not_in_the_command_that_goes_on(job: Path) -> None:
     request = LaunchRequest(job, "local", (
         "environment.set.TOKEN=hunter2", "train.steps=7", "environment.stage=true", "program.environment.KEY=hunter2",
         "sweep.grid.'program.environment.KEY'=['hunter2']", "program={ environment = { KEY = 'hunter2' } }"))
@@ -168,16 +161,15 @@ def imported(code: str) -> str:
                           capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_door_imports_nothing_heavy() -> None:
-    assert imported("import hpc_mp; hpc_mp.run_job") == "[]"
+def test_the_door_imports_nothing_heavy(job: Path) -> None:
+    assert imported("import hpc_mp; hpc_mp.run_job") == imported("import hpc_mp; hpc_mp.submit") == "[]"
     assert "click" in imported("import hpc_mp.cli.launch"), "what is heavy would be seen"
-
-
-def test_a_script_is_rendered_without_tokenizers_and_torch(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AttributeError, match="no attribute 'submitted'"):
+        _ = hpc_mp.submitted
     code = ("import pathlib; [sys.modules.__setitem__(name, None) for name in ('torch', 'tokenizers')]; "
             "from hpc_mp.launch.launch import LaunchRequest, plan_job; "
             f"print(plan_job(LaunchRequest(pathlib.Path({str(job)!r}), 'local'))[0].spec.job.device)")
-    assert imported(code).splitlines()[0] == "cpu"
+    assert imported(code).splitlines()[0] == "cpu", "a script is rendered without tokenizers and torch"
 
 
 def test_defaults_are_for_who_asks(job: Path) -> None:
@@ -202,7 +194,7 @@ def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
     assert outcome.state == "completed"
     last = [text for text in said if text.startswith("ran ")]
     assert last == ["ran       emulated on this machine, not on a cluster: sbatch is on PATH, but no Slurm answers "
-                    "(no controller), and\n          SLURM_CONF is not set: export it where slurm.conf lies elsewhere"]
+                    "(no controller), and\n          SLURM_CONF is not set: export it if slurm.conf is not in the default place"]
     assert said.index(last[0]) > next(n for n, text in enumerate(said) if text.startswith("run "))
 
 

@@ -12,18 +12,15 @@ import venv
 from pathlib import Path
 
 import pytest
+from rendering import executable
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.staging import archive as stage
-from hpc_mp.launch.staging.interpreter import Interpreter, interpreter
+from hpc_mp.launch.staging.interpreter import SYSTEM, Interpreter, interpreter
 from hpc_mp.launch.staging.members import members, write_tar
 
 ODD = "node's disk & more|x"  # what sed, bash and tar must not trip over
-
-
-def quiet(done: int, total: int) -> None:
-    pass
 
 
 @pytest.fixture
@@ -33,20 +30,24 @@ def environment(tmp_path: Path) -> Path:
     venv.create(prefix, symlinks=True)
     library = next(prefix.glob("lib/python*/site-packages"))
     (library / "packed.py").write_text("VALUE = 'packed'\n")
-    checkout = tmp_path / "checkout"
-    (checkout / "edited").mkdir(parents=True)
-    (checkout / "edited" / "__init__.py").write_text("VALUE = 'edited'\n")
-    (library / "edited.pth").write_text(f"{checkout}\n")
-    script = prefix / "bin" / "tool"
-    script.write_text(f"#!{prefix}/bin/python\nimport packed\nprint(packed.VALUE)\n")
-    script.chmod(0o755)
+    (library / "edited.pth").write_text(f"{tmp_path}/checkout\n")
+    executable(tmp_path / "checkout/edited/__init__.py", "VALUE = 'edited'\n")
+    executable(prefix / "bin" / "tool", f"#!{prefix}/bin/python\nimport packed\nprint(packed.VALUE)\n")
     return prefix
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the Python that the environment was made with lay on every node's own disk: it is not packed."""
     monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", (Path(sys.base_prefix),))
+
+
+def python_of(environment: Path) -> Interpreter:
+    return interpreter([str(environment / "bin" / "python")])
+
+
+def packed_of(environment: Path) -> stage.Packed:
+    return stage.pack(python_of(environment), environment.parent / "cache", lambda done, total: None)
 
 
 def unpack(packed: stage.Packed, tmp_path: Path, name: str = ODD) -> tuple[Path, str]:
@@ -68,13 +69,12 @@ def ask_packages(env: Path) -> str:
 
 @pytest.mark.parametrize("with_base", [True, False])
 def test_the_copy_works_without_the_original(
-    environment: Path, tmp_path: Path, with_base: bool, request: pytest.FixtureRequest
+    environment: Path, tmp_path: Path, with_base: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not with_base:
-        request.getfixturevalue("light")
-    python = interpreter([str(environment / "bin" / "python")])
+    if with_base:
+        monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
     shown = []
-    packed = stage.pack(python, tmp_path / "cache", lambda done, total: shown.append((done, total)))
+    packed = stage.pack(python_of(environment), tmp_path / "cache", lambda done, total: shown.append((done, total)))
     assert shown[-1] == (packed.size, packed.size)
     environment.rename(tmp_path / "gone")
     (tmp_path / "checkout").rename(tmp_path / "gone too")
@@ -84,34 +84,29 @@ def test_the_copy_works_without_the_original(
     words = ask_packages(env)
     assert words.startswith("packed edited ")
     assert words.count(str(env)) == (4 if with_base else 3)  # prefix, both packages, and the standard library
-
-
-@pytest.mark.usefixtures("light")
-def test_scripts_run_the_copy(environment: Path, tmp_path: Path) -> None:
-    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
-    environment.rename(tmp_path / "gone")
     env, _ = unpack(packed, tmp_path, "plain")
-    assert subprocess.run([env / "bin" / "tool"], capture_output=True, text=True, check=True).stdout == "packed\n"
+    assert subprocess.run([env / "bin" / "tool"], capture_output=True, text=True, check=True).stdout == "packed\n", "a script"
 
 
-@pytest.mark.usefixtures("light")
-def test_an_archive_is_made_once(environment: Path, tmp_path: Path) -> None:
+def test_an_archive_is_made_once(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And anew when a file of the environment has changed, in place of the old one; bytecode does not count."""
-    python, cache = interpreter([str(environment / "bin" / "python")]), tmp_path / "cache"
-    first = stage.pack(python, cache, quiet).archive
+    first = packed_of(environment).archive
     changed = first.stat().st_mtime_ns
-    library = python.libraries[0]
+    library = python_of(environment).libraries[0]
     (library / "__pycache__").mkdir(exist_ok=True)
     (library / "__pycache__" / "packed.pyc").write_bytes(b"")
-    assert stage.pack(python, cache, quiet).archive == first
-    assert first.stat().st_mtime_ns == changed
+    assert packed_of(environment).archive == first and first.stat().st_mtime_ns == changed
     (library / "packed.py").write_text("VALUE = 'other'\n")
-    second = stage.pack(python, cache, quiet).archive
+    second = packed_of(environment).archive
     assert second != first
-    assert sorted(path.name for path in cache.iterdir()) == [second.name, f"{second.name}.bytes"]
+    assert sorted(path.name for path in first.parent.iterdir()) == [second.name, f"{second.name}.bytes"]
+    second.unlink()
+    monkeypatch.setattr(stage, "COMPRESS", ("no-such-program",))
+    packed = packed_of(environment)
+    with tarfile.open(packed.archive) as tar:
+        assert sum(member.size for member in tar if member.isfile()) == packed.size, "a plain tar"
 
 
-@pytest.mark.usefixtures("light")
 def test_links(environment: Path, tmp_path: Path) -> None:
     """Those inside stay links, those that lead out are copied, those that lead nowhere are left out."""
     library = next(environment.glob("lib/python*/site-packages"))
@@ -120,60 +115,46 @@ def test_links(environment: Path, tmp_path: Path) -> None:
     for name, target in {"inner": library / "packed.py", "outer": tmp_path / "outside", "nowhere": tmp_path / "absent"}.items():
         (library / name).symlink_to(target)
     found = {Path(member.name).relative_to(library.relative_to(environment)): member
-             for member in members(interpreter([str(environment / "bin" / "python")]))
+             for member in members(python_of(environment))
              if Path(member.name).is_relative_to(library.relative_to(environment))}
     assert found[Path("inner")].link == "packed.py"
     assert found[Path("outer/data")].source == str(tmp_path / "outside" / "data")
     assert Path("nowhere") not in found
 
 
-@pytest.mark.usefixtures("light")
 def test_only_what_git_knows_of_a_checkout(environment: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     subprocess.run(["git", "init", "-q", checkout], check=True)
     (checkout / ".gitignore").write_text("runs/\n")
     (checkout / "runs").mkdir()
     (checkout / "runs" / "huge").write_text("x")
-    names = [member.name for member in members(interpreter([str(environment / "bin" / "python")]))]
+    names = [member.name for member in members(python_of(environment))]
     assert "editable/0/edited/__init__.py" in names
     assert not [name for name in names if "runs/" in name or ".git/" in name]
 
 
-def test_the_systems_python_is_refused() -> None:
+def test_what_cannot_be_packed(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(HpcMpError, match="does not say what it is"):
+        interpreter([str(tmp_path / "absent")])
+    python = python_of(environment)
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(HpcMpError, match="cannot be written"):
+        packed_of(environment)
+    content = members(python)
+    (python.libraries[0] / "packed.py").unlink()
+    with pytest.raises(HpcMpError, match=r"packed\.py: could not be packed"):
+        write_tar(content, io.BytesIO(), lambda done: None)
+    monkeypatch.setattr("hpc_mp.launch.staging.members.MOST_CHECKOUT", 3)
+    with pytest.raises(HpcMpError, match="without -e"):
+        members(python)
+    (python.libraries[0] / "__editable__.x.pth").write_text("import __editable___x_finder; __editable___x_finder.install()\n")
+    with pytest.raises(HpcMpError, match="editable_mode=compat"):
+        members(python)
+    monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
     with pytest.raises(HpcMpError, match=r"system's Python .*-m venv"):
         interpreter(["/usr/bin/python3"], lambda argv: json.dumps(["/usr", "/usr", "3.11.2", "/usr/bin/python3"]))
 
 
-@pytest.mark.usefixtures("light")
-def test_what_cannot_be_packed(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = [str(environment / "bin" / "python")]
-    with pytest.raises(HpcMpError, match="does not say what it is"):
-        interpreter([str(tmp_path / "absent")])
-    monkeypatch.setattr("hpc_mp.launch.staging.members.MOST_CHECKOUT", 3)
-    with pytest.raises(HpcMpError, match="without -e"):
-        members(interpreter(python))
-    library = next(environment.glob("lib/python*/site-packages"))
-    (library / "__editable__.x.pth").write_text("import __editable___x_finder; __editable___x_finder.install()\n")
-    with pytest.raises(HpcMpError, match="editable_mode=compat"):
-        members(interpreter(python))
-
-
-@pytest.mark.usefixtures("light")
-def test_a_file_that_goes_meanwhile(environment: Path, tmp_path: Path) -> None:
-    content = members(interpreter([str(environment / "bin" / "python")]))
-    next(environment.glob("lib/python*/site-packages/packed.py")).unlink()
-    with pytest.raises(HpcMpError, match=r"packed\.py: could not be packed"):
-        write_tar(content, io.BytesIO(), lambda done: None)
-
-
-@pytest.mark.usefixtures("light")
-def test_a_cache_that_cannot_be_written(environment: Path, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file")
-    with pytest.raises(HpcMpError, match="cannot be written"):
-        stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
-
-
-@pytest.mark.usefixtures("light")
 def test_a_prefix_of_its_own(tmp_path: Path) -> None:
     """As conda makes it: Python and packages in one directory; other environments below it stay where they are."""
     prefix = tmp_path / "conda"
@@ -186,30 +167,13 @@ def test_a_prefix_of_its_own(tmp_path: Path) -> None:
         ".relocate", "bin/python3", "lib/python3.11/site-packages/gym/envs/__init__.py"]
 
 
-@pytest.mark.usefixtures("light")
-def test_no_room_is_no_failure(environment: Path, tmp_path: Path) -> None:
+def test_a_broken_archive_and_no_room_are_no_failures(environment: Path, tmp_path: Path) -> None:
     """The node then uses the environment itself, and says so."""
-    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
+    packed = packed_of(environment)
+    packed.archive.write_bytes(packed.archive.read_bytes()[:packed.archive.stat().st_size // 2])
+    env, said = unpack(packed, tmp_path, "broken")
+    assert env.resolve() == environment and "is not staged" in said and not list(env.parent.glob(".env.*"))
     (packed.archive.parent / f"{packed.archive.name}.bytes").write_text(f"{1 << 60}\n")
     env, said = unpack(packed, tmp_path)
-    assert env.resolve() == environment
-    assert "needs 1073741824.0 GiB" in said and "is not staged" in said
+    assert env.resolve() == environment and "needs 1073741824.0 GiB" in said and "is not staged" in said
     assert ask_packages(env).startswith("packed edited ")
-
-
-@pytest.mark.usefixtures("light")
-def test_a_broken_archive_is_no_failure(environment: Path, tmp_path: Path) -> None:
-    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
-    packed.archive.write_bytes(packed.archive.read_bytes()[:packed.archive.stat().st_size // 2])
-    env, said = unpack(packed, tmp_path)
-    assert env.resolve() == environment
-    assert "is not staged" in said
-    assert not list(env.parent.glob(".env.*"))
-
-
-@pytest.mark.usefixtures("light")
-def test_the_archive_is_a_plain_tar(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "COMPRESS", ("no-such-program",))
-    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
-    with tarfile.open(packed.archive) as tar:
-        assert sum(member.size for member in tar if member.isfile()) == packed.size

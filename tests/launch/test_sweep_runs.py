@@ -8,31 +8,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner, Result
-from launching import mark, record, the_run, until, write_job
+from launching import call, make_run, record, the_run, until, write_job
 from rendering import CPU, PYTHON, RUN, facts
 from rendering import job as resolved
-from test_launch import Launch
+from test_launch import start
 from test_run_job import interrupt, job
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.main import cli
 from hpc_mp.job import load_job
 from hpc_mp.launch.fit import check_fit
 from hpc_mp.launch.launch import LaunchRequest, preview
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.render import render
 from hpc_mp.launch.sweep import best_runs
-from hpc_mp.rundir import RunDirectory, create_run, write_json
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.sweep import SweepMember, best_of, members, read_member, write_member
+from hpc_mp.runs.status import seen
 
-__all__ = ["job", "mark"]  # fixtures
+__all__ = ["job"]  # a fixture
 GRID = 'sweep.grid={ "train.seed" = [1, 2, 3] }'
-
-
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(each) for each in arguments], catch_exceptions=False)
+PAIR = GRID.replace(", 3", "")
 
 
 def runs_of(job: Path) -> list[RunDirectory]:
@@ -43,10 +40,9 @@ def runs_of(job: Path) -> list[RunDirectory]:
 
 
 def test_all_runs_of_a_sweep_are_run_here(job: Path) -> None:
-    said: list[str] = []
-    outcome = hpc_mp.run_job(job, on="local", overrides=[GRID, "sweep.simultaneous=2"], say=said.append)
-    text = "\n".join(said)
-    assert (outcome.state, len(outcome.elements)) == ("completed", 3)
+    shown = call("launch", job, "--on", "local", "--set", GRID, "--set", "sweep.simultaneous=2")
+    text, lines = shown.output, shown.stdout.splitlines()
+    assert shown.exit_code == 0 and [verdict(run).state for run in runs_of(job)] == ["completed"] * 3  # type: ignore[union-attr]
     assert [load_job(run.job).train.seed for run in runs_of(job)] == [1, 2, 3]
     assert [read_member(run) for run in runs_of(job)] == [
         SweepMember("0001", number, 3, {"train.seed": number + 1}) for number in range(3)]
@@ -56,6 +52,17 @@ def test_all_runs_of_a_sweep_are_run_here(job: Path) -> None:
         "every run is checked before the first one is started")
     assert list(members(runs_of(job)[1])) == runs_of(job)
     assert "--array" not in runs_of(job)[0].script.read_text()
+    assert "0002      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 2" in lines
+    assert "0001      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 1  ← best by loss" in lines
+    assert f"compare   hpc-mp report {the_run(job).path} --all" in lines
+    table = call("status", job.parent / "runs").stdout
+    assert table.count("best by loss") == 1 and "train.seed = 3" in table.splitlines()[1]
+    document = json.loads(call("status", the_run(job).path, "--json").stdout)
+    assert document["sweep"] == {"first": "0001", "number": 0, "of": 3, "values": {"train.seed": 1}}
+    second = runs_of(job)[1]  # its job file means that run, and not the newest of its name
+    outcome = hpc_mp.run_job(second.job, on="local", overrides=["train.steps=7"], resume=True)
+    assert (outcome.run, outcome.steps) == (second.path, 7) and len(runs_of(job)) == 3
+    assert read_member(second) is not None, "it still belongs to its sweep"
 
 
 def test_a_run_that_fails_is_followed_by_the_next(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,15 +97,6 @@ def test_an_interrupt_ends_the_sweep_and_resume_goes_on_with_all_of_it(job: Path
         hpc_mp.run_job(job, on="local", overrides=['sweep.grid={ "train.seed" = [8, 9] }'], resume=True)
 
 
-def test_the_job_file_of_a_run_means_that_run(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not the newest of its name."""
-    hpc_mp.run_job(job, on="local", overrides=[GRID])
-    second = runs_of(job)[1]
-    outcome = hpc_mp.run_job(second.job, on="local", overrides=["train.steps=7"], resume=True)
-    assert (outcome.run, outcome.steps) == (second.path, 7) and len(runs_of(job)) == 3
-    assert read_member(second) is not None, "it still belongs to its sweep"
-
-
 @pytest.mark.parametrize(("options", "states", "words"), [
     ([], ["stopped", "completed"], "the other runs"), (["--all"], ["stopped"], "1 run not started; --resume starts it"),
 ])
@@ -107,32 +105,21 @@ def test_cancelling_of_one_run_and_of_the_sweep(
 ) -> None:
     """From another terminal: the launch goes on with the next run, or ends."""
     job = write_job(tmp_path)
-    launched = Launch(mark, job, "--set", 'sweep.grid={ "train.seed" = [1, 2] }', PAUSE="0.3")
+    launched = start(mark, job, "--set", PAIR, PAUSE="0.3")
     until(the_run(job).metrics.exists, 60)
     call("cancel", the_run(job).path, "--now", *options)
-    code, out, err = launched.end()
-    ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
-    assert (code, ends) == (1, states) and (not options or words in out), out + err
-    ways = [line for line in err.splitlines() if line.startswith("go on with: ")]
-    alone = f"go on with: hpc-mp launch {the_run(job).job} --on local --resume"
-    whole = f"go on with: hpc-mp launch {job} --on local '--set=sweep.grid={{ \"train.seed\" = [1, 2] }}' --resume"
+    code, out, err = launched.outcome()
+    assert (code, ends(out)) == (1, states) and (not options or words in out), out + err
+    ways = [line for line in err.splitlines() if line.startswith("continue with: ")]
+    alone = f"continue with: hpc-mp launch {the_run(job).job} --on local --resume"
+    whole = f"continue with: hpc-mp launch {job} --on local '--set={PAIR}' --resume"
     assert ways == [whole if options else alone]
-    code, out, err = Launch(mark, job, "--resume", "--set", 'sweep.grid={ "train.seed" = [1, 2] }').end()
-    ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
-    assert (code, ends) == (0, ["completed"] * 2), "what was asked for then does not end this launch"
+    code, out, _ = start(mark, job, "--resume", "--set", PAIR).outcome()
+    assert (code, ends(out)) == (0, ["completed"] * 2), "what was asked for then does not end this launch"
 
 
-def test_the_end_of_a_sweep_in_words(job: Path) -> None:
-    shown = call("launch", job, "--on", "local", "--set", GRID)
-    lines = shown.stdout.splitlines()
-    assert shown.exit_code == 0
-    assert "0002      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 2" in lines
-    assert "0001      completed, loss 8.0000 → 1.6000 in 5 steps; train.seed = 1  ← best by loss" in lines
-    assert f"compare   hpc-mp report {the_run(job).path} --all" in lines
-    table = call("status", job.parent / "runs").stdout
-    assert table.count("best by loss") == 1 and "train.seed = 3" in table.splitlines()[1]
-    document = json.loads(call("status", the_run(job).path, "--json").stdout)
-    assert document["sweep"] == {"first": "0001", "number": 0, "of": 3, "values": {"train.seed": 1}}
+def ends(out: str) -> list[str]:
+    return [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
 
 
 def test_a_sweep_of_one_run_is_a_job(job: Path) -> None:
@@ -142,12 +129,12 @@ def test_a_sweep_of_one_run_is_a_job(job: Path) -> None:
 
 def test_a_dry_run_shows_every_run(job: Path) -> None:
     said: list[str] = []
-    shown = preview(LaunchRequest(job, "local", (GRID,)), SimpleNamespace(say=said.append, note=said.append))  # type: ignore[arg-type]
+    ear: Listener = SimpleNamespace(say=said.append, note=said.append)  # type: ignore[assignment]
+    shown = preview(LaunchRequest(job, "local", (GRID,)), ear)
     assert shown.document()["sweep"] == [{"train.seed": seed} for seed in (1, 2, 3)] and "  2  train.seed = 2" in "\n".join(said)
     assert preview(LaunchRequest(job, "local"), Listener()).document()["sweep"] == []
     many = [f"{{ train.seed = {seed} }}" for seed in range(40)]
-    preview(LaunchRequest(job, "local", (f"sweep.runs=[{', '.join(many)}]",)),
-            SimpleNamespace(say=said.append, note=said.append))  # type: ignore[arg-type]
+    preview(LaunchRequest(job, "local", (f"sweep.runs=[{', '.join(many)}]",)), ear)
     assert any(line.endswith(" 20  train.seed = 19\n               and 20 others") for line in said)
 
 
@@ -160,35 +147,26 @@ def test_the_script_of_a_sweep(simultaneous: int | None, line: str) -> None:
     script = render(resolved(job=CPU, sweep=sweep), [RUN.with_name(f"{n:04d}") for n in range(4)], facts(), python=PYTHON)
     assert line in script.text.splitlines() and script.text.count("export HPC_MP_RUN=") == 1
     assert dict(script.explanations)[line].endswith("at most 2 of them at once." if simultaneous else "one job per run.")
-
-
-def test_more_runs_than_an_array_of_this_site_may_have() -> None:
-    spec = resolved(job=CPU, sweep={"grid": {"train.seed": [1, 2, 3]}})
-    check_fit(spec, facts(most_elements=3))
-    with pytest.raises(HpcMpError, match=r"\[sweep\]: has 3 runs, and this Slurm takes arrays of 2 jobs at most"):
-        check_fit(spec, facts(most_elements=2))
+    spec = resolved(job=CPU, sweep=sweep)
+    check_fit(spec, facts(most_elements=4))
+    with pytest.raises(HpcMpError, match=r"\[sweep\]: has 4 runs, and this Slurm takes arrays of 3 jobs at most"):
+        check_fit(spec, facts(most_elements=3))
 
 
 # --- the best ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("losses", "best"), [
-    ([(2.0, None), (1.0, None)], (1, "loss")), ([(2.0, 3.0), (1.0, 4.0)], (0, "held-out loss")),
-    ([(2.0, 3.0), (1.0, None)], (1, "loss")), ([(2.0, 3.0), (None, None)], None), ([], None),
-    ([(None, None), (2.0, 3.0), (1.0, 2.5)], (2, "held-out loss")),
-])
-def test_the_best_run(losses: list[tuple[float | None, float | None]], best: tuple[int, str] | None) -> None:
-    assert best_of(losses) == best
+def test_the_best_run() -> None:
+    assert best_of([(2.0, None), (1.0, None)]) == best_of([(2.0, 3.0), (1.0, None)]) == (1, "loss")
+    assert best_of([(2.0, 3.0), (1.0, 4.0)]) == (0, "held-out loss")
+    assert best_of([(None, None), (2.0, 3.0), (1.0, 2.5)]) == (2, "held-out loss")
+    assert best_of([(2.0, 3.0), (None, None)]) is best_of([]) is None
 
 
 def test_each_sweep_has_a_best_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_mp.launch.status import seen
-
     found = []
     for number in range(5):
-        run = create_run(tmp_path / "runs", "t")
-        run.job.write_text(write_job(tmp_path).read_text())
-        write_json(run.placement, {})
+        run = make_run(load_job(write_job(tmp_path)))
         run.metrics.write_text(record(1, loss=9.0 - number) + "\n")
         if number != 4:
             write_member(run, SweepMember("0001" if number < 2 else "0003", number % 2, 2, {"train.seed": number}))

@@ -121,10 +121,10 @@ def test_command_shows_hosts_and_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ("--nodes n[1-3]", "names 3 hosts, the placement has 4 nodes"),
-    ("--nodes n[1-5]", "names 5 hosts, the placement has 4 nodes"),
+    ("--nodes n[1-3]", "names 3 hosts, but the placement has 4 nodes"),
+    ("--nodes n[1-5]", "names 5 hosts, but the placement has 4 nodes"),
     ("--nodes n[1-3],n9", "names n9, which is not in the topology"),
-    ("--dp 4", "the topology: names 4 hosts, the placement has 8 nodes"),
+    ("--dp 4", "the topology: names 4 hosts, but the placement has 8 nodes"),
 ])
 def test_command_wants_as_many_hosts_as_nodes(tmp_path: Path, arguments: str, words: str) -> None:
     (file := tmp_path / "topology.conf").write_text(FABRIC)

@@ -14,7 +14,7 @@ from schedules import NAMES, Request, requests
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.schedules import STAGES_PER_RANK
-from hpc_mp.layout.schedule import Action, Reduce, Schedule, build, peak_in_flight, simulate, validate
+from hpc_mp.layout.schedule import Action, Reduce, build, peak_in_flight, simulate, validate
 from hpc_mp.layout.schedule.actions import COMPUTE, compute
 from hpc_mp.layout.schedule.generators import ORDERS
 from hpc_mp.layout.schedule.table import cell
@@ -155,19 +155,14 @@ def test_receives_are_posted_one_computation_early(request: Request) -> None:
             assert later[1] in computed or (later[0] in computed and first)
 
 
-def words(schedule: Schedule) -> list[str]:
-    return [" ".join(f"{a.kind}{a.microbatch}" for a in actions) for actions in schedule.ranks]
-
-
-def test_1f1b_in_full() -> None:
-    assert words(build("1f1b", 2, 2)) == [
-        "F0 SEND_F0 RECV_B0 F1 SEND_F1 RECV_B1 B0 B1 REDUCE1", "RECV_F0 F0 RECV_F1 B0 SEND_B0 F1 B1 SEND_B1 REDUCE1"]
-
-
-def test_zero_bubble_in_full() -> None:
-    assert words(build("zero_bubble", 2, 2, reduce="each")) == [
-        "F0 SEND_F0 RECV_B0 F1 SEND_F1 I0 RECV_B1 W0 REDUCE0 I1 W1 REDUCE1",
-        "RECV_F0 F0 RECV_F1 I0 SEND_B0 F1 I1 SEND_B1 W0 REDUCE0 W1 REDUCE1"]
+@pytest.mark.parametrize(("name", "reduce", "ranks"), [
+    ("1f1b", "last", ["F0 SEND_F0 RECV_B0 F1 SEND_F1 RECV_B1 B0 B1 REDUCE1",
+                      "RECV_F0 F0 RECV_F1 B0 SEND_B0 F1 B1 SEND_B1 REDUCE1"]),
+    ("zero_bubble", "each", ["F0 SEND_F0 RECV_B0 F1 SEND_F1 I0 RECV_B1 W0 REDUCE0 I1 W1 REDUCE1",
+                             "RECV_F0 F0 RECV_F1 I0 SEND_B0 F1 I1 SEND_B1 W0 REDUCE0 W1 REDUCE1"]),
+])
+def test_schedules_in_full(name: str, reduce: Reduce, ranks: list[str]) -> None:
+    assert [" ".join(f"{a.kind}{a.microbatch}" for a in actions) for actions in build(name, 2, 2, reduce=reduce).ranks] == ranks
 
 
 @pytest.mark.parametrize(("name", "virtual_stages"), [("interleaved_1f1b", 3), ("zero_bubble_v", 1), ("breadth_first", 2)])

@@ -10,9 +10,13 @@ from hypothesis import given
 from schedules import SMALL, Request, requests, swapped, with_rank
 
 from hpc_mp.layout.schedule import Action, Kind, Reduce, Schedule, build, simulate, validate
-from hpc_mp.layout.schedule.validate import check_streams, own_stream, shared_stream
+from hpc_mp.layout.schedule.validate import Channel, check_streams, own_stream
 
 REDUCE: tuple[Reduce, ...] = ("last", "each")
+
+
+def shared_stream(channel: Channel) -> None:
+    """One communicator for all messages of a rank."""
 
 
 @pytest.mark.parametrize("request_", SMALL)
@@ -35,16 +39,16 @@ def test_every_action_is_needed_once(request_: Request, reduce: Reduce) -> None:
 @pytest.mark.parametrize(("name", "rank", "a", "b", "message"), [
     ("1f1b", 0, Action("F", 0, 0), Action("B", 0, 0), r"deadlock: rank 0 at B\(stage 0, microbatch 0\)"),
     ("1f1b", 2, Action("F", 2, 1), Action("B", 2, 1), "deadlock: .*rank 2 at B"),
-    ("1f1b", 0, Action("F", 0, 1), Action("F", 0, 2), r"SEND_F\(stage 0, microbatch 1\) stands before what it sends"),
+    ("1f1b", 0, Action("F", 0, 1), Action("F", 0, 2), r"SEND_F\(stage 0, microbatch 1\) precedes the"),
     ("1f1b", 0, Action("SEND_F", 0, 1), Action("B", 0, 0), "rank 0 at B"),
     ("1f1b", 1, Action("RECV_F", 1, 1), Action("RECV_F", 1, 2), r"RECV_F\(stage 1, microbatch \d\) meets SEND_F\(stage 0"),
     ("1f1b", 1, Action("RECV_B", 1, 0), Action("RECV_B", 1, 1), r"RECV_B\(.*ranks 2 and 1 exchange in different orders"),
     ("1f1b", 1, Action("RECV_F", 1, 3), Action("F", 1, 3), r"deadlock: .*rank 1 at F\(stage 1, microbatch 3\)"),
-    ("1f1b", 1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) holds up SEND_B\(stage 1"),
+    ("1f1b", 1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) delays SEND_B\(stage 1"),
     ("1f1b", 1, Action("REDUCE", 1, 3), Action("F", 1, 0), "does not directly follow"),
     ("1f1b", 1, Action("REDUCE", 1, 3), Action("RECV_F", 1, 0), "does not directly follow"),
     ("zero_bubble", 1, Action("I", 1, 2), Action("W", 1, 2), r"rank 1 at W\(stage 1, microbatch 2\)"),
-    ("zero_bubble", 1, Action("I", 1, 2), Action("SEND_B", 1, 2), r"SEND_B\(stage 1, microbatch 2\) stands before what it sends"),
+    ("zero_bubble", 1, Action("I", 1, 2), Action("SEND_B", 1, 2), r"SEND_B\(stage 1, microbatch 2\) precedes the"),
     ("zero_bubble", 2, Action("F", 2, 1), Action("I", 2, 1), r"rank 2 at I\(stage 2, microbatch 1\)"),
     ("zero_bubble", 2, Action("REDUCE", 2, 3), Action("W", 2, 2), "does not directly follow"),
     ("zero_bubble_v", 2, Action("F", 2, 0), Action("F", 3, 0), r"rank 2 at F\(stage 3, microbatch 0\)"),
@@ -73,10 +77,10 @@ def test_wrong_ranks_stages_and_superfluous_actions_are_refused() -> None:
     first, second = schedule.ranks
     for wrong, message in (
         (with_rank(schedule, 1, (*second, first[0])), r"F\(stage 0, microbatch 0\) is on rank 1, its stage on rank 0"),
-        (with_rank(schedule, 1, (*second, Action("F", 7, 0))), r"F\(stage 7, microbatch 0\) is on a stage that there is not"),
-        (with_rank(schedule, 1, (*second, Action("SEND_F", 1, 0))), r"SEND_F\(stage 1, microbatch 0\) stands 1 times"),
-        (replace(build("1f1b", 2, 3), microbatches=2), r"F\(stage 0, microbatch 2\) stands 1 times, expected 0"),
-        (replace(schedule, microbatches=3), r"F\(stage 0, microbatch 2\) stands 0 times, expected once"),
+        (with_rank(schedule, 1, (*second, Action("F", 7, 0))), r"F\(stage 7, microbatch 0\) is on a stage that does not exist"),
+        (with_rank(schedule, 1, (*second, Action("SEND_F", 1, 0))), r"SEND_F\(stage 1, microbatch 0\) appears 1 times"),
+        (replace(build("1f1b", 2, 3), microbatches=2), r"F\(stage 0, microbatch 2\) appears 1 times, expected 0"),
+        (replace(schedule, microbatches=3), r"F\(stage 0, microbatch 2\) appears 0 times, expected once"),
         (replace(schedule, ranks=(*schedule.ranks, ())), "rank 2 holds no stage"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -87,9 +91,9 @@ def test_a_backward_is_whole_or_in_two_parts() -> None:
     """A B beside an I and a W; an I alone; and, which is right, some microbatches whole and some in parts."""
     schedule = build("zero_bubble", 1, 2)
     (actions,) = schedule.ranks
-    with pytest.raises(ValueError, match=r"B\(stage 0, microbatch 0\) stands 1 times, expected 0"):
+    with pytest.raises(ValueError, match=r"B\(stage 0, microbatch 0\) appears 1 times, expected 0"):
         validate(with_rank(schedule, 0, (*actions[:2], Action("B", 0, 0), *actions[2:])))
-    with pytest.raises(ValueError, match=r"W\(stage 0, microbatch 0\) stands 0 times"):
+    with pytest.raises(ValueError, match=r"W\(stage 0, microbatch 0\) appears 0 times"):
         validate(with_rank(schedule, 0, tuple(action for action in actions if action != Action("W", 0, 0))))
     kinds: tuple[Kind, ...] = ("F", "I", "W", "REDUCE")
     validate(with_rank(schedule, 0, (Action("F", 0, 1), Action("B", 0, 1), *(Action(kind, 0, 0) for kind in kinds))))

@@ -102,7 +102,7 @@ def test_stages_begin_where_a_pattern_matches(model: str) -> None:
     assert cut(2, model, partition=f"at:{blocks}.0") == (0, 12)
     assert cut(3, model, partition=f"at:{blocks}.3|{norm}") == (3, 9, 0)
     assert cut(1, model, partition="at:none") == (12,)
-    with pytest.raises(HpcMpError, match=r"matches 3 modules .*, and 1 of the 2 stages begin at one.*whole name"):
+    with pytest.raises(HpcMpError, match=r"matches 3 modules .*, but 1 of the 2 stages begin at one.*whole name"):
         cut(2, model, partition=rf"at:{blocks}.1\d?")
 
 
@@ -112,9 +112,9 @@ def test_the_reason_tells_the_balance() -> None:
         return stage_cut(spec, read_shape(spec)).why
 
     assert why(3, partition="uniform", config={"num_hidden_layers": 4}) == (
-        "as equal in numbers of layers as layers can be cut: 0.75, 0.75, 1.50 of the mean")
-    assert why(2).startswith("as equal in cost as layers ") and why(1) == "one stage has them all"
-    assert why(12, partition="uniform") == "as equal in numbers of layers as layers can be cut: 1.00 to 1.00 of the mean"
+        "the most even cut in numbers of layers: 0.75, 0.75, 1.50 of the mean")
+    assert why(2).startswith("the most even cut in cost") and why(1) == "one stage has all layers"
+    assert why(12, partition="uniform") == "the most even cut in numbers of layers: 1.00 to 1.00 of the mean"
     assert why(2, partition=[5, 7]) == "as given"
 
 
@@ -148,9 +148,9 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
     assert layers(0.0) == (5, 5, 2), "16 seconds over three stages"
     assert layers(1.0) == (0, 6, 6), "1,800 bytes over three stages"
     assert layers(None) == layers(0.0) != layers(0.8), "a step waits for the longest stage, whatever the fullest one holds"
-    for weight, words in ((None, "measured time as"), (0.0, "measured time as"), (0.8, "measured time and memory as")):
+    for weight, words in ((None, "measured time:"), (0.0, "measured time:"), (0.8, "measured time and memory:")):
         spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0), **({} if weight is None else {"memory_weight": weight}))
-        assert f"as equal in {words}" in stage_cut(spec, read_shape(spec)).why
+        assert f"the most even cut in {words}" in stage_cut(spec, read_shape(spec)).why
 
 
 @pytest.mark.parametrize(("spread", "words"), [
@@ -186,8 +186,8 @@ def test_a_measured_cut_is_the_best_there_is(
 
 
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, and the job has 64"),
-    "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, and the job has fp32"),
+    "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, but the job has 64"),
+    "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, but the job has fp32"),
     "a unit less": (lambda tree: tree.pop("head"), "is not what --profile writes"),
     "no number": (lambda tree: tree["block"].update(seconds="fast"), "is not what --profile writes"),
     "less than no time": (lambda tree: tree["block"].update(seconds=-1.0), "is not what --profile writes"),

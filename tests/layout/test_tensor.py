@@ -57,9 +57,9 @@ def test_neighbours_share_a_key_value_head() -> None:
     ("llama", 4, {}, r"tensor = 4: is neither a divisor nor a multiple of the model's 6 key-value heads. Use 2"),
     ("llama", 5, {}, r"tensor = 5: does not divide the model's 12 attention heads"),
     ("llama", 2, {"tensor_modules": ["*.mlp", "*.q_proj"]}, r"with '\*.q_proj'.*model.layers.\*.self_attn, model.layers.\*.mlp"),
-    ("gpt2", 2, {"tensor_modules": ["lm_head"]}, r"names no module.*transformer.wte, transformer.h.\*.attn"),  # it is tied
-    ("llama", 2, {"tensor_modules": []}, "names no module"),
-    ("llama", 6, {"sequence": True}, r"length = 8: is cut over tensor\(6\) ranks into pieces of 2, so that 2 of them"),
+    ("gpt2", 2, {"tensor_modules": ["lm_head"]}, r"matches no module.*transformer.wte, transformer.h.\*.attn"),  # it is tied
+    ("llama", 2, {"tensor_modules": []}, "matches no module"),
+    ("llama", 6, {"sequence": True}, r"length = 8: is cut over tensor\(6\) ranks into pieces of 2, and 2 of them"),
     ("llama", 1, {"sequence": True}, "sequence = true: has no effect with parallel.tensor = 1"),
     ("llama", 1, {"tensor_modules": ["*.mlp"]}, "has no effect with parallel.tensor = 1"),
 ])

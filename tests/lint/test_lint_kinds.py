@@ -76,7 +76,7 @@ def found(path: Path, *options: str) -> list[dict[str, object]]:
 
 def test_a_jinja_template_gets_one_finding() -> None:
     (finding,) = found(ROOT / "slurm" / "job.sbatch.j2")
-    assert finding["code"] == "HM001" and "a template: render it first" in str(finding["message"])
+    assert finding["code"] == "HM001" and "a template: its placeholders" in str(finding["message"])
 
 
 def test_the_same_script_without_brackets_is_judged(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_unknown_file_is_refused_and_may_be_named(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_text("Some words.\n")
     done = call(path)
-    assert isinstance(done.exception, HpcMpError) and "nothing that there are rules for" in str(done.exception)
+    assert isinstance(done.exception, HpcMpError) and "not a known kind of file" in str(done.exception)
     assert "--as sbatch" in str(done.exception) and found(path, "--as", "sbatch")
 
 

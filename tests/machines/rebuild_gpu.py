@@ -11,57 +11,79 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
-from xml.sax.saxutils import escape
 
-from tests.machines.gpu_kinds import KINDS, Kind
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 HERE = Path(__file__).parent
-REASONS = ("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "hw_thermal_slowdown",
-           "hw_power_brake_slowdown", "sync_boost", "sw_thermal_slowdown", "display_clocks_setting")
+FORMS = HERE / "nvidia"  # the answer of nvidia-smi -q -x, and the legends of others
+TEMPLATES = Environment(loader=FileSystemLoader(FORMS), trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
 
 
-WAYS = """
-Legend:
+@dataclass(frozen=True)
+class Kind:
+    """One machine. ``rails``: NICs on a GPU's own PCIe switch, by GPU; empty where the switches are hidden."""
 
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
-  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
-  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
-  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
-  PIX  = Connection traversing at most a single PCIe bridge
-  NV#  = Connection traversing a bonded set of # NVLinks
-"""
-STATES = """
+    name: str
+    product: str
+    device: str
+    driver: str
+    buses: tuple[str, ...]
+    numa: tuple[int, ...]
+    memory: int
+    links: int
+    rate: str
+    pcie: int
+    clocks: tuple[int, int]
+    power: int
+    nics: tuple[tuple[str, int], ...]  # name, NUMA node
+    switches: tuple[str, ...] = ()
+    switch_device: str = ""
+    hopper: bool = True
+    cluster: str = ""
+    library: str = "x86_64-linux-gnu"
+    rails: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-Legend:
 
-  X    = Self
-  OK   = Status Ok
-  CNS  = Chipset not supported
-  GNS  = GPU not supported
-  TNS  = Topology not supported
-  NS   = Not supported
-  U    = Unknown
-"""
-IMEX = """Connectivity Table Legend:
-I - Invalid - Node wasn't reachable, no connection status available
-N - Never Connected
-R - Recovering - Connection was lost, but clean up has not yet been triggered.
-D - Disconnected - Connection was lost, and clean up has been triggreed.
-A - Authenticating - If GSSAPI enabled, client has initiated mutual authentication.
-!V! - Version mismatch, communication disabled.
-!M! - Node map mismatch, communication disabled.
-C - Connected - Ready for operation
+def azure(domains: str) -> tuple[str, ...]:
+    return tuple(f"00{domain}:00:00.0" for domain in domains.split())
 
-"""
-DEVICE = """{bus} 3D controller: NVIDIA Corporation Device {device} (rev a1)
-\tCapabilities: [60] Express (v2) Endpoint, MSI 00
-\t\tDevCap:\tMaxPayload 256 bytes, PhantFunc 0, Latency L0s unlimited, L1 <64us
-\t\tDevCtl:\tCorrErr- NonFatalErr- FatalErr- UnsupReq-
-\t\t\tRlxdOrd+ ExtTag+ PhantFunc- AuxPwr- NoSnoop- FLReset-
-\t\t\tMaxPayload 256 bytes, MaxReadReq 512 bytes
-"""
+
+AN0 = (("mlx5_an0", 0),)
+KINDS = (
+    Kind("ndv4", "NVIDIA A100-SXM4-40GB", "0x20b0", "535.161.08", azure("01 02 03 04 0b 0c 0d 0e"), (1, 1, 0, 0, 3, 3, 2, 2),
+         40960,
+         12, "25 GB/s", 4, (1410, 1215), 400,
+         tuple((f"mlx5_ib{index}", numa) for index, numa in enumerate((1, 1, 0, 0, 3, 3, 2, 2))),
+         azure("05 06 07 08 09 0a"), "0x1af1", hopper=False),
+    Kind("ndv5", "NVIDIA H100 80GB HBM3", "0x2330", "535.161.08", azure("01 02 03 08 09 0a 0b 0c"), (0, 0, 0, 0, 1, 1, 1, 1),
+         81559,
+         18, "26.562 GB/s", 5, (1980, 2619), 700,
+         tuple((f"mlx5_ib{index}", index // 4) for index in range(8)) + AN0, azure("04 05 06 07"), "0x22a3"),
+    Kind("ndh200v5", "NVIDIA H200", "0x2335", "550.90.07", azure("01 02 03 08 09 0a 0b 0c"), (0, 0, 0, 0, 1, 1, 1, 1), 143771,
+         18, "26.562 GB/s", 5, (1980, 3201), 700,
+         tuple((f"mlx5_ib{index}", index // 4) for index in range(8)) + AN0, azure("04 05 06 07"), "0x22a3"),
+    Kind("p4d", "NVIDIA A100-SXM4-40GB", "0x20b0", "535.161.08",
+         tuple(f"0000:{bus}:1{slot}.0" for bus in ("10", "20", "90", "a0") for slot in "cd"), (0, 0, 0, 0, 1, 1, 1, 1), 40960,
+         12, "25 GB/s", 4, (1410, 1215), 400,
+         (("rdmap16s27", 0), ("rdmap32s27", 0), ("rdmap144s27", 1), ("rdmap160s27", 1)),
+         tuple(f"0000:c0:1{slot}.0" for slot in "89abcd"), "0x1af1", hopper=False),
+    Kind("p5", "NVIDIA H100 80GB HBM3", "0x2330", "550.90.07",
+         tuple(f"0000:{bus}:00.0" for bus in ("53", "64", "75", "86", "97", "a8", "b9", "ca")), (0, 0, 0, 0, 1, 1, 1, 1), 81559,
+         18, "26.562 GB/s", 5, (1980, 2619), 700,
+         tuple((f"rdmap{79 + 17 * (index // 4) + index % 4}s0", index // 16) for index in range(32)),
+         tuple(f"0000:{bus}:00.0" for bus in ("d8", "d9", "da", "db")), "0x22a3",
+         rails={gpu: tuple(range(4 * gpu, 4 * gpu + 4)) for gpu in range(8)}),
+    Kind("gb200", "NVIDIA GB200", "0x2941", "570.158.01", ("0008:01:00.0", "0009:01:00.0", "0018:01:00.0", "0019:01:00.0"),
+         (0, 0, 1, 1), 189471, 18, "53.125 GB/s", 5, (2062, 3996), 1200,
+         (("mlx5_ib0", 0), ("mlx5_ib1", 0), ("mlx5_ib2", 1), ("mlx5_ib3", 1)),
+         cluster="7f3c2a10-5b4e-4d6a-9c1e-2b8f0e6d4a91", library="aarch64-linux-gnu"),
+)
+
+
+def form(name: str) -> str:
+    return (FORMS / name).read_text(encoding="utf-8")
 
 
 def commands(kind: Kind) -> dict[str, dict[str, object]]:
@@ -75,9 +97,8 @@ def commands(kind: Kind) -> dict[str, dict[str, object]]:
     answers = {
         "nvidia-smi -q -x": xml(kind),
         "nvidia-smi --list-gpus": listing,
-        "nvidia-smi nvlink -s": "".join(
-            f"{line}\n" + "".join(f"\t Link {link}: {kind.rate}\n"
-                                  for link in range(kind.links)) for line in listing.splitlines()),
+        "nvidia-smi nvlink -s": "".join(f"{line}\n" + "".join(f"\t Link {link}: {kind.rate}\n" for link in range(kind.links))
+                                        for line in listing.splitlines()),
         "nvidia-smi nvlink -e": "".join(f"{line}\n" + "".join(link_errors(kind, link) for link in range(kind.links))
                                         for line in listing.splitlines()),
         "nvidia-smi topo -m": topology(kind),
@@ -168,7 +189,7 @@ def topology(kind: Kind) -> str:
         ways = ["PXB" if nic in kind.rails.get(gpu, ()) else "NODE" if numa == kind.numa[gpu] else "SYS" for gpu in range(count)]
         others = [" X " if other == nic else "NODE" if nics[other][1] == numa else "SYS" for other in range(len(nics))]
         rows.append("\t".join([f"NIC{nic}", *ways, *others, "\t\t\t"]))
-    return "\n".join(rows) + "\n" + WAYS + "\nNIC Legend:\n\n" + "".join(f"  NIC{nic}: {name}\n" for nic,
+    return "\n".join(rows) + "\n" + form("topology.txt") + "\nNIC Legend:\n\n" + "".join(f"  NIC{nic}: {name}\n" for nic,
                                                                            (name, _) in enumerate(nics)) + "\n"
 
 
@@ -176,11 +197,11 @@ def peers(kind: Kind) -> str:
     count = len(kind.buses)
     rows = [" \t" + "\t".join(f"GPU{gpu}" for gpu in range(count))]
     rows += [f" GPU{gpu}\t" + "\t".join("X" if other == gpu else "OK" for other in range(count)) for gpu in range(count)]
-    return "\n".join(rows) + STATES
+    return "\n".join(rows) + form("peers.txt")
 
 
 def lspci(kind: Kind) -> str:
-    blocks = [DEVICE.format(bus=bus, device=kind.device[2:]) for bus in kind.buses]
+    blocks = [form("device.txt").format(bus=bus, device=kind.device[2:]) for bus in kind.buses]
     blocks += [f"{bus} Bridge: NVIDIA Corporation Device {kind.switch_device[2:]} (rev a1)\n" for bus in kind.switches]
     return "\n".join(blocks)
 
@@ -190,111 +211,15 @@ def imex(nodes: int = 18) -> str:
                      for node in range(nodes))
     head = " Nodes From\\To  " + "".join(f"{node:<4}" for node in range(nodes)) + "\n"
     table = "".join(f"{node:>8}        " + "C   " * nodes + "\n" for node in range(nodes))
-    return f"{IMEX}5/12/2026 06:08:10.580\nNodes:\n{listed}\n{head}{table}\nDomain State: UP\n"
+    return f"{form('imex.txt')}5/12/2026 06:08:10.580\nNodes:\n{listed}\n{head}{table}\nDomain State: UP\n"
 
 
 def xml(kind: Kind) -> str:
-    version = 12 if kind.driver < "56" else 13
-    gpus = "".join(gpu_xml(kind, gpu, version) for gpu in range(len(kind.buses)))
-    cuda = {"535": "12.2", "550": "12.4", "570": "12.8"}[kind.driver[:3]]
-    return (f'<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v{version}.dtd">\n<nvidia_smi_log>\n'
-            f"\t<timestamp>Mon Oct  5 10:00:00 2026</timestamp>\n\t<driver_version>{kind.driver}</driver_version>\n"
-            f"\t<cuda_version>{cuda}</cuda_version>\n\t<attached_gpus>{len(kind.buses)}</attached_gpus>\n{gpus}</nvidia_smi_log>\n")
-
-
-def gpu_xml(kind: Kind, gpu: int, version: int) -> str:
-    bus = smi_address(kind, gpu)
-    return f'\t<gpu id="{bus}">\n{elements(content(kind, gpu, bus, version), 2)}\t</gpu>\n'
-
-
-def content(kind: Kind, gpu: int, bus: str, version: int) -> dict[str, object]:
-    """Nested elements, in nvidia-smi's order; those that no check reads are left out."""
-    new = version > 12
-    unsaid = "Requested functionality has been deprecated"
-    counts: dict[str, object] = {"sram_correctable": 0, "sram_uncorrectable": 0, "dram_correctable": 0, "dram_uncorrectable": 0}
-    lifetime = dict(counts)
-    if new:
-        counts = {"sram_correctable": 0, "sram_uncorrectable_parity": 0, "sram_uncorrectable_secded": 0, "dram_correctable": 0,
-                  "dram_uncorrectable": 0}
-        lifetime = counts | {"sram_threshold_exceeded": "No"}
-    limits: dict[str, object] = {"gpu_temp": "31 C", "gpu_temp_tlimit": "N/A", "gpu_temp_max_threshold": "92 C",
-                                 "gpu_temp_slow_threshold": "89 C", "gpu_temp_max_gpu_threshold": "85 C"}
-    if kind.hopper:
-        limits = {"gpu_temp": "31 C", "gpu_temp_tlimit": "56 C", "gpu_temp_max_tlimit_threshold": "-8 C",
-                  "gpu_temp_slow_tlimit_threshold": "-2 C", "gpu_temp_max_gpu_tlimit_threshold": "0 C"}
-    fabric: dict[str, object] = {"state": "N/A", "status": "N/A"}
-    if kind.hopper:
-        fabric = {"state": "Completed", "status": "Success"}
-        if kind.driver >= "55":
-            fabric |= {"cliqueId": 1 if kind.cluster else 0, "clusterUuid": kind.cluster
-                       or "00000000-0000-0000-0000-000000000000"}
-        if new:
-            fabric["health"] = {"summary": "Healthy", "bandwidth": "Full", "route_recovery_in_progress": "False",
-                                "route_unhealthy": "False", "access_timeout_recovery": "False"}
-    clocks = {"graphics_clock": f"{kind.clocks[0]} MHz", "mem_clock": f"{kind.clocks[1]} MHz"}
-    power = f"{kind.power}.00 W"
-    return {
-        "product_name": kind.product,
-        "product_architecture": "Blackwell" if kind.cluster else "Hopper" if kind.hopper else "Ampere",
-        "persistence_mode": "Enabled",
-        "mig_mode": {"current_mig": "Disabled", "pending_mig": "Disabled"},
-        "serial": 1650000000000 + int(uid(kind, gpu)[4:10], 16),
-        "uuid": uid(kind, gpu),
-        "minor_number": gpu,
-        "vbios_version": "92.00.45.00.06" if not kind.hopper else "97.00.82.00.30" if kind.cluster else "96.00.74.00.01",
-        "inforom_version": {"img_version": "G506.0200.00.04" if not kind.hopper else "G520.0200.00.05", "ecc_object": "6.16"},
-        **({"gpu_recovery_action": "None"} if new else {}),
-        "gsp_firmware_version": kind.driver,
-        **({} if new else {"gpu_reset_status": {"reset_required": "No", "drain_and_reset_recommended": "No"}}),
-        "pci": {
-            "pci_device_id": f"{kind.device[2:].upper()}10DE",
-            "pci_bus_id": bus,
-            "pci_gpu_link_info": {
-                "pcie_gen": {"max_link_gen": kind.pcie, "current_link_gen": kind.pcie, "device_current_link_gen": kind.pcie,
-                             "max_device_link_gen": kind.pcie, "max_host_link_gen": kind.pcie},
-                "link_widths": {"max_link_width": "16x", "current_link_width": "16x"}},
-            "replay_counter": 0, "replay_rollover_counter": 0},
-        "performance_state": "P0",
-        "clocks_event_reasons": {f"clocks_event_reason_{name}": "Active" if name == "gpu_idle" else "Not Active"
-                                 for name in REASONS},
-        "fb_memory_usage": {"total": f"{kind.memory} MiB", "reserved": "551 MiB", "used": "4 MiB",
-                            "free": f"{kind.memory - 555} MiB"},
-        "compute_mode": "Default",
-        "utilization": {"gpu_util": "0 %", "memory_util": "0 %"},
-        "ecc_mode": {"current_ecc": "Enabled", "pending_ecc": "Enabled"},
-        "ecc_errors": {"volatile": counts, "aggregate": lifetime, **(
-            {"channel_repair_pending": "No", "tpc_repair_pending": "No", "unrepairable_memory": "No"} if new else {})},
-        "retired_pages": {
-            "multiple_single_bit_retirement": {"retired_count": "N/A", "retired_pagelist": "N/A"},
-            "double_bit_retirement": {"retired_count": "N/A", "retired_pagelist": "N/A"},
-            "pending_blacklist": "N/A", "pending_retirement": "N/A"},
-        "remapped_rows": {
-            "remapped_row_corr": 0, "remapped_row_unc": 0, "remapped_row_pending": "No", "remapped_row_failure": "No",
-            "row_remapper_histogram": {
-                "row_remapper_histogram_max": "640 bank(s)", "row_remapper_histogram_high": "0 bank(s)",
-                "row_remapper_histogram_partial": "0 bank(s)", "row_remapper_histogram_low": "0 bank(s)",
-                "row_remapper_histogram_none": "0 bank(s)"}},
-        "temperature": limits | {"memory_temp": "40 C", **({"gpu_temp_max_mem_tlimit_threshold": "0 C"} if kind.hopper
-                                                           else {"gpu_temp_max_mem_threshold": "95 C"})},
-        "gpu_power_readings": {"power_draw": "71.50 W", "current_power_limit": power, "requested_power_limit": power,
-                               "default_power_limit": power, "min_power_limit": "100.00 W", "max_power_limit": power},
-        "clocks": {"sm_clock": clocks["graphics_clock"], **clocks},
-        "applications_clocks": {name: unsaid if new else text for name, text in clocks.items()},
-        "default_applications_clocks": {name: unsaid if new else text for name, text in clocks.items()},
-        "max_clocks": {"sm_clock": clocks["graphics_clock"], **clocks},
-        "fabric": fabric,
-        "processes": {},
-    }
-
-
-def elements(tree: dict[str, object], depth: int) -> str:
-    tabs, out = "\t" * depth, ""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            out += f"{tabs}<{name}>\n{elements(value, depth + 1)}{tabs}</{name}>\n"
-        else:
-            out += f"{tabs}<{name}>{escape(str(value))}</{name}>\n"
-    return out
+    """Elements in nvidia-smi's order; those that no check reads are left out."""
+    gpus = range(len(kind.buses))
+    return TEMPLATES.get_template("nvidia-smi.xml.j2").render(
+        kind=kind, gpus=gpus, bus=[smi_address(kind, gpu) for gpu in gpus], uid=[uid(kind, gpu) for gpu in gpus],
+        serial=lambda uuid: 1650000000000 + int(uuid[4:10], 16))
 
 
 def render(kind: Kind) -> dict[str, str]:

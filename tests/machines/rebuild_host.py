@@ -1,5 +1,5 @@
 """Writes the part of every tree that is no GPU: ``files-host.toml`` and ``commands-host.json``. Run it after a change:
-``python -m tests.machines.rebuild_host``.
+``python -m tests.machines.rebuild_host``. What is written by hand is in ``files-more.toml``.
 
 Nothing here was recorded on such a machine. Addresses, NUMA nodes and PCI speeds are those of the topology files of
 azhpc-images (ND) and aws-ofi-nccl (p4d, p5); names, rates and memory those of azurehpc-health-checks' conf files, of a
@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.machines.tree import row
 
 HERE = Path(__file__).parent
 Files = dict[str, str | dict[str, str]]  # a path to its text, or {"link": where it leads}
@@ -82,19 +84,6 @@ P5_BUSES = tuple(f"0000:{base + at:02x}:00.0" for base in (0x4f, 0x60, 0x71, 0x8
 AWS_FILES = {"/sys/module/efa/version": "2.17.2g", "/opt/amazon/efa/lib/libfabric.so.1": "",
              "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so": ""}
 AWS_MODULES = ("nvidia", "nvidia_uvm", "gdrdrv", "efa", "ib_uverbs", "ib_core", "ena", "efa_nv_peermem")
-METAL = {
-    "/sys/devices/system/cpu/cpu{0..63}/cpufreq/scaling_governor": "performance",
-    "/sys/devices/system/cpu/cpu{0..63}/cpufreq/scaling_max_freq": "3900000",
-    "/sys/devices/system/cpu/cpu{0..63}/cpufreq/cpuinfo_max_freq": "3900000",
-    "/sys/devices/system/cpu/cpu{0..63}/thermal_throttle/package_throttle_count": "2",
-    "/sys/devices/system/edac/mc/mc{0..3}/ce_count": "1",
-    "/sys/devices/system/edac/mc/mc{0..3}/ue_count": "0",
-    "/sys/bus/pci/devices/0000:17:00.0/aer_dev_correctable": "RxErr 0\nBadTLP 0\nTOTAL_ERR_COR 4",
-    "/sys/bus/pci/devices/0000:17:00.0/aer_dev_nonfatal": "Undefined 0\nTOTAL_ERR_NONFATAL 0",
-    "/sys/bus/pci/devices/0000:17:00.0/aer_dev_fatal": "Undefined 0\nTOTAL_ERR_FATAL 0",
-    "/proc/sys/net/netfilter/nf_conntrack_count": "120",
-    "/proc/sys/net/netfilter/nf_conntrack_max": "1048576",
-}
 HOSTS = (
     Host("ndv4", AZURE, ("0-23", "24-47", "48-71", "72-95"), 96, 2, 928858388, ("Microsoft NVMe Direct Disk", 6),
          (_band(8, "0x101c", HDR, (1, 1, 0, 0, 3, 3, 2, 2), board="MT_0000000223", firmware="20.31.1014"),)),
@@ -103,11 +92,7 @@ HOSTS = (
     Host("ndh200v5", AZURE, TWO, 96, 2, 1909409116, ("Microsoft NVMe Direct Disk v2", 8),
          (_band(8, "0x101e", NDR, (0, 0, 0, 0, 1, 1, 1, 1), board="MT_0000000838", firmware="28.41.1000"), AN0)),
     Host("gb200", AZURE, ("0-63", "64-127"), 128, 2, 920000000, ("Microsoft NVMe Direct Disk v2", 4),
-         (_band(4, "0x101e", NDR, (0, 0, 1, 1), board="MT_0000000838", firmware="28.43.1014"),), flags="Features\t: fp asimd",
-         more={"/sys/devices/system/node/node{2..17}/cpulist": "",
-               "/sys/devices/system/node/node{2..17}/meminfo": "Node {2..17} MemTotal:       0 kB",
-               "/sys/devices/system/clocksource/clocksource0/current_clocksource": "arch_sys_counter",
-               "/sys/devices/system/clocksource/clocksource0/available_clocksource": "arch_sys_counter"}),
+         (_band(4, "0x101e", NDR, (0, 0, 1, 1), board="MT_0000000838", firmware="28.43.1014"),), flags="Features\t: fp asimd"),
     Host("p4d", ("Amazon EC2", "p4d.24xlarge"), ("0-23,48-71", "24-47,72-95"), 96, 2, 1176185304,
          ("Amazon EC2 NVMe Instance Storage", 8),
          (_efa(("0000:10:1b.0", "0000:20:1b.0", "0000:90:1b.0", "0000:a0:1b.0"), "0xefa0", (0, 0, 1, 1), ("8.0 GT/s PCIe", 16)),),
@@ -118,7 +103,7 @@ HOSTS = (
     Host("ethernet", ("Dell Inc.", "PowerEdge R640"), ("0-15,32-47", "16-31,48-63"), 64, 2, 395900000,
          ("Dell Ent NVMe P5600", 2),
          (), tuple((f"eno{number}", "bnxt_en", "25000") for number in (1, 2, 3)), flags="flags\t\t: fpu sse2",
-         modules=("bnxt_en", "xfs"), more=METAL),
+         modules=("bnxt_en", "xfs")),
 )
 
 
@@ -235,15 +220,11 @@ def _commands(host: Host) -> dict[str, dict[str, object]]:
     return commands
 
 
-def _value(value: str | dict[str, str]) -> str:
-    return json.dumps(value) if isinstance(value, str) else f"{{link = {json.dumps(value['link'])}}}"
-
-
 def main() -> None:
     for host in HOSTS:
-        rows = (f"{json.dumps(path)} = {_value(value)}" for path, value in _files(host).items())
+        rows = (row(path, value) for path, value in _files(host).items())
         head = "# All but GPUs: rebuilt from documentation by tests/machines/rebuild_host.py, which names its sources.\n"
-        (HERE / host.name / "files-host.toml").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
+        (HERE / host.name / "files-host.toml").write_text(head + "".join(rows), encoding="utf-8")
         (HERE / host.name / "commands-host.json").write_text(json.dumps(_commands(host), indent=1) + "\n", encoding="utf-8")
 
 

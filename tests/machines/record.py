@@ -17,6 +17,7 @@ from hpc_mp.cluster.node.mounts import LOCAL, SHARED, read_mounts, room
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.container_diff import view
+from tests.machines.tree import row
 
 PRIVATE = ("/proc/self/environ", "/run/", "/tmp/")
 
@@ -80,10 +81,6 @@ class Recorder(NodeSource):
         return seen
 
 
-def _value(value: str | dict[str, str]) -> str:
-    return json.dumps(value) if isinstance(value, str) else f"{{link = {json.dumps(value['link'])}}}"
-
-
 def main(directory: Path) -> None:
     source = Recorder()
     for check in PASSIVE:
@@ -94,9 +91,9 @@ def main(directory: Path) -> None:
         room(source, mount.where)
     files = {name: value for name, value in source.files.items()
              if not name.endswith("/.there") or not any(other.startswith(name[:-6]) and other != name for other in source.files)}
-    rows = [f"{json.dumps(name)} = {_value(value)}" for name, value in sorted(files.items())]
+    rows = [row(name, value) for name, value in sorted(files.items())]
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "files.toml").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (directory / "files.toml").write_text("".join(rows), encoding="utf-8")
     (directory / "commands.json").write_text(json.dumps(source.commands, indent=1) + "\n", encoding="utf-8")
 
 

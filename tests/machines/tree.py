@@ -59,6 +59,12 @@ def broken(kind: str, edits: Mapping[str, Edit]) -> NodeSource:
     return source
 
 
+def row(name: str, value: str | dict[str, str]) -> str:
+    """A line of ``files*.toml``."""
+    written = json.dumps(value) if isinstance(value, str) else f"{{link = {json.dumps(value['link'])}}}"
+    return f"{json.dumps(name)} = {written}\n"
+
+
 def machine(kind: str) -> dict[str, Any]:
     """``machine.toml``."""
     return tomllib.loads((MACHINES / kind / "machine.toml").read_text(encoding="utf-8"))

@@ -26,7 +26,6 @@ FILE = re.compile(r"`((?:hpc_mp|slurm|env|cyclecloud|tests|docs|benchmarks|demo|
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
-
 def module(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None

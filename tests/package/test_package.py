@@ -35,7 +35,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
 
 # --- cost of an import -----------------------------------------------------------------------------------------------
 
-LOADED = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:])))"
+LOADED = "import sys; print(*sorted({*sys.modules} & {*sys.argv[1:]}))"
 
 
 def loaded_after(code: str, watched: tuple[str, ...]) -> list[str]:
@@ -64,6 +64,19 @@ def test_the_front_door_shows_its_names_and_imports_nothing_for_that() -> None:
 
 def test_an_import_of_torch_would_be_seen() -> None:
     assert loaded_after("import torch", HEAVY) == ["torch"]
+
+
+# What a rank imports when it has met the others, or never. Of these torch itself imports none.
+LATER = ("transformers", "accelerate", "huggingface_hub", "safetensors", "torch._dynamo", "torch._inductor",
+         "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy")
+
+
+def test_a_rank_meets_the_others_without_what_builds_its_model() -> None:
+    assert loaded_after("import torch, hpc_mp.train.rank.main", LATER) == []
+
+
+def test_an_import_of_what_builds_a_model_would_be_seen() -> None:
+    assert "transformers" in loaded_after("import torch, hpc_mp.train.rank.assemble", LATER)
 
 
 # The libraries that these verbs need and may import: whatever else is there costs everybody time at each call.
@@ -97,8 +110,17 @@ def test_assets_of_a_checkout() -> None:
 
 
 def test_a_missing_asset_is_named() -> None:
-    with pytest.raises(HpcMpError, match=r"asset slurm/none\.j2: was not installed"):
+    with pytest.raises(HpcMpError, match=r"asset slurm/none\.j2: is not installed"):
         asset("slurm/none.j2")
+
+
+def environment_of(home: Path, wheel: Path) -> tuple[Path, Path]:
+    """A new environment with the wheel and nothing else: its Python, and the folder of its packages."""
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    installed = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    assert installed.returncode == 0, installed.stderr
+    return python, Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -113,17 +135,12 @@ def test_wheel_through_sdist_runs_from_another_directory(tmp_path: Path) -> None
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
     print(f"{wheel.name}: {wheel.stat().st_size} bytes; {sdist.name}: {sdist.stat().st_size} bytes")
 
-    home = tmp_path / "an empty environment"
-    venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    installed = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
-    assert installed.returncode == 0, installed.stderr
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
+    python, site = environment_of(tmp_path / "an empty environment", wheel)
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # the dependencies, borrowed from here
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    command = home / "bin" / "hpc-mp"
+    command = python.parent / "hpc-mp"
     assert run(command, "--version", cwd=elsewhere).stdout.strip() == f"hpc-mp, version {hpc_mp.__version__}"
     placed = run(command, "placement", "--tp", "2", "--pp", "2", "--dp", "2", "--json", cwd=elsewhere)
     assert len(json.loads(placed.stdout)["ranks"]) == 8, placed.stderr
@@ -167,16 +184,22 @@ def control_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder / "dist", ROOT)
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = (folder / "dist").glob("*.whl")
-    venv.create(folder / "venv", with_pip=False)
-    python = folder / "venv" / "bin" / "python"
-    assert run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel).returncode == 0
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
+    python, site = environment_of(folder / "venv", wheel)
     left_out = re.compile(rf"({'|'.join(TRAIN)}|torchgen|functorch|triton|nvidia|mpi4py|hpc_mp|__)", re.IGNORECASE)
     for folder in map(Path, sys.path):
         for entry in folder.iterdir() if folder.name == "site-packages" else ():
             if not left_out.match(entry.name) and entry.suffix != ".pth" and not (site / entry.name).exists():
                 (site / entry.name).symlink_to(entry)
     return python.parent
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder with a job file and its text."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "job.toml").write_text(JOB)
+    (tmp_path / "work" / "a.txt").write_text("to be or not to be\n" * 100)
+    return tmp_path / "work"
 
 
 def test_every_library_of_the_rank_half_is_an_extra() -> None:
@@ -192,23 +215,19 @@ def test_every_library_of_the_rank_half_is_an_extra() -> None:
     ("launch", "job.toml", "--on", "slurm", "--dry-run"), ("cloud", "render", "--help"), ("lab", "--help"), ("bench", "--help"),
     ("status", "--help"),
 ], ids=" ".join)
-def test_the_control_half_works_without_torch(words: tuple[str, ...], control_half: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(JOB)
-    (tmp_path / "a.txt").write_text("to be or not to be\n" * 100)
-    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --mem=0\nsrun hostname\n")
-    done = run(control_half / "hpc-mp", *words, cwd=tmp_path)
+def test_the_control_half_works_without_torch(words: tuple[str, ...], control_half: Path, work: Path) -> None:
+    (work / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --mem=0\nsrun hostname\n")
+    done = run(control_half / "hpc-mp", *words, cwd=work)
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("words", [
     ("launch", "job.toml", "--on", "local"), ("train", "job.toml"), ("export", "runs/tiny/0001", "--output", "model"),
 ], ids=lambda words: words[0])
-def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_half: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(JOB)
-    (tmp_path / "a.txt").write_text("to be or not to be\n" * 100)
-    (tmp_path / "runs" / "tiny" / "0001").mkdir(parents=True)
-    (tmp_path / "runs" / "tiny" / "0001" / "job.toml").write_text(JOB)
-    done = run(control_half / "hpc-mp", *words, cwd=tmp_path)
+def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_half: Path, work: Path) -> None:
+    (work / "runs" / "tiny" / "0001").mkdir(parents=True)
+    shutil.copy(work / "job.toml", work / "runs" / "tiny" / "0001")
+    done = run(control_half / "hpc-mp", *words, cwd=work)
     assert done.returncode == 2 and 'pip install "hpc-mp[train]"' in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 

@@ -1,4 +1,5 @@
-"""``make prove`` remembers what has passed on which files."""
+"""``make prove`` remembers what has passed on which files; tests that use the lab are known by their fixtures, so that they alone
+go to the workers that have one."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 import dependencies
 import pytest
 from dependencies import ROOT, files_of, imported, without_prose
+from lab_users import lab_users, uses_the_lab
 from long_tests import long_cases
 
 TWO = "tests/layout/test_stages.py"  # proofs that take a moment
@@ -24,7 +26,7 @@ def reached(test: str) -> set[str]:
     ("tests/lint/test_lint.py", {"tests/conftest.py", "hpc_mp/lint/__init__.py", "slurm/sbatch-options.toml"},
      {"hpc_mp/train/engine/engine.py", "tests/train/exact.py"}),
     ("tests/planner/test_links.py", {"hpc_mp/planner/links.py"}, {"hpc_mp/lint/__init__.py", "hpc_mp/cli/lint.py"}),
-    ("tests/train/test_exact_zero.py", {"tests/train/exact.py", "tests/train/conftest.py", "tests/support/layouts.py",
+    ("tests/train/test_exact_layouts.py", {"tests/train/exact.py", "tests/train/conftest.py", "tests/support/layouts.py",
                                         "hpc_mp/train/engine/data_axis.py", "hpc_mp/layout/flat.py"},
      {"hpc_mp/lint/__init__.py", "hpc_mp/supervisor/__main__.py"}),
     ("tests/end_to_end/test_deaths_slurm.py", {"hpc_mp/supervisor/__main__.py", "slurm/job.sbatch.j2", "hpc_mp/cli/launch.py",
@@ -120,3 +122,44 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
         f"1 proofs cannot run on this machine:\n        1  {TWO}: needs a moon\n")
     memory.write_text(f"{unrun}\n{two}\n")
     assert "1 passed" in prove(memory), "it is tried again"
+
+
+# --- who uses the lab ------------------------------------------------------------------------------------------------
+
+
+FILE = """
+import pytest
+from slurm_lab.lab import Lab
+
+@pytest.fixture(scope="module")
+def cluster(lab: Lab): ...
+
+@pytest.fixture
+def run(cluster): ...
+
+def test_direct(lab): ...
+def test_through_two(tmp_path, run): ...
+@pytest.mark.parametrize("lab_name", ["lab"])
+def test_other(lab_name): ...
+@pytest.mark.usefixtures("cluster")
+def test_marked(): ...
+def helper(lab): ...
+"""
+OWN = """
+import pytest
+@pytest.fixture
+def lab(): ...
+@pytest.fixture
+def cluster(lab): ...
+def test_of_its_own(lab, cluster): ...
+"""
+
+
+def test_users_are_those_that_ask_for_the_fixture(tmp_path: Path) -> None:
+    file, own = tmp_path / "test_one.py", tmp_path / "test_own.py"
+    file.write_text(FILE)
+    own.write_text(OWN)
+    assert lab_users(file) == {"test_direct", "test_through_two", "test_marked"}
+    assert lab_users(own) == set()
+    assert uses_the_lab(tmp_path, "test_one.py::test_through_two[a::b-[c]]")
+    assert not uses_the_lab(tmp_path, "test_one.py::test_other[lab]")

@@ -165,4 +165,4 @@ def test_hosts_ordered_by_what_they_send() -> None:
     assert ordered(Traffic(pp=1e6, dp=10e6)) == given
     assert host_words(placement, Traffic(pp=10e6, dp=1e6), given, ("n1", "n3", "n2", "n4"), tree) == (
         "rank map: n1 n3 n2 n4 → 4 MB per step out of the busiest leaf switch, 40 MB in the order given")
-    assert host_words(placement, Traffic(), given, given, tree) == "rank map: n1 n2 n3 n4 → nothing leaves a leaf switch"
+    assert host_words(placement, Traffic(), given, given, tree) == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"

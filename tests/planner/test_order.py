@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from placements import FABRIC
 
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import SwitchTree, read_topology
@@ -19,7 +20,6 @@ from hpc_mp.planner.order import choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir.plan import Traffic
 
-FABRIC = "SwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\nSwitchName=spine Switches=s[1-2]\n"
 GIVEN, PAIRED = ("n1", "n2", "n3", "n4"), ("n1", "n3", "n2", "n4")
 
 
@@ -98,7 +98,7 @@ def test_hosts_follow_measured_rates() -> None:
     """DPT: nodes are (replica, stage). 1 and 3, 2 and 4 are replicas of a stage, 1 and 2, 3 and 4 stages of a replica."""
     nothing, tree = SwitchTree(), read_topology(FABRIC)
     assert hosts(job(), "DPT", nothing, measured(n1_n3=0.0239 * 0.38)) == (("n1", "n2", "n4", "n3"), (
-        "rank map: n1 n2 n4 n3 → 331 ms per step on the busiest way at the rates measured 3 d ago, 755 ms in the order given; "
+        "rank map: n1 n2 n4 n3 → 331 ms per step on the busiest path at the rates measured 3 d ago, 755 ms in the order given; "
         "n1–n3 has 38 % of the usual rate: carries nothing"))
     assert hosts(job(), "DPT", nothing, measured(n1_n2=0.0239 * 0.38))[0] == ("n1", "n4", "n3", "n2")
     # Negative controls: a slow way that nothing goes by, rates that are almost alike or old.
@@ -119,8 +119,8 @@ def test_switches_decide_between_orders_that_rates_call_equal() -> None:
 @pytest.mark.parametrize(("rates", "words"), [
     (measured(n2_n3=0.001), "; it does not avoid slow links, measured 3 d ago: n2–n3 has 4 % of the usual rate"),
     (measured(n1_n4=0.0001, n2_n3=0.001), "n1–n4 has 0 % of the usual rate, n2–n3 has 4 % of the usual rate"),
-    (measured(days=40, n2_n3=0.001), "who sends to whom is not known"), (measured(), "who sends to whom is not known"),
-    (None, "who sends to whom is not known")])
+    (measured(days=40, n2_n3=0.001), "its traffic is unknown"), (measured(), "its traffic is unknown"),
+    (None, "its traffic is unknown")])
 def test_a_program_whose_hosts_keep_their_order_is_told_of_slow_links(rates: Any, words: str) -> None:
     assert kept_order_words(GIVEN, rates).endswith(words)
     assert "slow links" not in kept_order_words(("n1", "n2"), rates)
@@ -128,8 +128,8 @@ def test_a_program_whose_hosts_keep_their_order_is_told_of_slow_links(rates: Any
 
 def test_a_launch_says_what_hosts_will_be_put_in_order_by() -> None:
     assert expected_slow_links("auto", 4, measured(n2_n3=0.001)) == (
-        "slow links will get the least to carry: measured 3 d ago, n2–n3 has 4 % of the usual rate")
+        "slow links will carry the least: measured 3 d ago, n2–n3 has 4 % of the usual rate")
     assert expected_slow_links("auto", 4, measured(days=40, n2_n3=0.001)) == (
-        "rates were measured 40 d ago and count for 30 days: `hpc-mp doctor` measures them again")
+        "rates were measured 40 d ago and are used for 30 days: run `hpc-mp doctor` again")
     assert expected_slow_links("auto", 4, None) is expected_slow_links("auto", 4, measured()) is None
     assert expected_slow_links("cyclic", 4, measured(n2_n3=0.001)) is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from layouts import job, layout, run_engine, start, write_text
+from layouts import job, layout, run_whole, start, write_text
 
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape, stage_layers
@@ -141,15 +141,22 @@ def count(folder: Path) -> None:
     Engine.step = counted  # type: ignore[method-assign]
 
 
-def run(place: Path, model: str, overrides: list[str]) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Of the first tensor rank of every stage: what it was predicted to send, and what it sent."""
+def counted_run(place: Path, model: str, overrides: list[str]) -> tuple[JobSpec, list[tuple[dict[str, int], dict[str, float]]]]:
+    """A run, and by rank: its line in the run directory, and what it sent."""
     spec = job(place, model, ["train.steps=2", 'job.device="cpu"', *overrides])
     began = start(spec)
-    run_engine(spec, before=lambda: count(began.path), run=began)
+    run_whole(spec, before=lambda: count(began.path), run=began)
+    lines = sorted(map(json.loads, began.ranks.read_text().splitlines()), key=lambda line: line["rank"])
+    return spec, [(line, json.loads((began.path / f"sent-{line['rank']}.json").read_text())) for line in lines]
+
+
+def run(place: Path, model: str, overrides: list[str]) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Of the first tensor rank of every stage: what it was predicted to send, and what it sent."""
+    spec, ranks = counted_run(place, model, overrides)
     shape = read_shape(spec)
     layers = stage_layers(spec, shape)
     found = []
-    for line in map(json.loads, began.ranks.read_text().splitlines()):
+    for line, sent in ranks:
         if line["tp"] or line["dp"] or line["cp"]:
             continue
         t = rank_traffic(spec, shape, layers, line["pp"])
@@ -159,7 +166,6 @@ def run(place: Path, model: str, overrides: list[str]) -> list[tuple[dict[str, f
                      "cp": t.cp + (spec.parallel.context - 1) * t.cp_pairs}
         if ring == "shard":
             predicted["replicate"] = t.replicas
-        sent = json.loads((began.path / f"sent-{line['rank']}.json").read_text())
         found.append(({axis: number for axis, number in predicted.items() if number},
                       {axis: number for axis, number in sent.items() if number}))
     assert len(found) == spec.parallel.pipeline
@@ -249,13 +255,10 @@ EXPERTS = {
 def test_shared_out_experts_send_what_was_predicted(place: Path, name: str) -> None:
     """What experts' state sends, to the byte; and what tokens do, over the ranks of an expert group: each of these sends by what
     its router says, and together they send every choice of every token to some rank and back."""
-    spec = job(place, "mixtral", ["train.steps=2", 'job.device="cpu"', 'train.precision="bf16"', *EXPERTS[name]])
-    began = start(spec)
-    run_engine(spec, before=lambda: count(began.path), run=began)
+    spec, ranks = counted_run(place, "mixtral", ['train.precision="bf16"', *EXPERTS[name]])
     shape = read_shape(spec)
     t = rank_traffic(spec, shape, stage_layers(spec, shape), 0)
-    lines = sorted((json.loads(line) for line in began.ranks.read_text().splitlines()), key=lambda line: line["rank"])
-    sent = [json.loads((began.path / f"sent-{line['rank']}.json").read_text()) for line in lines if line["tp"] == 0]
+    sent = [each for line, each in ranks if line["tp"] == 0]
     experts = spec.parallel.expert
     assert sum(each["ep"] for each in sent[:experts]) == pytest.approx(experts ** 2 * t.ep, rel=1e-12)  # to itself too
     first, rings = sent[0], ("shard", "replicate") if spec.shard_degree > 1 else ("replicate", "shard")

@@ -69,15 +69,15 @@ def test_who_a_rank_is(run: RunDirectory, shell: list[str]) -> None:
 def test_a_rank_of_an_earlier_attempt_ends(run: RunDirectory) -> None:
     write(run, place(Degrees(data=4), "cluster", 2), "echo", "lives")
     stale = start(run, "n7", 1, HPC_MP_TOKEN="7.0.1")
-    assert (stale.returncode, stale.stdout) == (1, "") and "attempt 7.0.1 is not the run's current one" in stale.stderr
+    assert (stale.returncode, stale.stdout) == (1, "") and "attempt 7.0.1 is no longer the run's current one" in stale.stderr
     assert start(run, "n7", 1).stdout == "lives\n"
     lost = start(run, "n3", 0)
-    assert (lost.returncode, lost.stdout) == (2, "") and "host n3, local rank 0: is no rank's place" in lost.stderr
+    assert (lost.returncode, lost.stdout) == (2, "") and "host n3, local rank 0: is not the place of a rank" in lost.stderr
 
 
 @pytest.mark.parametrize(("command", "words"), [
-    ("no such program", "program.command[0] = 'no such program': is not there in the container"),
-    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': is not there in the container"),
+    ("no such program", "program.command[0] = 'no such program': does not exist in the container"),
+    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': does not exist in the container"),
 ])
 def test_what_is_not_in_the_image_is_the_users_to_mend(run: RunDirectory, command: str, words: str) -> None:
     write(run, place(Degrees(data=4), "cluster", 2), command)

@@ -76,7 +76,7 @@ def test_status_and_report_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "program.py" in page and "Peak memory" not in page
     for unknown in ("Gradient norm", "Learning rate", "The schedule as executed", "Groups of ranks", "tensor 1", "order DPT"):
         assert unknown not in page
-    assert "2 ranks on 1 node" in page and "as the program says" in page
+    assert "2 ranks on 1 node" in page and "as reported by the program" in page
 
 
 def test_the_first_step_of_an_attempt_counts_from_when_its_ranks_began(run: RunDirectory) -> None:
@@ -93,5 +93,5 @@ def test_a_program_that_says_nothing_and_starts_its_ranks_itself(tmp_path: Path,
     assert CliRunner().invoke(cli, words).exit_code == 0
     assert CliRunner().invoke(cli, ["report", "runs/true"]).exit_code == 0
     page = (tmp_path / "runs" / "true" / "0001" / "report.html").read_text()
-    assert "2 nodes × 3 = 6 ranks" in page and "The program has said nothing of its steps" in page
-    assert "each of which starts its ranks itself" in page
+    assert "2 nodes × 3 = 6 ranks" in page and "The program has not reported a step" in page
+    assert "each starts its own ranks" in page

@@ -127,5 +127,5 @@ def test_who_mpirun_starts_is_not_the_task_of_srun_around_it() -> None:
     ("mpirun (Open MPI) 5.0.11", ["-n", "4", "--host", "n1:2,n2:2", "--map-by", "ppr:2:node:OVERSUBSCRIBE"]),
     ("HYDRA build details:", ["-n", "4", "-ppn", "2", "-hosts", "n1,n2"])])
 def test_each_kind_of_mpirun_is_told_the_hosts(says: str, words: list[str]) -> None:
-    found = next(each for each in FAMILIES if each.says.split("|")[0] in says)
+    found = next(each for each in FAMILIES if each.version_pattern.split("|")[0] in says)
     assert found.on(("n1", "n2"), 2)[:len(words)] == words

@@ -97,7 +97,7 @@ def test_on_slurm_the_place_says_which_rank_it_is(run: RunDirectory) -> None:
     _, environ, _ = json.loads(start(run, **slurm).stdout)
     assert (environ["RANK"], environ["NODE_RANK"], environ["HPC_MP_RESUME"]) == ("2", "1", "1")
     stale = start(run, **{**slurm, "HPC_MP_TOKEN": "7.0.1"})
-    assert stale.returncode == 1 and "not the run's current one" in stale.stderr and stale.stdout == ""
+    assert stale.returncode == 1 and "no longer the run's current one" in stale.stderr and stale.stdout == ""
 
 
 def test_nothing_of_ours_shields_the_program_from_signals(run: RunDirectory) -> None:
@@ -111,11 +111,11 @@ def test_nothing_of_ours_shields_the_program_from_signals(run: RunDirectory) -> 
 
 
 @pytest.mark.parametrize(("command", "words"), [
-    (["no-such-program"], "is not there (PATH = "),
-    (["./no-such-program"], "is not there (seen from "),
+    (["no-such-program"], "does not exist (PATH = "),
+    (["./no-such-program"], "does not exist (seen from "),
     (["./text"], "cannot be started (Permission denied)"),
     (["./no-magic"], "cannot be started (Exec format error)"),
-    (["./bad-magic"], "its #! line names what is not there"),
+    (["./bad-magic"], "its #! line is wrong"),
 ])
 def test_a_program_that_cannot_be_started_is_the_users_to_mend(run: RunDirectory, command: list[str], words: str) -> None:
     give(run, command)

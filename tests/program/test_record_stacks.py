@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_mp.diagnosis.stacks import read_stacks
 from hpc_mp.program import stacks
 from hpc_mp.program.stacks import rank_of, record_stacks
 from hpc_mp.rundir import RunDirectory, create_run
-from hpc_mp.rundir.stacks import read_stacks
-from hpc_mp.supervisor.stacks import add_what_logs_say
+from hpc_mp.supervisor.hang_stacks import add_what_logs_say
 
 HANGS = "import sys, time\ndef next_batch():\n    print('begins', flush=True)\n    time.sleep(60)\nnext_batch()\n"
 

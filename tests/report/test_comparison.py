@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from reported import Page, Run
+from html_page import Page
+from reported import Run
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
@@ -77,7 +78,7 @@ def test_only_keys_that_differ_are_shown(pair: tuple[Run, Run], tmp_path: Path) 
     found = {each.what: each.cells for each in differences([*specs, None])}
     assert found == {
         "parallel.pipeline": ("2", "1", "–"), "train.steps": ("20", "30", "–"), "train.global_batch": ("16", "32", "–")}
-    assert "Nothing: the resolved job files are alike." in reported(Run(tmp_path / "a").path, Run(tmp_path / "a").path).text
+    assert "None: the resolved job files are equal." in reported(Run(tmp_path / "a").path, Run(tmp_path / "a").path).text
 
 
 def test_variables_stay_out_of_a_comparison(tmp_path: Path) -> None:
@@ -105,8 +106,8 @@ def test_losses_on_other_texts_are_not_compared(pair: tuple[Run, Run]) -> None:
     facts = [read_facts(run.run) for run in pair]
     assert row(ends(facts), "Best held-out loss").marked is None
     assert notes(facts, labels_of(facts)) == (
-        "held-out losses are not on the same text, and none of them is called the best: "
-        "tokens that count: demo 0001 100, demo 0002 50",)
+        "the held-out texts differ, so no best loss is marked; "
+        "counted tokens: demo 0001 100, demo 0002 50",)
 
 
 def test_a_run_that_diverges_presses_no_other_flat(tmp_path: Path) -> None:
@@ -166,10 +167,10 @@ def test_where_a_page_is_written(pair: tuple[Run, Run], tmp_path: Path) -> None:
         assert target.exists() and shown in page.text
     assert not first.run.comparison.exists() and not first.run.report.exists()
     for words, said in (
-        ([first.path, second.path, "--output", tmp_path / "job.toml"], "job.toml: is no .html file"),
+        ([first.path, second.path, "--output", tmp_path / "job.toml"], "job.toml: is not an .html file"),
         ([first.path, second.path, "--output", tmp_path / "no" / "page.html"], "page.html: cannot be written"),
-        ([second.path, second.path.parent], f"is {second.path}, as {second.path} is"),
-        ([first.path, tmp_path], "is neither a run directory"),
+        ([second.path, second.path.parent], f"is {second.path}, the same as {second.path}"),
+        ([first.path, tmp_path], "is not a run directory"),
     ):
         refused = CliRunner().invoke(command, [str(each) for each in words])
         assert isinstance(refused.exception, HpcMpError) and said in str(refused.exception)

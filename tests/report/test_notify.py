@@ -63,7 +63,7 @@ def test_a_command_hears_of_the_end_once(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("command", "limit", "said"), [
     ((sys.executable, "-c", "print('no route'); raise SystemExit(3)"), 60.0, "notify.command exited with 3: no route"),
     (("/nowhere/program",), 60.0, "notify.command cannot be started (No such file or directory)"),
-    ((sys.executable, "-c", "import time; time.sleep(30)"), 0.5, "notify.command was given up"),
+    ((sys.executable, "-c", "import time; time.sleep(30)"), 0.5, "notify.command was aborted"),
 ])
 def test_a_command_that_fails_is_said_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], limit: float, said: str,
@@ -87,7 +87,7 @@ def test_the_program_is_looked_for_at_launch(tmp_path: Path) -> None:
             "train": {"steps": 1, "global_batch": 1}, "notify": {"command": ["./say.sh", "x"]}}
     command = resolve(tree, tmp_path).notify.command
     assert command == (str(tmp_path / "say.sh"), "x"), "seen from the job file"
-    with pytest.raises(HpcMpError, match="is no program that can be started here"):
+    with pytest.raises(HpcMpError, match="is not a program that can be started here"):
         find_program(command)
     (tmp_path / "say.sh").chmod(0o755)
     find_program(command)

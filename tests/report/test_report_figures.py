@@ -16,10 +16,11 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule import build
 from hpc_mp.layout.schedule.table import to_csv
 from hpc_mp.report.axes import Scale, rounds, ticks
+from hpc_mp.report.colours import luminance
 from hpc_mp.report.curves import HEIGHT, LABEL_WIDTH, PANELS, RIGHT, TOP, WIDTH, Resume, curve, labelled, thinned
 from hpc_mp.report.facts import read_facts
 from hpc_mp.report.gantt import Gantt, gantt
-from hpc_mp.report.grid import grid, luminance, shade
+from hpc_mp.report.grid import grid, shade
 from hpc_mp.report.memory import memory
 from hpc_mp.report.pipeline import Bubble
 from hpc_mp.rundir.plan import ChunkCounts
@@ -57,7 +58,7 @@ def test_a_slow_first_step_leaves_the_scale_and_is_said(run: Run) -> None:
     metrics[0] = replace(metrics[0], step_time_s=30.0)
     (panel,) = (panel for panel in PANELS if panel.title == "Step time")
     drawn = curve(panel, metrics)
-    assert drawn.notes == ("1 step above the scale, the most 30 at step 1",)
+    assert drawn.notes == ("1 step above the scale, the highest 30 at step 1",)
     assert drawn.points[0][1] == TOP and drawn.values[0] == 30.0
     assert all(TOP < y < HEIGHT for _, y in drawn.points[1:])
 
@@ -155,7 +156,7 @@ def bubble_of(run: Run) -> Bubble:
     ("gpipe", 4, 1, 3 / 7, "(4 − 1) / (4 + 4 − 1)"),
     ("interleaved_1f1b", 4, 2, 3 / 11, "(4 − 1) / (8 + 4 − 1)"),
     ("zero_bubble", 4, 1, 3 / 15, "(4 − 1) (F + I − W) / (4 (F + I + W) + (4 − 1) (F + I − W))"),
-    ("zero_bubble_v", 8, 1, 3 / 51, "(4 − 1) F / (16 (F + I + W) + (4 − 1) F) where F, I and W take equally long"),
+    ("zero_bubble_v", 8, 1, 3 / 51, "(4 − 1) F / (16 (F + I + W) + (4 − 1) F) if F, I and W take equal time"),
 ])
 def test_an_ideal_run_has_the_ideal_bubble(
     tmp_path: Path, schedule: str, microbatches: int, virtual_stages: int, ideal: float, formula: str,
@@ -291,11 +292,11 @@ def test_what_is_kept_for_backwards_is_a_part_of_its_own(run: Run) -> None:
     assert drawn.bars[2].tip == ("rank 2\npeak: 202 MiB\nparameters: 31 MiB\noptimizer state: 60 MiB\n"
                                  "activations kept for backwards: 40 MiB\nthe rest: 71 MiB\nactivations on the host: 80 MiB")
     assert drawn.words.endswith(
-        "recompute is full, and a rank is between forward and backward of at most 4 microbatches, of which at most 2 have "
-        "their activations on the device and 3 on the host (offload with a horizon of 1)")
+        "recompute is full, and a rank has at most 4 microbatches between forward and backward: at most 2 with activations on "
+        "the device and 3 on the host (offload with a horizon of 1)")
 
 
-@pytest.mark.parametrize(("limit", "words"), [(10**12, "of the limit of 931 GiB"), (0, "of a limit not known")])
+@pytest.mark.parametrize(("limit", "words"), [(10**12, "of the limit of 931 GiB"), (0, "limit unknown")])
 def test_a_limit_out_of_sight_is_said(run: Run, limit: int, words: str) -> None:
     run.trace(limit=limit)
     drawn = memory(read_facts(run.run).traces, run.placement)
@@ -307,4 +308,4 @@ def test_many_ranks_are_grouped_by_stage(tmp_path: Path) -> None:
     drawn = memory(read_facts(run.run).traces, run.placement)
     assert drawn is not None
     assert [bar.label for bar in drawn.bars] == ["stage 0", "stage 1", "stage 2", "stage 3"]
-    assert drawn.bars[3].tip.startswith("stage 3: rank 127, the fullest of 32\nthe emptiest: rank 12, peak 212 MiB")
+    assert drawn.bars[3].tip.startswith("stage 3: rank 127, the highest peak of 32\nthe lowest: rank 12, peak 212 MiB")

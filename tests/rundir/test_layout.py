@@ -101,7 +101,8 @@ def test_scripts_of_the_nodes_use_the_same_names() -> None:
         *re.findall(r'\$run/([^" ]+)', asset("slurm/node-end.sh").read_text(encoding="utf-8")),
     }
     shapes = {re.sub(r"\$\w+|%\w", "*", name) for name in written}
-    assert shapes == {"log/node-*.log", "job.toml", "program.sh", "nodes/*.json", "log/nccl/*", "log/kernel-*.log"}
+    assert shapes == {
+        "log/node-*.log", "job.toml", "program.sh", "batch.environ", "nodes/*.json", "log/nccl/*", "log/kernel-*.log"}
     assert shapes <= SHAPES
 
 

@@ -12,7 +12,7 @@ from hpc_mp.rundir import create_run, prepare_resume
 from hpc_mp.rundir.plan import ChunkCounts, RunPlan, StateBytes, Traffic, read_plan, write_plan
 
 PLAN = RunPlan((3, 2), Traffic(1.5, 2.0, 3.0, 4.0, 5.0, shards=2), (StateBytes(1, 2, 3),) * 4, 0.25,
-               (ResolvedKey("parallel.order", "DPT", "one node"),), (ChunkCounts(4, 3, 2), ChunkCounts(1, 1, 0)))
+               (ResolvedKey("parallel.order", "DPT", "one node"),), (ChunkCounts(4, 3, 2), ChunkCounts(1, 1, 0)), "slurm")
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_runs_are_numbered_private_and_found(tmp_path: Path) -> None:
     assert find_run(tmp_path / "name").path == runs[1].path, "the newest that holds a job"
     assert find_run(runs[0].path).path == runs[0].path
     (tmp_path / "job.toml").write_text("")
-    for stranger, rule in ((tmp_path / "nowhere", "is not there"), (tmp_path, "is neither a run directory")):
+    for stranger, rule in ((tmp_path / "nowhere", "does not exist"), (tmp_path, "is not a run directory")):
         with pytest.raises(HpcMpError, match=rule):
             find_run(stranger)
 
@@ -162,7 +162,7 @@ def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
 def test_a_file_that_does_not_belong_is_refused(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
     (directory / "shard-00009-model.safetensors").write_bytes(b"stranger")
-    assert problem(directory) == "shard-00009-model.safetensors was not saved with it"
+    assert problem(directory) == "shard-00009-model.safetensors does not belong to it"
 
 
 def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path) -> None:

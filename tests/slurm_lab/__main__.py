@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,8 +33,7 @@ def main() -> None:
 @click.option("--chroot", type=click.Path(path_type=Path), help="Live in this system's newer Slurm (see chroot.py).")
 def up(nodes: int, accounting: bool, gpus: int, overrides: tuple[str, ...], chroot: Path | None) -> None:
     """Start a lab; it ends with Ctrl-C, SIGTERM, or the end of standard input."""
-    reason = why_not(accounting)
-    if reason:
+    if reason := why_not(accounting):
         raise click.ClickException(reason)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     settings = dict(line.split("=", 1) for line in overrides)
@@ -94,7 +92,10 @@ def mend() -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def at(node: str, command: tuple[str, ...]) -> None:
     """Run a command inside a node, as root."""
-    ended(running().at(node, command))
+    result = running().at(node, command)
+    sys.stdout.write(result.stdout)
+    sys.stderr.write(result.stderr)
+    sys.exit(result.returncode)
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -103,13 +104,6 @@ def at(node: str, command: tuple[str, ...]) -> None:
 def run(user: str | None, command: tuple[str, ...]) -> None:
     """Run a command on the submit host."""
     sys.exit(running().popen(command, user=user, cwd=Path.cwd()).wait())
-
-
-def ended(result: subprocess.CompletedProcess[str]) -> None:
-    """Pass on the output and the exit code of a command."""
-    sys.stdout.write(result.stdout)
-    sys.stderr.write(result.stderr)
-    sys.exit(result.returncode)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpc_mp.lab import cluster
 from hpc_mp.lab.cluster import HERE, NAMESPACES, LabError, wait_until
@@ -15,9 +16,7 @@ from hpc_mp.lab.cluster import HERE, NAMESPACES, LabError, wait_until
 __all__ = ["HERE", "NAMESPACES", "USER", "Cluster", "LabError", "wait_until"]
 
 USER = "nobody"
-FINISHED = frozenset(
-    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
-)
+FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 
 
 class Cluster(cluster.LabCluster):
@@ -30,43 +29,24 @@ class Cluster(cluster.LabCluster):
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
-    def popen(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str | None = None,
-        environ: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        **keywords: object,
-    ) -> subprocess.Popen[str]:
+    def popen(self, argv: Sequence[str], *, user: str | None = None, environ: Mapping[str, str] | None = None,
+              cwd: Path | None = None, **keywords: object) -> subprocess.Popen[str]:
         """Start a command on the submit host, `ctl`; `environ` is added to the lab's. Its pid is the command's own."""
         added = {} if user is None else {"HOME": str(self.share / "home"), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
         become = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups"]
         place = ["env", f"--chdir={cwd or self.share}"]
         process: subprocess.Popen[str] = subprocess.Popen(
-            [*self._enter(), *become, *place, *map(str, argv)],
-            env={**self.environ, **added, **(environ or {})},
-            start_new_session=True,
-            text=True,
-            **keywords,  # type: ignore[call-overload]
-        )
+            [*self._enter(), *become, *place, *map(str, argv)], env={**self.environ, **added, **(environ or {})},
+            start_new_session=True, text=True, **keywords)  # type: ignore[call-overload]
         return process
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str | None = None,
-        timeout: float = 60.0,
-        environ: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        check: bool = False,
-        input: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run `popen` to its end and capture both outputs. After `timeout` seconds, kill its session and raise TimeoutExpired."""
+    def run(self, argv: Sequence[str], *, timeout: float = 60.0, check: bool = False, input: str | None = None,
+            **keywords: Any) -> subprocess.CompletedProcess[str]:
+        """Run `popen` to its end and capture both outputs; `keywords` are its own. After `timeout` seconds, kill its session and
+        raise TimeoutExpired."""
         pipe = subprocess.PIPE
         stdin = subprocess.DEVNULL if input is None else pipe
-        process = self.popen(argv, user=user, environ=environ, cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe)
+        process = self.popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, **keywords)
         try:
             out, err = process.communicate(input, timeout)
         except BaseException:
@@ -96,9 +76,9 @@ class Cluster(cluster.LabCluster):
 
     # --- Slurm -------------------------------------------------------------------------------------------------------
 
-    def sbatch(self, *arguments: str, **keywords: object) -> int:
+    def sbatch(self, *arguments: str, **keywords: Any) -> int:
         """Submit a job and return its ID. The keywords are those of `run`."""
-        answer = self.run(["sbatch", "--parsable", *arguments], check=True, **keywords)  # type: ignore[arg-type]
+        answer = self.run(["sbatch", "--parsable", *arguments], check=True, **keywords)
         return int(answer.stdout.strip().split(";")[0])
 
     def job(self, job_id: int) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from hpc_mp.lab import conf
@@ -19,13 +19,17 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def slow_node(lab: Cluster, node: str, rate: str, base: str) -> Iterator[None]:
-    """Set another rate for a node's link than the common ``base`` (see ``Cluster.shape``)."""
-    lab.shape(rate, [node])
+def _between(plant: Callable[[], object], mend: Callable[[], object]) -> Iterator[None]:
+    plant()
     try:
         yield
     finally:
-        lab.shape(base, [node])
+        mend()
+
+
+def slow_node(lab: Cluster, node: str, rate: str, base: str) -> AbstractContextManager[None]:
+    """Set another rate for a node's link than the common ``base`` (see ``Cluster.shape``)."""
+    return _between(lambda: lab.shape(rate, [node]), lambda: lab.shape(base, [node]))
 
 
 @contextmanager
@@ -61,40 +65,29 @@ def slow_uplink(lab: Cluster, leaf: int, rate: str) -> Iterator[None]:
             lab.fabric("tc", "qdisc", "del", "dev", end, "root")
 
 
-@contextmanager
-def loss(lab: Cluster, node: str, percent: float) -> Iterator[None]:
+def loss(lab: Cluster, node: str, percent: float) -> AbstractContextManager[None]:
     """Drop ``percent`` of a node's packets, incoming and outgoing, at the switch."""
     dice = f"numgen random mod 10000 < {round(percent * 100)} drop"
-    with _dropping(lab, f"iifname p-{node} {dice}", f"oifname p-{node} {dice}"):
-        yield
+    return _dropping(lab, f"iifname p-{node} {dice}", f"oifname p-{node} {dice}")
 
 
-@contextmanager
-def cut_pair(lab: Cluster, a: str, b: str) -> Iterator[None]:
+def cut_pair(lab: Cluster, a: str, b: str) -> AbstractContextManager[None]:
     """Drop all packets between two nodes."""
     one, other = (conf.node_address(lab.number, node) for node in (a, b))
-    with _dropping(lab, f"ip saddr {one} ip daddr {other} drop", f"ip saddr {other} ip daddr {one} drop"):
-        yield
+    return _dropping(lab, f"ip saddr {one} ip daddr {other} drop", f"ip saddr {other} ip daddr {one} drop")
 
 
-@contextmanager
-def cut_node(lab: Cluster, node: str) -> Iterator[None]:
+def cut_node(lab: Cluster, node: str) -> AbstractContextManager[None]:
     """Pull a node's cable."""
-    lab.link(node, False)
-    try:
-        yield
-    finally:
-        lab.link(node, True)
+    return _between(lambda: lab.link(node, False), lambda: lab.link(node, True))
 
 
-@contextmanager
-def small_mtu(lab: Cluster, node: str, mtu: int) -> Iterator[None]:
+def small_mtu(lab: Cluster, node: str, mtu: int) -> AbstractContextManager[None]:
     """Set a smaller MTU for a node's interface than for the others."""
-    lab.fabric(*lab.network_of(node), "ip", "link", "set", "eth0", "mtu", str(mtu))
-    try:
-        yield
-    finally:
-        lab.fabric(*lab.network_of(node), "ip", "link", "set", "eth0", "mtu", "1500")
+    def of(size: int) -> None:
+        lab.fabric(*lab.network_of(node), "ip", "link", "set", "eth0", "mtu", str(size))
+
+    return _between(lambda: of(mtu), lambda: of(1500))
 
 
 @contextmanager
@@ -148,6 +141,3 @@ def _dropping(lab: Cluster, *rules: str) -> Iterator[None]:
         yield
     finally:
         lab.fabric("nft", "delete", "table", *table.split())
-
-
-__all__ = ["cut_node", "cut_pair", "loss", "slow_node", "slow_pair", "slow_uplink", "small_mtu", "throttled", "why_not_throttled"]

@@ -16,10 +16,12 @@ from typing import Self
 
 from hpc_mp.lab import lab
 
-from . import conf
 from .cluster import HERE, USER, Cluster, LabError, wait_until
 
 __all__ = ["USER", "Cluster", "Lab", "LabError", "wait_until"]
+
+# Lines for Slurm 24.11 with a key of its own instead of munge.
+NEW = {"AuthType": "auth/slurm", "CredType": "cred/slurm", "AuthInfo": "cred_expire=5"}
 
 
 class Lab(Cluster, lab.Lab):
@@ -33,34 +35,16 @@ class Lab(Cluster, lab.Lab):
     patience: timeout in seconds for the nodes to become idle.
     """
 
-    def __init__(
-        self,
-        nodes: int = 4,
-        *,
-        accounting: bool = False,
-        gpus: int = 0,
-        leaves: Sequence[Sequence[str]] | None = None,
-        overrides: Mapping[str, str] | None = None,
-        parent: Path = Path("/var/tmp"),
-        keep: Sequence[Path] = (),
-        chroot: Path | None = None,
-        patience: float = 30.0,
-    ) -> None:
+    def __init__(self, nodes: int = 4, *, accounting: bool = False, gpus: int = 0, leaves: Sequence[Sequence[str]] | None = None,
+                 overrides: Mapping[str, str] | None = None, parent: Path = Path("/var/tmp"), keep: Sequence[Path] = (),
+                 chroot: Path | None = None, patience: float = 30.0) -> None:
         lab.Lab.__init__(
-            self,
-            Path(),  # made by `up`
-            leaves or lab.spread(nodes, min(nodes, 2)),
-            node="CPUs=4 RealMemory=4000" + (f" Gres=gpu:{gpus}" if gpus else ""),
-            accounting=accounting,
-            users=("root", USER),
-            overrides={**(conf.NEW if chroot else {}), **(overrides or {})},
+            self, Path(), leaves or lab.spread(nodes, min(nodes, 2)),  # `up` makes the directory
+            node="CPUs=4 RealMemory=4000" + (f" Gres=gpu:{gpus}" if gpus else ""), accounting=accounting, users=("root", USER),
+            overrides={**(NEW if chroot else {}), **(overrides or {})},
             keep=(*keep, HERE.parents[1], Path(sys.prefix), Path(sys.base_prefix)),
-            release=(24, 11) if chroot else None,
-            patience=patience,
-        )
-        self.gpus = gpus
-        self.parent = parent
-        self.chroot = chroot
+            release=(24, 11) if chroot else None, patience=patience)
+        self.gpus, self.parent, self.chroot = gpus, parent, chroot
 
     def __enter__(self) -> Self:
         self.up()
@@ -79,8 +63,9 @@ class Lab(Cluster, lab.Lab):
         users = (self.chroot or Path("/")) / "etc" / "passwd"
         return {
             **super().files(),
-            "gres.conf": conf.gres_conf(self.directory, self.gpus),
-            "passwd": conf.passwd(users.read_text(), self.share / "home"),
+            # Slurm accepts only character devices as GPUs: they are copies of /dev/null.
+            "gres.conf": f"Name=gpu File={self.directory}/gpu[0-{self.gpus - 1}]\n" if self.gpus else "",
+            "passwd": passwd(users.read_text(), self.share / "home"),
             "system": "\t".join(map(str, (self.chroot, *seen))) + "\n" if self.chroot else "",
             "hidden": "".join("\t".join(map(str, (top, *paths))) + "\n" for top, paths in closed(seen).items()),
         }
@@ -93,6 +78,12 @@ class Lab(Cluster, lab.Lab):
         os.chown(self.share / "home", ordinary.pw_uid, ordinary.pw_gid)
         for gpu in range(self.gpus):
             os.mknod(self.directory / f"gpu{gpu}", 0o020666, os.stat("/dev/null").st_rdev)
+
+
+def passwd(machine: str, home: Path) -> str:
+    """Return /etc/passwd of the lab: the machine's, with a home and a shell for nobody, the ordinary user."""
+    lines = [line for line in machine.splitlines() if not line.startswith("nobody:")]
+    return "\n".join([*lines, f"nobody:x:65534:65534:nobody:{home}:/bin/bash"]) + "\n"
 
 
 def closed(paths: Iterable[Path]) -> dict[Path, list[Path]]:

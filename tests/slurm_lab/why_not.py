@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from hpc_mp.lab.why_not import ACCOUNTING, PACKAGES, missing, refused, unfit
 
-FAULTS = {"nft": "nftables"}
-"""What the faults of `faults.py` need too."""
+FAULTS = {"nft": "nftables"}  # what the faults of `faults.py` need too
 
 
 def why_not(accounting: bool = False) -> str | None:
     """Return the reason as one sentence, or None if a lab can run."""
-    reason = unfit()
-    if reason:
+    if reason := unfit():
         return f"a Slurm lab cannot run here: {reason}"
-    packages = missing(PACKAGES | FAULTS | (ACCOUNTING if accounting else {}))
-    if packages:
+    if packages := missing(PACKAGES | FAULTS | (ACCOUNTING if accounting else {})):
         return f"a Slurm lab needs these Debian packages: apt-get install {' '.join(packages)}"
     words = refused()
     return f"a Slurm lab needs namespaces, bridges and veth interfaces, which this machine refuses: {words}" if words else None

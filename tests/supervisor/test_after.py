@@ -97,5 +97,5 @@ def test_how_the_ranks_of_a_killed_supervisor_have_ended(
     assert run.outcome.exists() is (action != "requeue")
     if kind == "supervisor":
         assert end.message.startswith("the supervisor on n1 was killed by SIGKILL")
-    saves = "its ranks save and stop, and the run goes on" in run.main_log.read_text()
+    saves = "its ranks save and stop, and the run continues" in run.main_log.read_text()
     assert saves is given["resumes"]

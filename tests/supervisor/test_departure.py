@@ -13,16 +13,15 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.requeue import requeue
 from hpc_mp.cluster.slurm.steps import use_up_numbers
+from hpc_mp.diagnosis.lines import NODE_FAILURE
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run
 from hpc_mp.rundir.history import AttemptEnd, history
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.departure import PREEMPTED, QUEUED_AGAIN, REASONS, departure, has_expired
-from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.ending import _departed, _with_end
-from hpc_mp.supervisor.evidence import ScriptLog, gather, user_cancelled
-from hpc_mp.supervisor.log_patterns import NODE_FAILURE
+from hpc_mp.supervisor.gather import ScriptLog, gather, user_cancelled
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
 from hpc_mp.supervisor.srun import ASKING, StepEnd
@@ -89,20 +88,20 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
             (gone, True, "requeue"), (gone, False, "requeue"), (idle, True, "requeue"), (idle, False, "fail")):
         decided = decide("stopped", cancelled=False, retries=0, stalled=stalled, saved=0, lacking="", departed=departed)
         assert decided.action == action
-    dead = RootCause(Cause("lost", "n2 vanished"), ("n2",), retry=True)
+    dead = Cause("lost", "n2 vanished", nodes=("n2",), retry=True)
     assert decide(dead, cancelled=False, retries=1, stalled=gone, saved=0, lacking="").action == "requeue"
 
 
 @pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), [
     ((because("PREEMPTION"),), "", "stopped", (), "stopped: Slurm preempted the job, which ended its ranks and its supervisor"),
-    ((because("JOB REQUEUE"),), "", "stopped", (), "stopped: the job was queued again (scontrol requeue), which ended"),
+    ((because("JOB REQUEUE"),), "", "stopped", (), "stopped: the job was requeued (scontrol requeue), which ended"),
     ((because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), "srun: error: Node failure on n2\n", "node", ("n2",),
-     "node n2 failed, says Slurm: srun: error: Node failure on n2; all its nodes answer now"),
-    (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed, says Slurm"),
-    ((), "", "vanished", (), "it ended without a word, as where its first node, n1, dies; all its nodes answer now"),
+     "node n2 failed according to Slurm: srun: error: Node failure on n2; all its nodes answer now"),
+    (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed according to Slurm"),
+    ((), "", "vanished", (), "it ended without a record, as if its first node, n1, had died; all its nodes answer now"),
     (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
       "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
-     "", "vanished", (), "it ended without a word"),  # an earlier start was preempted
+     "", "vanished", (), "it ended without a record"),  # an earlier start was preempted
     (("hpc-mp: 11:00:00 attempt 1 has ended: node n1 lost: srun: error: Node failure on n1; waiting",), "", "vanished", (), "it"),
 ])
 def test_an_attempt_that_was_ended_with_its_job(
@@ -131,10 +130,11 @@ def test_an_attempt_that_was_ended_with_its_job(
     ((), (because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), RUNS | {"Restarts": "1"}, ""),
     ((), (), RUNS, ""),
     # our own words of the attempt before: this one was blamed on "n2;"
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed, says Slurm: srun: error: Node failure on n2; down now: n2",
+    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: srun: error: Node failure on n2; down now: n2",
           because("PREEMPTION")), RUNS | {"Restarts": "1"}, PREEMPTED),
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed, says Slurm: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),
-          because("JOB REQUEUE")), RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
+    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: "
+          + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), because("JOB REQUEUE")),
+     RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
     ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, ""),
 ])
 def test_a_failed_node_comes_before_what_follows_from_it(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_mp.diagnosis.lines import HANG_ENDED, OTHERS_ENDED, task_ends
 from hpc_mp.supervisor.failing import LINGER_S, FailedStep
-from hpc_mp.supervisor.log_patterns import HANG_ENDED, OTHERS_ENDED, task_ends
 
 FAILED = "srun: error: n2: task 3: Exited with exit code 1\n"
 WELL = "srun: n1: task 0: Completed\n"
@@ -51,7 +51,7 @@ def test_ranks_that_were_told_to_stop_have_their_grace(tmp_path: Path, line: str
     """One has saved, or died of it, and the others have not saved yet."""
     log, now = tmp_path / "srun.log", [0.0]
     log.write_text("")
-    step = FailedStep(log, lambda: now[0], asked=lambda: told, grace=120.0, stop_codes=(75,))
+    step = FailedStep(log, lambda: now[0], stop_requested=lambda: told, grace=120.0, stop_codes=(75,))
     log.write_text(line)
     assert not step.due()
     now[0] = 119.0

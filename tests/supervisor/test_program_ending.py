@@ -14,18 +14,19 @@ import pytest
 from rendering import executable, job
 
 from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.diagnosis.classify import classify
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, create_run, cut_metrics, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failures, write_failure
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
+from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import program
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.ending import lacking as lacking_of
 from hpc_mp.supervisor.ending import stalled_ends
-from hpc_mp.supervisor.evidence import gather
+from hpc_mp.supervisor.gather import gather
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
 from hpc_mp.supervisor.signals import TAKEN, Signals
@@ -47,8 +48,8 @@ def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, r
 
 def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
     assert isinstance(begun.spec, ProgramSpec)
-    found = ending_of(begun, begun.spec, code, **{"asked": False, "cancelled": False} | given)
-    return found.cause.message if isinstance(found, RootCause) else found
+    found = ending_of(begun, begun.spec, code, **{"stop_requested": False, "cancelled": False} | given)
+    return found.message if isinstance(found, Cause) else found
 
 
 @pytest.mark.parametrize(("words", "completed"), [
@@ -60,7 +61,7 @@ def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, wo
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(f"2: {'-' * 70}\n2: {words}\n2: A 0 1\n3: A 0 1\n")
     found = ended(begun, 0)
-    assert found == "completed" if completed else 'each rank was alone' in found and 'slurm.mpi = "pmix"' in found
+    assert found == "completed" if completed else 'each rank ran alone' in found and 'slurm.mpi = "pmix"' in found
 
 
 @pytest.mark.parametrize(("code", "resumes", "left", "asked", "cancelled", "means"), [
@@ -79,7 +80,7 @@ def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, wo
     (-15, False, HOUR, False, False, None),
     (-15, True, 10, False, False, "stopped"),
     (143, True, HOUR, True, False, "stopped"),
-    (-15, False, HOUR, True, False, "SIGTERM ended its ranks; with program.resumes = true it would go on"),
+    (-15, False, HOUR, True, False, "SIGTERM ended its ranks; with program.resumes = true it would continue"),
     (143, False, 170, False, False, "its time limit was near (job.time_limit = \"01:00:00\")"),
     (143, False, 190, False, False, None),
     (-15, False, HOUR, False, True, "stopped"),
@@ -89,13 +90,13 @@ def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, wo
 ])
 def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, asked: bool, cancelled: bool,
                 means: str | None) -> None:
-    found = ended(attempt(tmp_path, left=left, resumes=resumes), code, asked=asked, cancelled=cancelled)
+    found = ended(attempt(tmp_path, left=left, resumes=resumes), code, stop_requested=asked, cancelled=cancelled)
     assert found == means if means is None or " " not in means else means in found
 
 
 @pytest.mark.parametrize(("code", "resumes", "means"), [
     (0, True, "stopped"), (1, True, "stopped"), (-15, True, "stopped"), (75, False, "stopped"),
-    (0, False, "ended with exit code 0, which does not tell that they were done"), (143, False, "SIGTERM ended its ranks"),
+    (0, False, "ended with exit code 0, which does not prove that they were done"), (143, False, "SIGTERM ended its ranks"),
     (-9, True, None), (137, True, None), (-11, True, None), (1, False, None)])
 def test_ranks_that_slurm_or_somebody_has_told_to_stop(tmp_path: Path, code: int, resumes: bool, means: str | None) -> None:
     """By a signal to the step alone, of which the supervisor gets nothing. SIGKILL is no request."""
@@ -255,9 +256,9 @@ def test_ranks_that_have_not_begun_when_others_have_are_named(
     assert {failure.rank: failure.node for failure in failures} == absent and sent == ([("7.1", "KILL")] if absent else [])
     assert (noticed == [152]) == bool(absent), "90 s, a tenth of a second for each rank, and a minute"
     if absent:
-        cause = classify(gather(begun, 137)).cause
+        cause = classify(gather(begun, 137))
         assert (cause.kind, cause.rank, cause.node) == ("silent", *next(iter(absent.items())))
-        assert "gave no sign of life: it has not begun in 152 s (job.meet_timeout)" in cause.message
+        assert "gave no sign of life: it did not begin within 152 s (job.meet_timeout)" in cause.message
 
 
 @pytest.mark.parametrize(("number", "line", "expected"), [
@@ -288,7 +289,7 @@ import os, signal
 from hpc_mp.supervisor.signals import Signals
 signals = Signals()
 os.kill(os.getpid(), {number:d})
-print(signals.asked)
+print(signals.stop_requested)
 """
     assert subprocess.run([sys.executable, "-c", says], capture_output=True, text=True).stdout == f"{asked}\n"
 
@@ -339,7 +340,7 @@ def test_ranks_that_go_on_until_the_time_limit_are_ended_before_slurm_ends_all(
 
 @pytest.mark.parametrize(("resumes", "overdue", "means"), [
     (True, True, "stopped"), (True, False, None), (False, False, None),
-    (False, True, "time limit was near (job.time_limit = \"01:00:00\"), and its ranks went on in spite of SIGTERM")])
+    (False, True, "time limit was near (job.time_limit = \"01:00:00\"), and its ranks kept running after SIGTERM")])
 def test_the_end_of_ranks_that_went_on(tmp_path: Path, resumes: bool, overdue: bool, means: str | None) -> None:
     for code in (-9, 137) if overdue else (-9,):
         found = ended(attempt(tmp_path, left=5, resumes=resumes), code, overdue=overdue)

@@ -144,10 +144,10 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
     (tmp_path / "topology.conf").write_text(CONF.format("c"))
     assert hosts("lab")[1].endswith(f"; switches according to {tmp_path}/topology.conf")
     run.plan.unlink()
-    assert hosts("lab") == (HOSTS, "rank map: in Slurm's order of hosts, for plan.json cannot be read")
+    assert hosts("lab") == (HOSTS, "rank map: in Slurm's order of hosts, because plan.json cannot be read")
     write_plan(run, RING)
     run.measured.write_text("{")
-    with pytest.warns(UserWarning, match="measured bandwidths are not known"):
+    with pytest.warns(UserWarning, match="measured bandwidths are unknown"):
         assert begin(SupervisedRun(run, four, ring, given), Says(None)).record.hosts == ("n1", "n3", "n2", "n4")  # switches
 
 

@@ -19,7 +19,7 @@ import grimp
 ROOT = Path(__file__).resolve().parents[2]
 OF_ALL = ROOT / "tests/conftest.py"
 STARTING = ("launch", "run", "train")  # verbs whose processes start others
-OF_A_JOB = ("launch", "program", "rundir", "supervisor", "train")
+OF_A_JOB = ("diagnosis", "launch", "program", "rundir", "supervisor", "train")
 # Folders of data beside the package -> the rooms that read them.
 DATA = {"env": ("doctor", "environment", "program"), "slurm": ("launch", "lint", "supervisor", "lab"),
         "cyclecloud": ("clouds", "lint"), "examples": ("adopt", "program", "lint")}

@@ -50,6 +50,12 @@ def of_deepspeed(run: Path) -> Tensors:
     return torch.load(saved, weights_only=False)["module"]  # type: ignore[no-any-return]
 
 
+def of_ddp(run: Path) -> Tensors:
+    saved = torch.load(run / "model.pt")
+    assert saved["step"] == 40
+    return saved["model"]  # type: ignore[no-any-return]
+
+
 def of_plate(run: Path) -> Tensors:
     with numpy.load(run / "plate.npz") as saved:
         return {name: torch.from_numpy(saved[name]) for name in saved}
@@ -86,6 +92,8 @@ class Example:
 
 
 EXAMPLES = {
+    "torch-ddp": Example(
+        "loss.backward()", "model.pt", ("    optimizer.load_state_dict", "    (lambda _: None)"), of_ddp),
     "fsdp2": Example(
         "loss.backward()", "checkpoints/step-10",
         ('load(SAVED / f"step-{done}")', 'load(SAVED / f"step-{done}")\n        optimizer.state.clear()'), of_shards),
@@ -117,13 +125,13 @@ def installed(name: str) -> Example:
     return example
 
 
-def copy(name: str, directory: Path, slow: bool = False) -> Path:
-    """Copy an example to a directory with a blank in its path; if ``slow``, with delays, so that it can be disturbed."""
-    made, of = directory / f"{name} {slow}", EXAMPLES[name]
+def copy(name: str, directory: Path, delay: float = 0.0) -> Path:
+    """Copy an example to a directory with a blank in its path; with seconds added to each step, so that it can be disturbed."""
+    made, of = directory / f"{name} {delay}", EXAMPLES[name]
     shutil.copytree(ROOT / "examples" / name, made)
     made.chmod(0o777)
-    if slow:
-        replace(made / of.program, of.pace, f"__import__('time').sleep({of.seconds}); {of.pace}")
+    if delay:
+        replace(made / of.program, of.pace, f"__import__('time').sleep({delay}); {of.pace}")
     return made
 
 

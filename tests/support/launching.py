@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -9,14 +10,18 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner, Result
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.rundir import RunDirectory
+from hpc_mp.cli.main import cli
+from hpc_mp.job import AnySpec, dump_job
+from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_json, write_manifest
 from hpc_mp.rundir.records import StepMetrics, line_of
 
 MARK = "HPC_MP_TEST_MARK"
@@ -90,6 +95,30 @@ def write_job(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "") -
 
 def the_run(job: Path, number: int = 1) -> RunDirectory:
     return RunDirectory(job.parent / "runs" / "t" / f"{number:04d}")
+
+
+def make_run(spec: AnySpec, *saved: int, name: str | None = None) -> RunDirectory:
+    """Return the next run of a job, as a launch makes it, with complete checkpoints of these steps."""
+    run = create_run(Path(spec.job.directory), name or spec.job.name)
+    run.job.write_text(dump_job(spec), encoding="utf-8")
+    write_json(run.placement, {})
+    for step in saved:
+        run.checkpoint(step).mkdir()
+        write_manifest(run.checkpoint(step), Manifest(step, {}))
+    return run
+
+
+@contextmanager
+def held(run: RunDirectory) -> Iterator[int]:
+    """Hold the lock of a run, as its launcher does."""
+    with open(run.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def call(*words: str | Path) -> Result:
+    """Run ``hpc-mp WORDS`` in this process. Exceptions pass."""
+    return CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
 
 
 def said(run: RunDirectory, rank: int, kind: str, time: float, attempt: int = 1) -> None:

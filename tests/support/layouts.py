@@ -1,30 +1,26 @@
-"""Small real jobs for the exactness tests: text with partly ignored labels, tiny models, and a one-process reference."""
+"""Small real jobs for the exactness tests: text with partly ignored labels, tiny models, and runs of whole ranks."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from ranks import run_ranks, train
+from ranks import exit_codes
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hpc_mp.job import JobSpec, dump_job, load_job
-from hpc_mp.layout.models import family_of, read_config, read_shape
-from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.layout.models import family_of, read_shape
+from hpc_mp.layout.placement import RankPlace, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.train.checkpoint.shard_file import LocalPart, ShardReader
-from hpc_mp.train.data import IGNORE, Samples, load_tokens
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.rank.bootstrap import lay_out
 
 # Sizes without even divisors: 5 layers, a vocabulary of 307, an intermediate size of 102; 8 heads over 4 key-value heads.
 MODELS: dict[str, str] = {
@@ -95,23 +91,53 @@ seed = 7
 
 
 @dataclass(frozen=True)
+class RankState:
+    """The state of a rank.
+
+    Attributes:
+        memory: bytes by kind after the traced step.
+        chunks: whose activations it held at once at most in that step.
+        formats: of its final parameters.
+    """
+
+    place: RankPlace
+    memory: Mapping[str, int]
+    chunks: int
+    formats: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Result:
-    """The result of a run: loss and gradient norm of every step (None in a step without labels), final parameters (engine
-    shapes), and the share of expert choices dropped in every step (None without a capacity)."""
+    """The result of a run.
+
+    Attributes:
+        losses, norms: of every step; None in a step without labels.
+        parameters: the final ones, in the engine's shapes.
+        dropped: the share of expert choices dropped in every step; None without a capacity.
+        routers: the routers' addition to the loss of every step.
+        evaluations: step, loss and number of labels of every evaluation.
+        apart: the largest difference between copies of a parameter on two ranks.
+        ranks: the state of every rank; nothing for a run with a run directory, which has it in traces.
+    """
 
     losses: tuple[Any, ...]
     norms: tuple[Any, ...]
     parameters: dict[str, Tensor]
     dropped: tuple[Any, ...]
+    routers: tuple[float, ...] = ()
+    evaluations: tuple[tuple[int, float, int], ...] = ()
+    apart: float = 0.0
+    ranks: tuple[RankState, ...] = ()
 
     def distance(self, other: Result) -> float:
-        """Return the largest difference of any loss, norm or parameter."""
+        """Return the largest difference of any loss, norm or parameter, and of ``apart``."""
         assert self.parameters.keys() == other.parameters.keys()
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=True)]
         assert all((a is None) == (b is None) for a, b in pairs)
-        numbers = max((abs(a - b) for a, b in pairs if a is not None), default=0.0)
-        tensors = max(float((self.parameters[name] - other.parameters[name]).abs().max()) for name in self.parameters)
-        return max(numbers, tensors)
+        numbers = [abs(a - b) for a, b in pairs if a is not None]
+        tensors = [float((self.parameters[name] - other.parameters[name]).abs().max()) for name in self.parameters]
+        differences = torch.tensor([*numbers, *tensors, abs(self.apart - other.apart)], dtype=torch.float64)
+        return float(differences.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
 def write_text(directory: Path) -> None:
@@ -149,187 +175,59 @@ def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, context: int = 1, 
 def start(spec: JobSpec) -> RunDirectory:
     """Create a run directory as ``launch`` writes it."""
     run = create_run(Path(spec.job.directory), spec.job.name)
-    order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
-    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, spec.parallel.context, spec.parallel.expert)
-    run.job.write_text(dump_job(spec))
-    write_json(run.placement, to_dict(place(degrees, order, spec.job.ranks_per_node)))
+    prepare(spec, run)
     return run
 
 
-def run_engine(spec: JobSpec, before: Callable[[], None] = lambda: None, run: RunDirectory | None = None) -> Result:
-    """Train on forked ranks; ``before`` is called in every rank first (to break something on purpose)."""
+def prepare(spec: JobSpec, run: RunDirectory) -> None:
+    """Write the files that ``launch`` and ``launch --resume`` write before they start the ranks."""
+    run.job.write_text(dump_job(spec))
+    write_json(run.placement, to_dict(lay_out(spec)))
+
+
+def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: RunDirectory | None = None) -> Result:
+    """Train as ``launch`` does, on forked ranks with a run directory and a checkpoint, from which the parameters are read.
+
+    Args:
+        before: called in every rank first, to break something on purpose.
+    """
     run = run or start(spec)
-
-    def rank() -> int:
-        before()
-        return train(run.job)
-
-    codes = run_ranks(spec.ranks, rank, timeout=600.0)
+    codes = exit_codes(spec.ranks, run.job, before, timeout=600.0)
     assert codes == [0] * spec.ranks, run.main_log.read_text()
-    lines = read_lines(run.metrics)
     checkpoint, skipped = newest_complete(run.checkpoints)
     assert checkpoint is not None and not skipped
-    return Result(tuple(line["loss"] for line in lines), tuple(line["grad_norm"] for line in lines), parameters(spec, checkpoint),
-                  tuple(line["dropped_share"] for line in lines))
+    losses, norms, dropped, routers = (tuple(line[key] for line in read_lines(run.metrics))
+                                       for key in ("loss", "grad_norm", "dropped_share", "router_loss"))
+    evaluations = tuple((line["step"], line["loss"], line["label_tokens"]) for line in read_lines(run.evaluations))
+    return Result(losses, norms, parameters(spec, checkpoint), dropped, routers, evaluations)
 
 
-def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str]) -> Result:
-    """Write the files that ``launch --resume`` writes before it restarts the ranks, and return the result of the run."""
+def trained_run(spec: JobSpec, before: Callable[[], None] = lambda: None) -> RunDirectory:
+    """Return the directory of a new run that ``run_whole`` has trained."""
+    run = start(spec)
+    run_whole(spec, before, run)
+    return run
+
+
+def relaunch(
+    run: RunDirectory, directory: Path, model: str, overrides: Sequence[str], before: Callable[[], None] = lambda: None,
+) -> Result:
+    """Resume a run with a changed job, and return its result."""
     spec = job(directory, model, overrides)
-    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, expert=spec.parallel.expert)
-    run.job.write_text(dump_job(spec))
-    write_json(run.placement, to_dict(place(degrees, "cluster", spec.job.ranks_per_node)))
-    return run_engine(spec, run=run)
+    prepare(spec, run)
+    return run_whole(spec, before, run)
+
+
+def unfilled(spec: JobSpec) -> dict[str, Tensor]:
+    """Return a NaN for every number of every parameter, in the engine's shapes."""
+    shape = read_shape(spec)
+    return {w.name: torch.full(w.shape, math.nan, dtype=torch.float64) for w in family_of(shape.model_type).all_weights(shape)}
 
 
 def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:
-    shape = read_shape(spec)
-    weights = family_of(shape.model_type).all_weights(shape)
-    state = {w.name: torch.full(w.shape, float("nan"), dtype=torch.float64) for w in weights}
-    whole = [LocalPart(w.name, w.shape, tuple(slice(0, size) for size in w.shape), state[w.name]) for w in weights]
+    """Return the parameters of a checkpoint."""
+    state = unfilled(spec)
+    whole = [LocalPart(name, tuple(values.shape), tuple(slice(0, size) for size in values.shape), values)
+             for name, values in state.items()]
     ShardReader(checkpoint, read_indexes(checkpoint)).read(whole)
     return state
-
-
-def run_plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int] = ()) -> Result:
-    """Train one process of plain transformers and torch.optim on the same samples, from the same initial values.
-
-    Args:
-        skipped: steps (from 0) without an update after the backward.
-        documents: the number of tokens of each document of the text, if documents are separate.
-    """
-    return run_ranks(1, _plain, spec, skipped, documents)[0]
-
-
-def plain_model(spec: JobSpec, checkpoint: Path) -> PreTrainedModel:
-    """Return plain transformers' model with the parameters of a checkpoint and the job's expert capacity."""
-    model, state = _built(spec), parameters(spec, checkpoint)
-    _limit(model, spec)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(state[name].reshape(parameter.shape))
-    return model
-
-
-def _built(spec: JobSpec) -> PreTrainedModel:
-    config = read_config(spec)
-    values = {key: value for key, value in config.items() if key != "model_type"}
-    with StaysDouble():
-        hugging_face = AutoConfig.for_model(config["model_type"], **values)
-        hugging_face._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
-        return AutoModelForCausalLM.from_config(hugging_face).double()
-
-
-def _limit(model: PreTrainedModel, spec: JobSpec) -> list[Tensor]:
-    """Limit the choices of each sample per expert to the job's capacity; choices beyond it get no weight. The returned list is
-    filled later: for each layer computed, a mask of the choices that were taken, counted one by one."""
-    found: list[Tensor] = []
-    if spec.train.expert_capacity is None:
-        return found
-    shape, length = read_shape(spec), spec.data.sequence_length
-    most = math.ceil(spec.train.expert_capacity * length * shape.experts_per_token / shape.experts)
-
-    def limited(_: torch.nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        hidden, index, weights = given
-        taken: Counter[tuple[int, int]] = Counter()
-        weighed = torch.zeros_like(weights)
-        for token, experts in enumerate(index.tolist()):
-            for choice, expert in enumerate(experts):
-                taken[token // length, expert] += 1
-                weighed[token, choice] = taken[token // length, expert] <= most
-        found.append(weighed)
-        return hidden, index, weights * weighed
-
-    for experts in (module for name, module in model.named_modules() if name.endswith(".mlp.experts")):
-        experts.register_forward_pre_hook(limited)
-    return found
-
-
-def _router_losses(spec: JobSpec, choices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the routers' addition to the loss of a global batch, computed per layer and sample by the papers' formulas."""
-    total, length = torch.zeros((), dtype=torch.float64), spec.data.sequence_length
-    for logits, chosen in choices:
-        for of_sample, taken in zip(logits.split(length), chosen.split(length), strict=True):
-            experts = logits.shape[1]
-            load = torch.stack([(taken == expert).sum() for expert in range(experts)]).double() * experts / taken.numel()
-            probability = torch.softmax(of_sample, 1).mean(0)
-            z = torch.log(torch.exp(of_sample).sum(1)).square().mean()
-            total = total + spec.train.router_balance * (load * probability).sum() + spec.train.router_z * z
-    return total / spec.train.global_batch
-
-
-def _separated(
-    firsts: Sequence[int], length: int, documents: Sequence[int], window: int | None,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return, for samples that begin with these tokens, position_ids and a 4D mask for transformers' models, and a mask of the
-    labels that belong to their token's own document."""
-    of_token = torch.tensor([number for number, tokens in enumerate(documents) for _ in range(tokens)])
-    rows = torch.stack([of_token[first:first + length + 1] for first in firsts])
-    inputs, places = rows[:, :-1], torch.arange(length)
-    back = places.unsqueeze(1) - places
-    seen = (inputs.unsqueeze(2) == inputs.unsqueeze(1)) & (back >= 0) & (back < (window or length))
-    mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)
-    positions = torch.tensor([[sum(document == row[k] for k in range(place)) for place, document in enumerate(row)]
-                              for row in inputs.tolist()])
-    return {"position_ids": positions, "attention_mask": mask.unsqueeze(1)}, inputs == rows[:, 1:]
-
-
-def _plain(spec: JobSpec, skipped: Collection[int], documents: Sequence[int]) -> Result:
-    torch.set_num_threads(1)
-    shape, config = read_shape(spec), read_config(spec)
-    family = family_of(shape.model_type)
-    weights = {w.name: w for w in family.all_weights(shape)}
-    model = _built(spec)
-    padding = {f"{family.embedding}.weight": config["pad_token_id"]} if "pad_token_id" in config else {}
-    source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            whole = source(weights[name], tuple(slice(0, size) for size in weights[name].shape))
-            parameter.copy_(whole.reshape(parameter.shape))
-    cache = Path(spec.job.directory) / ".cache"
-    tokens = next(path.parent for path in cache.glob("tokens-*/meta.json") if "/text.jsonl" in path.read_text())
-    samples = Samples(load_tokens(tokens), spec.data.sequence_length, spec.train.seed)
-    assert samples.masked, "some labels must not count"
-    settings = spec.train
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]  # biases and norms do not decay
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    if settings.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
-    losses: list[float | None] = []
-    norms: list[float | None] = []
-    dropped: list[float | None] = []
-    choices: list[tuple[Tensor, Tensor]] = []  # of the routers: logits, and the chosen experts
-    for router in (module for name, module in model.named_modules() if name.endswith(".mlp.gate")):
-        router.register_forward_hook(lambda _, inputs, output: choices.append((output[0], output[2])))
-    taken = _limit(model, spec)
-    for step in range(settings.steps):
-        batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
-        ids, labels = map(torch.from_numpy, samples.batch(batch))
-        given: dict[str, Tensor] = {}
-        if documents:
-            given, own = _separated(list(map(samples.first_token, batch)), spec.data.sequence_length, documents, shape.window)
-            labels = labels.where(own, IGNORE)
-        with StaysDouble():
-            logits = model(ids, **given).logits
-        added, choices = _router_losses(spec, choices), []
-        dropped.append(1 - float(torch.cat(taken).mean()) if taken else None)
-        taken.clear()
-        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-        counted = int((labels != IGNORE).sum())
-        if counted == 0:  # no labels: the engine does not change the parameters
-            losses.append(None)
-            norms.append(None)
-            continue
-        loss = total / counted
-        (loss + added).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))))
-        if step not in skipped:
-            optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    state = {name: p.detach().reshape(weights[name].shape) for name, p in model.named_parameters()}
-    return Result(tuple(losses), tuple(norms), state, tuple(dropped))

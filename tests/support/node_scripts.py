@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_mp.base.assets import asset
 
-TOKEN = "7.0.1"
+TOKEN = f"7.0.{os.getpid()}"  # no process of tests beside these has it
 ODD = "a run's \"odd\" $(place) & co"
 
 

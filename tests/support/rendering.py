@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,12 @@ from hpc_mp.cluster.slurm.releases import Version, print_version, releases
 from hpc_mp.job import AnySpec, resolve, resolve_any
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import render
+from hpc_mp.launch.render import render, script
+
+# Hundreds of scripts are rendered here, of one template: it is compiled once.
+JINJA = script._jinja()
+JINJA.compile = functools.cache(JINJA.compile)  # type: ignore[method-assign]
+script._jinja = lambda: JINJA
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
 RUN = Path("/scratch/runs/job/0001")
@@ -31,55 +38,7 @@ CONF = {"NodeName": f"h[1-4] {BIG} Gres=gpu:h100:8", f"NodeName=a[1-6] {BIG} Gre
         "SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": "3600"}
 
 # form: the contents of the job file. Each is rendered for each release.
-FORMS: dict[str, dict[str, Any]] = {
-    "cpu": {"job": CPU | {"name": "small"}},
-    "gpus-per-node": {"job": GPUS, "slurm": {"gpu_type": "h100", "partition": "gpu"}},
-    "gres": {"job": GPUS, "slurm": {"gpu_request": "gres", "gpu_type": "a100"}},
-    "uncounted": {"job": GPUS, "slurm": {"gpu_request": "none"}},
-    "pyxis": {"job": GPUS, "slurm": {"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis",
-                                     "container_mounts": ["/opt/site:/opt/site:ro"]},
-              "environment": {"set": {"NCCL_IB_HCA": "mlx5_ib"}}},
-    "apptainer": {"job": GPUS, "slurm": {"container": "/images/torch.sif", "container_mounts": ["/opt/site"]},
-                  "model": {"pretrained": "/models/llama"}, "data": {"files": ["/data/a/*.txt"], "sequence_length": 8}},
-    "modules": {"job": CPU, "slurm": {"modules": ["gcc/13", "cuda/12.8"], "conda": "train",
-                                      "setup": ["ulimit -c 0  # no core files", "f() {\n  true\n}"]}},
-    "venv": {"job": CPU, "slurm": {"venv": "/home/ann/my env"}, "environment": {"local": "/local/scratch"}},
-    "staged": {"job": CPU, "environment": {"stage": True}},
-    "components": {"job": CPU | {"nodes": 3, "ranks_per_node": 2}, "slurm": {
-        "account": "proj", "extra": {"mem": "2G", "comment": "two kinds"},
-        "components": [{"nodes": 1, "extra": {"cpus-per-task": 2}}, {"nodes": 2, "constraint": "big"}]}},
-    "array": {"job": CPU, "sweep": {"runs": [{}, {"train.seed": 1}, {"train.seed": 2}]}},
-    "pmix": {"job": CPU | {"nodes": 2, "ranks_per_node": 2}, "slurm": {"mpi": "pmix"}},
-    "chain": {"job": CPU | {"time_limit": "1-00:00:00"}, "slurm": {"chain": 3, "grace": 600}},
-    "switches": {"job": CPU | {"nodes": 2}, "slurm": {"switches": "1@00:30:00"}},
-    "short": {"job": CPU | {"time_limit": "2"}},
-    "profile": {"job": GPUS, "environment": {"profile": "aws-efa", "set": {"FI_PROVIDER": "efa"}}},
-    "profile-a3-high": {"job": GPUS, "environment": {"profile": "gcp-a3-high"}},
-    "profile-pyxis": {"job": GPUS, "slurm": {"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis"},
-                      "environment": {"profile": "gcp-a3-mega"}},
-    "program": {"job": GPUS, "program": {"command": ["python", "train.py", "--note", "it's $HOME; rm"],
-                                         "directory": "/home/ann/my code",
-                                         "environment": {"WANDB_API_KEY": "secret"}},
-                "slurm": {"partition": "gpu", "gpu_type": "h100", "modules": ["cuda/12.8"], "conda": "train"}},
-    "program-node": {"job": GPUS, "slurm": {"partition": "gpu"}, "program": {
-        "command": ["torchrun", "--master-addr", "{master_addr}", "train.py"], "start": "node"}},
-    "program-pyxis": {"job": GPUS, "slurm": {"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis"},
-                      "environment": {"set": {"NCCL_IB_HCA": "mlx5_ib"}},
-                      "program": {"command": ["python", "train.py"], "directory": "/home/ann/code", "stage": ["/data/set"]}},
-    "program-apptainer": {"job": GPUS, "slurm": {"container": "/images/torch.sif", "container_runtime": "apptainer"},
-                          "program": {"command": ["python", "train.py"], "directory": "/home/ann/code"}},
-    "program-staged": {"job": CPU, "program": {"command": ["python", "train.py"], "stage": ["/data/set", "/data/index"]},
-                       "slurm": {"venv": "/home/ann/my env"}, "environment": {"stage": True}},
-    "program-mpirun": {"job": CPU | {"nodes": 2, "ranks_per_node": 8, "time_limit": "01:00:00"}, "slurm": {
-        "mpi": "mpirun", "modules": ["openmpi/5"]}, "program": {"command": ["./solve"], "start": "mpi", "signal": "USR1"}},
-    "program-array": {"job": CPU | {"ranks_per_node": 2}, "program": {"command": ["./solve"]},
-                      "sweep": {"grid": {"program.environment.LR": ["1e-3", "3e-4"]}}},
-    "all": {"job": CPU | {"nodes": 2, "ranks_per_node": 4}, "slurm": {
-        "account": "proj", "qos": "high", "constraint": "a100&ib", "reservation": "monday-9",
-        "extra": {"cpus-per-task": 12, "hint": "nomultithread", "exclusive": True, "mem": "0", "comment": "it's #1",
-                  "licenses": "fs:1", "mail-type": "END", "no-requeue": True, "dependency": "singleton"}},
-        "environment": {"set": {"NCCL_DEBUG": "WARN", "GREETING": "it's\n$HOME"}}},
-}
+FORMS: dict[str, dict[str, Any]] = tomllib.loads(GOLDEN.with_name("forms.toml").read_text(encoding="utf-8"))
 
 
 def job(**sections: Any) -> AnySpec:

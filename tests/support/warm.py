@@ -115,6 +115,13 @@ class Program:
         with open(os.devnull) as nothing:
             self.process = Fork(program, [nothing.fileno(), *self._said], env)
 
+    def outcome(self, *signals: signal.Signals) -> tuple[int, str, str]:
+        """Send the signals, wait for the end, and return the exit code, the output and the errors."""
+        for number in signals:
+            os.kill(self.process.pid, number)
+        done = self.end(120)
+        return done.returncode, done.stdout, done.stderr
+
     def end(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """Wait for the program and return its result. Raises subprocess.TimeoutExpired."""
         code = self.process.wait(timeout)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import layouts
 import pytest
 from layouts import Result, layout
 
-from hpc_mp.layout.models import FAMILIES
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import FAMILIES, read_shape, stage_layers
+from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir import RunDirectory
 
-Engine = Callable[..., tuple[Result, RunDirectory]]  # (model, *overrides): a run of forked ranks
-Reference = Callable[..., Result]  # (model, optimizer): one process of plain transformers
+Engine = Callable[..., Result]  # (model, *overrides): the engine by itself, on forked ranks
+Trained = Callable[[JobSpec], Result]  # the same for any job
+Launched = Callable[..., RunDirectory]  # (model, *overrides): a whole run
+Plain = Callable[..., Result]  # (job, skipped, documents): one process of plain transformers
+Reference = Callable[..., Result]  # (model, *overrides): the same for the common text
 
+ONE_STEP = "train.steps=1"
+HELD_OUT = ('evaluate.files=["held-out.jsonl"]', "evaluate.every=2")
 EXACT = 1e-12
 WRONG = 1e-6  # a broken layout is off by at least this much
 
@@ -66,6 +75,7 @@ PRODUCTS: dict[str, list[str]] = {
     "tp4 dp2 zero1": layout(4, data=2, zero=1),
     "pp2 dp2 zero2": layout(pipeline=2, data=2, zero=2, microbatches=4),
     "tp2 pp4 zero1": layout(2, 4, microbatches=6),
+    "tp2 pp2 M3": layout(2, 2, microbatches=3),
     "tp2 pp2 dp2 zero2 interleaved_1f1b": layout(2, 2, 2, zero=2, microbatches=2, schedule="interleaved_1f1b", virtual_stages=2),
     "tp2 pp2 dp2 zero3 zero_bubble": layout(2, 2, 2, zero=3, microbatches=3, schedule="zero_bubble"),
     "tp2 pp2 dp2 zero1 zero_bubble_v": layout(2, 2, 2, zero=1, microbatches=3, schedule="zero_bubble_v"),
@@ -167,16 +177,58 @@ COVER: dict[str, tuple[str, ...]] = {
     "tp2 pp2 dp2 zero2 interleaved_1f1b": (GPT2,), "tp2 pp2 dp2 zero3 zero_bubble": (TIED,),
     "pp2 dp2 zero3 zero_bubble_v": (TIED,), "cp2 ring": (GPT2,), "cp4 ring": (TIED,), "tp2 cp2 ulysses": (TIED,),
     "dp2 cp2 zero3": (LLAMA,), "sp2 cp2 ring zero2": (LLAMA,),
-    "sp2": (GPT2,), "sp2 dp2 zero3": (TIED,), "sp2 pp2 zero_bubble": (GPT2,),
+    "sp2": (GPT2,), "sp2 dp2 zero3": (TIED,), "sp2 pp2 zero_bubble": (GPT2,), "pp2 ep2 zero_bubble": (MIXTRAL,),
 }
 
 
-def pairs(
+def disk_of(place: Path) -> str:
+    """The key that names a directory on a disk for what is offloaded."""
+    (place / "disk").mkdir(exist_ok=True)
+    return f'parallel.offload_directory="{place / "disk"}"'
+
+
+def cases(every: Iterable[Any], quick: Container[Any]) -> list[Any]:
+    """Return cases of ``pytest.mark.parametrize``; those that ``quick`` lacks are for ``make prove``."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in quick else pytest.mark.prove)
+            for case in every]
+
+
+def paired(
     names: Iterable[str], models: Iterable[str] = MODELS, quick: Mapping[str, tuple[str, ...]] = COVER,
-) -> pytest.MarkDecorator:
-    """Runs a test with every model and every layout of these names, but for layouts that a model refuses; pairs that ``quick``
-    lacks are for ``make prove``."""
-    return pytest.mark.parametrize(("model", "name"), [
-        pytest.param(model, name, id=f"{model}-{name}", marks=() if model in quick.get(name, ()) else pytest.mark.prove)
-        for model, name in product(models, names)
-        if (model not in WHOLE_SAMPLES or name not in CONTEXT) and (model == MIXTRAL or name not in EXPERT)])
+) -> list[Any]:
+    """Return every model with every layout of these names, but for layouts that a model refuses; pairs that ``quick`` lacks are
+    for ``make prove``."""
+    every = [(model, name) for model, name in product(models, names)
+             if (model not in WHOLE_SAMPLES or name not in CONTEXT) and (model == MIXTRAL or name not in EXPERT)]
+    return cases(every, [(model, name) for model, name in every if model in quick.get(name, ())])
+
+
+def pairs(*given: Any, **named: Any) -> pytest.MarkDecorator:
+    """Runs a test with the pairs that ``paired`` returns."""
+    return pytest.mark.parametrize(("model", "name"), paired(*given, **named))
+
+
+def check_state(spec: JobSpec, result: Result) -> None:
+    """Compare the bytes that the first of the ranks with the same parameters holds with the planner's prediction."""
+    shape = read_shape(spec)
+    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
+    fullest = [rank for rank in result.ranks if rank.place.dp == rank.place.cp == 0]
+    assert len(fullest) == spec.parallel.tensor * spec.parallel.pipeline
+    for rank in result.ranks:
+        told, held = predicted[rank.place.pp, rank.place.tp], rank.memory
+        assert all(held[kind] <= getattr(told, kind) for kind in ("optimizer", "host", "disk"))
+    for rank in fullest:
+        told, held = predicted[rank.place.pp, rank.place.tp], rank.memory
+        assert (held["optimizer"], held["host"], held["disk"]) == (told.optimizer, told.host, told.disk)
+        if "parameters" in spec.parallel.offload:
+            assert held["parameters"] == 0, "none of them is on the device between two steps"
+        elif spec.parallel.zero <= 2:  # ZeRO-3 holds more of these while a step computes
+            assert held["parameters"] == told.parameters
+        if spec.reduce == "step":  # else a rank holds more of these
+            assert held["gradients"] == told.gradients
+
+
+def check_evaluations(result: Result, expected: Result) -> None:
+    """Compare the loss and the number of labels of every evaluation."""
+    for (step, loss, labels), (own, right, counted) in zip(result.evaluations, expected.evaluations, strict=True):
+        assert (step, labels) == (own, counted) and abs(loss - right) < EXACT

@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from token_files import write
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import find_files
 from hpc_mp.train.data import documents
 from hpc_mp.train.data.documents import TextPiece, pieces
-
-
-def write(path: Path, content: str | bytes = "text\n") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def read(*paths: Path) -> list[TextPiece]:
@@ -53,14 +48,14 @@ def test_odd_directory_names_are_taken_literally(tmp_path: Path, folder: str) ->
     ("nul\0.txt", "matches no file", "check the path"),
     ("x" * 300, "matches no file", "check the path"),
     ("folder", "is a directory", "folder/*.txt"),
-    ("a.parquet", "not built yet", ".jsonl"),
-    ("A.PARQUET", "not built yet", ".jsonl"),
+    ("a.parquet", "not supported yet", ".jsonl"),
+    ("A.PARQUET", "not supported yet", ".jsonl"),
     ("a.txt.gz", "compressed", "unpack"),
     ("a.so", "binary", "narrower pattern"),
     ("*.pyc", "binary", "narrower pattern"),
-    ("pipe", "not a regular file", "write its text into a file"),
-    ("gone.txt", "cannot be read (No such file or directory)", "mend the link"),
-    ("gone.t*", "cannot be read (No such file or directory)", "mend the link"),
+    ("pipe", "not a regular file", "write its text into a regular file"),
+    ("gone.txt", "cannot be read (No such file or directory)", "fix the link"),
+    ("gone.t*", "cannot be read (No such file or directory)", "fix the link"),
 ])
 def test_bad_patterns(tmp_path: Path, pattern: str, rule: str, remedy: str) -> None:
     for name in ("a.parquet", "A.PARQUET", "a.txt.gz", "a.so", "a.pyc"):

@@ -13,15 +13,36 @@ from typing import Any
 
 import pytest
 import torch
-from exact import EXACT, GPT2, GPTJ, LAYOUTS, LLAMA, MIXTRAL, OWN_ATTENTION, TIED, WHOLE_SAMPLES, WRONG
-from layouts import Result, job, layout, plain_model, run_engine, run_plain, start
+from engines import quiet, run_engine
+from exact import (
+    EXACT,
+    GPT2,
+    GPTJ,
+    HELD_OUT,
+    LAYOUTS,
+    LLAMA,
+    MIXTRAL,
+    ONE_STEP,
+    OWN_ATTENTION,
+    TIED,
+    WHOLE_SAMPLES,
+    WRONG,
+    Engine,
+    Plain,
+    Reference,
+    Trained,
+    cases,
+)
+from layouts import Result, job, layout, prepare, run_whole, trained_run
+from plain import plain_model
+from planting import frequencies_of_own_positions, planted, wrapped
 from ranks import run_ranks
 from token_files import words
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.rundir import RunDirectory, read_lines
-from hpc_mp.train.data import IGNORE, Samples, load_tokens
+from hpc_mp.rundir import read_lines
+from hpc_mp.train.data import IGNORE, Samples, prepare_job
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.engine import context, families, ring_attention
 from hpc_mp.train.engine.precision import StaysDouble
@@ -31,7 +52,7 @@ LENGTH = 24
 # Tokens of documents: single ones, one that is a sample, one that is two, some that begin and end inside samples; after seven
 # more the next round stands elsewhere in its samples.
 LENGTHS = (1, 1, 5, 17, 24, 48, 3, 1, 20, 2, 70, 23, 25, 7) * 9
-HELD_OUT = (9, 1, 40, 24, 1, 3)
+HELD_OUT_LENGTHS = (9, 1, 40, 24, 1, 3)
 
 
 def write_rows(path: Path, lengths: tuple[int, ...]) -> None:
@@ -49,33 +70,24 @@ def write_rows(path: Path, lengths: tuple[int, ...]) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("documents")
     write_rows(directory / "text.jsonl", LENGTHS)
-    write_rows(directory / "held-out.jsonl", HELD_OUT)
+    write_rows(directory / "held-out.jsonl", HELD_OUT_LENGTHS)
     words(directory / "words", ["?", *(f"w{number}" for number in range(300))])  # without a token that ends documents
     return directory
 
 
-Separate = Callable[..., tuple[Result, RunDirectory]]
+@pytest.fixture(scope="module")
+def separate(place: Path, trained: Trained) -> Engine:
+    """``separate(model, *overrides)``: the engine with separate documents; computed once."""
+    return lambda model, *overrides: trained(job(place, model, [*SEPARATE, *overrides]))
 
 
 @pytest.fixture(scope="module")
-def separate(place: Path) -> Separate:
-    """``separate(model, *overrides)``: a run with separate documents; computed once."""
+def expected(place: Path, separate: Engine, plain: Plain) -> Reference:
+    """``expected(model)``: the result of plain transformers with separate documents."""
 
-    @cache
-    def compute(model: str, *overrides: str) -> tuple[Result, RunDirectory]:
-        spec = job(place, model, [*SEPARATE, *overrides])
-        run = start(spec)
-        return run_engine(spec, run=run), run
-
-    return compute
-
-
-@pytest.fixture(scope="module")
-def plain(place: Path, separate: Separate) -> Callable[[str], Result]:
     @cache
     def compute(model: str) -> Result:
-        one, _ = separate(model)
-        found = run_plain(job(place, model, SEPARATE), documents=LENGTHS)
+        one, found = separate(model), plain(job(place, model, SEPARATE), documents=LENGTHS)
         assert found.losses[0] - found.losses[-1] > 1e-3, "the model must move, or nothing is shown"
         assert one.distance(found) < EXACT
         return found
@@ -105,30 +117,29 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize(("model", "name"), [
-    pytest.param(model, name, marks=() if (model, name) in QUICK else pytest.mark.prove)
-    for model in (GPT2, GPTJ, LLAMA, TIED, MIXTRAL, "qwen2") for name in LAID_OUT
+@pytest.mark.parametrize(("model", "name"), cases((
+    (model, name) for model in (GPT2, GPTJ, LLAMA, TIED, MIXTRAL, "qwen2") for name in LAID_OUT
     if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in OWN_ATTENTION and "selective" in name)
-    and (model == MIXTRAL or "ep2" not in name)])
+    and (model == MIXTRAL or "ep2" not in name)), QUICK))
 def test_separate_documents_equal_plain_transformers(
-    separate: Separate, plain: Callable[[str], Result], model: str, name: str,
+    separate: Engine, expected: Reference, model: str, name: str,
 ) -> None:
-    assert separate(model, *LAID_OUT[name])[0].distance(plain(model)) < EXACT
+    assert separate(model, *LAID_OUT[name]).distance(expected(model)) < EXACT
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("model", "name"), [
     (LLAMA, "cp4 ring"), (GPT2, "cp2 ulysses"), (MIXTRAL, "tp2"), (GPTJ, "pp2 1f1b M3"), (GPT2, "full"), (LLAMA, "selective")])
-def test_separate_documents_with_dropout_are_the_same_on_all_layouts(separate: Separate, model: str, name: str) -> None:
+def test_separate_documents_with_dropout_are_the_same_on_all_layouts(separate: Engine, model: str, name: str) -> None:
     drops = "train.dropout=0.2"
-    assert separate(model, drops, *LAID_OUT[name])[0].distance(separate(model, drops)[0]) < EXACT
+    assert separate(model, drops, *LAID_OUT[name]).distance(separate(model, drops)) < EXACT
 
 
-@pytest.mark.parametrize("name", ["pp2 1f1b M3", pytest.param("sp2 cp2 ring zero2", marks=pytest.mark.prove)])
-def test_16_bits_are_near(separate: Separate, name: str) -> None:
+@pytest.mark.parametrize("name", cases(("pp2 1f1b M3", "sp2 cp2 ring zero2"), ("pp2 1f1b M3",)))
+def test_16_bits_are_near(separate: Engine, name: str) -> None:
     """Masks have the format that computes."""
-    exact, _ = separate(LLAMA)
-    found, _ = separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"')
+    exact = separate(LLAMA)
+    found = separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"')
     assert found.losses == pytest.approx(exact.losses, abs=3e-3)
 
 
@@ -136,73 +147,42 @@ CHOSEN = [(f"{model} with longrope", name) for model in (LLAMA, "qwen2", MIXTRAL
           for name in ("24 microbatches", "pp2 24 microbatches", "cp2 ring", "cp2 ulysses")]
 
 
-@pytest.mark.parametrize(("model", "name"), [
-    pytest.param(model, name, marks=() if (model, name) in (CHOSEN[0], CHOSEN[-2]) else pytest.mark.prove)
-    for model, name in CHOSEN])
+@pytest.mark.parametrize(("model", "name"), cases(CHOSEN, (CHOSEN[0], CHOSEN[-2])))
 def test_short_documents_get_the_frequencies_of_whole_samples(
-    separate: Separate, plain: Callable[[str], Result], model: str, name: str,
+    separate: Engine, expected: Reference, model: str, name: str,
 ) -> None:
     """A step has documents of whole samples, by which transformers chooses; most microbatches have none."""
-    found, _ = separate(model, *LAID_OUT.get(name) or layout(pipeline=2 if "pp2" in name else 1, microbatches=24))
-    assert found.distance(plain(model)) < EXACT
+    found = separate(model, *LAID_OUT.get(name) or layout(pipeline=2 if "pp2" in name else 1, microbatches=24))
+    assert found.distance(expected(model)) < EXACT
 
 
-def positions_that_run_on() -> None:
-    restarted = families.restarted
-    families.restarted = lambda positions, begins: restarted(positions, None)  # type: ignore[attr-defined]
+positions_that_run_on = wrapped(families, "restarted", lambda restarted: lambda positions, begins: restarted(positions, None))
+# Rotary positions count by their differences alone, so that it is all the same to attention where a document begins; two tokens
+# at a place are seen.
+positions_that_stand_still = wrapped(families, "restarted", lambda restarted: lambda positions, begins: restarted(
+    positions, begins) // 2)
 
 
-def positions_that_stand_still() -> None:
-    """Rotary positions count by their differences alone, so that it is all the same to attention where a document begins; two
-    tokens at a place are seen."""
-    restarted = families.restarted
-    families.restarted = lambda positions, begins: restarted(positions, begins) // 2  # type: ignore[attr-defined]
+# The first token of a document is seen by none but itself.
+begins_one_too_far = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
+    seen(begins, window, positions) + 1, positions))
+no_mask = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: None)
+a_ring_without_documents = wrapped(context, "ring_attention", lambda ring: lambda *given: ring(*given[:-1]))
 
 
-def no_mask() -> None:
-    families.first_seen = lambda begins, window, positions: None  # type: ignore[attr-defined]
+@planted(TokenRows, "_counts")
+def labels_of_other_documents(counts: Any, rows: TokenRows, first: int, length: int) -> Any:
+    apart, rows._documents = rows._documents, None
+    try:
+        return counts(rows, first, length)
+    finally:
+        rows._documents = apart
 
 
-def begins_one_too_far() -> None:
-    """The first token of a document is seen by none but itself."""
-    first_seen = families.first_seen
-
-    def later(begins: torch.Tensor, window: int | None, positions: torch.Tensor) -> Any:
-        return torch.minimum(first_seen(begins, window, positions) + 1, positions)
-
-    families.first_seen = later  # type: ignore[attr-defined]
-
-
-def labels_of_other_documents() -> None:
-    counts = TokenRows._counts
-
-    def joined(self: TokenRows, first: int, length: int) -> Any:
-        apart, self._documents = self._documents, None
-        try:
-            return counts(self, first, length)
-        finally:
-            self._documents = apart
-
-    TokenRows._counts = joined  # type: ignore[method-assign]
-
-
-def a_ring_without_documents() -> None:
-    ring = ring_attention.ring_attention
-    context.ring_attention = lambda *given: ring(*given[:-1])  # type: ignore[attr-defined]
-
-
-def a_ring_that_masks_its_own_part_alone() -> None:
-    scores = ring_attention._scores
-
-    def diagonal(queries: Any, key: Any, block: Any, ring: Any) -> Any:
-        return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
-            ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
-
-    ring_attention._scores = diagonal
-
-
-def frequencies_of_own_positions() -> None:
-    families._behind_the_last = lambda places, length: torch.cat((places[:, :1], places), 1)
+@planted(ring_attention, "_scores")
+def a_ring_that_masks_its_own_part_alone(scores: Any, queries: Any, key: Any, block: Any, ring: Any) -> Any:
+    return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
+        ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
 
 
 CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {
@@ -221,16 +201,15 @@ QUICK_CONTROLS = {"positions do not restart (learned)", "no mask", "labels acros
                   "a ring sees other ranks' documents"}
 
 
-@pytest.mark.parametrize("control", [
-    pytest.param(name, marks=() if name in QUICK_CONTROLS else pytest.mark.prove) for name in CONTROLS])
-def test_what_is_wrong_is_seen(place: Path, plain: Callable[[str], Result], control: str) -> None:
+@pytest.mark.parametrize("control", cases(CONTROLS, QUICK_CONTROLS))
+def test_what_is_wrong_is_seen(place: Path, plain: Plain, control: str) -> None:
     model, name, sabotage = CONTROLS[control]
-    spec = job(place, model, [*SEPARATE, *LAID_OUT[name]])
-    assert run_engine(spec, before=sabotage).distance(plain(model)) > WRONG
+    broken = run_engine(job(place, model, [*SEPARATE, *LAID_OUT[name], ONE_STEP]), before=sabotage)
+    assert broken.distance(plain(job(place, model, [*SEPARATE, ONE_STEP]), documents=LENGTHS)) > WRONG
 
 
-def test_joined_documents_are_another_training(place: Path, plain: Callable[[str], Result]) -> None:
-    assert run_engine(job(place, GPT2, SEPARATE[1:])).distance(plain(GPT2)) > WRONG
+def test_joined_documents_are_another_training(place: Path, trained: Trained, expected: Reference) -> None:
+    assert trained(job(place, GPT2, SEPARATE[1:])).distance(expected(GPT2)) > WRONG
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------
@@ -256,12 +235,12 @@ def alone(spec: JobSpec, checkpoint: Path) -> float:
     return float(total) / count
 
 
-@pytest.mark.parametrize(("model", "name"), [
-    (MIXTRAL, "pp2 1f1b M3"), *(pytest.param(model, name, marks=pytest.mark.prove) for model, name in (
-        (GPT2, "cp2 ring"), (LLAMA, "cp2 ulysses"), (GPTJ, "tp2"), (LLAMA, "tp2 pp2 dp2 zero3")))])
-def test_an_evaluation_equals_documents_by_themselves(place: Path, separate: Separate, model: str, name: str) -> None:
-    keys = 'evaluate.files=["held-out.jsonl"]', "train.steps=1"
-    _, run = separate(model, *keys, *LAID_OUT[name])
+@pytest.mark.parametrize(("model", "name"), cases(
+    ((MIXTRAL, "pp2 1f1b M3"), (GPT2, "cp2 ring"), (LLAMA, "cp2 ulysses"), (GPTJ, "tp2"), (LLAMA, "tp2 pp2 dp2 zero3")),
+    ((MIXTRAL, "pp2 1f1b M3"),)))
+def test_an_evaluation_equals_documents_by_themselves(place: Path, model: str, name: str) -> None:
+    spec = job(place, model, [*SEPARATE, *HELD_OUT, ONE_STEP, *LAID_OUT[name]])
+    run = trained_run(spec)
     (line,) = read_lines(run.evaluations)
     (found,) = run_ranks(1, alone, job(place, model, SEPARATE), run.checkpoint(1))
     assert line["loss"] == pytest.approx(found, abs=EXACT, rel=0)
@@ -269,16 +248,10 @@ def test_an_evaluation_equals_documents_by_themselves(place: Path, separate: Sep
 
 # --- samples ---------------------------------------------------------------------------------------------------------
 
-def samples_of(place: Path, run: RunDirectory, documents: str) -> Samples:
-    metas = (place / "runs" / ".cache").glob("tokens-*/meta.json")
-    tokens = next(path.parent for path in metas if "/text.jsonl" in path.read_text())
-    return Samples(load_tokens(tokens), LENGTH, 7, documents)
-
-
-def test_samples_are_what_the_rows_of_a_file_say(place: Path, separate: Separate) -> None:
+def test_samples_are_what_the_rows_of_a_file_say(place: Path) -> None:
     """Ids, labels and where documents begin, of a whole epoch, from the words of the file."""
-    _, run = separate(GPT2)
-    joined, apart = (samples_of(place, run, each) for each in ("joined", "separate"))
+    tokens_of = prepare_job(job(place, GPT2, SEPARATE), 307, place / "cache", quiet)
+    joined, apart = (Samples(tokens_of, LENGTH, 7, each) for each in ("joined", "separate"))
     rows = [json.loads(line) for line in (place / "text.jsonl").read_text().splitlines()]
     texts = [[*((word, False) for word in row.get("prompt", "").split()),
               *((word, True) for key in ("text", "completion") for word in row.get(key, "").split())] for row in rows]
@@ -308,22 +281,14 @@ def test_a_run_keeps_what_it_began_with(place: Path) -> None:
     """Its own checkpoint is refused; another run may begin with it, and says what is different."""
     more = ("train.steps=1", "checkpoint.every=1")
     spec = job(place, GPT2, [*SEPARATE, *more])
-    run = start(spec)
-    run_engine(spec, run=run)
+    run = trained_run(spec)
     changed = job(place, GPT2, [SEPARATE[1], "train.steps=2"])
-    with pytest.raises(AssertionError, match="was trained with documents = 'separate', and this job has 'joined'"):
-        run_engine_again(changed, run)
+    prepare(changed, run)
+    with pytest.raises(AssertionError, match="was trained with documents = 'separate', but this job has 'joined'"):
+        run_whole(changed, run=run)
     other = job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"'])
-    begun = start(other)
-    run_engine(other, run=begun)
+    begun = trained_run(other)
     assert "documents were separate there, and are joined from now on" in begun.main_log.read_text()
-
-
-def run_engine_again(spec: JobSpec, run: RunDirectory) -> Result:
-    from hpc_mp.job import dump_job
-
-    run.job.write_text(dump_job(spec))
-    return run_engine(spec, run=run)
 
 
 def test_another_word_is_refused(place: Path) -> None:

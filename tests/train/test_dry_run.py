@@ -307,8 +307,9 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    (["--dry-run", "--rank", "1"], "the job has the ranks 0 to 0"), (["--rank", "1"], "Add --dry-run"),
-    (["--json"], "Add --dry-run"), (["--set", "train.steps=1"], "Add --dry-run"),
+    (["--dry-run", "--rank", "1"], "must be 0 to 0 in this job"), (["--rank", "1"], "Add --dry-run"),
+    (["--json"], "^--json: .*Add --dry-run"), (["--set", "train.steps=1"], "Add --dry-run"),
+    (["--profile", "--dry-run"], "^--profile: "), (["--profile", "--rank", "1"], "^--rank: "),
 ])
 def test_what_cannot_be_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
     job(tmp_path, "gpt2")

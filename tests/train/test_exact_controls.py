@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from exact import LAYOUTS, WRONG, Engine, Reference
-from layouts import job, run_engine
+from engines import run_engine
+from exact import LAYOUTS, ONE_STEP, WRONG, Engine, Plain, cases
+from layouts import job
+from planting import frequencies_of_own_positions, planted, wrapped
 
 from hpc_mp.layout.schedule import of_job
 from hpc_mp.train.engine import (
@@ -33,121 +35,88 @@ from hpc_mp.train.engine import (
 from hpc_mp.train.engine.engine import _LabelCount
 
 
-def unsummed_tensor_gradient() -> None:
-    projection._Enter.backward = staticmethod(lambda ctx, gradient: (gradient, None))
+def nothing_sent(*_: object) -> collectives.Running:
+    """A reduction that is over at once."""
+    return collectives.Running()
 
 
-def unsummed_router_gradient() -> None:
-    """Every tensor rank trains its router with its own share of the experts' outputs."""
-    projection.TensorAxis.shares = lambda self, slot: groups.Axis()
+def own_axis(*_: object) -> groups.Axis:
+    return groups.Axis()
 
 
-def expert_of_another() -> None:
-    """Two experts get each other's tokens, and their outputs come back to the right ones."""
-    dispatch = experts.dispatch
-    experts.dispatch = lambda index, *more: dispatch(torch.where(index < 2, 1 - index, index), *more)
+# Every tensor rank trains its router with its own share of the experts' outputs, or its key-value heads with its own queries.
+own_share_alone = wrapped(projection.TensorAxis, "shares", lambda shares: own_axis)
+# Two experts get each other's tokens, and their outputs come back to the right ones.
+expert_of_another = wrapped(experts, "dispatch", lambda dispatch: lambda index, *more: dispatch(
+    torch.where(index < 2, 1 - index, index), *more))
+forgotten_choice = wrapped(experts.Dispatch, "tokens", lambda tokens: lambda self, rows, weights: tokens(
+    self, rows, weights.mean(1, keepdim=True).expand_as(weights)))
+unseen_window = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: begins)
+window_off_by_one = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: seen(
+    begins, window + 1, positions))
+# Every tensor rank drops attention weights as if its heads were the first ones.
+cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows: init(
+    self, p, site, clock, rows - rows.min() if site.startswith("attention.") else rows))
+unsummed_tensor_gradient = wrapped(projection._Enter, "backward", lambda backward: staticmethod(
+    lambda ctx, gradient: (gradient, None)))
+unsummed_tensor_output = wrapped(projection, "all_reduce", lambda reduce: nothing_sent)
+# Norms and row biases keep the gradient of this rank's tokens.
+unsummed_shares_of_tokens = wrapped(sequence.SequenceAxis, "shares", lambda shares: projection.TensorAxis.shares)
+# A W forgets what its I has put off.
+lost_weight_gradients = wrapped(projection.WeightGradients, "take", lambda take: lambda self: (
+    self._waiting.clear(), projection.WeightGradients())[1])
+doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, work: train(
+    self, replace(work, loss_scale=lambda: 2 * work.loss_scale())))
+untied_gradients = wrapped(data_axis.DataAxis, "finish", lambda finish: lambda self, shared: finish(self, {}))
+unsummed_replicas = wrapped(gradients, "all_reduce", lambda reduce: nothing_sent)
+unsummed_shards = wrapped(gradients, "reduce_scatter", lambda reduce: nothing_sent)
+# ZeRO-3 forgets to give whole parameters back, and so never asks for new ones.
+kept_gathered = wrapped(data_axis.Unit, "release", lambda release: lambda self: None)
+# Gradients begin anew with every backward whose REDUCE comes.
+forgotten_sums = wrapped(gradients.UnitGradient, "announce", lambda announce: lambda self: (self.begin(), announce(self))[1])
+# Each microbatch's own mean, averaged, as many trainers did until 2024: of the global batch, all labels that there are.
+mean_of_means = wrapped(_LabelCount, "all", lambda every: lambda self: torch.full_like(self._own, 24.0 * 24))
+shifted_positions = wrapped(groups.Groups, "data_rank", lambda slot: property(lambda self: 0, lambda self, value: None))
+# Each rank of a ring leaves the last part out.
+forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring, turn, tokens: (
+    iter(()) if turn == ring.axis.size - 1 else blocks(ring, turn, tokens)))
+one_way_exchange = wrapped(context._AllToAll, "backward", lambda backward: staticmethod(lambda ctx, gradient: (gradient, None)))
+# Every context rank counts the labels of whole samples.
+labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lambda self, own, mine, device: init(
+    self, own, replace(mine, context=groups.Axis()), device))
 
 
-def forgotten_choice() -> None:
-    tokens = experts.Dispatch.tokens
-    experts.Dispatch.tokens = lambda self, rows, weights: tokens(self, rows, weights.mean(1, keepdim=True).expand_as(weights))
+def positions_from_zero() -> None:
+    """Take the tokens of every context rank for the first ones of their sample."""
+    section.StageSection.positions = property(
+        lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
 
 
-def unseen_window() -> None:
-    families.first_seen = lambda begins, window, positions: begins
-
-
-def window_off_by_one() -> None:
-    first_seen = families.first_seen
-    families.first_seen = lambda begins, window, positions: first_seen(begins, window + 1, positions)
-
-
-def cut_heads_all_alike() -> None:
-    """Every tensor rank drops attention weights as if its heads were the first ones."""
-    init = dropout.HashDropout.__init__
-    dropout.HashDropout.__init__ = lambda self, p, site, clock, rows: init(self, p, site, clock, (
-        rows - rows.min() if site.startswith("attention.") else rows))
-
-
-def unsummed_tensor_output() -> None:
-    projection.all_reduce = lambda values, axis: collectives.Running()
-
-
-def unsummed_shares_of_tokens() -> None:
-    """Norms and row biases keep the gradient of this rank's tokens."""
-    sequence.SequenceAxis.shares = projection.TensorAxis.shares
-
-
-def unsummed_kv_heads() -> None:
-    projection.TensorAxis.shares = lambda self, slot: groups.Axis()
-
-
-def lost_weight_gradients() -> None:
-    """A W that forgets what its I has put off."""
-    projection.WeightGradients.take = lambda self: (self._waiting.clear(), projection.WeightGradients())[1]
-
-
-def doubled_loss_scale() -> None:
-    train = pipeline.Pipeline.train
-    pipeline.Pipeline.train = lambda self, work: train(self, replace(work, loss_scale=lambda: 2 * work.loss_scale()))
-
-
-def untied_gradients() -> None:
-    finish = data_axis.DataAxis.finish
-    data_axis.DataAxis.finish = lambda self, shared: finish(self, {})
-
-
-def unsummed_replicas() -> None:
-    gradients.all_reduce = lambda values, axis: collectives.Running()
-
-
-def unsummed_shards() -> None:
-    gradients.reduce_scatter = lambda into, whole, axis: collectives.Running()
-
-
-def averaged_shards() -> None:
-    finish = data_axis.DataAxis.finish
-
-    def averaged(self: data_axis.DataAxis, shared: object) -> None:
-        finish(self, shared)
-        for unit in self.units.values():
-            unit.gradient.part.div_(unit.shard.size)
-
-    data_axis.DataAxis.finish = averaged
+@planted(data_axis.DataAxis, "finish")
+def averaged_shards(finish: Any, axis: data_axis.DataAxis, shared: object) -> None:
+    finish(axis, shared)
+    for unit in axis.units.values():
+        unit.gradient.part.div_(unit.shard.size)
 
 
 def stale_parameters() -> None:
     """Ranks compute on with the parameters that others have updated since."""
-    publish, calls = data_axis.Unit.publish, []
+    calls: list[data_axis.Unit] = []
 
-    def sometimes(self: data_axis.Unit) -> None:
-        calls.append(self)
-        if calls.count(self) != 2:
-            publish(self)
+    @planted(data_axis.Unit, "publish")
+    def sometimes(publish: Any, unit: data_axis.Unit) -> None:
+        calls.append(unit)
+        if calls.count(unit) != 2:
+            publish(unit)
 
-    data_axis.Unit.publish = sometimes
-
-
-def kept_gathered() -> None:
-    """ZeRO-3 that forgets to give whole parameters back, and so never asks for new ones."""
-    data_axis.Unit.release = lambda self: None
+    sometimes()
 
 
-def early_reduction() -> None:
+@planted(data_axis.DataAxis, "begin")
+def early_reduction(begin: Any, axis: data_axis.DataAxis) -> None:
     """A unit that two stages of a rank have is summed after the first of them."""
-    begin = data_axis.DataAxis.begin
-
-    def soon(self: data_axis.DataAxis) -> None:
-        begin(self)
-        self._waiting = dict.fromkeys(self._waiting, 1)
-
-    data_axis.DataAxis.begin = soon
-
-
-def forgotten_sums() -> None:
-    """Gradients that begin anew with every backward whose REDUCE comes."""
-    announce = gradients.UnitGradient.announce
-    gradients.UnitGradient.announce = lambda self: (self.begin(), announce(self))[1]
+    begin(axis)
+    axis._waiting = dict.fromkeys(axis._waiting, 1)
 
 
 def early_sums() -> None:
@@ -160,131 +129,77 @@ def early_sums() -> None:
         self, layouts, stages, reductions, groups, zero, True, *rest)
 
 
-def mean_of_means() -> None:
-    """Each microbatch's own mean, averaged: what many trainers did until 2024."""
-    _LabelCount.all = lambda self: torch.full_like(self._own, 24.0 * 24)  # of the global batch, all that there are
+@planted(pipeline.Pipeline, "_differentiate")
+def forgotten_microbatch(differentiate: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
+    kept = step.work
+    if action.microbatch == 0:
+        step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
+    differentiate(line, step, action)
+    step.work = kept
 
 
-def forgotten_microbatch() -> None:
-    differentiate = pipeline.Pipeline._differentiate
-
-    def skip(self: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
-        kept = step.work
-        if action.microbatch == 0:
-            step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
-        differentiate(self, step, action)
-        step.work = kept
-
-    pipeline.Pipeline._differentiate = skip
+@planted(optimizer.Optimizer, "__init__")
+def norm_counts_copies(original: Any, made: optimizer.Optimizer, *given: Any) -> None:
+    original(made, *given)
+    made.weights.fill_(1.0)
 
 
-def shifted_positions() -> None:
-    groups.Groups.data_rank = property(lambda self: 0, lambda self, value: None)
-
-
-def norm_counts_copies() -> None:
-    original = optimizer.Optimizer.__init__
-
-    def all_counted(self: optimizer.Optimizer, *given: Any) -> None:
-        original(self, *given)
-        self.weights.fill_(1.0)
-
-    optimizer.Optimizer.__init__ = all_counted
-
-
-def forgotten_block() -> None:
-    """A ring of which each rank leaves the last part out."""
-    blocks = ring_attention._blocks
-    ring_attention._blocks = lambda ring, turn, tokens: iter(()) if turn == ring.axis.size - 1 else blocks(ring, turn, tokens)
-
-
-def one_way_exchange() -> None:
-    context._AllToAll.backward = staticmethod(lambda ctx, gradient: (gradient, None))
-
-
-def labels_counted_by_all() -> None:
-    """Every context rank counts the labels of whole samples."""
-    count = engine._LabelCount.__init__
-    alone = groups.Axis()
-    engine._LabelCount.__init__ = lambda self, own, mine, device: count(self, own, replace(mine, context=alone), device)
-
-
-def positions_from_zero() -> None:
-    """Every context rank takes its tokens for the first ones of their sample."""
-    section.StageSection.positions = property(
-        lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
-
-
-def frequencies_of_own_positions() -> None:
-    """Every rank chooses by the positions that it has, as transformers does by itself."""
-    families._behind_the_last = lambda places, length: torch.cat((places[:, :1], places), 1)
-
-
-CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {
+Control = tuple[str, Callable[[], None], str]  # a layout, what is broken, a model
+QUICK: dict[str, Control] = {  # one of each kind in ``make test``; the others are proofs
     "tensor: gradient of a shared input is not summed": ("tp2", unsummed_tensor_gradient, "llama"),
-    "tensor: row outputs are not summed": ("tp4", unsummed_tensor_output, "gpt2"),
     "tensor: whole parameters counted twice in the norm": ("tp2", norm_counts_copies, "llama"),
-    "tensor: shared key-value heads are not summed": ("tp4", unsummed_kv_heads, "llama with two key-value heads"),
+    "tensor: shared key-value heads are not summed": ("tp4", own_share_alone, "llama with two key-value heads"),
     "sequence: norms are not summed": ("sp2", unsummed_shares_of_tokens, "llama"),
+    "experts: the router's gradient is not summed": ("tp2", own_share_alone, "mixtral"),
+    "window: one token more is seen": ("dp2 zero3", window_off_by_one, "mixtral"),
+    "pipeline: a microbatch is forgotten": ("pp2 1f1b M3", forgotten_microbatch, "gpt2"),
+    "pipeline: tied gradients are not summed": ("pp2 1f1b M2", untied_gradients, "gpt2"),
+    "zero 0: replicas are not summed": ("dp2 zero0", unsummed_replicas, "gpt2"),
+    "pipeline: weight gradients put off are lost": ("pp2 zero_bubble M3", lost_weight_gradients, "llama"),
+    "zero 1: parameters are not handed on": ("dp2 zero1", stale_parameters, "gpt2"),
+    "zero 3 once: the last microbatch alone is summed": ("dp2 zero3 once", forgotten_sums, "llama"),
+    "zero 2: shards are not summed": ("dp4 zero2", unsummed_shards, "llama"),
+    "zero 3: parameters are not gathered anew": ("dp2 zero3", kept_gathered, "llama"),
+    "replicas train the same samples": ("dp2 zero1", shifted_positions, "gpt2"),
+    "context: a ring forgets a block": ("cp4 ring", forgotten_block, "llama-tied"),
+    "context: labels are counted by every rank": ("dp2 cp2 zero1 shard2", labels_counted_by_all, "llama-tied"),
+    "context: frequencies of a rank's own positions (ring)": ("cp2 ring", frequencies_of_own_positions, "llama with longrope"),
+    "ignored labels are counted": ("tp2 pp2 dp2 zero1", mean_of_means, "llama"),
+}
+CONTROLS: dict[str, Control] = QUICK | {
+    "tensor: row outputs are not summed": ("tp4", unsummed_tensor_output, "gpt2"),
     "sequence: norms and row biases are not summed (zero 3)": ("sp2 dp2 zero3", unsummed_shares_of_tokens, "gpt2"),
-    "experts: the router's gradient is not summed": ("tp2", unsummed_router_gradient, "mixtral"),
     "experts: two are taken for each other": ("dp2 zero3", expert_of_another, "mixtral"),
     "experts: choices count alike": ("dp2 zero3", forgotten_choice, "mixtral"),
     "window: all earlier tokens are seen": ("pp2 layers 1+4", unseen_window, "mixtral"),
-    "window: one token more is seen": ("dp2 zero3", window_off_by_one, "mixtral"),
-    "pipeline: a microbatch is forgotten": ("pp2 1f1b M3", forgotten_microbatch, "gpt2"),
     "pipeline: gpipe, a microbatch is forgotten": ("pp4 gpipe M6", forgotten_microbatch, "llama"),
-    "pipeline: tied gradients are not summed": ("pp2 1f1b M2", untied_gradients, "gpt2"),
     "pipeline: tied gradients are not summed (llama)": ("pp4 1f1b M4", untied_gradients, "llama-tied"),
     "stages without layers: tied gradients are not summed": ("pp3 dp2 zero1 layers 0+5+0", untied_gradients, "gpt2"),
     "stages without layers: parameters are not gathered anew": ("pp3 dp2 zero3 layers 0+5+0", kept_gathered, "llama"),
     "stages without layers: shards are averaged": ("pp2 dp2 zero3 zero_bubble_v layers 0+2+3+0", averaged_shards, "llama"),
-    "zero 0: replicas are not summed": ("dp2 zero0", unsummed_replicas, "gpt2"),
-    "pipeline: weight gradients put off are lost": ("pp2 zero_bubble M3", lost_weight_gradients, "llama"),
     "pipeline: a tied weight of two stages is summed too early": ("tp2 pp2 dp2 zero1 zero_bubble_v", early_reduction, "gpt2"),
     "zero 1: shards are averaged": ("dp2 zero1", averaged_shards, "gpt2"),
-    "zero 1: parameters are not handed on": ("dp2 zero1", stale_parameters, "gpt2"),
-    "zero 3 once: the last microbatch alone is summed": ("dp2 zero3 once", forgotten_sums, "llama"),
     "zero 2 once: each microbatch's sums are added up": ("pp2 dp2 zero2 zero_bubble once", early_sums, "llama"),
-    "zero 2: shards are not summed": ("dp4 zero2", unsummed_shards, "llama"),
     "zero 3: shards are averaged": ("dp2 zero3", averaged_shards, "llama"),
-    "zero 3: parameters are not gathered anew": ("dp2 zero3", kept_gathered, "llama"),
     "shard degree: replicas are not summed": ("dp4 zero1 shard2", unsummed_replicas, "gpt2"),
-    "replicas train the same samples": ("dp2 zero1", shifted_positions, "gpt2"),
-    "context: a ring forgets a block": ("cp4 ring", forgotten_block, "llama-tied"),
     "context: gradients are not exchanged": ("cp2 ulysses", one_way_exchange, "gpt2"),
-    "context: labels are counted by every rank": ("dp2 cp2 zero1 shard2", labels_counted_by_all, "llama-tied"),
     "context: positions begin anew on every rank": ("cp2 ulysses", positions_from_zero, "gpt2"),
     "context: positions of a ring are not those of its chunks": ("cp2 ring", positions_from_zero, "qwen2"),
-    "context: frequencies of a rank's own positions (ring)": ("cp2 ring", frequencies_of_own_positions, "llama with longrope"),
     "context: frequencies of a rank's own positions": ("cp2 ulysses", frequencies_of_own_positions, "mixtral with longrope"),
-    "ignored labels are counted": ("tp2 pp2 dp2 zero1", mean_of_means, "llama"),
     "gradient scale is doubled": ("tp2 pp2 dp2 zero3", doubled_loss_scale, "gpt2"),
 }
+LATER = (stale_parameters, kept_gathered)  # a step after the first shows them
 
 
-# One of each kind in ``make test``; the others are proofs.
-QUICK = {
-    "tensor: gradient of a shared input is not summed", "tensor: whole parameters counted twice in the norm",
-    "tensor: shared key-value heads are not summed", "sequence: norms are not summed",
-    "experts: the router's gradient is not summed",
-    "window: one token more is seen", "pipeline: a microbatch is forgotten", "pipeline: tied gradients are not summed",
-    "pipeline: weight gradients put off are lost", "zero 0: replicas are not summed", "zero 1: parameters are not handed on",
-    "zero 3 once: the last microbatch alone is summed", "zero 2: shards are not summed",
-    "zero 3: parameters are not gathered anew", "replicas train the same samples",
-    "context: frequencies of a rank's own positions (ring)",
-    "context: a ring forgets a block", "context: labels are counted by every rank", "ignored labels are counted",
-}
-assert CONTROLS.keys() >= QUICK
-
-
-@pytest.mark.parametrize("control", [pytest.param(name, marks=() if name in QUICK else pytest.mark.prove) for name in CONTROLS])
-def test_a_broken_layout_is_seen(place: Path, reference: Reference, control: str) -> None:
+@pytest.mark.parametrize("control", cases(CONTROLS, QUICK))
+def test_a_broken_layout_is_seen(place: Path, plain: Plain, control: str) -> None:
     name, sabotage, model = CONTROLS[control]
-    assert run_engine(job(place, model, LAYOUTS[name]), before=sabotage).distance(reference(model)) > WRONG
+    steps = [] if sabotage in LATER else [ONE_STEP]
+    broken = run_engine(job(place, model, [*LAYOUTS[name], *steps]), before=sabotage)
+    assert broken.distance(plain(job(place, model, steps))) > WRONG
 
 
 def test_masks_of_other_heads_are_seen(place: Path, engine: Engine) -> None:
-    one, _ = engine("gptj", "train.dropout=0.2")
-    spec = job(place, "gptj", ["train.dropout=0.2", *LAYOUTS["tp2"]])
+    one = engine("gptj", "train.dropout=0.2", ONE_STEP)
+    spec = job(place, "gptj", ["train.dropout=0.2", *LAYOUTS["tp2"], ONE_STEP])
     assert run_engine(spec, before=cut_heads_all_alike).distance(one) > WRONG

@@ -1,33 +1,33 @@
-"""Experts that ranks share out, and the losses of routers: every layout equals one process, in fp64 to 1e-12."""
+"""Experts that ranks share out, the losses of routers, and experts with a capacity: every layout equals one process, in fp64 to
+1e-12, and drops what one process drops."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exact import EXACT, EXPERT, LAYOUTS, MIXTRAL, WRONG, Engine, Reference, pairs
-from layouts import Result, job, layout, relaunch, run_engine, run_plain, start
+import torch.distributed as dist
+from engines import run_engine
+from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_state
+from hypothesis import given
+from hypothesis import strategies as st
+from layouts import job, layout, relaunch, trained_run
+from planting import planted, wrapped
 from ranks import run_ranks
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import check_layout, expert_cut, read_shape, stage_layers
-from hpc_mp.planner.memory import state_bytes, units_of
-from hpc_mp.rundir import read_json, read_lines
+from hpc_mp.layout.models import check_layout, expert_capacity, expert_cut, read_shape
+from hpc_mp.planner.memory import units_of
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.engine import expert_axis, gradients, groups, router_loss
+from hpc_mp.train.engine import capacity, expert_axis, gradients, groups, router_loss
+from hpc_mp.train.engine.collectives import Running
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
-
-QUICK = ("ep2 zero0", "ep2 dp4 zero3 shard2", "tp2 ep2 zero2", "pp2 ep2 zero_bubble")
-
-
-@pairs(EXPERT, (MIXTRAL,), dict.fromkeys(QUICK, (MIXTRAL,)))
-def test_shared_out_experts_equal_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
-
 
 MANY = "mixtral with one choice of many experts"
 WHOLE = "mixtral without groups or window"
@@ -39,11 +39,10 @@ MORE: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["ep2 cp2", *(
-    pytest.param(name, marks=pytest.mark.prove) for name in ("ep4 dp4 zero3", "ep4 tp2 zero1", "ep2 cp2 dp2 zero3"))])
+@pytest.mark.parametrize("name", cases(MORE, ("ep2 cp2",)))
 def test_one_choice_of_many_and_cut_sequences(engine: Engine, reference: Reference, name: str) -> None:
     model, overrides = MORE[name]
-    assert engine(model, *overrides)[0].distance(reference(model)) < EXACT
+    assert engine(model, *overrides).distance(reference(model)) < EXACT
 
 
 # --- losses of routers -----------------------------------------------------------------------------------------------
@@ -58,60 +57,34 @@ ROUTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def plain(place: Path, engine: Engine) -> Callable[[str], Result]:
-    """One process of plain transformers with the same losses."""
-    found: dict[str, Result] = {}
-
-    def compute(model: str) -> Result:
-        if model not in found:
-            engine(model)  # fills the token cache
-            found[model] = run_plain(job(place, model, LOSSES))
-        return found[model]
-
-    return compute
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in (
-    "ep2 zero3", "sp2 whole") else pytest.mark.prove) for name in ROUTED])
-def test_losses_of_routers_equal_those_of_plain_transformers(engine: Engine, plain: Callable[[str], Result], name: str) -> None:
+@pytest.mark.parametrize("name", cases(ROUTED, ("ep2 zero3", "sp2 whole")))
+def test_losses_of_routers_equal_those_of_plain_transformers(place: Path, engine: Engine, plain: Plain, name: str) -> None:
     model = WHOLE if name.startswith("cp") else MIXTRAL
-    result, run = engine(model, *LOSSES, *ROUTED[name])
-    assert result.distance(plain(model)) < EXACT
-    _, own = engine(model, *LOSSES)
-    assert [line["router_loss"] for line in read_lines(run.metrics)] == pytest.approx(
-        [line["router_loss"] for line in read_lines(own.metrics)], rel=1e-12)
-    assert result.distance(engine(model)[0]) > WRONG, "they must change what is trained"
+    result, expected = engine(model, *LOSSES, *ROUTED[name]), plain(job(place, model, LOSSES))
+    assert result.distance(expected) < EXACT
+    assert result.routers == pytest.approx(expected.routers, rel=1e-12)
+    assert result.distance(engine(model)) > WRONG, "they must change what is trained"
 
 
 def test_an_even_choice_has_a_balance_of_one_in_each_layer(engine: Engine) -> None:
-    _, run = engine(MIXTRAL, "train.router_balance=1.0")
-    first = read_lines(run.metrics)[0]["router_loss"] / 5
+    first = engine(MIXTRAL, "train.router_balance=1.0").routers[0] / 5
     assert 1.0 < first < 1.05, "small random weights choose almost evenly"
 
 
 def test_fp16_scales_the_losses_of_routers_too(place: Path, engine: Engine) -> None:
     """With another loss scale the same is trained, up to rounding."""
     common = ['train.precision="fp16"', *LOSSES, "train.eps=1.0"]
-    small, large = (engine(MIXTRAL, *common, f"train.loss_scale={{ initial = {scale}, window = 0 }}")[0] for scale in (1, 1024))
+    small, large = (engine(MIXTRAL, *common, f"train.loss_scale={{ initial = {scale}, window = 0 }}") for scale in (1, 1024))
     assert abs(small.norms[0] - large.norms[0]) < 1e-2 * small.norms[0]
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ep2 zero0", *(
-    pytest.param(name, marks=pytest.mark.prove)
-    for name in ("ep2 dp4 zero1", "ep2 zero1", "ep2 dp4 zero1 shard2", "ep2 dp4 zero3 shard2"))])
+@pytest.mark.parametrize("name", cases(
+    ("ep2 zero0", "ep2 dp4 zero1", "ep2 zero1", "ep2 dp4 zero1 shard2", "ep2 dp4 zero3 shard2"), ("ep2 zero0",)))
 def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, name: str) -> None:
-    spec = job(place, MIXTRAL, LAYOUTS[name])
-    _, run = engine(MIXTRAL, *LAYOUTS[name])
-    shape = read_shape(spec)
-    fullest = state_bytes(shape, spec, stage_layers(spec, shape))[0, 0]
-    held = read_json(run.trace(0))["memory"]
-    assert held["optimizer"] == fullest.optimizer
-    if spec.parallel.zero <= 1:
-        assert (held["parameters"], held["gradients"]) == (fullest.parameters, fullest.gradients)
+    check_state(job(place, MIXTRAL, LAYOUTS[name]), engine(MIXTRAL, *LAYOUTS[name]))
 
 
 @pytest.mark.parametrize(("overrides", "sizes", "shards"), [
@@ -134,85 +107,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", ["ep2 to tp2 pp2", "tp2 pp2 to ep2", pytest.param("ep2 to ep3", marks=pytest.mark.prove)])
+@pytest.mark.parametrize("change", cases(CHANGES, ("ep2 to tp2 pp2", "tp2 pp2 to ep2")))
 def test_a_checkpoint_goes_on_on_another_layout(place: Path, engine: Engine, change: str) -> None:
     before, after = CHANGES[change]
     spec = job(place, MIXTRAL, before)
-    run = start(spec)
-    run_engine(spec, run=run)
-    assert relaunch(run, place, MIXTRAL, [*after, "train.steps=5"]).distance(engine(MIXTRAL, "train.steps=5")[0]) < EXACT
-
-
-# --- negative controls -----------------------------------------------------------------------------------------------
-
-
-def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> None:
-    """Gradients of experts are summed over other ranks than those with the same ones."""
-    reduce, holders, seen = gradients.UnitGradient.reduce, groups.Groups.holders, []
-
-    def noted(self: groups.Groups, of_experts: bool) -> groups.StateAxes:
-        seen.append(self)
-        return holders(self, of_experts)
-
-    def wrong(self: gradients.UnitGradient) -> None:
-        own = self.replicate
-        self.replicate = other(seen[0]) if self.layout.of_experts else own
-        reduce(self)
-        self.replicate = own
-
-    groups.Groups.holders, gradients.UnitGradient.reduce = noted, wrong
-
-
-def summed_over_all() -> None:
-    summed_over(lambda made: made.replicate)
-
-
-def unsummed_experts() -> None:
-    summed_over(lambda made: groups.Axis())
-
-
-def to_another_place() -> None:
-    """Rows come back in another order than they left."""
-    back = expert_axis.Journey.to_tokens
-    expert_axis.Journey.to_tokens = lambda self, rows: back(self, rows).roll(1, 0)
-
-
-def unsorted_rows() -> None:
-    """Rows of other ranks are computed by whichever expert is next."""
-    exchanged = expert_axis._exchanged
-    expert_axis.Journey.to_experts = lambda self, rows: exchanged(rows, self.sent, self.come, self.axis)
-
-
-def loss_on_every_tensor_rank() -> None:
-    of = router_loss.RouterLoss.of
-    router_loss.RouterLoss.of = lambda self, *given: 2 * of(self, *given)
-
-
-def own_tokens_alone() -> None:
-    """Each rank balances its own tokens of a sample."""
-    of = router_loss.RouterLoss.of
-    router_loss.RouterLoss.of = lambda self, logits, chosen, experts, sharers: of(self, logits, chosen, experts, ())
-
-
-CONTROLS: dict[str, tuple[Callable[[], None], str, list[str]]] = {
-    "gradients are summed over ranks with other experts": (summed_over_all, MANY, LAYOUTS["ep2 zero0"]),  # as many on each
-    "gradients of experts are not summed": (unsummed_experts, MANY, LAYOUTS["ep2 dp4 zero0"]),
-    "tokens come back to another place": (to_another_place, MIXTRAL, LAYOUTS["ep2 zero0"]),
-    "rows are not sorted by expert": (unsorted_rows, MIXTRAL, LAYOUTS["ep2 zero0"]),
-}
-
-
-@pytest.mark.parametrize("control", CONTROLS)
-def test_a_broken_expert_axis_is_seen(place: Path, reference: Reference, control: str) -> None:
-    sabotage, model, overrides = CONTROLS[control]
-    assert run_engine(job(place, model, overrides), before=sabotage).distance(reference(model)) > WRONG
-
-
-@pytest.mark.parametrize(("sabotage", "name"), [(loss_on_every_tensor_rank, "tp2"), (own_tokens_alone, "sp2 whole")])
-def test_a_broken_loss_of_routers_is_seen(
-    place: Path, plain: Callable[[str], Result], sabotage: Callable[[], None], name: str,
-) -> None:
-    assert run_engine(job(place, MIXTRAL, [*LOSSES, *ROUTED[name]]), before=sabotage).distance(plain(MIXTRAL)) > WRONG
+    run = trained_run(spec)
+    assert relaunch(run, place, MIXTRAL, [*after, "train.steps=5"]).distance(engine(MIXTRAL, "train.steps=5")) < EXACT
 
 
 # --- the journey by itself -------------------------------------------------------------------------------------------
@@ -245,6 +145,158 @@ def test_rows_lie_by_expert_there_and_come_back_to_their_places(counts: list[lis
         assert found[3] == [2.0 * place for place in range(len(own))]
 
 
+# --- experts with a capacity -----------------------------------------------------------------------------------------
+
+
+SMALL = ["train.expert_capacity=0.75"]  # 0.75 × 24 × 2 / 5 = 7.2: 8 of each sample
+LIMITED: dict[str, tuple[str, list[str]]] = {
+    "one": (MIXTRAL, []),
+    "one M6": (MIXTRAL, layout(microbatches=6)),
+    "losses of routers": (MIXTRAL, [*LOSSES, *layout(data=2, expert=2, microbatches=2)]),
+    "tp2": (MIXTRAL, layout(2, microbatches=2)),
+    "tp2 attention": (MIXTRAL, layout(2, tensor_modules=["*.self_attn"], microbatches=2)),
+    "sp2": (MIXTRAL, LAYOUTS["sp2"]),
+    "sp2 ep2 experts whole": (MIXTRAL, [*LAYOUTS["sp2 ep2 experts whole"], "parallel.microbatches=3"]),
+    "dp2 zero1": (MIXTRAL, LAYOUTS["dp2 zero1"]), "dp2 zero3": (MIXTRAL, LAYOUTS["dp2 zero3"]),
+    **{name: (MIXTRAL, LAYOUTS[name]) for name in (
+        "ep2 zero2", "ep3 zero1", "ep2 dp4 zero3 shard2", "tp2 ep2 zero2", "pp2 ep2 1f1b", "pp2 ep2 zero_bubble",
+        "pp2 ep2 zero3 zero_bubble_v", "tp2 pp2 ep2 zero3", "ep2 zero3 full", "pp2 ep2 every-2 zero_bubble", "ep2 offload")},
+    "activations on the host": (MIXTRAL, layout(pipeline=2, microbatches=4, offload=["activations"], offload_horizon=0)),
+    "tp2 pp2 full": (MIXTRAL, layout(2, 2, microbatches=3, recompute="full")),
+    **{f"cp2 {method} ep2 {recompute}": (WHOLE, layout(
+        context=2, expert=2, context_method=f'"{method}"', microbatches=2, recompute=f'"{recompute}"'))
+       for method in ("ring", "ulysses") for recompute in ("none", "full")},
+    "sp2 cp2 experts whole": (WHOLE, layout(2, context=2, sequence="true", tensor_modules=["*.self_attn"], microbatches=2)),
+    "ep4 dp4 zero3": (MANY, layout(data=4, expert=4, zero=3, microbatches=2)),
+}
+QUICK = ("one M6", "sp2 ep2 experts whole", "pp2 ep2 zero_bubble", "ep2 zero3 full", "cp2 ring ep2 none")
+
+
+@pytest.mark.parametrize("name", cases(LIMITED, QUICK))
+def test_a_capacity_equals_one_process_with_the_same(place: Path, engine: Engine, plain: Plain, name: str) -> None:
+    model, overrides = LIMITED[name]
+    losses = LOSSES if name == "losses of routers" else []
+    result = engine(model, *SMALL, *overrides)
+    expected = plain(job(place, model, [*SMALL, *losses]))
+    assert result.distance(expected) < EXACT
+    assert result.dropped == pytest.approx(expected.dropped, rel=1e-12) and min(expected.dropped) > 0.05
+    assert result.distance(engine(model, *losses)) > WRONG, "what is dropped must change what is trained"
+
+
+def test_a_capacity_of_all_drops_nothing(engine: Engine) -> None:
+    """Five experts, two choices: 2.5 times the even share is every token. The same to the last bit."""
+    result = engine(MIXTRAL, "train.expert_capacity=2.5", *LAYOUTS["ep2 zero2"])
+    without = engine(MIXTRAL, *LAYOUTS["ep2 zero2"])
+    assert result.dropped == (0.0, 0.0, 0.0) and without.dropped == (None, None, None)
+    assert result.distance(without) == 0.0
+
+
+def test_one_choice_of_each_expert_drops_most(place: Path, engine: Engine, plain: Plain) -> None:
+    """5 of 48 choices at most are taken, and many tokens have lost both."""
+    overrides = ["train.expert_capacity=0.01"]
+    result = engine(MIXTRAL, *overrides, *LAYOUTS["pp2 ep2 1f1b"])
+    expected = plain(job(place, MIXTRAL, overrides))
+    assert result.distance(expected) < EXACT and result.dropped == pytest.approx(expected.dropped, rel=1e-12)
+    assert min(result.dropped) >= 1 - 5 / 48
+
+
+# --- which choices are taken -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3), st.integers(0, 7), st.integers(1, 3), st.integers(1, 5), st.data())
+def test_an_expert_takes_the_earliest_of_each_sample(
+    samples: int, tokens: int, choices: int, most: int, data: st.DataObject,
+) -> None:
+    size = samples * tokens * choices
+    chosen = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+    index = torch.tensor(chosen, dtype=torch.int32).view(samples, tokens, choices)
+    taken = capacity.kept(index, most)
+    for sample in range(samples):
+        seen: Counter[int] = Counter()
+        for expert, found in zip(index[sample].flatten().tolist(), taken[sample].flatten().tolist(), strict=True):
+            assert found == (seen[expert] < most)
+            seen[expert] += 1
+    before = tokens // 2  # a model remains causal: later tokens are of no account
+    assert torch.equal(capacity.kept(index[:, :before], most), taken[:, :before])
+
+
+@pytest.mark.parametrize(("factor", "sequence", "most"), [
+    (None, 24, None), (0.75, 24, 8), (1.0, 24, 10), (2.5, 24, 24), (0.01, 24, 1),
+    (0.55, 100, 22),  # in binary the product is a bit more than 22
+])
+def test_how_many_choices_an_expert_takes(place: Path, factor: float | None, sequence: int, most: int | None) -> None:
+    assert expert_capacity(factor, sequence, read_shape(job(place, MIXTRAL))) == most
+
+
+def test_the_factor_counts_as_its_decimals_say() -> None:
+    assert math.ceil(0.55 * 100 * 2 / 5) == 23
+
+
+# --- negative controls -----------------------------------------------------------------------------------------------
+
+
+def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> Callable[[], None]:
+    """Gradients of experts are summed over other ranks than those with the same ones."""
+    seen: list[groups.Groups] = []
+    noted = wrapped(groups.Groups, "holders", lambda holders: lambda self, of_experts: (
+        seen.append(self), holders(self, of_experts))[1])
+
+    @planted(gradients.UnitGradient, "reduce")
+    def wrong(reduce: Any, gradient: gradients.UnitGradient) -> None:
+        own = gradient.replicate
+        gradient.replicate = other(seen[0]) if gradient.layout.of_experts else own
+        reduce(gradient)
+        gradient.replicate = own
+
+    return lambda: (noted(), wrong())
+
+
+to_another_place = wrapped(expert_axis.Journey, "to_tokens", lambda back: lambda self, rows: back(self, rows).roll(1, 0))
+# Rows of other ranks are computed by whichever expert is next.
+unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis._exchanged(
+    rows, self.sent, self.come, self.axis))
+loss_on_every_tensor_rank = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, *given: 2 * loss(self, *given))
+# Each rank balances its own tokens of a sample.
+own_tokens_alone = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, logits, chosen, experts, sharers: loss(
+    self, logits, chosen, experts, ()))
+
+
+# control: (the fault, the model, the layout, what is trained)
+CONTROLS: dict[str, tuple[Callable[[], None], str, list[str], list[str]]] = {
+    "gradients are summed over ranks with other experts": (
+        summed_over(lambda made: made.replicate), MANY, LAYOUTS["ep2 zero0"], []),  # as many on each
+    "gradients of experts are not summed": (summed_over(lambda made: groups.Axis()), MANY, LAYOUTS["ep2 dp4 zero0"], []),
+    "tokens come back to another place": (to_another_place, MIXTRAL, LAYOUTS["ep2 zero0"], []),
+    "rows are not sorted by expert": (unsorted_rows, MIXTRAL, LAYOUTS["ep2 zero0"], []),
+    "routers' losses on every tensor rank": (loss_on_every_tensor_rank, MIXTRAL, ROUTED["tp2"], LOSSES),
+    "routers' losses of own tokens alone": (own_tokens_alone, MIXTRAL, ROUTED["sp2 whole"], LOSSES),
+    "capacity: counted over the microbatch": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flatten(0, 1)[None], len(index) * most).view_as(index)), *LIMITED["one M6"], SMALL),
+    "capacity: the last positions first": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
+        index.flip(1), most).flip(1)), *LIMITED["one M6"], SMALL),
+    "capacity: own tokens alone": (
+        wrapped(capacity, "all_reduce", lambda reduce: lambda values, axis: Running()), *LIMITED["cp2 ring ep2 none"], SMALL),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_what_is_broken_is_seen(place: Path, plain: Plain, control: str) -> None:
+    sabotage, model, overrides, training = CONTROLS[control]
+    broken = run_engine(job(place, model, [*training, *overrides, ONE_STEP]), before=sabotage)
+    assert broken.distance(plain(job(place, model, [*training, ONE_STEP]))) > WRONG
+
+
+def test_drops_that_one_rank_alone_reports_are_seen(place: Path, plain: Plain) -> None:
+    @planted(capacity.Capacity, "begin")
+    def counted(begin: Any, limit: Any) -> None:
+        begin(limit)
+        limit.total = limit.total + torch.tensor([dist.get_rank(), 0.0])
+
+    model, overrides = LIMITED["tp2 ep2 zero2"]
+    result = run_engine(job(place, model, [*SMALL, *overrides, ONE_STEP]), before=counted)
+    assert result.dropped != pytest.approx(plain(job(place, model, [*SMALL, ONE_STEP])).dropped, rel=1e-6)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, list[str], str]] = {
@@ -252,11 +304,15 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
     "ranks without an expert": (MIXTRAL, layout(data=4, expert=4), "so that 1 ranks of a group get none"),
     "no experts": ("llama", layout(data=2, expert=2), "llama has no experts"),
     "no router": ("llama", ["train.router_z=0.1"], "has no effect: llama has no experts"),
+    "a capacity without experts": (
+        "llama", ["train.expert_capacity=1.0"], "train.expert_capacity = 1: has no effect: llama has no experts"),
+    "no capacity": (MIXTRAL, ["train.expert_capacity=0.0"], "train.expert_capacity"),
+    "less than none": (MIXTRAL, ["train.expert_capacity=-1.0"], "train.expert_capacity"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_shared_out_is_refused(place: Path, name: str) -> None:
+def test_what_cannot_be_is_refused(place: Path, name: str) -> None:
     model, overrides, words = REFUSED[name]
     with pytest.raises(HpcMpError) as refusal:
         spec: Any = job(place, model, overrides)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exact import EXACT, GPT2, GPTJ, LAYOUTS, LLAMA, MIXTRAL, TIED, WRONG, Engine, Reference, pairs
-from layouts import job, run_plain
+from exact import EXACT, GPT2, GPTJ, LAYOUTS, LLAMA, MIXTRAL, TIED, WRONG, Engine, Launched, Plain, Reference, cases, pairs
+from layouts import job
 from safetensors import safe_open
 
 from hpc_mp.rundir import newest_complete
@@ -17,15 +17,15 @@ DROPOUT = {"tp2": (LLAMA, GPTJ), "tp4": (), "pp4 1f1b M6": (GPT2,), "dp4 zero2":
 
 @pairs(DROPOUT, (GPT2, LLAMA, GPTJ, MIXTRAL), DROPOUT)
 def test_dropout_is_equal_on_every_layout(engine: Engine, model: str, name: str) -> None:
-    one, _ = engine(model, "train.dropout=0.2")
-    assert one.distance(engine(model)[0]) > WRONG, "dropout must change something"
-    assert engine(model, "train.dropout=0.2", *LAYOUTS[name])[0].distance(one) < EXACT
+    one = engine(model, "train.dropout=0.2")
+    assert one.distance(engine(model)) > WRONG, "dropout must change something"
+    assert engine(model, "train.dropout=0.2", *LAYOUTS[name]).distance(one) < EXACT
 
 
-@pytest.mark.parametrize("model", [GPT2, MIXTRAL, pytest.param(LLAMA, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("model", cases([GPT2, MIXTRAL, LLAMA], (GPT2, MIXTRAL)))
 def test_attention_that_drops_weights_sees_what_all_others_see(engine: Engine, reference: Reference, model: str) -> None:
     """With a probability so small that nothing is dropped."""
-    assert engine(model, "train.dropout=1e-14", *LAYOUTS["tp2"])[0].distance(reference(model)) < EXACT
+    assert engine(model, "train.dropout=1e-14", *LAYOUTS["tp2"]).distance(reference(model)) < EXACT
 
 
 BF16 = {"tp2": (MIXTRAL,), "pp2 1f1b M3": (TIED,), "dp2 zero0": (), "dp2 zero3": (GPT2,), "tp2 pp2 dp2 zero1": ()}
@@ -33,10 +33,14 @@ BF16 = {"tp2": (MIXTRAL,), "pp2 1f1b M3": (TIED,), "dp2 zero0": (), "dp2 zero3":
 
 @pairs(BF16, (GPT2, TIED, GPTJ, MIXTRAL), BF16)
 def test_bf16_computes_in_bf16_over_fp32_masters(engine: Engine, model: str, name: str) -> None:
-    whole, _ = engine(model, 'train.precision="fp32"')
-    result, run = engine(model, 'train.precision="bf16"', *LAYOUTS[name])
+    whole = engine(model, 'train.precision="fp32"')
+    result = engine(model, 'train.precision="bf16"', *LAYOUTS[name])
     assert 1e-5 < result.distance(whole) < 3e-2, "bf16 keeps 8 bits: near fp32, and not equal"
-    newest, _ = newest_complete(run.checkpoints)
+    assert {rank.formats for rank in result.ranks} == {frozenset({"float32"})}
+
+
+def test_a_checkpoint_of_bf16_has_the_masters(launched: Launched) -> None:
+    newest, _ = newest_complete(launched(GPT2, 'train.precision="bf16"', *LAYOUTS["dp2 zero3"]).checkpoints)
     assert newest is not None
     for path in newest.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -51,17 +55,16 @@ CLOSE = 3e-3  # between the losses of bf16 and of fp32; fp16 keeps three bits mo
 @pytest.mark.parametrize(("precision", "close"), [("bf16", CLOSE), ("fp16", CLOSE / 4)])
 @pytest.mark.parametrize(("model", "name"), [(GPT2, "one"), (LLAMA, "tp2 pp2 dp2 zero2"), (TIED, "dp2 zero3")])
 def test_fifty_steps_of_16_bits_over_fp32_masters(engine: Engine, model: str, name: str, precision: str, close: float) -> None:
-    whole, _ = engine(model, 'train.precision="fp32"', *LONG)
+    whole = engine(model, 'train.precision="fp32"', *LONG)
     assert whole.losses[0] - whole.losses[-1] > 0.5, "the model must learn, or nothing is shown"
-    found, _ = engine(model, f'train.precision="{precision}"', *LONG, *LAYOUTS.get(name, ()))
+    found = engine(model, f'train.precision="{precision}"', *LONG, *LAYOUTS.get(name, ()))
     assert 0 < max(abs(a - b) for a, b in zip(found.losses, whole.losses, strict=True)) < close
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("model", "name"), [
     (TIED, "tp2"), (LLAMA, "tp2 pp2 dp2 zero1"), (TIED, "tp2 pp2 dp2 zero3"), (MIXTRAL, "tp2")])
-def test_three_hundred_steps_are_exact(place: Path, engine: Engine, model: str, name: str) -> None:
+def test_three_hundred_steps_are_exact(place: Path, engine: Engine, plain: Plain, model: str, name: str) -> None:
     """Rounding that differs once must not grow: norms, rotary tables and softmax in fp64 too."""
-    engine(model)  # makes the tokens
     steps = "train.steps=300"
-    assert engine(model, steps, *LAYOUTS[name])[0].distance(run_plain(job(place, model, [steps]))) < EXACT
+    assert engine(model, steps, *LAYOUTS[name]).distance(plain(job(place, model, [steps]))) < EXACT

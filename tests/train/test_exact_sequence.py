@@ -6,21 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exact import EXACT, SEQUENCE, Engine, Reference, pairs
-from layouts import job, layout, run_engine, run_plain, write_text
+from exact import EXACT, Engine, Plain, Reference, Trained, cases, check_state
+from layouts import job, layout, write_text
 from token_files import words
-
-from hpc_mp.layout.models import read_shape, stage_layers
-from hpc_mp.planner.memory import state_bytes
-from hpc_mp.rundir import read_json, read_lines
 
 DROPOUT = "train.dropout=0.1"
 TWO, ONE = "llama with two key-value heads", "llama with one key-value head"
-
-
-@pairs(SEQUENCE)
-def test_a_layout_with_cut_sequences_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    assert engine(model, *SEQUENCE[name])[0].distance(reference(model)) < EXACT
 
 
 @pytest.mark.parametrize(("model", "overrides"), [
@@ -30,17 +21,19 @@ def test_a_layout_with_cut_sequences_equals_one_process(engine: Engine, referenc
     pytest.param("gpt2", layout(4, 2, sequence="true", microbatches=3), marks=pytest.mark.prove),
     pytest.param("llama", layout(2, data=2, zero=3, sequence="true"), marks=pytest.mark.prove)])
 def test_every_rank_draws_the_dropout_of_its_own_tokens(engine: Engine, model: str, overrides: list[str]) -> None:
-    one, _ = engine(model, DROPOUT)
-    assert engine(model, *overrides, DROPOUT)[0].distance(one) < EXACT
-    assert one.distance(engine(model)[0]) > 1e-3, "dropout does something"
+    one = engine(model, DROPOUT)
+    assert engine(model, *overrides, DROPOUT).distance(one) < EXACT
+    assert one.distance(engine(model)) > 1e-3, "dropout does something"
 
 
 @pytest.mark.parametrize(("tensor", "length"), [(2, 23), *(pytest.param(4, n, marks=pytest.mark.prove) for n in (22, 7))])
-def test_ranks_may_have_different_numbers_of_tokens(place: Path, engine: Engine, tensor: int, length: int) -> None:
+def test_ranks_may_have_different_numbers_of_tokens(
+    place: Path, engine: Engine, plain: Plain, tensor: int, length: int,
+) -> None:
     size = f"data.sequence_length={length}"
-    one, _ = engine("gpt2", size)
-    assert one.distance(run_plain(job(place, "gpt2", [size]))) < EXACT
-    assert engine("gpt2", size, *layout(tensor, 2, sequence="true"))[0].distance(one) < EXACT
+    one = engine("gpt2", size)
+    assert one.distance(plain(job(place, "gpt2", [size]))) < EXACT
+    assert engine("gpt2", size, *layout(tensor, 2, sequence="true")).distance(one) < EXACT
 
 
 @pytest.mark.parametrize(("model", "overrides"), [
@@ -51,17 +44,12 @@ def test_ranks_may_have_different_numbers_of_tokens(place: Path, engine: Engine,
                    marks=pytest.mark.prove) for model in (ONE, TWO) for sequence in ("true", "false"))])
 def test_ranks_that_share_key_value_heads_equal_one_process(engine: Engine, model: str, overrides: list[str]) -> None:
     training = [each for each in overrides if each.startswith("train.")]
-    assert engine(model, *overrides)[0].distance(engine(model, *training)[0]) < EXACT
+    assert engine(model, *overrides).distance(engine(model, *training)) < EXACT
 
 
 def test_the_predicted_state_of_shared_heads_is_what_ranks_hold(place: Path, engine: Engine) -> None:
     overrides = layout(4, data=2, zero=3, microbatches=2, sequence="true")
-    spec, (_, run) = job(place, TWO, overrides), engine(TWO, *overrides)
-    shape = read_shape(spec)
-    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
-    for line in (line for line in read_lines(run.ranks) if line["dp"] == 0):
-        held = read_json(run.trace(line["rank"]))["memory"]
-        assert held["optimizer"] == predicted[0, line["tp"]].optimizer
+    check_state(job(place, TWO, overrides), engine(TWO, *overrides))
 
 
 def test_one_process_with_shared_heads_is_exact_too(reference: Reference) -> None:
@@ -77,29 +65,29 @@ CHOSEN = [
     ("gpt2-untied", ["*.attn", "*.wte"], "sp2"),
 ]
 QUICK = 4  # of these are in ``make test``
-MORE = [pytest.param(model, patterns, name, marks=pytest.mark.prove)
-        for model, patterns, _ in CHOSEN for name in GROUPS if (model, patterns, name) not in CHOSEN]
+MORE = [(model, patterns, name) for model, patterns, _ in CHOSEN for name in GROUPS if (model, patterns, name) not in CHOSEN]
 
 
-@pytest.mark.parametrize(("model", "patterns", "name"), [
-    *CHOSEN[:QUICK], *(pytest.param(*case, marks=pytest.mark.prove) for case in CHOSEN[QUICK:]), *MORE])
+@pytest.mark.parametrize(("model", "patterns", "name"), cases([*CHOSEN, *MORE], CHOSEN[:QUICK]))
 def test_modules_that_are_not_chosen_stay_whole(
     engine: Engine, reference: Reference, model: str, patterns: list[str], name: str,
 ) -> None:
-    assert engine(model, *GROUPS[name], f"parallel.tensor_modules={patterns}")[0].distance(reference(model)) < EXACT
+    assert engine(model, *GROUPS[name], f"parallel.tensor_modules={patterns}").distance(reference(model)) < EXACT
 
 
 @pytest.mark.parametrize(("tied", "overrides"), [
     ("true", layout(4)), ("false", layout(4, sequence="true")),
     *(pytest.param(tied, overrides, marks=pytest.mark.prove) for tied in ("true", "false")
       for overrides in (layout(4, sequence="true", data=2, zero=3, microbatches=2), layout(4, 2, microbatches=2)))])
-def test_ranks_without_a_row_of_the_vocabulary_compute_along(tmp_path: Path, tied: str, overrides: list[str]) -> None:
+def test_ranks_without_a_row_of_the_vocabulary_compute_along(
+    tmp_path: Path, trained: Trained, plain: Plain, tied: str, overrides: list[str],
+) -> None:
     """5 words and an MLP of 5 over 4 ranks: 2, 2, 1 and nothing."""
     write_text(tmp_path)
     given = words(tmp_path / "words", ["?", "def", "return", "the", "self"])
     model = ('{model_type = "llama", num_hidden_layers = 2, hidden_size = 16, num_attention_heads = 4, num_key_value_heads = 4, '
              f"intermediate_size = 5, vocab_size = 5, max_position_embeddings = 32, tie_word_embeddings = {tied}}}")
     small = [f"model.config={model}", f'data.tokenizer="{given}"']
-    one = run_engine(job(tmp_path, "llama", small))
-    assert one.distance(run_plain(job(tmp_path, "llama", small))) < EXACT
-    assert run_engine(job(tmp_path, "llama", [*small, *overrides])).distance(one) < EXACT
+    one = trained(job(tmp_path, "llama", small))
+    assert one.distance(plain(job(tmp_path, "llama", small))) < EXACT
+    assert trained(job(tmp_path, "llama", [*small, *overrides])).distance(one) < EXACT

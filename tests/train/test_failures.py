@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import job, start, write_text
-from ranks import run_ranks, train
+from layouts import job, start
+from planting import before_steps, planted
+from ranks import exit_codes, run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.rundir import (
-    read_json,
-)
+from hpc_mp.rundir import read_json
+from hpc_mp.train.rank import main
 from hpc_mp.train.rank.devices import check_devices
 from hpc_mp.train.rank.failures import Hung, NodeLost, failure_kind
 from hpc_mp.train.rank.logs import cap
@@ -53,45 +53,36 @@ def test_kinds_of_failure(error: Exception, kind: str) -> None:
     assert failure_kind(error) == kind
 
 
-def test_a_failure_names_rank_node_and_coordinates(tmp_path: Path) -> None:
-    write_text(tmp_path)
-    spec = job(tmp_path, "gpt2", ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"])
+def test_a_failure_names_rank_node_and_coordinates(place: Path) -> None:
+    spec = job(place, "gpt2", ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"])
     run = start(spec)
 
-    def rank() -> int:
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
+    def fault(number: int) -> None:
+        if os.environ["SLURM_PROCID"] == "3" and number == 1:
+            torch.empty(1 << 60)
 
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            if os.environ["SLURM_PROCID"] == "3" and number == 1:
-                torch.empty(1 << 60)
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
-        return train(run.job)
-
-    assert run_ranks(4, rank) == [1] * 4
+    assert exit_codes(4, run.job, before_steps(fault)) == [1] * 4
     record = read_json(run.failure(1, 3))
     assert (record["kind"], record["dp"], record["pp"], record["cp"], record["tp"]) == ("memory", 0, 1, 0, 1)
     assert "rank 3 on node0 (dp 0, pp 1, tp 1) failed: RuntimeError" in run.main_log.read_text()
     assert {read_json(run.failure(1, other))["kind"] for other in range(3)} == {"peer"}
 
 
-def of_descriptors(self: Any, number: int) -> None:
+def of_descriptors(number: int) -> None:
     taken = []
     while number == 1:
         taken.append(os.open("/dev/null", os.O_RDONLY))
 
 
-def of_a_wait(self: Any, number: int) -> None:
+def of_a_wait(number: int) -> None:
     """A cause that is another one, when no file can be opened any more."""
     with suppress(OSError):
-        of_descriptors(self, number)
+        of_descriptors(number)
     if number == 1:
         raise Hung("no step")
 
 
-def of_gloo(self: Any, number: int) -> None:
+def of_gloo(number: int) -> None:
     if number == 1:
         raise torch.distributed.DistNetworkError("[enforce fail at pair.cc] socket: Too many open files")
 
@@ -100,44 +91,34 @@ def of_gloo(self: Any, number: int) -> None:
     (of_descriptors, "user", "ulimit -Hn = 200): is too small: [Errno 24] Too many open files"),
     (of_gloo, "user", "ulimit -Hn = 200): is too small: [enforce fail at pair.cc] socket: Too many open files"),
     (of_a_wait, "hang", "Hung: no step")])
-def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(tmp_path: Path, fault: Any, kind: str, said: str) -> None:
-    write_text(tmp_path)
-    run = start(job(tmp_path, "gpt2", []))
+def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(place: Path, fault: Any, kind: str, said: str) -> None:
+    run = start(job(place, "gpt2"))
 
-    def rank() -> int:
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
-
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            fault(self, number)
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
+    def faulty() -> None:
+        before_steps(fault)()
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-        return train(run.job)
 
-    assert run_ranks(1, rank) == [1 + (kind == "user")]
+    assert exit_codes(1, run.job, faulty) == [1 + (kind == "user")]
     record = read_json(run.failure(1, 0))
     assert record["kind"] == kind and said in record["message"] and said in run.main_log.read_text()
 
 
-def test_groups_of_a_step_time_out_as_the_job_says(tmp_path: Path) -> None:
-    write_text(tmp_path)
-    spec = job(tmp_path, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2",
+def test_groups_of_a_step_time_out_as_the_job_says(place: Path) -> None:
+    spec = job(place, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2",
                                 "job.step_timeout=70"])
     run = start(spec)
 
+    seen: list[float] = []
+
+    @planted(main, "build")
+    def looked(build: Any, *arguments: Any, **more: Any) -> Any:
+        made = build(*arguments, **more)
+        for group in (made.ends.group, *made.channels.groups.values()):
+            seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+        return made
+
     def rank() -> tuple[int, list[float]]:
-        from hpc_mp.train.rank import main
-        build, seen = main.build, []
-
-        def looked(*arguments: Any, **more: Any) -> Any:
-            made = build(*arguments, **more)
-            for group in (made.ends.group, *made.channels.groups.values()):
-                seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-            return made
-
-        main.build = looked
+        looked()
         return train(run.job), seen
 
     assert run_ranks(2, rank) == [(0, [210.0] * 3)] * 2
@@ -152,7 +133,7 @@ def test_a_long_log_is_capped_while_its_writer_goes_on(tmp_path: Path) -> None:
         size = log.stat().st_size
         cap(log, longest=size)
         assert log.stat().st_size == size, "not yet"
-        cap(log, longest=size - 1, kept=100)
+        cap(log, longest=size - 1, remainder=100)
         assert log.stat().st_size == 0
         kept = (tmp_path / "node-a.log.1").read_text()
         assert "".join(lines).endswith(kept) and 80 < len(kept) <= 100 and kept.startswith("line ")

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import job, start, write_text
-from ranks import run_ranks, train
+from planting import before_steps, planted
+from ranks import exit_codes, run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
-from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.layout.placement import Degrees, to_dict
+from hpc_mp.layout.placement import place as placed
 from hpc_mp.rundir import (
     TOKEN,
     AttemptRecord,
@@ -34,9 +35,12 @@ from hpc_mp.rundir import (
 )
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.rank_env import RankEnv, at_place, check_place
+from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.engine import groups
+from hpc_mp.train.rank import assemble, main, signals, token_sets
 from hpc_mp.train.rank.fencing import Fence, FencedOut, fence
 from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Pace, StopConditions, StopFlag
+from hpc_mp.train.rank.trainer import Trainer
 
 TWO_NODES = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"]
 
@@ -46,7 +50,7 @@ TWO_NODES = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parall
 
 @given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["block", "cyclic"]), st.randoms())
 def test_every_place_is_one_rank_whatever_the_hosts_order(nodes: int, per_node: int, rank_map: str, random: Any) -> None:
-    placement = place(Degrees(data=nodes * per_node), "DPT", per_node, rank_map)
+    placement = placed(Degrees(data=nodes * per_node), "DPT", per_node, rank_map)
     hosts = [f"n{node}" for node in range(nodes)]
     random.shuffle(hosts)
     found = [at_place(placement, hosts, host, local, "Slurm") for host in hosts for local in range(per_node)]
@@ -57,20 +61,20 @@ def test_every_place_is_one_rank_whatever_the_hosts_order(nodes: int, per_node: 
 
 
 def test_nodes_of_one_host_lie_one_after_the_other() -> None:
-    placement = place(Degrees(data=4), "DPT", 2)
+    placement = placed(Degrees(data=4), "DPT", 2)
     assert [at_place(placement, ["here", "here"], "here", local, "MPI").rank for local in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("host", "local"), [("c", 0), ("a", 2)])
 def test_a_place_that_no_rank_has_is_refused(host: str, local: int) -> None:
     with pytest.raises(HpcMpError, match=rf"host {host}, local rank {local}.*the hosts are a, b"):
-        at_place(place(Degrees(data=4), "DPT", 2), ["a", "b"], host, local, "Slurm")
+        at_place(placed(Degrees(data=4), "DPT", 2), ["a", "b"], host, local, "Slurm")
 
 
 def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
-    placement = place(Degrees(data=4), "DPT", 2)
+    placement = placed(Degrees(data=4), "DPT", 2)
     for who in (RankEnv(0, 4, 1, "a", "x"), RankEnv(0, 4, 0, "b", "x")):
-        with pytest.raises(RuntimeError, match="says local rank"):
+        with pytest.raises(RuntimeError, match="has local rank"):
             check_place(placement, who, ["a", "b"])
     groups.check_coordinates(placement, 2)
     wrong = dataclasses.replace(placement, ranks=(*placement.ranks[:2], dataclasses.replace(placement.ranks[2], dp=1)))
@@ -138,17 +142,9 @@ def as_slurm(run: RunDirectory, token: str = "7.0.1", before: Callable[[], None]
     return rank
 
 
-@pytest.fixture
-def place_(tmp_path: Path) -> Path:
-    write_text(tmp_path)
-    return tmp_path
-
-
-def test_ranks_follow_from_hosts_and_not_from_the_order_of_tasks(place_: Path) -> None:
-    spec = job(place_, "gpt2", TWO_NODES)
-    run = start(spec)
-    degrees = Degrees(2, 2, 1)
-    write_json(run.placement, to_dict(place(degrees, "DPT", 2, (1, 0, 1, 0))))
+def test_ranks_follow_from_hosts_and_not_from_the_order_of_tasks(place: Path) -> None:
+    run = start(job(place, "gpt2", TWO_NODES))
+    write_json(run.placement, to_dict(placed(Degrees(2, 2, 1), "DPT", 2, (1, 0, 1, 0))))
     written(run)
     assert run_ranks(4, as_slurm(run)) == [0] * 4
     ranks = {line["rank"]: line for line in read_lines(run.ranks)}
@@ -159,8 +155,8 @@ def test_ranks_follow_from_hosts_and_not_from_the_order_of_tasks(place_: Path) -
     assert "training from step 1" in (run.path / "said-3").read_text()
 
 
-def test_a_stale_rank_joins_nobody_and_writes_nothing(place_: Path) -> None:
-    run = start(job(place_, "gpt2"))
+def test_a_stale_rank_joins_nobody_and_writes_nothing(place: Path) -> None:
+    run = start(job(place, "gpt2"))
     written(run, "7.1.2")
     before = sorted(path.name for path in run.path.rglob("*"))
     assert run_ranks(1, as_slurm(run)) == [1]
@@ -170,48 +166,36 @@ def test_a_stale_rank_joins_nobody_and_writes_nothing(place_: Path) -> None:
     assert sorted(path.name for path in run.path.rglob("*")) == before
 
 
-def again_at(run: RunDirectory, name: str, call: int) -> Callable[[], None]:
-    """The run is started again when rank 0 calls ``hpc_mp.train.engine.NAME`` for that time."""
+def again_at(run: RunDirectory, owner: Any, name: str, call: int) -> Callable[[], None]:
+    """The run is started again when rank 0 calls a function for that time."""
+    calls: list[int] = []
 
-    def plant() -> None:
-        from hpc_mp.train.checkpoint import checkpoint
-        from hpc_mp.train.rank import trainer as loop
-        owner, function = {"_step": (loop.Trainer, "_step"), "write_shard": (checkpoint, "write_shard")}[name]
-        original, calls = getattr(owner, function), []
+    @planted(owner, name)
+    def counted(original: Any, *arguments: Any) -> Any:
+        calls.append(0)
+        if len(calls) == call:
+            written(run, "7.1.2")
+        return original(*arguments)
 
-        def planted(*arguments: Any) -> Any:
-            calls.append(0)
-            if len(calls) == call:
-                written(run, "7.1.2")
-            return original(*arguments)
-
-        setattr(owner, function, planted)
-
-    return plant
+    return counted
 
 
-@pytest.mark.parametrize(("where", "call", "steps", "saved"), [
-    ("_step", 3, 2, ["step-00000002"]),
-    ("write_shard", 2, 4, ["step-00000002"]),
-])
-def test_a_rank_that_becomes_stale_publishes_nothing_more(
-    place_: Path, where: str, call: int, steps: int, saved: list[str],
-) -> None:
-    spec = job(place_, "gpt2", ["train.steps=6", "checkpoint.every=2"])
-    run = start(spec)
+@pytest.mark.parametrize(("owner", "name", "call", "steps"), [(Trainer, "_step", 3, 2), (checkpoint, "write_shard", 2, 4)])
+def test_a_rank_that_becomes_stale_publishes_nothing_more(place: Path, owner: Any, name: str, call: int, steps: int) -> None:
+    run = start(job(place, "gpt2", ["train.steps=6", "checkpoint.every=2"]))
     written(run)
-    assert run_ranks(1, as_slurm(run, before=again_at(run, where, call))) == [1]
+    assert run_ranks(1, as_slurm(run, before=again_at(run, owner, name, call))) == [1]
     assert len(read_lines(run.metrics)) == steps
-    assert [path.name for path in complete_steps(run.checkpoints)] == saved
+    assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000002"]
     assert not list(run.checkpoints.glob(".*")) and not list(run.path.glob("failures/*"))
     assert "7.1.2" in (run.path / "said-0").read_text() and "7.1.2" not in run.main_log.read_text()
 
 
-def test_without_a_new_start_the_same_run_ends_well(place_: Path) -> None:
+def test_without_a_new_start_the_same_run_ends_well(place: Path) -> None:
     """Negative control of the test above."""
-    run = start(job(place_, "gpt2", ["train.steps=6", "checkpoint.every=2"]))
+    run = start(job(place, "gpt2", ["train.steps=6", "checkpoint.every=2"]))
     written(run)
-    assert run_ranks(1, as_slurm(run, before=again_at(run, "_step", 100))) == [0]
+    assert run_ranks(1, as_slurm(run, before=again_at(run, Trainer, "_step", 100))) == [0]
     assert len(read_lines(run.metrics)) == 6
 
 
@@ -242,106 +226,73 @@ def test_the_lookout_sees_file_and_clock(tmp_path: Path) -> None:
             signal.signal(number, handler)
 
 
-def ended(spec: JobSpec, run: RunDirectory, rank: Callable[[], int] | None = None) -> tuple[int, str, str]:
+def ended(run: RunDirectory, codes: list[int]) -> tuple[int, str, str]:
     """How many steps were made, status.json's detail and the last line of the main log of a run that all ranks stopped."""
-    assert run_ranks(spec.ranks, rank or (lambda: train(run.job))) == [75] * spec.ranks
+    assert set(codes) == {75}
     status = read_json(run.path / "status.json")
     assert status["phase"] == "stopped"
     return len(read_lines(run.metrics)), status["detail"], run.main_log.read_text().splitlines()[-1]
 
 
-def test_the_trigger_file_stops_a_run_between_steps(place_: Path) -> None:
-    spec = job(place_, "gpt2", ["train.steps=50", "job.ranks_per_node=2"])
-    run = start(spec)
+def test_the_trigger_file_stops_a_run_between_steps(place: Path) -> None:
+    run = start(job(place, "gpt2", ["train.steps=50", "job.ranks_per_node=2"]))
 
-    def rank() -> int:
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
+    def trigger(number: int) -> None:
+        if number == 2:
+            run.stop.touch()
 
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            if number == 2:
-                run.stop.touch()
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
-        return train(run.job)
-
-    steps, detail, last = ended(spec, run, rank)
+    steps, detail, last = ended(run, exit_codes(2, run.job, before_steps(trigger)))
     assert steps == 4 and detail == "stop file" and f"stopped after step {steps}: stop file" in last
     assert newest_complete(run.checkpoints)[0] == run.checkpoints / f"step-{steps:08d}"
 
 
-def test_the_clock_stops_a_run_before_the_job_ends(place_: Path) -> None:
-    spec = job(place_, "gpt2", ["train.steps=100000"])
-    run = start(spec)
+def test_the_clock_stops_a_run_before_the_job_ends(place: Path) -> None:
+    run = start(job(place, "gpt2", ["train.steps=100000"]))
     end = time.time() + 10_000
     written(run, end=end, grace=1000.0)
 
-    def steps_of_a_second() -> None:
+    def steps_of_a_second(number: int) -> None:
         """By a clock on which the seventh step, that of number 6, begins when the grace does."""
-        from hpc_mp.train.rank import signals
-        from hpc_mp.train.rank import trainer as loop
-        step = loop.Trainer._step
+        signals.time = SimpleNamespace(time=lambda: end - 1006 + number)  # type: ignore[assignment]
 
-        def planted(self: Any, number: int, *rest: Any) -> Any:
-            signals.time = SimpleNamespace(time=lambda: end - 1006 + number)  # type: ignore[assignment]
-            return step(self, number, *rest)
-
-        loop.Trainer._step = planted
-
-    steps, detail, last = ended(spec, run, as_slurm(run, before=steps_of_a_second))
+    steps, detail, last = ended(run, run_ranks(1, as_slurm(run, before=before_steps(steps_of_a_second))))
     assert steps == 8 and detail == "time limit" and "time limit" in last, "the step after it is the last one"
 
 
+def asked_to_stop_in(owner: Any, name: str, number: signal.Signals) -> Callable[[], None]:
+    """Rank 1 gets a signal when it calls a function."""
+    @planted(owner, name)
+    def call(original: Any, *arguments: Any) -> Any:
+        if os.environ["SLURM_PROCID"] == "1":
+            os.kill(os.getpid(), number)
+        return original(*arguments)
+
+    return call
+
+
 @pytest.mark.parametrize("phase", ["meeting", "tokenizing", "restoring"])
-def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str) -> None:
-    spec = job(place_, "gpt2", ["job.ranks_per_node=2"])
-    run = start(spec)
+def test_a_stop_before_the_first_step_ends_without_one(tmp_path: Path, phase: str) -> None:
+    write_text(tmp_path)
+    run = start(job(tmp_path, "gpt2", ["job.ranks_per_node=2"]))
 
-    def rank() -> int:
-        from hpc_mp.train.rank import assemble as state
-        from hpc_mp.train.rank import main
-        original = {"meeting": main.meet, "restoring": main.restore}
+    def while_tokenizing() -> None:
+        token_sets.PROGRESS_S = 0.0
+        run.stop.touch()
 
-        def asked(name: str) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                if os.environ["SLURM_PROCID"] == "1":
-                    os.kill(os.getpid(), signal.SIGUSR2)
-                return original[name](*arguments)
-            return call
-
-        if phase == "tokenizing":
-            state.PROGRESS_S = 0.0
-            run.stop.touch()
-        else:
-            setattr(main, {"meeting": "meet", "restoring": "restore"}[phase], asked(phase))
-        return train(run.job)
-
-    steps, detail, last = ended(spec, run, rank)
+    before = {"meeting": asked_to_stop_in(main, "meet", signal.SIGUSR2), "tokenizing": while_tokenizing,
+              "restoring": asked_to_stop_in(assemble, "restore", signal.SIGUSR2)}[phase]
+    steps, detail, last = ended(run, exit_codes(2, run.job, before))
     reason = "stop file" if phase == "tokenizing" else "asked to by SIGUSR2"
     assert (steps, detail) == (0, reason) and f"stopped before the first step of this attempt: {reason}" in last
     assert not complete_steps(run.checkpoints) and not list(run.path.glob("failures/*"))
     caches = list(run.cache.glob("tokens-*"))
     assert bool(caches) == (phase != "tokenizing"), "tokenizing was broken off"
     run.stop.unlink(missing_ok=True)
-    assert run_ranks(2, train, run.job) == [0, 0], "and the next start goes on"
+    assert exit_codes(2, run.job) == [0, 0], "and the next start goes on"
 
 
-def test_a_stop_while_a_checkpoint_is_written_completes_it_and_stops(place_: Path) -> None:
-    spec = job(place_, "gpt2", ["train.steps=9", "checkpoint.every=2", "job.ranks_per_node=2"])
-    run = start(spec)
-
-    def rank() -> int:
-        from hpc_mp.train.checkpoint import checkpoint
-        write_shard = checkpoint.write_shard
-
-        def asked(*given: Any) -> Any:
-            if os.environ["SLURM_PROCID"] == "1":
-                os.kill(os.getpid(), signal.SIGTERM)
-            return write_shard(*given)
-
-        checkpoint.write_shard = asked
-        return train(run.job)
-
-    assert ended(spec, run, rank)[:2] == (2, "asked to by SIGTERM")
+def test_a_stop_while_a_checkpoint_is_written_completes_it_and_stops(place: Path) -> None:
+    run = start(job(place, "gpt2", ["train.steps=9", "checkpoint.every=2", "job.ranks_per_node=2"]))
+    codes = exit_codes(2, run.job, asked_to_stop_in(checkpoint, "write_shard", signal.SIGTERM))
+    assert ended(run, codes)[:2] == (2, "asked to by SIGTERM")
     assert newest_complete(run.checkpoints)[0] == run.checkpoints / "step-00000002"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from layouts import job, run_engine, start, write_text
+from layouts import job, run_whole, start, write_text
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
@@ -55,10 +55,10 @@ def forked(directory: Path, overrides: list[str]) -> tuple[JobSpec, tuple[float,
     write_text(directory)
     ranks = job(directory, "gpt2", overrides).ranks
     one_node = ["job.nodes=1", f"job.ranks_per_node={ranks}", *overrides[2:]]
-    return job(directory, "gpt2", overrides), run_engine(job(directory, "gpt2", one_node)).losses
+    return job(directory, "gpt2", overrides), run_whole(job(directory, "gpt2", one_node)).losses
 
 
-@pytest.mark.prove  # in make test mpirun starts ranks in tests/launch/test_mpi_launch.py
+@pytest.mark.prove  # in make test mpirun starts ranks in tests/launch/test_mpi_program.py
 @needs_mpi
 def test_ranks_started_by_mpiexec_train_as_forked_ones(tmp_path: Path) -> None:
     spec, losses = forked(tmp_path, ["job.nodes=2", "job.ranks_per_node=1", "parallel.pipeline=2", "parallel.microbatches=2"])

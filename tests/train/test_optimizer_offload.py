@@ -8,21 +8,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from exact import EXACT, GPT2, LAYOUTS, LLAMA, TIED, Engine, Reference
-from layouts import MODELS, job, run_engine, start
+from engines import run_engine
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state, disk_of
+from layouts import MODELS, job, relaunch, start, trained_run
+from planting import planted, small_chunks
 from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import dump_job
-from hpc_mp.layout.models import read_shape, stage_layers
 from hpc_mp.layout.offload import BUFFERS, CHUNK, GRAIN, chunk_elements
 from hpc_mp.planner.device import Device, check_offload
-from hpc_mp.planner.memory import state_bytes
-from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir import read_json
 from hpc_mp.train.checkpoint import shard_file
 from hpc_mp.train.checkpoint.shard_file import LocalPart
 from hpc_mp.train.engine import optimizer_state
@@ -33,89 +34,59 @@ from hpc_mp.train.engine.state_stores import FileStore, HostStore
 CPU = torch.device("cpu")
 
 
-def small_chunks() -> None:
-    """Many chunks, the last of each unit shorter."""
-    optimizer_state.chunk_elements = lambda parts: 1000
-
-
 def on_disk(place: Path) -> list[str]:
-    disk = place / "disk"
-    disk.mkdir(exist_ok=True)
-    return ['parallel.offload=["optimizer"]', f'parallel.offload_directory="{disk}"']
+    return ['parallel.offload=["optimizer"]', disk_of(place)]
 
 
 CASES = [("tp2 pp2 dp2 zero2", TIED), ("dp2 zero3", LLAMA), ("dp2 zero0", GPT2), ("dp4 zero1 shard2", GPT2),
          ("tp2 dp3 zero1", LLAMA),
          ("tp2 pp2 dp2 zero1 zero_bubble_v", LLAMA), ("pp2 interleaved_1f1b M2", TIED), ("tp4", GPT2)]
-QUICK = ("tp2 pp2 dp2 zero2", "dp2 zero3")
 
 
-@pytest.mark.parametrize(("name", "model"), [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.prove)
-                                             for case in CASES])
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.prove)])
+@pytest.mark.parametrize(("name", "model"), cases(CASES, CASES[:2]))
+@pytest.mark.parametrize("precision", cases(("fp32", "bf16"), ("fp32",)))
 def test_training_is_the_same_to_the_last_bit(place: Path, engine: Engine, name: str, model: str, precision: str) -> None:
     more = [f'train.precision="{precision}"', *LAYOUTS[name]]
-    whole, _ = engine(model, *more)
+    whole = engine(model, *more)
     spec = job(place, model, [*more, *on_disk(place)])
     assert run_engine(spec, before=small_chunks).distance(whole) == 0
     assert not list((place / "disk").iterdir()), "no file has a name"
 
 
 def test_with_momentum_and_in_fp64_too(place: Path, reference: Reference) -> None:
-    sgd = ('train.optimizer="sgd"', "train.learning_rate=0.5", "train.momentum=0.9", "train.clip=0.0")
-    for optimizer, more in (("sgd", sgd), ("adamw", ())):
-        found = run_engine(job(place, GPT2, [*more, *on_disk(place)]), before=small_chunks)
-        assert found.distance(reference(GPT2, optimizer)) < EXACT
+    for optimizer in OPTIMIZERS:
+        found = run_engine(job(place, GPT2, [*OPTIMIZERS[optimizer], *on_disk(place)]), before=small_chunks)
+        assert found.distance(reference(GPT2, *OPTIMIZERS[optimizer])) < EXACT
 
 
-def forget_a_chunk() -> None:
-    """The negative control: what was written of one chunk is lost."""
-    small_chunks()
-    keep = FileStore.keep
-
-    def kept(self: FileStore, number: int, source: torch.Tensor) -> None:
-        if number != 3:
-            keep(self, number, source)
-
-    FileStore.keep = kept  # type: ignore[method-assign]
+@planted(FileStore, "keep")
+def forget_a_chunk(keep: Any, store: FileStore, number: int, source: torch.Tensor) -> None:
+    if number != 3:
+        keep(store, number, source)
 
 
 def test_a_lost_chunk_would_be_seen(place: Path, engine: Engine) -> None:
-    whole, _ = engine(GPT2, 'train.precision="fp32"')
+    whole = engine(GPT2, 'train.precision="fp32"')
     spec = job(place, GPT2, ['train.precision="fp32"', *on_disk(place)])
-    assert run_engine(spec, before=forget_a_chunk).distance(whole) > 0
+    assert run_engine(spec, before=lambda: (small_chunks(), forget_a_chunk())).distance(whole) > 0
 
 
 def test_checkpoints_go_from_one_home_to_the_other(place: Path, engine: Engine) -> None:
     """Two steps with the state on a disk and two without, and the other way round, on other layouts."""
-    whole, _ = engine(GPT2, "train.steps=4")
+    whole = engine(GPT2, "train.steps=4")
     disk, dp2, zero3 = on_disk(place), LAYOUTS["dp2 zero0"], LAYOUTS["dp2 zero3"]
     for first, second in (([*disk, *dp2], zero3), (dp2, [*disk, *zero3])):
-        run = start(job(place, GPT2, ["train.steps=2", *first]))
-        run_engine(job(place, GPT2, ["train.steps=2", *first]), before=small_chunks, run=run)
-        assert relaunched(place, ["train.steps=4", *second], run).distance(whole) < EXACT
-
-
-def relaunched(place: Path, overrides: list[str], run: RunDirectory) -> object:
-    spec = job(place, GPT2, overrides)
-    fresh = start(spec)  # for its placement
-    run.job.write_text(dump_job(spec))
-    run.placement.write_text(fresh.placement.read_text())
-    return run_engine(spec, before=small_chunks, run=run)
+        spec = job(place, GPT2, ["train.steps=2", *first])
+        run = trained_run(spec, small_chunks)
+        assert relaunch(run, place, GPT2, ["train.steps=4", *second], small_chunks).distance(whole) < EXACT
 
 
 @pytest.mark.parametrize(("name", "model"), [("tp2 pp2 dp2 zero2", TIED), ("dp2 zero3", LLAMA)])
-def test_the_predicted_state_is_what_ranks_hold(place: Path, name: str, model: str) -> None:
-    spec = job(place, model, ["train.steps=1", *LAYOUTS[name], *on_disk(place)])
-    run = start(spec)
-    run_engine(spec, run=run)
-    shape = read_shape(spec)
-    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
-    for line in read_lines(run.ranks):
-        held, told = read_json(run.trace(line["rank"]))["memory"], predicted[line["pp"], line["tp"]]
-        assert (held["optimizer"], held["host"], held["disk"]) == (told.optimizer, 0, told.disk)
-    (there,) = {each.disk for each in state_bytes(shape, spec, stage_layers(spec, shape)).values()} if spec.ranks == 2 else (1,)
-    assert there > 0
+def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, name: str, model: str) -> None:
+    keys = [ONE_STEP, *LAYOUTS[name], *on_disk(place)]
+    result = engine(model, *keys)
+    check_state(job(place, model, keys), result)
+    assert all(rank.memory["disk"] > 0 == rank.memory["host"] for rank in result.ranks)
 
 
 # --- the homes by themselves -----------------------------------------------------------------------------------------

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, OPTIMIZERS, TIED, Engine, Reference
-from layouts import job, layout, relaunch, run_engine, start
+from engines import run_engine
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, OPTIMIZERS, TIED, Engine, Plain, cases, check_state, disk_of
+from layouts import job, layout, relaunch, trained_run
+from planting import planted, small_chunks, wrapped
 from ranks import run_ranks
 
 from hpc_mp.layout import offload as layout_offload
-from hpc_mp.layout.models import read_shape, stage_layers
+from hpc_mp.layout.models import read_shape
 from hpc_mp.layout.offload import CHUNK, GRAIN
 from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.planner.memory import state_bytes
-from hpc_mp.rundir import read_json, read_lines
 from hpc_mp.rundir.plan import StateBytes
 from hpc_mp.train.dry_run.dry_run import dry_run
-from hpc_mp.train.engine import host_parameters, optimizer_state
+from hpc_mp.train.engine import host_parameters
 from hpc_mp.train.engine.collectives import Running
 from hpc_mp.train.engine.host_parameters import Bus, HostPart
 from hpc_mp.train.engine.optimizer_state import OnDevice, StateShape, Stretch
@@ -34,17 +35,6 @@ ALL = 'parallel.offload=["optimizer","parameters","activations"]'
 ALONE = [*layout(microbatches=2, zero=3)]  # one rank: all of a unit is its part
 
 
-def small_chunks() -> None:
-    """Many chunks, the last of each unit shorter."""
-    optimizer_state.chunk_elements = lambda parts: 1000
-
-
-def on_disk(place: Path) -> list[str]:
-    disk = place / "disk"
-    disk.mkdir(exist_ok=True)
-    return [BOTH, f'parallel.offload_directory="{disk}"']
-
-
 # (layout, model, format, what is offloaded)
 CASES = [
     ("tp2 pp2 dp2 zero3", TIED, "bf16", [BOTH]), ("dp4 zero3 shard2", GPT2, "fp32", [PARAMETERS]),
@@ -55,36 +45,33 @@ CASES = [
     ("dp2 cp2 zero3", LLAMA, "bf16", [BOTH]), ("ep2 dp4 zero3 shard2", MIXTRAL, "bf16", [BOTH]),
     ("ep2 zero3", MIXTRAL, "fp32", [BOTH]),
 ]
-QUICK = ("tp2 pp2 dp2 zero3", "dp4 zero3 shard2", "pp2 dp2 zero3 interleaved_1f1b once")
+QUICK = [case for case in CASES if case[0] in ("tp2 pp2 dp2 zero3", "dp4 zero3 shard2", "pp2 dp2 zero3 interleaved_1f1b once")]
 
 
-@pytest.mark.parametrize(("name", "model", "precision", "offload"), [
-    pytest.param(*case, id=f"{case[0]} {case[2]} {case[3][0]}", marks=() if case[0] in QUICK else pytest.mark.prove)
-    for case in CASES])
+@pytest.mark.parametrize(("name", "model", "precision", "offload"), cases(CASES, QUICK))
 def test_training_is_the_same_to_the_last_bit(
     place: Path, engine: Engine, name: str, model: str, precision: str, offload: list[str],
 ) -> None:
     more = [f'train.precision="{precision}"', *LAYOUTS[name]]
-    whole, _ = engine(model, *more)
+    whole = engine(model, *more)
     assert run_engine(job(place, model, [*more, *offload]), before=small_chunks).distance(whole) == 0
 
 
 def test_one_rank_with_its_optimizer_on_a_disk_too(place: Path, engine: Engine) -> None:
     """Where there is nobody to gather from, what is computed with comes from host memory all the same."""
     more = ['train.precision="bf16"', *ALONE]
-    whole, _ = engine(TIED, *more)
-    assert run_engine(job(place, TIED, [*more, *on_disk(place)]), before=small_chunks).distance(whole) == 0
+    whole = engine(TIED, *more)
+    assert run_engine(job(place, TIED, [*more, BOTH, disk_of(place)]), before=small_chunks).distance(whole) == 0
 
 
-@pytest.mark.parametrize("optimizer", [
-    ("adamw", ()), ("sgd", OPTIMIZERS["sgd"]),
-    pytest.param(("plain sgd", ('train.optimizer="sgd"', "train.learning_rate=0.5")), marks=pytest.mark.prove)])
-def test_it_equals_one_process(
-    place: Path, engine: Engine, reference: Reference, optimizer: tuple[str, tuple[str, ...]],
-) -> None:
+SETTINGS = {**OPTIMIZERS, "plain sgd": ('train.optimizer="sgd"', "train.learning_rate=0.5")}
+
+
+@pytest.mark.parametrize("optimizer", cases(SETTINGS, OPTIMIZERS))
+def test_it_equals_one_process(place: Path, plain: Plain, optimizer: str) -> None:
     """Also SGD, which has one number of state, or none."""
-    name, settings = optimizer
-    expected = reference(GPT2, name) if name in OPTIMIZERS else engine(GPT2, *settings)[0]
+    settings = SETTINGS[optimizer]
+    expected = plain(job(place, GPT2, settings))
     spec = job(place, GPT2, [*settings, *LAYOUTS["dp2 zero3"], PARAMETERS])
     assert run_engine(spec, before=small_chunks).distance(expected) < EXACT
 
@@ -93,44 +80,36 @@ def test_a_step_without_an_update_leaves_them(place: Path, engine: Engine) -> No
     """fp16 whose first scale overflows: chunks come and go, and nothing changes."""
     more = ['train.precision="fp16"', "train.loss_scale={ initial = 1e9, hysteresis = 1 }", "train.steps=24",
             *LAYOUTS["dp2 zero3"]]
-    whole, _ = engine(LLAMA, *more)
+    whole = engine(LLAMA, *more)
     assert run_engine(job(place, LLAMA, [*more, BOTH]), before=small_chunks).distance(whole) == 0
 
 
 # --- negative controls -----------------------------------------------------------------------------------------------
 
 
-def forget_what_computes() -> None:
-    """The masters are updated, and ranks compute on with the values from before."""
-    def keep(self: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
-        self.master[begin:end].copy_(source[:end - begin])
-
-    HostPart.keep = keep  # type: ignore[method-assign]
-
-
-def forget_a_chunk() -> None:
-    small_chunks()
-    keep = HostPart.keep
-
-    def kept(self: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
-        if begin != 1000:
-            keep(self, begin, end, source)
-
-    HostPart.keep = kept  # type: ignore[method-assign]
+# The masters are updated, and ranks compute on with the values from before.
+forget_what_computes = wrapped(HostPart, "keep", lambda keep: lambda part, begin, end, source: part.master[begin:end].copy_(
+    source[:end - begin]))
+# What computes is not made of the masters that have been read or drawn.
+forget_first_values = wrapped(HostPart, "filled", lambda filled: lambda part: (
+    part.computed.zero_() if part.computed is not part.master else None))
 
 
-def forget_first_values() -> None:
-    """What computes is not made of the masters that have been read or drawn."""
-    HostPart.filled = lambda self: self.computed.zero_() if self.computed is not self.master else None  # type: ignore[method-assign]
+@planted(HostPart, "keep")
+def forget_a_chunk(keep: Any, part: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
+    if begin != 1000:
+        keep(part, begin, end, source)
 
 
-@pytest.mark.parametrize("sabotage", [
-    forget_what_computes, pytest.param(forget_a_chunk, marks=pytest.mark.prove),
-    pytest.param(forget_first_values, marks=pytest.mark.prove)])
-def test_what_is_lost_would_be_seen(place: Path, engine: Engine, sabotage: Callable[[], None]) -> None:
+LOST = {"what computes": forget_what_computes, "a chunk": lambda: (small_chunks(), forget_a_chunk()),
+        "first values": forget_first_values}
+
+
+@pytest.mark.parametrize("lost", cases(LOST, ("what computes",)))
+def test_what_is_lost_would_be_seen(place: Path, engine: Engine, lost: str) -> None:
     more = ['train.precision="bf16"', *LAYOUTS["dp2 zero3"]]
-    whole, _ = engine(LLAMA, *more)
-    assert run_engine(job(place, LLAMA, [*more, BOTH]), before=sabotage).distance(whole) > 0
+    whole = engine(LLAMA, *more)
+    assert run_engine(job(place, LLAMA, [*more, BOTH]), before=LOST[lost]).distance(whole) > 0
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -138,33 +117,28 @@ def test_what_is_lost_would_be_seen(place: Path, engine: Engine, sabotage: Calla
 
 def test_checkpoints_go_from_the_host_to_the_device_and_back(place: Path, engine: Engine) -> None:
     """Two steps with parameters in host memory and two without, on another layout, and the other way round."""
-    whole, _ = engine(GPT2, "train.steps=4")
+    whole = engine(GPT2, "train.steps=4")
     away, zero1 = [BOTH, *LAYOUTS["dp2 zero3"]], LAYOUTS["pp2 dp2 zero2 1f1b once"]
     for first, second in ((away, zero1), (zero1, away)):
         spec = job(place, GPT2, ["train.steps=2", *first])
-        run = start(spec)
-        run_engine(spec, before=small_chunks, run=run)
+        run = trained_run(spec, small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second]).distance(whole) < EXACT
 
 
 # --- where they lie --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "model", "more"), [
-    ("tp2 pp2 dp2 zero3", TIED, ['train.precision="bf16"', BOTH]),
-    pytest.param("dp4 zero3 shard2 once", GPT2, ['train.precision="fp32"', PARAMETERS], marks=pytest.mark.prove),
-    pytest.param("ep2 zero3", MIXTRAL, ['train.precision="bf16"', PARAMETERS], marks=pytest.mark.prove)])
-def test_the_predicted_state_is_what_ranks_hold(place: Path, name: str, model: str, more: list[str]) -> None:
-    spec = job(place, model, ["train.steps=1", *more, *LAYOUTS[name]])
-    run = start(spec)
-    run_engine(spec, run=run)
-    shape = read_shape(spec)
-    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
-    for line in (line for line in read_lines(run.ranks) if line["dp"] == 0):  # of shared-out experts the first have most
-        held, told = read_json(run.trace(line["rank"]))["memory"], predicted[line["pp"], line["tp"]]
-        assert (held["optimizer"], held["host"], held["disk"]) == (told.optimizer, told.host, 0)
-        assert held["parameters"] == 0, "nothing of them is on the device between two steps"
-        assert told.host > 0 and (spec.reduce != "step" or held["gradients"] == told.gradients)
+HELD = [("tp2 pp2 dp2 zero3", TIED, ['train.precision="bf16"', BOTH]),
+        ("dp4 zero3 shard2 once", GPT2, ['train.precision="fp32"', PARAMETERS]),
+        ("ep2 zero3", MIXTRAL, ['train.precision="bf16"', PARAMETERS])]
+
+
+@pytest.mark.parametrize(("name", "model", "more"), cases(HELD, HELD[:1]))
+def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, name: str, model: str, more: list[str]) -> None:
+    keys = [ONE_STEP, *more, *LAYOUTS[name]]
+    result = engine(model, *keys)
+    check_state(job(place, model, keys), result)
+    assert all(rank.memory["host"] > 0 == rank.memory["disk"] for rank in result.ranks)
 
 
 def test_bytes_are_those_of_the_table(place: Path) -> None:
@@ -182,7 +156,7 @@ def test_bytes_are_those_of_the_table(place: Path) -> None:
     assert plan[PARAMETERS].parameters == plan[BOTH].parameters == 2 * 2 * block
 
 
-@pytest.mark.parametrize("offload", [BOTH, pytest.param(PARAMETERS, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("offload", cases((BOTH, PARAMETERS), (BOTH,)))
 def test_a_dry_run_says_what_lies_where(place: Path, monkeypatch: pytest.MonkeyPatch, offload: str) -> None:
     monkeypatch.setattr(layout_offload, "GRAIN", CHUNK)  # a chunk for each unit: then there are no more counters of steps
     more = ['job.device="cpu"', 'train.precision="bf16"', *LAYOUTS["dp2 zero3"]]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from launching import until
 from ranks import run_ranks
 
-from hpc_mp.rundir import create_run
-from hpc_mp.rundir.waits import awaited, read_standings
+from hpc_mp.diagnosis.waits import awaited
+from hpc_mp.rundir import RunDirectory, create_run
+from hpc_mp.rundir.standings import Wait, read_standings
 from hpc_mp.train.rank.waits import COLLECTIVES, DIRECTED, Waits, noted
 
 
@@ -82,3 +88,36 @@ def test_who_stands_still_writes_and_takes_it_back(tmp_path: Path) -> None:
         return found and (found.rank, found.by)
 
     assert run_ranks(2, rank) == [None, (1, (0,))]
+
+
+def waiting(path: Path, end: Connection) -> None:
+    waits = Waits(0)
+    waits.wait = Wait("all_reduce", (1,), "group 2", 22)
+    with noted(waits, RunDirectory(path), 1, 0.0):
+        end.recv()
+    end.send(waits.since)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_pause_is_no_wait(tmp_path: Path, paused: bool, fails: bool) -> None:
+    """A rank stopped in the midst of a wait blamed its peer when it was woken, in its standing and in its last record."""
+    run, (end, other) = create_run(tmp_path, "job"), multiprocessing.Pipe()
+    rank = multiprocessing.get_context("fork").Process(target=waiting, args=(run.path, other))
+    rank.start()
+    until(lambda: bool(read_standings(run, 1)))
+    woken = read_standings(run, 1)[0].time
+    if paused:
+        os.kill(rank.pid or 0, signal.SIGSTOP)
+        time.sleep(1.5)  # longer than load explains
+        woken = time.time()
+        if fails:
+            end.send("end")
+        os.kill(rank.pid or 0, signal.SIGCONT)
+    if not fails:
+        until(lambda: any(standing.time > woken for standing in read_standings(run, 1)))
+        assert (read_standings(run, 1)[0].since >= woken) is paused
+    if not (paused and fails):
+        end.send("end")
+    assert (end.recv() >= woken) is paused
+    rank.join()

@@ -6,34 +6,26 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from layouts import VARIANTS, job, start, write_text
-from ranks import run_ranks, train
+from layouts import VARIANTS, job, prepare, start, write_text
+from planting import planted
+from ranks import exit_codes, run_ranks
 from safetensors.torch import save_file
 
-from hpc_mp.job import dump_job
 from hpc_mp.layout.models.family import Weight
 from hpc_mp.layout.models.llama import LLAMA
-from hpc_mp.layout.placement import Degrees, place, to_dict
-from hpc_mp.rundir import RunDirectory, newest_complete, write_json
+from hpc_mp.rundir import newest_complete
 from hpc_mp.train.engine import initial
 
 PP2DP2 = ["job.ranks_per_node=4", "parallel.pipeline=2", "parallel.zero=0", "parallel.microbatches=2"]
 DP4Z3 = ["job.ranks_per_node=4", "parallel.zero=3", "parallel.microbatches=2"]
 Read = tuple[str, int, int]  # file, first byte, bytes
-
-
-def trained(run: RunDirectory, ranks: int, before: Callable[[], None] = lambda: None) -> None:
-    def rank() -> int:
-        before()
-        return train(run.job)
-
-    assert run_ranks(ranks, rank, timeout=900) == [0] * ranks
 
 
 def reads_of_resume(
@@ -42,29 +34,23 @@ def reads_of_resume(
     """What ranks read of the files of tensors as they go on, and the sizes of these files."""
     first = job(directory, model, [*before, "train.steps=1"])
     run = start(first)
-    trained(run, first.ranks)
+    assert exit_codes(first.ranks, run.job, timeout=900) == [0] * first.ranks
     saved, _ = newest_complete(run.checkpoints)
     assert saved is not None
     spec = job(directory, model, [*after, "train.steps=2"])
-    run.job.write_text(dump_job(spec))
-    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree)
-    write_json(run.placement, to_dict(place(degrees, "cluster", spec.job.ranks_per_node)))
+    prepare(spec, run)
     sizes = {path.name: path.stat().st_size for path in saved.glob("*.safetensors")}
     notes = directory / "notes"
     notes.mkdir()
 
-    def note() -> None:
-        plain = os.pread
+    @planted(os, "pread")
+    def noted(plain: Any, descriptor: int, count: int, begin: int) -> bytes:
+        content: bytes = plain(descriptor, count, begin)
+        with (notes / str(os.getpid())).open("a") as file:
+            file.write(json.dumps([Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, begin, len(content)]) + "\n")
+        return content
 
-        def noted(descriptor: int, count: int, begin: int) -> bytes:
-            content = plain(descriptor, count, begin)
-            with (notes / str(os.getpid())).open("a") as file:
-                file.write(json.dumps([Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, begin, len(content)]) + "\n")
-            return content
-
-        os.pread = noted
-
-    trained(run, spec.ranks, note)
+    assert exit_codes(spec.ranks, run.job, noted, timeout=900) == [0] * spec.ranks
     lines = [line for path in notes.iterdir() for line in path.read_text().splitlines()]
     return [(name, begin, count) for name, begin, count in map(json.loads, lines) if name in sizes], sizes
 

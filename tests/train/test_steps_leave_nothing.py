@@ -1,4 +1,4 @@
-"""What a step allocates is free again when it is over: nothing that autograd has kept outlives it."""
+"""What a step allocates is free again when it is over: nothing that autograd keeps outlives it. A rank notes what it holds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import ctypes
 import gc
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from layouts import job, layout, run_engine, write_text
+from engines import run_engine
+from exact import cases
+from layouts import job, layout, write_text
+from planting import planted
 
 from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.engine.memory import resident_noted
 from hpc_mp.train.engine.projection import WeightGradients
 
 STEPS, SETTLED, SEEN = 14, 4, 4  # steps in all, after how many of them a rank has all that it keeps, and how many are looked at
@@ -52,17 +58,18 @@ def _growth(directory: Path, overrides: Sequence[str], forget: bool = False) -> 
     write_text(directory)
     spec = job(directory, "llama", [*overrides, f"train.steps={STEPS}"])
 
+    seen: list[int] = []
+
+    @planted(Engine, "step")
+    def noted(step: Any, *args: Any, **named: Any) -> Any:
+        gc.collect()  # of cycles, which Python frees when it comes to it
+        seen.append(_allocated())
+        (directory / f"heap-{os.environ['SLURM_PROCID']}").write_text(json.dumps(seen))
+        return step(*args, **named)
+
     def before() -> None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder keeps the last 2,000 messages, and grows until then
-        step, seen = Engine.step, []
-
-        def noted(self: Engine, *args: Any, **named: Any) -> Any:
-            gc.collect()  # of cycles, which Python frees when it comes to it
-            seen.append(_allocated())
-            (directory / f"heap-{os.environ['SLURM_PROCID']}").write_text(json.dumps(seen))
-            return step(self, *args, **named)
-
-        Engine.step = noted  # type: ignore[method-assign]
+        noted()
         if forget:
             WeightGradients.work_off = torch.enable_grad()(WeightGradients.work_off.__wrapped__)  # type: ignore[attr-defined,method-assign]
 
@@ -72,11 +79,48 @@ def _growth(directory: Path, overrides: Sequence[str], forget: bool = False) -> 
     return [min(heap[-SEEN:]) - max(heap[SETTLED:SETTLED + SEEN]) for heap in heaps]
 
 
-@pytest.mark.parametrize("name", [
-    name if name in ("1f1b", "tp2 zero_bubble") else pytest.param(name, marks=pytest.mark.prove) for name in LAYOUTS])
+@pytest.mark.parametrize("name", cases(LAYOUTS, ("1f1b", "tp2 zero_bubble")))
 def test_the_heap_does_not_grow_with_steps(tmp_path: Path, name: str) -> None:
     assert max(_growth(tmp_path, LAYOUTS[name])) < MOST
 
 
 def test_a_graph_that_grows_is_seen(tmp_path: Path) -> None:
     assert max(_growth(tmp_path, LAYOUTS["zero_bubble"], forget=True)) > 2 * MOST
+
+
+# --- the note of how much a rank holds -------------------------------------------------------------------------------
+
+
+def noted(file: Path) -> int:
+    return int(file.read_text())
+
+
+def settled(file: Path, expected: float) -> bool:
+    """Whether the note comes to within a tenth of ``expected`` bytes in a minute; every reading on the way is a number."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if file.exists() and abs(noted(file) - expected) < expected / 10:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_the_note_follows_what_the_process_holds(tmp_path: Path) -> None:
+    file = tmp_path / "memory-00000"
+    own = psutil.Process().memory_info
+    with resident_noted(file):
+        assert settled(file, own().rss)
+        before = own().rss
+        held = bytearray(b"1" * before)
+        assert own().rss > 1.5 * before and settled(file, own().rss)
+        del held
+        assert settled(file, before)
+    last = file.stat().st_mtime_ns
+    held = bytearray(b"1" * before)
+    time.sleep(0.7)
+    assert file.stat().st_mtime_ns == last and len(held) == before
+
+
+def test_a_directory_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    with resident_noted(tmp_path / "absent" / "memory-00000"):
+        time.sleep(0.1)

@@ -203,20 +203,20 @@ def test_a_run_does_not_depend_on_the_given_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("files", "rule"), [
-    ({}, "is not a directory with a tokenizer in it"),
-    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer in it"),
+    ({}, "is not a directory with a tokenizer"),
+    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer"),
     ({"tokenizer.json": "{"}, "cannot be loaded"),
     ({"tokenizer.json": '{"model": {}}'}, "cannot be loaded"),
     ({"tokenizer.json": b"\xff"}, "cannot be loaded"),
     ({"vocab.json": "{", "merges.txt": ""}, "cannot be loaded"),
-    ({"vocab.json": "{}"}, "not built yet"),
-    ({"tokenizer.model": "x"}, "this kind is not built yet"),
-    ({"vocab.txt": "x"}, "this kind is not built yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not built yet"),
+    ({"vocab.json": "{}"}, "not supported yet"),
+    ({"tokenizer.model": "x"}, "this kind is not supported yet"),
+    ({"vocab.txt": "x"}, "this kind is not supported yet"),
+    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not supported yet"),
     ({"vocab.json": "{}", "merges.txt": "", "config.json": '{"model_type": "qwen2"}'},
-     "not built yet (qwen2: vocab.json"),
+     "not supported yet (qwen2: vocab.json"),
     ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'},
-     "not built yet (CLIPTokenizer: vocab.json"),
+     "not supported yet (CLIPTokenizer: vocab.json"),
     ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": "[]"}, "cannot be read"),
 ])
 def test_tokenizers_that_are_refused(tmp_path: Path, files: dict[str, str | bytes], rule: str) -> None:
@@ -231,7 +231,7 @@ def test_tokenizers_that_are_refused(tmp_path: Path, files: dict[str, str | byte
 
 def test_a_checkpoint_with_a_tokenizer_that_is_not_built_does_not_get_another_one(tmp_path: Path) -> None:
     write(tmp_path / "pretrained" / "tokenizer.model", "x")
-    with pytest.raises(HpcMpError, match="not built yet"):
+    with pytest.raises(HpcMpError, match="not supported yet"):
         prepared(tmp_path / "cache", write(tmp_path / "a.txt", TEXT), pretrained=tmp_path / "pretrained")
 
 
@@ -239,7 +239,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
     given = words(tmp_path / "given", ["?", "a", "b"])
     text = write(tmp_path / "a.txt", "a")
     assert prepared(tmp_path / "cache", text, given=given, vocabulary=3).count == 1
-    with pytest.raises(HpcMpError, match="largest id 2 needs a vocabulary of 3, the model's is 2"):
+    with pytest.raises(HpcMpError, match="largest id 2 needs a vocabulary of 3, but the model's is 2"):
         prepared(tmp_path / "cache", text, given=given, vocabulary=2)
     assert prepared(tmp_path / "cache", text, vocabulary=257).count == 2
     with pytest.raises(HpcMpError, match=r"256 bytes \+ <\|endoftext\|> = 257"):

@@ -15,7 +15,7 @@ TEXT = "The quick brown fox jumps over the lazy dog.\nNone of it is new.\n" * 20
 ODD = "naïve 漢字 🙂\t  tabs\r\n\n\n  and   spaces <|endoftext|> It's 1234.5\x01"
 
 
-def write(path: Path, content: str | bytes) -> Path:
+def write(path: Path, content: str | bytes = "text\n") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path

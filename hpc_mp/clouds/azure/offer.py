@@ -12,9 +12,6 @@ from typing import Any
 from hpc_mp.base.assets import asset
 from hpc_mp.catalogue import MachineType, catalogue
 
-ASSET = "cyclecloud/images.toml"
-NAMES = "cyclecloud/names.toml"
-
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -22,7 +19,7 @@ class Image:
 
     name: str
     arch: str
-    generations: tuple[int, ...]
+    generations: list[int]
     drivers: str
     network: bool
     slurm: bool = True
@@ -32,20 +29,16 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """The machines beside the training nodes, of the same processor architecture: their sizes, and the image without GPUs."""
-
-    scheduler: str
-    login: str
-    htc: str
-    image: str
-
-
-@dataclass(frozen=True, slots=True)
 class Offer:
-    """Sizes and images by name in lower case; heads by processor architecture; valid names by kind of section."""
+    """Components that Azure offers.
 
-    heads: Mapping[str, Heads]
+    Attributes:
+        heads: by processor architecture: sizes of the scheduler, login and htc machines, and their image without GPUs.
+        sizes, images: by name in lower case.
+        names: valid names of attributes, by kind of section.
+    """
+
+    heads: Mapping[str, Mapping[str, str]]
     sizes: Mapping[str, MachineType]
     images: Mapping[str, Image]
     names: Mapping[str, tuple[str, ...]]
@@ -60,21 +53,11 @@ class Offer:
 
 
 def load_offer() -> Offer:
-    """Load the offer.
-
-    Raises:
-        HpcMpError: the file was not installed, or a user's file of machines is wrong.
-    """
-    data = _read(ASSET)
-    images = [_image(row) for row in data["image"]]
-    heads = {arch: Heads(**row) for arch, row in data["heads"].items()}
+    """Load the offer. Raises HpcMpError if a file was not installed, or a user's file of machines is wrong."""
+    data = _read("cyclecloud/images.toml")
+    images = [Image(**{key: value for key, value in row.items() if key != "from"}) for row in data["image"]]
     sizes = {size.name.casefold(): size for size in catalogue().of("azure")}
-    return Offer(heads, sizes, {image.name.casefold(): image for image in images}, _read(NAMES))
-
-
-def _image(row: dict[str, Any]) -> Image:
-    figures = {key: value for key, value in row.items() if key != "from"}
-    return Image(**{**figures, "generations": tuple(row["generations"])})
+    return Offer(data["heads"], sizes, {image.name.casefold(): image for image in images}, _read("cyclecloud/names.toml"))
 
 
 @cache
@@ -99,7 +82,7 @@ _IMAGE_FAULTS: tuple[tuple[str, Callable[[Image, MachineType], bool], Callable[[
      lambda image, size: f"has no drivers, and {size.name} has {size.gpu_title} on {size.arch}"),
     ("CC604", lambda image, size: bool(size.rdma) and not image.network,
      lambda image, size: f"has no drivers of InfiniBand, and {size.name} has it"),
-    ("CC606", lambda image, size: bool(image.ended), lambda image, size: f"is of a system that ended on {image.ended}"),
+    ("CC606", lambda image, size: bool(image.ended), lambda image, size: f"is of a system without updates since {image.ended}"),
     ("CC609", lambda image, size: not image.slurm,
      lambda image, size: "has no packages of Slurm, and cyclecloud-slurm has none for it"),
 )

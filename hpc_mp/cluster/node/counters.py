@@ -51,11 +51,11 @@ class Changes:
 
 def read_counters(source: NodeSource) -> dict[str, int]:
     """Return every visible counter: ``fabric/mlx5_0/1/symbol_error``, ``net/eth0/rx_dropped``, ``tcp/RetransSegs`` …"""
-    found: dict[str, int] = {}
+    counters: dict[str, int] = {}
     for kind in (_fabric, _interfaces, _tcp, _memory, _heat, _pci, link_counters):
         with contextlib.suppress(Unavailable):
-            found |= dict(kind(source))
-    return found
+            counters |= dict(kind(source))
+    return counters
 
 
 def read_changes(source: NodeSource) -> Changes:
@@ -66,9 +66,9 @@ def read_changes(source: NodeSource) -> Changes:
         time.sleep(_MOMENT_S)
         at = _uptime(source)
     first, before = earlier
-    now = read_counters(source)
-    grown = {name: value - before[name] for name, value in now.items() if value >= before.get(name, value + 1)}
-    return Changes(max(at - first, 0.0), grown, now)
+    current = read_counters(source)
+    grown = {name: value - before[name] for name, value in current.items() if value >= before.get(name, value + 1)}
+    return Changes(max(at - first, 0.0), grown, current)
 
 
 def keep_counters(source: NodeSource) -> None:
@@ -78,10 +78,10 @@ def keep_counters(source: NodeSource) -> None:
         return
     with contextlib.suppress(Unavailable, OSError):
         at, boot = _uptime(source), source.text("/proc/sys/kernel/random/boot_id")
-        kept = [reading for reading in _kept(source, str(file), boot) if reading["at"] > at - WINDOW_S]
-        if not kept or at - kept[-1]["at"] >= _APART_S:
+        readings = [reading for reading in _readings(source, str(file), boot) if reading["at"] > at - WINDOW_S]
+        if not readings or at - readings[-1]["at"] >= _APART_S:
             new = file.with_suffix(".new")
-            new.write_text(json.dumps({"boot": boot, "readings": [*kept, {"at": at, "values": read_counters(source)}]}))
+            new.write_text(json.dumps({"boot": boot, "readings": [*readings, {"at": at, "values": read_counters(source)}]}))
             new.chmod(0o644)
             new.replace(file)
 
@@ -90,13 +90,13 @@ def _earlier(source: NodeSource) -> tuple[float, Values] | None:
     """Return time and values of the oldest reading of this boot inside the window: this user's, or else root's."""
     boot, at = maybe(source.text, "/proc/sys/kernel/random/boot_id"), _uptime(source)
     for folder in dict.fromkeys((own(), SHARED)):
-        for reading in _kept(source, f"{folder}/{KEPT}", boot):
+        for reading in _readings(source, f"{folder}/{KEPT}", boot):
             if at - WINDOW_S <= reading["at"] < at:
                 return float(reading["at"]), reading["values"]
     return None
 
 
-def _kept(source: NodeSource, name: str, boot: str | None) -> list[dict[str, Any]]:
+def _readings(source: NodeSource, name: str, boot: str | None) -> list[dict[str, Any]]:
     try:
         document = json.loads(source.text(name))
         return list(document["readings"]) if document["boot"] == boot else []
@@ -123,12 +123,12 @@ def _fabric(source: NodeSource) -> Iterator[tuple[str, int]]:
 
 
 def _interfaces(source: NodeSource) -> Iterator[tuple[str, int]]:
-    for each in netdev.read_interfaces(source):
-        base, prefix = f"{netdev.CLASS}/{each.name}", f"net/{each.name}/"
+    for interface in netdev.read_interfaces(source):
+        base, prefix = f"{netdev.CLASS}/{interface.name}", f"net/{interface.name}/"
         yield from _numbers(source, prefix, tuple(f"{base}/statistics/{name}" for name in _STATISTICS))
         yield from _numbers(source, prefix, (f"{base}/carrier_changes", f"{base}/carrier_down_count"))
         with contextlib.suppress(Unavailable):
-            for line in source.answer(("ethtool", "-S", each.name)).splitlines():
+            for line in source.answer(("ethtool", "-S", interface.name)).splitlines():
                 name, _, value = line.strip().partition(": ")
                 if value.isdigit() and any(part in name for part in _ETHTOOL) and "[" not in name:
                     yield prefix + name, int(value)

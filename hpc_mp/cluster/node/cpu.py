@@ -51,9 +51,9 @@ def read_cpus(source: NodeSource) -> Cpus:
         governor = maybe(source.text, f"{base}/scaling_governor")
         if governor:
             governors[governor] += 1
-        now, most = maybe(source.number, f"{base}/scaling_max_freq"), maybe(source.number, f"{base}/cpuinfo_max_freq")
-        if now and most and now < most:
-            capped[cpu] = (now, most)
+        allowed, highest = maybe(source.number, f"{base}/scaling_max_freq"), maybe(source.number, f"{base}/cpuinfo_max_freq")
+        if allowed and highest and allowed < highest:
+            capped[cpu] = (allowed, highest)
     load = (maybe(source.text, "/proc/loadavg") or "").split()
     return Cpus(
         online=len(online),

@@ -21,25 +21,25 @@ from typing import TypeVar
 from hpc_mp.cluster.node.source import Unavailable
 
 T = TypeVar("T")
-_GRACE_S, _POLL_S = 1.0, 0.01  # within which killed processes are gone, also on a busy node
+_GRACE_S, _POLL_S = 1.0, 0.01  # killed processes are gone within this grace period, even on a busy node
 _START_TIME = 19  # field of /proc/PID/stat, counted after the name
 
 
-def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | None = None) -> dict[str, T | Unavailable]:
+def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, ledger: Path | None = None) -> dict[str, T | Unavailable]:
     """Return each task's result, or Unavailable with the reason: it raised, or did not end within ``seconds`` for all tasks.
 
     Args:
         tasks: name to function; its result must be picklable.
-        left: the file that records abandoned children; None records none.
+        ledger: the file that records abandoned children; None records none.
     """
-    before = _read(left)
+    before = _read(ledger)
     hung = {name: child for name, child in before.items() if name in tasks and _is_there(*child)}
     stuck = {name: Unavailable(f"an earlier reading still hangs in process {pid}") for name, (pid, _) in hung.items()}
-    found = stuck | _collect({name: task for name, task in tasks.items() if name not in hung}, seconds, hung)
-    kept = {name: child for name, child in before.items() if name not in tasks} | hung
-    if left is not None and kept != before:
-        _write(left, kept)
-    return {name: found[name] for name in tasks}
+    results = stuck | _collect({name: task for name, task in tasks.items() if name not in hung}, seconds, hung)
+    abandoned = {name: child for name, child in before.items() if name not in tasks} | hung
+    if ledger is not None and abandoned != before:
+        _write(ledger, abandoned)
+    return {name: results[name] for name in tasks}
 
 
 def _collect(
@@ -47,30 +47,31 @@ def _collect(
 ) -> dict[str, T | Unavailable]:
     """Start all tasks and collect results until the deadline. Children that are then abandoned are added to ``hung``."""
     end = time.monotonic() + seconds
-    found: dict[str, T | Unavailable] = {}
+    results: dict[str, T | Unavailable] = {}
     running: dict[str, int] = {}
-    said: dict[str, bytes] = {}
+    outputs: dict[str, bytes] = {}
     with selectors.DefaultSelector() as ready:
         try:
             for name, task in tasks.items():
                 running[name], pipe = _start(task)
-                said[name] = b""
+                outputs[name] = b""
                 ready.register(pipe, selectors.EVENT_READ, name)
-            while running and (left := end - time.monotonic()) > 0:
-                for key, _ in ready.select(left):
+            while running and (remaining := end - time.monotonic()) > 0:
+                for key, _ in ready.select(remaining):
                     name, data = key.data, os.read(key.fd, 1 << 16)
-                    said[name] += data
+                    outputs[name] += data
                     if not data:
                         ready.unregister(key.fd)
                         os.close(key.fd)
                         os.waitpid(running.pop(name), 0)
-                        found[name] = pickle.loads(said[name]) if said[name] else Unavailable("it ended without a word")
+                        answer = outputs[name]
+                        results[name] = pickle.loads(answer) if answer else Unavailable("it ended without an answer")
         finally:
             for key in list(ready.get_map().values()):
                 os.close(key.fd)
             for name, pid in _kill(running).items():
                 hung[name] = (pid, _born(pid))
-    return found | {name: Unavailable(f"no answer within {seconds:g} s") for name in running}
+    return results | {name: Unavailable(f"no answer within {seconds:g} s") for name in running}
 
 
 def _start(task: Callable[[], object]) -> tuple[int, int]:
@@ -139,15 +140,15 @@ def _born(pid: int) -> str:
         return ""
 
 
-def _read(left: Path | None) -> dict[str, tuple[int, str]]:
+def _read(ledger: Path | None) -> dict[str, tuple[int, str]]:
     try:
-        return {name: (int(pid), str(born)) for name, (pid, born) in json.loads(left.read_bytes()).items()} if left else {}
+        return {name: (int(pid), str(born)) for name, (pid, born) in json.loads(ledger.read_bytes()).items()} if ledger else {}
     except (OSError, ValueError, TypeError, AttributeError):  # no such file, or not our format
         return {}
 
 
-def _write(left: Path, children: Mapping[str, tuple[int, str]]) -> None:
+def _write(ledger: Path, children: Mapping[str, tuple[int, str]]) -> None:
     with contextlib.suppress(OSError):  # a full disk must not cost the findings
-        new = left.with_suffix(".new")
+        new = ledger.with_suffix(".new")
         new.write_text(json.dumps(children), encoding="utf-8")
-        new.replace(left)
+        new.replace(ledger)

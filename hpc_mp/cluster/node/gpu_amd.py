@@ -39,7 +39,8 @@ def read_amd(source: NodeSource) -> AmdGpus:
         on_bus=buses,
         compute=sum(_has_units(source, path) for path in source.names("/sys/class/kfd/kfd/topology/nodes/*/properties")),
         render=tuple(path.rpartition("/")[2] for path in source.names("/dev/dri/renderD*")),
-        driver=_driver(source),
+        driver=maybe(source.text, "/sys/module/amdgpu/version")  # a driver that comes with the kernel has no version
+        or ("the kernel's" if source.names("/sys/module/amdgpu") else None),
         uncorrected={(bus, path.rpartition("/")[2][:-len("_err_count")]): count for bus in buses
                      for path in source.names(f"/sys/bus/pci/devices/{bus}/ras/*_err_count")
                      if (count := _errors(source, path)) is not None},
@@ -47,13 +48,8 @@ def read_amd(source: NodeSource) -> AmdGpus:
 
 
 def _has_units(source: NodeSource, path: str) -> bool:
-    found = re.search(r"simd_count (\d+)", maybe(source.text, path) or "")
-    return bool(found and int(found[1]))
-
-
-def _driver(source: NodeSource) -> str | None:
-    """Return the driver's version; a driver that comes with the kernel has none."""
-    return maybe(source.text, "/sys/module/amdgpu/version") or ("the kernel's" if source.names("/sys/module/amdgpu") else None)
+    match = re.search(r"simd_count (\d+)", maybe(source.text, path) or "")
+    return bool(match and int(match[1]))
 
 
 def _errors(source: NodeSource, path: str) -> int | None:

@@ -93,7 +93,7 @@ def ask_smi(source: NodeSource) -> SmiAnswer:
 def read_models(source: NodeSource) -> tuple[GpuModel, ...]:
     """Return the models, if known, of the GPUs that the driver has taken."""
     models = (fields(maybe(source.text, path) or "").get("Model", "") for path in source.names(_INFORMATION))
-    return tuple(known for name in models if (known := catalogue().gpu(name)))
+    return tuple(model for name in models if (model := catalogue().gpu(name)))
 
 
 def read_driver(source: NodeSource) -> GpuDriver:
@@ -109,8 +109,8 @@ def read_driver(source: NodeSource) -> GpuDriver:
         complaint=complaint,
         nodes=tuple(path[len("/dev/"):] for path in source.names("/dev/nvidia*")),
         loaded=_version(source, "/proc/driver/nvidia/version") or _version(source, "/sys/module/nvidia/version"),
-        libraries=tuple(sorted({found[1] for pattern in _LIBRARIES for path in source.names(pattern)
-                                if (found := _LIBRARY.search(path))})),
+        libraries=tuple(sorted({match[1] for pattern in _LIBRARIES for path in source.names(pattern)
+                                if (match := _LIBRARY.search(path))})),
         kind=None if any(gpu.vendor == "amd" for gpu in read_gpus(source)) else read_machine_type(source),
         nvswitches=count_nvswitches(source),
         confined=_confined(source),
@@ -141,5 +141,5 @@ def _on_bus(source: NodeSource) -> tuple[str, ...]:
 
 
 def _version(source: NodeSource, path: str) -> str | None:
-    found = _VERSION.search(maybe(source.text, path) or "")
-    return found[1] if found else None
+    match = _VERSION.search(maybe(source.text, path) or "")
+    return match[1] if match else None

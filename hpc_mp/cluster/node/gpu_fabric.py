@@ -55,17 +55,17 @@ def read_fabric(source: NodeSource) -> NvswitchFabric:
 
 def read_imex(source: NodeSource) -> Imex | None:
     """Read the IMEX domain; None if no NVLink leaves the node. Raises Unavailable."""
-    if not any(each.rack for each in read_models(source)):
+    if not any(model.rack for model in read_models(source)):
         return None
     text = source.answer(_IMEX)
     domain = re.search(r"Domain State:\s*(\S+)", text)
     if domain is None:
-        raise Unavailable(f"nvidia-imex-ctl says no domain state: {text.strip()[:60]!r}")
+        raise Unavailable(f"nvidia-imex-ctl prints no domain state: {text.strip()[:60]!r}")
     table = text.partition("Nodes From\\To")[2].splitlines()[1:]
     rows = [line.split() for line in table if re.match(r"\s*\d+\s+\S", line)]
     return Imex(
         domain=domain[1],
-        nodes=tuple((found[2], found[3]) for found in _NODE.finditer(text)),
+        nodes=tuple((match[2], match[3]) for match in _NODE.finditer(text)),
         unconnected=tuple((int(row[0]), column, letter) for row in rows for column, letter in enumerate(row[1:])
                           if letter != "C"),
         channels=source.names("/dev/nvidia-caps-imex-channels/channel*"),

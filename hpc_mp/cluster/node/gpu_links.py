@@ -65,11 +65,11 @@ def read_links(source: NodeSource) -> NvLinks:
     errors: dict[int, str] = {}
     gpu = None
     for line in (source.answer(STATUS) if has_gpus(source) else "").splitlines():
-        if found := _GPU.match(line.strip()):
-            gpu = int(found[1])
-            names[gpu], rates[gpu] = found[2], {}
-        elif (found := _RATE.match(line.strip())) and gpu is not None:
-            rates[gpu][int(found[1])] = float(found[2]) if found[2] else None
+        if match := _GPU.match(line.strip()):
+            gpu = int(match[1])
+            names[gpu], rates[gpu] = match[2], {}
+        elif (match := _RATE.match(line.strip())) and gpu is not None:
+            rates[gpu][int(match[1])] = float(match[2]) if match[2] else None
         elif gpu is not None and line.strip().startswith("NVML: ") and not _DARK.search(line):
             errors[gpu] = line.strip()
     dark = frozenset(gpu for gpu, links in rates.items() if not any(links.values()))
@@ -83,10 +83,10 @@ def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
     """
     gpu = None
     for line in (source.answer(ERRORS) if has_gpus(source) else "").splitlines():
-        if found := _GPU.match(line.strip()):
-            gpu = int(found[1])
-        elif (found := _COUNTER.match(line.strip())) and gpu is not None and _is_error(found[2]):
-            yield f"{COUNTERS}GPU {gpu} link {found[1]} {found[2]}", int(found[3])
+        if match := _GPU.match(line.strip()):
+            gpu = int(match[1])
+        elif (match := _COUNTER.match(line.strip())) and gpu is not None and _is_error(match[2]):
+            yield f"{COUNTERS}GPU {gpu} link {match[1]} {match[2]}", int(match[3])
 
 
 def read_topology(source: NodeSource) -> GpuTopology | None:
@@ -99,7 +99,7 @@ def read_peers(source: NodeSource) -> GpuTopology | None:
 
     None if no NVSwitches join the GPUs: then some pairs, or all, need not reach each other.
     """
-    switched = any(each.switched for each in read_models(source))
+    switched = any(model.switched for model in read_models(source))
     return _of_whole_gpus(source, _topology(source.answer(NVLINK_PEERS))) if switched else None
 
 
@@ -109,14 +109,14 @@ def _of_whole_gpus(source: NodeSource, topology: GpuTopology) -> GpuTopology:
                 if gpu.startswith("GPU") and other.startswith("GPU"))
     cut = {f"GPU{gpu}" for gpu in _in_mig(source)} if alone else set()
     return replace(topology, gpus=tuple(gpu for gpu in topology.gpus if gpu not in cut),
-                   alike=all(each.switched for each in read_models(source)),
+                   alike=all(model.switched for model in read_models(source)),
                    paths={pair: way for pair, way in topology.paths.items() if cut.isdisjoint(pair)})
 
 
 def _in_mig(source: NodeSource) -> frozenset[int]:
     """Return the indexes of GPUs in MIG mode, which have no NVLink; none if no NVSwitches join the GPUs. Raises Unavailable."""
-    asked = ask_smi(source) if any(each.switched for each in read_models(source)) else None
-    return frozenset(gpu.index for gpu in (asked.smi.gpus if asked and asked.smi else ())
+    answer = ask_smi(source) if any(model.switched for model in read_models(source)) else None
+    return frozenset(gpu.index for gpu in (answer.smi.gpus if answer and answer.smi else ())
                      if gpu.says("mig_mode/current_mig") == "Enabled")
 
 
@@ -128,7 +128,7 @@ def _topology(text: str) -> GpuTopology:
     lines = _PAINT.sub("", text).splitlines()
     head = next((number for number, line in enumerate(lines) if re.match(r"\s+GPU0\b", line)), None)
     if head is None:
-        raise Unavailable(f"no matrix in the answer: {text.strip()[:60]!r}")
+        raise Unavailable(f"no matrix in its output: {text.strip()[:60]!r}")
     columns = [name.strip() for name in re.split(r"\t|  +", lines[head].strip())]
     paths: dict[tuple[str, str], str] = {}
     gpus: list[str] = []

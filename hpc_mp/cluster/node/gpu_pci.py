@@ -12,31 +12,40 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D and display controllers; processing accelerators (AMD Instinct)
 _NVSWITCH_CLASS = "0x0680"
-_NO_WIDTH = (0, 63)  # values that the kernel reads from a device that does not answer
+_ONES = 63  # lanes if all bits of the register are set: the device does not answer
 
 
-@dataclass(frozen=True)
-class PciGpu:
-    """One GPU on the bus. Speeds in GT/s and widths in lanes are None if the kernel does not show them (in some VMs).
+@dataclass(frozen=True, kw_only=True)
+class PciLink:
+    """The link of a device. Speeds in GT/s and widths in lanes are None if the kernel does not show them (in some VMs).
+
+    Attributes:
+        speed, max_speed: current speed, and the highest that both slot and device support.
+        width, max_width: likewise.
+        answers: False if the device reads as all ones: it has fallen off the bus.
+    """
+
+    speed: float | None
+    max_speed: float | None
+    width: int | None
+    max_width: int | None
+    answers: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PciGpu(PciLink):
+    """One GPU on the bus.
 
     Attributes:
         bus: its address, ``0000:c6:00.0``.
         vendor: "nvidia" or "amd".
         device: the vendor's number, ``0x2330``.
-        speed, max_speed: current speed of the link, and the highest that both slot and GPU support.
-        width, max_width: likewise.
-        answers: False if the device reads as all ones: it has fallen off the bus.
         numa: nearest memory node; None if unknown.
     """
 
     bus: str
     vendor: str
     device: str
-    speed: float | None
-    max_speed: float | None
-    width: int | None
-    max_width: int | None
-    answers: bool
     numa: int | None
 
 
@@ -65,16 +74,23 @@ def read_payloads(source: NodeSource) -> Mapping[str, Payload]:
     if not any(gpu.vendor == "nvidia" for gpu in read_gpus(source)):
         return {}
     text = source.answer(("lspci", "-D", "-vv", "-d", "10de:"))
-    found = {}
+    payloads = {}
     for block in re.split(r"\n(?=\S)", text):
         header = re.match(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d) (?:3D|VGA|Display)", block)
         sizes = re.findall(r"Dev(Cap|Ctl):.*?MaxPayload (\d+) bytes", block, re.DOTALL)
         values = {kind: int(size) for kind, size in sizes}
         if header and "Ctl" in values:
-            found[header[1]] = Payload(values["Ctl"], values.get("Cap"))
-    if not found:
-        raise Unavailable("lspci -vv shows no MaxPayload: it does to root only")
-    return found
+            payloads[header[1]] = Payload(values["Ctl"], values.get("Cap"))
+    if not payloads:
+        raise Unavailable("lspci -vv shows MaxPayload only to root")
+    return payloads
+
+
+def read_link(source: NodeSource, path: str) -> PciLink:
+    """Return the link of the device at a path of ``/sys/bus/pci/devices``."""
+    speed, max_speed, width, max_width = (_number(_text(source, f"{path}/{name}")) for name in (
+        "current_link_speed", "max_link_speed", "current_link_width", "max_link_width"))
+    return PciLink(speed=speed, max_speed=max_speed, width=_lanes(width), max_width=_lanes(max_width), answers=width != _ONES)
 
 
 def _devices(source: NodeSource) -> list[tuple[str, str]]:
@@ -82,18 +98,13 @@ def _devices(source: NodeSource) -> list[tuple[str, str]]:
 
 
 def _gpu(source: NodeSource, path: str, vendor: str) -> PciGpu:
-    width = _number(_text(source, f"{path}/current_link_width"))
     numa = _number(_text(source, f"{path}/numa_node"))
     return PciGpu(
         bus=path.rpartition("/")[2],
         vendor=vendor,
         device=_text(source, f"{path}/device"),
-        speed=_number(_text(source, f"{path}/current_link_speed")),
-        max_speed=_number(_text(source, f"{path}/max_link_speed")),
-        width=None if width is None or width in _NO_WIDTH else int(width),
-        max_width=_whole(_number(_text(source, f"{path}/max_link_width"))),
-        answers=width != _NO_WIDTH[1],
         numa=None if numa is None or numa < 0 else int(numa),
+        **vars(read_link(source, path)),
     )
 
 
@@ -102,9 +113,9 @@ def _text(source: NodeSource, path: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    found = re.match(r"-?\d+(?:\.\d+)?", text)
-    return float(found[0]) if found else None
+    match = re.match(r"-?\d+(?:\.\d+)?", text)
+    return float(match[0]) if match else None
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None or value in _NO_WIDTH else int(value)
+def _lanes(value: float | None) -> int | None:
+    return int(value) if value and value != _ONES else None

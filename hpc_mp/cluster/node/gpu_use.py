@@ -54,7 +54,7 @@ def read_holders(source: NodeSource) -> Holders:
     apps = [(address(app["gpu_bus_id"]), app) for app in query(source, "compute-apps", _APPS)]
     return Holders(
         gpus=tuple((names[bus], number(row["memory.used"]) or 0.0) for bus, row in rows),
-        failed=tuple((names[bus], words) for bus, row in rows if (words := failing(row["memory.used"]))),
+        failed=tuple((names[bus], message) for bus, row in rows if (message := failing(row["memory.used"]))),
         holders=tuple(_holder(source, names.get(bus, bus), int(app["pid"]), app["process_name"])
                       for bus, app in apps if app["pid"].isdigit()),
         slurm=any(maybe(source.text, path) == "slurmd" for path in source.names("/proc/[0-9]*/comm")),

@@ -26,10 +26,10 @@ class HostName:
 
 @dataclass(frozen=True)
 class Clock:
-    """``by``: the program that keeps it; ``offset``: seconds off, None if not reported; ``kept``: True if it follows a source."""
+    """``by``: the program that keeps it; ``synchronized``: True if it follows a source; ``offset``: seconds; None if unknown."""
 
     by: str
-    kept: bool
+    synchronized: bool
     offset: float | None
 
 
@@ -57,20 +57,20 @@ def is_loopback(address: str) -> bool:
 
 def read_clock(source: NodeSource) -> Clock:
     """Read the clock's state. Raises Unavailable if no time daemon reports it."""
-    tried = []
+    failures = []
     try:
-        words = source.answer(("chronyc", "-c", "tracking")).strip().split(",")
-        return Clock("chrony", words[0] not in ("", "00000000", "7F7F0101"), abs(float(words[4])))
+        values = source.answer(("chronyc", "-c", "tracking")).strip().split(",")
+        return Clock("chrony", values[0] not in ("", "00000000", "7F7F0101"), abs(float(values[4])))
     except (Unavailable, IndexError, ValueError) as error:
-        tried.append(str(error))
+        failures.append(str(error))
     if source.names("/run/systemd/timesync/synchronized"):
         return Clock("systemd-timesyncd", True, None)
     try:
-        found = fields(source.answer(("timedatectl", "show")), "=")
-        return Clock("timedatectl", found.get("NTPSynchronized") == "yes", None)
+        settings = fields(source.answer(("timedatectl", "show")), "=")
+        return Clock("timedatectl", settings.get("NTPSynchronized") == "yes", None)
     except Unavailable as unseen:
-        tried.append(str(unseen))
-    raise Unavailable("no program that keeps the clock answers: " + "; ".join(tried))
+        failures.append(str(unseen))
+    raise Unavailable("no time synchronisation program answers: " + "; ".join(failures))
 
 
 def read_firewall(source: NodeSource) -> Firewall:

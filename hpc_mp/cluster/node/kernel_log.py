@@ -27,22 +27,22 @@ class KernelMessage:
 def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
     """Return all messages since boot, oldest first. Raises Unavailable with the tried sources if no log may be read."""
     up = _uptime(source)
-    tried = []
+    failures = []
     try:
         return tuple(_records(_kmsg(source), up))
     except Unavailable as unseen:
-        tried.append(str(unseen))
+        failures.append(str(unseen))
     for argv in _ANSWERS:
         try:
-            if found := tuple(_stamped(source.answer(argv), up)):
-                return found
-            tried.append(f"{argv[0]}: shows this user none of it")
+            if messages := tuple(_stamped(source.answer(argv), up)):
+                return messages
+            failures.append(f"{argv[0]}: shows this user no messages")
         except Unavailable as unseen:
-            tried.append(f"{argv[0]}: {unseen}")
+            failures.append(f"{argv[0]}: {unseen}")
     for name in _FILES:
         with contextlib.suppress(Unavailable):
             return tuple(_stamped(source.text(name)[-_MOST:], up))
-    raise Unavailable("; ".join(tried))
+    raise Unavailable("; ".join(failures))
 
 
 def read_taint(source: NodeSource) -> int:
@@ -77,8 +77,8 @@ def _kmsg(source: NodeSource) -> str:
 
 
 def _records(text: str, up: float | None) -> list[KernelMessage]:
-    found = (_RECORD.match(line) for line in text.splitlines())
-    return [KernelMessage(None if up is None else up - int(record[1]) / 1e6, record[2]) for record in found if record]
+    matches = (_RECORD.match(line) for line in text.splitlines())
+    return [KernelMessage(None if up is None else up - int(record[1]) / 1e6, record[2]) for record in matches if record]
 
 
 def _stamped(text: str, up: float | None) -> list[KernelMessage]:
@@ -86,9 +86,9 @@ def _stamped(text: str, up: float | None) -> list[KernelMessage]:
     for line in text.splitlines():
         if line.startswith("-- "):  # journalctl's own lines: where the journal begins, or that it has no entries
             continue
-        found = _STAMPED.match(line)
-        age = up - float(found[1]) if found and up is not None else None
-        lines.append(KernelMessage(age, found[2] if found else line))
+        match = _STAMPED.match(line)
+        age = up - float(match[1]) if match and up is not None else None
+        lines.append(KernelMessage(age, match[2] if match else line))
     return lines
 
 

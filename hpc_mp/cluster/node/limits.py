@@ -41,9 +41,9 @@ class Limits:
 def read_limits(source: NodeSource) -> Limits:
     """Read the limits. Raises Unavailable."""
     lines = _LINE.findall(source.text(_LIMITS))
-    found = Readings(_LIMITS, {name: Limit(_number(soft), _number(hard)) for name, soft, hard in lines})
+    limits = Readings(_LIMITS, {name: Limit(_number(soft), _number(hard)) for name, soft, hard in lines})
     memory = maybe(read_meminfo, source) or {}
-    return Limits(found, bool(source.names(f"{CLASS}/*")), memory.get("MemTotal"))
+    return Limits(limits, bool(source.names(f"{CLASS}/*")), memory.get("MemTotal"))
 
 
 def _number(text: str) -> int | None:
@@ -82,14 +82,16 @@ class Grant:
 class Cgroup:
     """The cgroup of this process.
 
-    ``asked``: ``cpus`` and ``memory`` (bytes) of this node that Slurm reports for the job; empty without a job. ``allowed``:
-    processors of this process; ``here``: of the machine.
+    Attributes:
+        requested: ``cpus`` and ``memory`` (bytes) of this node that Slurm reports for the job; empty without a job.
+        allowed: number of processors that this process may use.
+        online: number of processors of the machine.
     """
 
     grant: Grant
-    asked: Mapping[str, int]
+    requested: Mapping[str, int]
     allowed: int
-    here: int
+    online: int
 
 
 def read_cgroup(source: NodeSource) -> Cgroup:
@@ -98,14 +100,14 @@ def read_cgroup(source: NodeSource) -> Cgroup:
     unified = source.names(f"{_ROOT}/cgroup.controllers")
     grant = _second(source, groups.get("", "/")) if unified else _first(source, groups)
     environ = dict(word.partition("=")[::2] for word in (maybe(source.text, "/proc/self/environ") or "").split("\0") if word)
-    asked = {}
+    requested = {}
     if environ.get("SLURM_CPUS_ON_NODE", "").isdigit():
-        asked["cpus"] = int(environ["SLURM_CPUS_ON_NODE"])
+        requested["cpus"] = int(environ["SLURM_CPUS_ON_NODE"])
     if environ.get("SLURM_MEM_PER_NODE", "").isdigit() and environ["SLURM_MEM_PER_NODE"] != "0":
-        asked["memory"] = int(environ["SLURM_MEM_PER_NODE"]) << 20
+        requested["memory"] = int(environ["SLURM_MEM_PER_NODE"]) << 20
     status = fields(source.text("/proc/self/status"))
     online = maybe(source.text, "/sys/devices/system/cpu/online") or ""
-    return Cgroup(grant, asked, len(members(status.get("Cpus_allowed_list", ""))), len(members(online)))
+    return Cgroup(grant, requested, len(members(status.get("Cpus_allowed_list", ""))), len(members(online)))
 
 
 def _first(source: NodeSource, groups: Mapping[str, str]) -> Grant:
@@ -167,13 +169,13 @@ def _upward(source: NodeSource, mount: str, path: str) -> tuple[str, ...]:
 
 
 def _least(source: NodeSource, groups: tuple[str, ...], name: str) -> int | None:
-    found = (maybe(source.text, f"{group}/{name}") for group in groups)
-    return min((int(text) for text in found if text and text.isdigit() and int(text) < _ENDLESS), default=None)
+    texts = (maybe(source.text, f"{group}/{name}") for group in groups)
+    return min((int(text) for text in texts if text and text.isdigit() and int(text) < _ENDLESS), default=None)
 
 
 def _cpus(source: NodeSource, groups: tuple[str, ...], name: str) -> int | None:
-    found = next((text for group in groups if (text := maybe(source.text, f"{group}/{name}"))), None)
-    return len(members(found)) if found else None
+    processors = next((text for group in groups if (text := maybe(source.text, f"{group}/{name}"))), None)
+    return len(members(processors)) if processors else None
 
 
 def _throttled(source: NodeSource, groups: tuple[str, ...]) -> float | None:

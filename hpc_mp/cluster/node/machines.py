@@ -20,20 +20,17 @@ def read_machine_type(source: NodeSource) -> MachineType | None:
     """
     vendor = maybe(source.text, f"{_DMI}/sys_vendor") or ""
     product = maybe(source.text, f"{_DMI}/product_name") or ""
-    known = [each for each in catalogue().machines.values()
-             if each.judged and each.marks is not None and re.match(each.marks.vendor, vendor)]
-    if not known:
+    candidates = [kind for kind in catalogue().machines.values()
+                  if kind.judged and kind.marks is not None and re.match(kind.marks.vendor, vendor)]
+    if not candidates:
         return None
     devices = {gpu.device for gpu in read_gpus(source)}
     processors = len(source.names("/sys/devices/system/cpu/cpu[0-9]*"))
-    return next((each for each in sorted(known, key=_rank) if _is_one(each, product, devices, processors)), None)
+    ranked = sorted(candidates, key=lambda kind: kind.marks.rank if kind.marks is not None else 0)
+    return next((kind for kind in ranked if _is_one(kind, product, devices, processors)), None)
 
 
 def _is_one(kind: MachineType, product: str, devices: set[str], processors: int) -> bool:
     if kind.marks is not None and kind.marks.product:
         return re.fullmatch(kind.marks.product, product) is not None
     return kind.gpu is not None and not devices.isdisjoint(kind.gpu.pci) and processors >= kind.vcpus
-
-
-def _rank(kind: MachineType) -> int:
-    return kind.marks.rank if kind.marks is not None else 0

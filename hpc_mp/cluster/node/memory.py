@@ -68,7 +68,7 @@ def read_shared(source: NodeSource) -> SharedMemory:
                                          "mpich_shm*")
                  for name in source.names(f"{SHM}/{pattern}"))
     if not source.path(SHM).is_dir():
-        raise Unavailable(f"{SHM}: there is none")
+        raise Unavailable(f"{SHM}: does not exist")
     return SharedMemory(room(source, SHM), left, read_meminfo(source)["MemTotal"])
 
 

@@ -40,8 +40,8 @@ class NetworkInterface:
 
 def read_interfaces(source: NodeSource) -> tuple[NetworkInterface, ...]:
     """Return the interfaces without the loopback and software interfaces (bridges, tunnels, containers' ends)."""
-    found = (_interface(source, path) for path in source.names(f"{CLASS}/*"))
-    return tuple(each for each in found if each.physical or each.members)
+    interfaces = (_interface(source, path) for path in source.names(f"{CLASS}/*"))
+    return tuple(interface for interface in interfaces if interface.physical or interface.members)
 
 
 def _interface(source: NodeSource, path: str) -> NetworkInterface:

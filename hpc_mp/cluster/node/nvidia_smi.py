@@ -67,8 +67,8 @@ def query(source: NodeSource, what: str, fields: Sequence[str]) -> Iterator[Mapp
     try:
         answer = source.answer(("nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"))
     except Unavailable as unseen:  # rows of reachable GPUs may accompany its error
-        words = " ".join(line for line in unseen.out.splitlines() if line.count(",") != len(fields) - 1)
-        raise Unavailable(words or str(unseen), unseen.code) from None
+        message = " ".join(line for line in unseen.out.splitlines() if line.count(",") != len(fields) - 1)
+        raise Unavailable(message or str(unseen), unseen.code) from None
     for line in answer.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == len(fields):
@@ -85,8 +85,8 @@ def read_load(source: NodeSource) -> tuple[GpuLoad, ...]:
 
 def number(text: str) -> float | None:
     """Parse a number; None for "[N/A]" and the like."""
-    found = re.fullmatch(r"-?\d+(?:\.\d+)?", text)
-    return float(text) if found else None
+    match = re.fullmatch(r"-?\d+(?:\.\d+)?", text)
+    return float(text) if match else None
 
 
 def _load(row: Mapping[str, str], reasons: str) -> GpuLoad:
@@ -154,8 +154,8 @@ class GpuReport:
 
     def says(self, *paths: str) -> str | None:
         """Return the text at the first path that has one; drivers of different age use different names."""
-        words = (self.values.get(path, "").strip("[]") for path in paths)
-        return next((text for text in words if not _UNSAID.fullmatch(text) and not failing(text)), None)
+        texts = (self.values.get(path, "").strip("[]") for path in paths)
+        return next((text for text in texts if not _UNSAID.fullmatch(text) and not failing(text)), None)
 
     def number(self, *paths: str) -> float | None:
         """Return the number at the first path that has one, without its unit (nvidia-smi writes MiB, W, C, MHz)."""
@@ -163,7 +163,7 @@ class GpuReport:
 
     def failed(self) -> Mapping[str, str]:
         """The driver's error texts, by the paths where it got an error instead of a value."""
-        return {path: words for path, text in self.values.items() if (words := failing(text))}
+        return {path: message for path, text in self.values.items() if (message := failing(text))}
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ class SmiReport:
 
 
 def failing(text: str) -> str | None:
-    """Return the driver's error text that stands in place of a value; None for a value."""
-    found = _FAILED.fullmatch(text)
-    return found[1] if found else None
+    """Return the driver's error text in place of a value; None for a value."""
+    match = _FAILED.fullmatch(text)
+    return match[1] if match else None
 
 
 def split_smi(text: str) -> tuple[str, str]:
@@ -194,9 +194,9 @@ def parse_smi(text: str) -> SmiReport:
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise Unavailable(f"nvidia-smi -q -x answered no XML ({error}): {text[:60]!r}") from None
+        raise Unavailable(f"nvidia-smi -q -x printed no XML ({error}): {text[:60]!r}") from None
     if root.tag != "nvidia_smi_log":
-        raise Unavailable(f"nvidia-smi -q -x answered XML of another kind: <{root.tag}>")
+        raise Unavailable(f"nvidia-smi -q -x printed other XML: <{root.tag}>")
     attached = _number(root.findtext("attached_gpus"))
     return SmiReport(
         driver=root.findtext("driver_version", "").strip(),
@@ -242,7 +242,7 @@ def _processes(element: ElementTree.Element) -> Iterator[GpuProcess]:
 
 
 def _number(text: str | None) -> float | None:
-    found = _NUMBER.match((text or "").strip())
-    if found is None:
+    match = _NUMBER.match((text or "").strip())
+    if match is None:
         return None
-    return float(int(found[0], 16)) if "x" in found[0].lower() else float(found[0])
+    return float(int(match[0], 16)) if "x" in match[0].lower() else float(match[0])

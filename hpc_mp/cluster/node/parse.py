@@ -20,7 +20,7 @@ class Readings(dict[str, T]):
         self.file = file
 
     def __missing__(self, name: str) -> T:
-        raise Unavailable(f"{self.file} of this kernel does not tell {name}")
+        raise Unavailable(f"{self.file} of this kernel does not show {name}")
 
 
 def maybe(read: Callable[[S], T], name: S) -> T | None:
@@ -33,20 +33,20 @@ def maybe(read: Callable[[S], T], name: S) -> T | None:
 
 def fields(text: str, separator: str = ":") -> Mapping[str, str]:
     """Return ``Name: value`` lines as a mapping; the first of equal names counts."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.partition(separator)
         if colon:
-            found.setdefault(name.strip(), value.strip())
-    return found
+            values.setdefault(name.strip(), value.strip())
+    return values
 
 
 def members(text: str) -> tuple[int, ...]:
     """Return the numbers of a kernel list such as ``0-3,8``; none of an empty list."""
-    found: list[int] = []
+    numbers: list[int] = []
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)
 
 
 def real(source: NodeSource, name: str) -> str:

@@ -6,29 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.gpu_pci import PciGpu, read_gpus
+from hpc_mp.cluster.node.gpu_pci import PciGpu, PciLink, read_gpus, read_link
 from hpc_mp.cluster.node.parse import maybe, real
 from hpc_mp.cluster.node.rdma import RdmaFabric, read_fabric
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
-_ONES = 63  # lanes if all bits of the register are set: the link cannot be read
 _BRIDGES = ("lspci", "-D", "-vvv", "-d", "::0604")
 
 
-@dataclass(frozen=True)
-class Link:
-    """A PCI link. Speeds in GT/s, widths in lanes; None if the kernel does not show them, as in many virtual machines.
-
-    ``answers``: False if the registers read as all ones: the device has fallen off the bus.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Link(PciLink):
+    """The link of an adapter."""
 
     device: str
     address: str
-    speed: float | None
-    most_speed: float | None
-    width: int | None
-    most_width: int | None
-    answers: bool
 
 
 @dataclass(frozen=True)
@@ -79,26 +70,28 @@ class Direct:
 
 def read_links(source: NodeSource) -> tuple[Link, ...]:
     """Return the links of the RDMA adapters."""
-    return tuple(_link(source, adapter.name, adapter.address) for adapter in read_fabric(source).adapters if adapter.address)
+    return tuple(Link(device=adapter.name, address=adapter.address,
+                      **vars(read_link(source, f"/sys/bus/pci/devices/{adapter.address}")))
+                 for adapter in read_fabric(source).adapters if adapter.address)
 
 
 def read_bridges(source: NodeSource) -> Bridges:
     devices = [gpu.bus for gpu in read_gpus(source)]
     adapters = [adapter.address for adapter in read_fabric(source).adapters if adapter.address]
     virtual = is_virtual(source)
-    seen: tuple[str, ...] | Unavailable = ()
+    redirecting: tuple[str, ...] | Unavailable = ()
     if devices and not virtual:
         try:
-            seen = _redirecting(source.answer(_BRIDGES), [*devices, *adapters])
+            redirecting = _redirecting(source.answer(_BRIDGES), [*devices, *adapters])
         except Unavailable as unseen:
-            seen = unseen
+            redirecting = unseen
     domains = {}
     for address in [*devices, *adapters]:
         group = real(source, f"/sys/bus/pci/devices/{address}/iommu_group")
         domain = maybe(source.text, f"/sys/kernel/iommu_groups/{group.rpartition('/')[2]}/type")
         if domain is not None:
             domains[address] = domain
-    return Bridges(virtual, seen, len(devices), domains)
+    return Bridges(virtual, redirecting, len(devices), domains)
 
 
 def read_rails(source: NodeSource) -> Rails:
@@ -143,7 +136,7 @@ def _redirecting(text: str, devices: Sequence[str]) -> tuple[str, ...]:
     Raises Unavailable if lspci hides capabilities from users.
     """
     if "ACSCtl" not in text and "Capabilities: <access denied>" in text:
-        raise Unavailable("lspci -vvv shows access control of PCI bridges to root only")
+        raise Unavailable("lspci -vvv shows access control of PCI bridges only to root")
     blocks = re.split(r"\n(?=\S)", text)
     return tuple(block.split()[0] for block in blocks if re.search(r"ACSCtl:.*(ReqRedir|CmpltRedir|UpstreamFwd)\+", block)
                  and any(_is_above(block, device) for device in devices))
@@ -154,16 +147,3 @@ def _is_above(bridge: str, device: str) -> bool:
     buses = re.search(r"secondary=([0-9a-f]+), subordinate=([0-9a-f]+)", bridge)
     domain, bus, _ = device.split(":")
     return buses is not None and bridge.startswith(f"{domain}:") and int(buses[1], 16) <= int(bus, 16) <= int(buses[2], 16)
-
-
-def _link(source: NodeSource, device: str, address: str) -> Link:
-    def number(name: str) -> float | None:
-        found = re.match(r"\d+(?:\.\d+)?", maybe(source.text, f"/sys/bus/pci/devices/{address}/{name}") or "")
-        return float(found[0]) if found else None
-
-    def lanes(name: str) -> int | None:
-        value = number(name)
-        return int(value) if value and value != _ONES else None
-
-    return Link(device, address, number("current_link_speed"), number("max_link_speed"), lanes("current_link_width"),
-                lanes("max_link_width"), number("current_link_width") != _ONES)

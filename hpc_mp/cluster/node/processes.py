@@ -81,8 +81,8 @@ def _is_orphan(process: NodeProcess) -> bool:
 
 def _all(source: NodeSource) -> list[NodeProcess]:
     up = float((maybe(source.text, "/proc/uptime") or "0").split()[0])
-    found = (_process(source, int(path.rpartition("/")[2]), up) for path in source.names("/proc/[0-9]*"))
-    return [process for process in found if process is not None]
+    processes = (_process(source, int(path.rpartition("/")[2]), up) for path in source.names("/proc/[0-9]*"))
+    return [process for process in processes if process is not None]
 
 
 def _process(source: NodeSource, pid: int, up: float) -> NodeProcess | None:

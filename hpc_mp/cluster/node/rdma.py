@@ -184,13 +184,13 @@ def _port(source: NodeSource, device: str, number: int, mtus: Mapping[tuple[str,
 
 
 def _gids(source: NodeSource, base: str) -> list[Gid]:
-    found = []
+    gids = []
     for path in source.names(f"{base}/gids/*"):
         value, index = maybe(source.text, path), path.rpartition("/")[2]
         if value and value != _NO_GID:
-            found.append(Gid(int(index), value, maybe(source.text, f"{base}/gid_attrs/types/{index}") or "",
-                             maybe(source.text, f"{base}/gid_attrs/ndevs/{index}") or ""))
-    return found
+            gids.append(Gid(int(index), value, maybe(source.text, f"{base}/gid_attrs/types/{index}") or "",
+                            maybe(source.text, f"{base}/gid_attrs/ndevs/{index}") or ""))
+    return gids
 
 
 def _active_mtus(source: NodeSource) -> dict[tuple[str, int], int]:
@@ -201,15 +201,15 @@ def _active_mtus(source: NodeSource) -> dict[tuple[str, int], int]:
         text = source.answer(("ibv_devinfo",))
     except Unavailable:
         return {}
-    found, device, port = {}, "", 0
+    mtus, device, port = {}, "", 0
     for name, value in re.findall(r"^\s*(hca_id|port|active_mtu):\s*(\S+)", text, re.MULTILINE):
         if name == "hca_id":
             device = value
         elif name == "port":
             port = int(value)
         elif value in _MTUS:
-            found[device, port] = _MTUS[value]
-    return found
+            mtus[device, port] = _MTUS[value]
+    return mtus
 
 
 def _verbs(source: NodeSource, device: str) -> bool | None:
@@ -222,15 +222,15 @@ def _verbs(source: NodeSource, device: str) -> bool | None:
 
 def _able(source: NodeSource) -> list[str]:
     """Return PCI addresses of adapters that support RDMA, bound by a driver or not."""
-    found = []
+    addresses = []
     for path in source.names("/sys/bus/pci/devices/*/vendor"):
         base = path.rpartition("/")[0]
         numbers = maybe(source.text, path) or "", (maybe(source.text, f"{base}/class") or "")[:6]
         if is_virtual_function(source, base) or numbers not in _FABRIC_PCI:
             continue
         if numbers[0] != AMAZON or maybe(source.text, f"{base}/device") in _EFA_MODELS:
-            found.append(base.rpartition("/")[2])
-    return found
+            addresses.append(base.rpartition("/")[2])
+    return addresses
 
 
 def is_virtual_function(source: NodeSource, base: str) -> bool:

@@ -49,15 +49,16 @@ class KernelLimits:
 
 def read_scale(source: NodeSource) -> KernelLimits:
     """Read the limits. Raises Unavailable if the kernel's settings are not visible."""
-    found = {}
+    settings = {}
     for name, file in _SETTINGS.items():
-        words = (maybe(source.text, f"/proc/sys/{file}") or "").replace("-", " ").replace(",", " ").split()
-        if words:
-            found[name] = tuple(int(word) for word in words)
-    if not found:
+        numbers = (maybe(source.text, f"/proc/sys/{file}") or "").replace("-", " ").replace(",", " ").split()
+        if numbers:
+            settings[name] = tuple(int(number) for number in numbers)
+    if not settings:
         raise Unavailable("/proc/sys shows none of its settings")
     cluster = bool(source.names(f"{CLASS}/*") or source.names("/etc/slurm/*") or source.names("/var/spool/slurm*/*"))
-    return KernelLimits(found, cluster, max((each.speed or 0 for each in read_interfaces(source)), default=0), _page(source))
+    return KernelLimits(settings, cluster, max((interface.speed or 0 for interface in read_interfaces(source)), default=0),
+                        _page(source))
 
 
 def _page(source: NodeSource) -> int:

@@ -19,8 +19,8 @@ class Unavailable(Exception):
     ``code`` and ``out`` are from a program that failed (``CommandFailed``).
     """
 
-    def __init__(self, words: str, code: int | None = None, out: str = "") -> None:
-        super().__init__(words)
+    def __init__(self, message: str, code: int | None = None, out: str = "") -> None:
+        super().__init__(message)
         self.code, self.out = code, out
 
 
@@ -53,12 +53,12 @@ class NodeSource:
         try:
             return int(text, 0)
         except ValueError:
-            raise Unavailable(f"{name} holds {text[:40]!r}, no number") from None
+            raise Unavailable(f"{name} holds {text[:40]!r}, not a number") from None
 
     def names(self, pattern: str) -> tuple[str, ...]:
         """Return the paths that match, as ``/sys/…``, sorted."""
-        found = sorted(self.root.glob(pattern.lstrip("/")))
-        return tuple(f"/{path.relative_to(self.root)}" for path in found)
+        paths = sorted(self.root.glob(pattern.lstrip("/")))
+        return tuple(f"/{path.relative_to(self.root)}" for path in paths)
 
     def answer(self, argv: Sequence[str]) -> str:
         """Return the output of a program. Raises Unavailable."""
@@ -129,10 +129,10 @@ def here(environ: Mapping[str, str] = os.environ, timeout: float = 3.0,
         own: hpc-mp's own programs by the name in requests, which is also their key among recorded outputs.
     """
     path = os.pathsep.join(dict.fromkeys([*filter(None, environ.get("PATH", "").split(os.pathsep)), *_PLACES]))
-    given = {**environ, "PATH": path, "LC_ALL": "C"}
+    environment = {**environ, "PATH": path, "LC_ALL": "C"}
 
     def answer(argv: Sequence[str]) -> str:
         program = own.get(argv[0], OwnProgram((argv[0],), timeout))
-        return ask([*program.argv, *argv[1:]], program.timeout, given)
+        return ask([*program.argv, *argv[1:]], program.timeout, environment)
 
     return NodeSource(Path("/"), answer)

@@ -22,7 +22,7 @@ from hpc_mp.cluster.node.nvidia_smi import address
 # continues to work, but needs a look soon. support: NVIDIA's only advice is to ask. unknown: the catalogue lacks the number.
 # seat, reset, reboot, replace: the GPU needs that.
 Action = Literal["none", "program", "watch", "support", "unknown", "seat", "reset", "reboot", "replace"]
-NEEDS: dict[Action, str] = {"seat": "look at its power cables and its seat", "reset": "reset", "reboot": "reboot",
+NEEDS: dict[Action, str] = {"seat": "check its power cables and its seat", "reset": "reset", "reboot": "reboot",
                             "replace": "replacement"}
 
 
@@ -73,12 +73,12 @@ _ROWS: dict[Action, dict[tuple[int, ...], str]] = {
     "program": {
         (8,): "the GPU stopped processing for a program", (11, 25, 32): "invalid or corrupted stream of commands",
         (13,): "graphics engine exception, such as an index out of bounds", (37, 38): "firmware error that the driver survived",
-        (31,): "access to GPU memory that is not the program's", (43,): "the GPU stopped a program that misbehaved",
+        (31,): "access to GPU memory outside the program's", (43,): "the GPU stopped a program that misbehaved",
         (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)): "copy engine exception", (69,): "graphics engine class error",
         (44,): "graphics engine fault during a context switch", (45,): "clean-up after another error, or a killed program",
         (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139): "exception of an engine for video, pictures or optical flow",
         (66, 67): "illegal access by the driver", (80,): "corrupted data sent to the GPU", (141,): "CUDA fast path error",
-        (108, 137): "access over NVLink to memory that is not the program's"},
+        (108, 137): "access over NVLink to memory outside the program's"},
     "none": {
         (14, 106, 107): "test message", (93,): "limit of writes to the infoROM", (154,): "change of the recovery action",
         (152, 153): "error of the deep learning accelerator", (160, 161): "a channel was retired, or could not be",
@@ -92,7 +92,7 @@ _ROWS: dict[Action, dict[tuple[int, ...], str]] = {
     "support": {
         (16, 19, 56): "display engine error", (26, 57, 58): "error or timeout of the interface to GPU memory",
         (59, 61, 169): "error of the GPU's micro-controller", (47, 65, 73, 142): "exception of a video encoder",
-        (78,): "a virtual GPU does not start: host and guest need drivers that fit", (167,): "fatal timeout on PCI Express",
+        (78,): "a virtual GPU does not start: host and guest need matching drivers", (167,): "fatal timeout on PCI Express",
         (166, 170): "error of encrypted NVLink traffic (confidential computing)"},
     "seat": {(54,): "auxiliary power is not connected to the GPU board"},
     "reset": {
@@ -111,7 +111,7 @@ _ROWS: dict[Action, dict[tuple[int, ...], str]] = {
     "replace": {(64,): "remapping a row of GPU memory failed"},
 }
 _LAST = 172  # of the catalogue
-_UNUSED, _OTHER = Xid("unused on GPUs of today", "support"), Xid("not in NVIDIA's catalogue", "unknown")
+_UNUSED, _OTHER = Xid("unused on current GPUs", "support"), Xid("not in NVIDIA's catalogue", "unknown")
 XIDS: dict[int, Xid] = dict.fromkeys(range(1, _LAST + 1), _UNUSED) | {
     number: Xid(meaning, action) for action, rows in _ROWS.items() for numbers, meaning in rows.items() for number in numbers}
 
@@ -127,29 +127,29 @@ _UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
      Xid("the driver could not initialise it (RmInitAdapter)", "reboot")),
     (re.compile(rf"nvidia {_BUS}: .*(?:config space|device) inaccessible"), None,
      Xid("it does not answer on the PCI bus", "reboot")),
-    (re.compile(rf"NVRM: (?:GPU {_BUS}: )?.*\[NV_ERR_RESET_REQUIRED\]"), None, Xid("the driver wants it reset", "reset")),
+    (re.compile(rf"NVRM: (?:GPU {_BUS}: )?.*\[NV_ERR_RESET_REQUIRED\]"), None, Xid("the driver requests a reset", "reset")),
     (re.compile(rf"NVRM: (?:GPU {_BUS}: )?.*\[NV_ERR_GPU_IS_LOST\]"), 79, XIDS[79]),
 )
 
 
 def xid(line: str) -> XidLine | None:
     """Return the GPU error in a line of the kernel's log; None for a line without one."""
-    if (found := _XID.search(line)) is None:
-        return next((XidLine(_address(words[1]), number, entry.meaning, entry.action)
-                     for pattern, number, entry in _UNNUMBERED if (words := pattern.search(line))), None)
-    number = int(found[2])
+    if (match := _XID.search(line)) is None:
+        return next((XidLine(_address(message[1]), number, entry.meaning, entry.action)
+                     for pattern, number, entry in _UNNUMBERED if (message := pattern.search(line))), None)
+    number = int(match[2])
     entry = XIDS.get(number, _OTHER)
-    if number == 154 and (wanted := _RECOVERY.search(line)):
-        entry = Xid(f"the driver now wants: {wanted[1]}", _wanted(wanted[1]))
-    elif number in _NVLINK5 and _NOT_FATAL.search(found[3]):
+    if number == 154 and (recovery := _RECOVERY.search(line)):
+        entry = Xid(f"the driver now requests: {recovery[1]}", _recovery_action(recovery[1]))
+    elif number in _NVLINK5 and _NOT_FATAL.search(match[3]):
         entry = replace(entry, action="none")
-    return XidLine(_address(found[1]), number, entry.meaning, entry.action)
+    return XidLine(_address(match[1]), number, entry.meaning, entry.action)
 
 
 def sxid(line: str) -> SXidLine | None:
     """Return the NVSwitch error in a line; None for a line without one. "Severity …" lines repeat the previous line."""
-    found = _SXID.search(line)
-    return found and SXidLine(found[1], found[2].lower(), int(found[3]), found[4] == "Fatal", found[5].strip())
+    match = _SXID.search(line)
+    return match and SXidLine(match[1], match[2].lower(), int(match[3]), match[4] == "Fatal", match[5].strip())
 
 
 def blamed(lines: Iterable[str]) -> list[XidLine]:
@@ -161,8 +161,8 @@ def _address(bus: str | None) -> str:
     return address(bus if bus.count(":") > 1 else f"0:{bus}") if bus else ""
 
 
-def _wanted(words: str) -> Action:
-    low = words.lower()
+def _recovery_action(text: str) -> Action:
+    low = text.lower()
     if "reboot" in low:
         return "reboot"
     return "reset" if any(part in low for part in ("reset", "flr", "drain")) else "none"

@@ -68,12 +68,12 @@ def allocated_tasks(environ: Mapping[str, str]) -> AllocatedTasks:
 def end_of(environ: Mapping[str, str], job_id: str, ask: Runner = ask) -> float | None:
     """Return the end of a job in unix seconds: as set at its start if ``environ`` has it (``SLURM_JOB_END_TIME``, since Slurm
     23.02), else squeue's current value; None if unknown."""
-    given = environ.get("SLURM_JOB_END_TIME", "")
-    if given.isdigit():
-        return float(given)
+    variable = environ.get("SLURM_JOB_END_TIME", "")
+    if variable.isdigit():
+        return float(variable)
     try:
-        said = ask(("squeue", "--noheader", "--format=%e", "--jobs", job_id)).strip().splitlines()[0]
-        end = datetime.fromisoformat(said).timestamp()
+        answer = ask(("squeue", "--noheader", "--format=%e", "--jobs", job_id)).strip().splitlines()[0]
+        end = datetime.fromisoformat(answer).timestamp()
     except (CommandFailed, IndexError, ValueError):  # "NONE", "N/A", or a site that forbids squeue on its nodes
         return None
     return end if end > time.time() else None

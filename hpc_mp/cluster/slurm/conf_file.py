@@ -50,11 +50,8 @@ class ConfigLine:
 
 
 def read_conf(text: str, file: Path | None = None) -> tuple[ConfigLine, ...]:
-    """Return the lines of a file that are not empty, with included files in place of the line that includes them.
-
-    Args:
-        file: the text's file, relative to which included files are found; None: they are not read.
-    """
+    """Return the lines of a file that are not empty, with included files in place of the line that includes them. ``file``: the
+    text's file, relative to which included files are found; None: they are not read."""
     return tuple(_lines(text, file, ()))
 
 
@@ -89,9 +86,9 @@ def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[Co
     for number, line in _joined(text):
         if (included := _INCLUDE.match(line)) is None:
             pairs, end = [], 0
-            while found := _PAIR.match(line, end):
-                pairs.append((found[1], found[3] if found[2] is None else found[2]))
-                end = found.end()
+            while match := _PAIR.match(line, end):
+                pairs.append((match[1], match[3] if match[2] is None else match[2]))
+                end = match.end()
             cluster = next((value for key, value in pairs if key.casefold() == "clustername"), cluster)
             yield ConfigLine(number, line, file, tuple(pairs), line[end:].strip())
             continue

@@ -7,11 +7,11 @@ from hpc_mp.cluster.slurm.records import show_records
 
 
 def drain(node: str, reason: str, ask: Runner) -> str:
-    """Drain a node, unless it is drained already: the existing reason stays. Return what was done, in words."""
+    """Drain a node, unless it is already drained: the existing reason stays. Return what was done, in words."""
     try:
         record = next(iter(show_records("node", node, ask)), {})
         if "DRAIN" in record.get("State", ""):
-            return f"{node} is drained already"
+            return f"{node} is already drained"
         ask(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"))
     except CommandFailed as error:
         return f"{node} could not be drained: {error}"

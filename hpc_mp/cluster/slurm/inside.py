@@ -27,11 +27,7 @@ class Where:
 
 
 def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Where:
-    """Decide where to run.
-
-    Args:
-        on: "auto", "slurm" or the name of another back end, which is used unchecked.
-    """
+    """Decide where to run. ``on``: "auto", "slurm" or the name of another back end, which is used unchecked."""
     if on not in ("auto", "slurm"):
         return Where(on, f"--on {on}")
     outside = why_outside(environ, ask)
@@ -48,7 +44,7 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) 
 def _missed(silent: str, environ: Mapping[str, str]) -> str:
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return ""
-    unset = "" if "SLURM_CONF" in environ else ", and SLURM_CONF is not set: export it where slurm.conf lies elsewhere"
+    unset = "" if "SLURM_CONF" in environ else ", and SLURM_CONF is not set: export it if slurm.conf is not in the default place"
     return f"sbatch is on PATH, but no Slurm answers ({silent}){unset}"
 
 
@@ -60,5 +56,5 @@ def why_outside(environ: Mapping[str, str], ask: Runner) -> str | None:
     try:
         state = ask(("squeue", "--noheader", "--format=%T", "--jobs", job)).strip()
     except CommandFailed as error:
-        return f"SLURM_JOB_ID={job} is no live allocation ({str(error).splitlines()[-1]})"
+        return f"SLURM_JOB_ID={job} is not a live allocation ({str(error).splitlines()[-1]})"
     return None if state == "RUNNING" else f"the allocation {job} is {state or 'gone'}"

@@ -16,9 +16,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 
 REASONS = "slurm/queue-reasons.toml"
-FORGOTTEN = "FORGOTTEN"  # our word: Slurm no longer knows the job; its run directory contains how it ended
+FORGOTTEN = "FORGOTTEN"  # our own state: Slurm no longer knows the job; its run directory records its end
 STOPPING = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"})  # ends that Slurm or its user chose
-UNKNOWN = "UNKNOWN"  # our word: Slurm does not answer at the moment
+UNKNOWN = "UNKNOWN"  # our own state: Slurm does not answer at the moment
 FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
                    "PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN})
 AGAIN = "OfRestarted"  # suffix of a reason: its meaning for a job that has run before
@@ -88,14 +88,11 @@ RECORD = "JobID,State,Start,NodeList,ExitCode"  # input of parse_sacct
 
 def parse_json(text: str) -> list[SlurmJob]:
     """Parse ``squeue --json``. 22.05 has plain numbers and words; 24.11 wraps numbers as ``{"set", "infinite", "number"}``.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    Raises ValueError if it is something else."""
     try:
         return [_from_json(record) for record in json.loads(text)["jobs"]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"squeue --json says something else ({error})") from None
+        raise ValueError(f"squeue --json has an unexpected form ({error})") from None
 
 
 def _from_json(record: Mapping[str, Any]) -> SlurmJob:
@@ -133,7 +130,7 @@ def parse_lines(text: str) -> list[SlurmJob]:
     """Parse ``squeue --Format=LINE``. Raises ValueError if no line has that format."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 7]
     if text.strip() and not rows:
-        raise ValueError("squeue says something else")
+        raise ValueError("squeue has an unexpected form")
     return [explained(SlurmJob(job_id, state, reason, start=time_of(start), nodes=_nodes(nodes), restarts=int(restarts),
                                exit_code=_printed(code) if state in FINAL else None))
             for job_id, state, start, nodes, restarts, code, reason, _ in rows]

@@ -37,11 +37,11 @@ patient: Runner = functools.partial(ask, timeout=PATIENCE_S)
 
 def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, SlurmJob]:
     """Return the state of each job, by the requested id. Never raises: see FORGOTTEN and UNKNOWN."""
-    found: dict[str, SlurmJob] = {}
+    jobs: dict[str, SlurmJob] = {}
     denied: set[str] = set()
     silence = ""
     for source, decides in ((_squeue, True), (_scontrol, True), (_sacct, False)):
-        missing = [job_id for job_id in job_ids if job_id not in found]
+        missing = [job_id for job_id in job_ids if job_id not in jobs]
         if not missing:
             break
         try:
@@ -55,10 +55,10 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
         for job_id in missing:
             parts = [record for record in records if _is_part(record.id, job_id)]
             if parts:
-                found[job_id] = _whole(job_id, parts)
+                jobs[job_id] = _whole(job_id, parts)
             elif decides:
                 denied.add(job_id)
-    return {job_id: found.get(job_id) or (
+    return {job_id: jobs.get(job_id) or (
         SlurmJob(job_id, FORGOTTEN) if job_id in denied else SlurmJob(job_id, UNKNOWN, silence)) for job_id in job_ids}
 
 
@@ -72,20 +72,20 @@ def wait(
             shows news. Default: sleep.
     """
     for delay in itertools.chain(DELAYS_S, itertools.repeat(DELAYS_S[-1])):
-        now = job_states(job_ids, ask)
-        if all(job.ended for job in now.values()):
+        states = job_states(job_ids, ask)
+        if all(job.ended for job in states.values()):
             break
-        (pause or _sleep)(now, delay)
-    return now
+        (pause or _sleep)(states, delay)
+    return states
 
 
 def script_of(job_id: str, ask: Runner = patient) -> Path | None:
     """Return the job script that sbatch was given, while Slurm knows the job; None if it does not report it."""
     try:
-        found = re.search(r" Command=(/.*?) WorkDir=", ask(("scontrol", "show", "job", "--oneliner", job_id)))
+        match = re.search(r" Command=(/.*?) WorkDir=", ask(("scontrol", "show", "job", "--oneliner", job_id)))
     except CommandFailed:
         return None
-    return Path(found[1]) if found else None
+    return Path(match[1]) if match else None
 
 
 def release(job_id: str, ask: Runner = patient) -> None:
@@ -142,12 +142,12 @@ def _sacct(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
 # --- arrays and heterogeneous jobs ------------------------------------------------------------------------------------
 
 
-def _is_part(job_id: str, asked: str) -> bool:
+def _is_part(job_id: str, requested: str) -> bool:
     """Return True if ``7_2``, ``7_[0-5%2]`` or ``7+1`` is the requested job, or a part of it."""
-    if job_id == asked or re.split(r"[_+]", job_id)[0] == asked:
+    if job_id == requested or re.split(r"[_+]", job_id)[0] == requested:
         return True
     array, bracket, waiting = job_id.partition("_[")
-    return bool(bracket) and asked in (f"{array}_{task}" for task in _tasks(waiting.rstrip("]")))
+    return bool(bracket) and requested in (f"{array}_{task}" for task in _tasks(waiting.rstrip("]")))
 
 
 def _tasks(text: str) -> Iterator[int]:

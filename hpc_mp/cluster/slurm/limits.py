@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.records import find_record
+from hpc_mp.job.values import seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def partition_access(partition: str, ask: Runner = ask) -> PartitionAccess:
 
 def terms(
     partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
-    known: Mapping[str, Qos], access: PartitionAccess,
+    qos_by_name: Mapping[str, Qos], access: PartitionAccess,
 ) -> JobTerms:
     """Return the first account and quality of service that the partition accepts, the user's defaults first.
 
@@ -98,22 +98,22 @@ def terms(
         accounts: in order of preference.
     """
     account = next(filter(access.takes_account, accounts), accounts[0] if accounts else None)
-    held = sorted((each for each in mine if each.account == account and each.partition in (None, partition)),
-                  key=lambda each: each.partition is None)
+    held = sorted((association for association in mine
+                   if association.account == account and association.partition in (None, partition)),
+                  key=lambda association: association.partition is None)
     if not held:
         return JobTerms(account, max_wall=time_limit)
     default = held[0].default_qos or next(iter(held[0].qos), None)
     serves = default is None or access.takes_qos(default)
     qos = default if serves else next(filter(access.takes_qos, held[0].qos), None)
-    quality = known.get(qos) if qos else None
+    quality = qos_by_name.get(qos) if qos else None
     walls = filter(None, (time_limit, held[0].max_wall, quality.max_wall if quality else None))
     return JobTerms(account, None if serves else qos, quality, min(walls, key=seconds, default=None))
 
 
 def seconds(limit: str) -> int:
-    """Return the seconds of ``days-hours:minutes:seconds``, which may lack parts on the left."""
-    days, _, clock = limit.rpartition("-")
-    return int(days or 0) * 86400 + functools.reduce(lambda total, part: total * 60 + int(part), clock.split(":"), 0)
+    """Return the seconds of a site's time limit, in Slurm's notation."""
+    return seconds_of(limit) or 0
 
 
 def _sacctmgr(ask: Runner, what: str, columns: str, *where: str) -> list[list[str]]:

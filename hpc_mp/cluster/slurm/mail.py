@@ -15,15 +15,12 @@ from hpc_mp.cluster.slurm.requeue import is_own, job_record, persistent
 
 
 def mail_at_end(job_id: str, script: Path, user: str, ask: Runner = persistent) -> str | None:
-    """Request a mail to ``user`` at the end of this job. Return None on success, else the reason of the failure.
-
-    Args:
-        script: the run's own script; a step inside another session of the user is not a job of the run.
-    """
+    """Request a mail to ``user`` at the end of this job. Return None on success, else the reason of the failure. ``script``: the
+    run's own script; a step inside another session of the user is not a job of the run."""
     kinds = "END,FAIL,ARRAY_TASKS" if "_" in job_id else "END,FAIL"
     try:
         if not is_own(job_record(job_id, ask), job_id, script):
-            return "this allocation is not the job's own"
+            return "this allocation does not belong to the job"
         ask(("scontrol", "update", f"JobId={job_id}", f"MailUser={user}", f"MailType={kinds}"))
     except CommandFailed as error:
         return str(error)

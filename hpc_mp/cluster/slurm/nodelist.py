@@ -22,16 +22,13 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """Return the host names of a list, as ``scontrol show hostnames`` prints them: ``n[08-10],x`` is n08, n09, n10, x.
-
-    Raises:
-        HpcMpError: the text is not a host list, or has more hosts than Slurm allows (65,536).
-    """
+    """Return the host names of a list, as ``scontrol show hostnames`` prints them: ``n[08-10],x`` is n08, n09, n10, x. Raises
+    HpcMpError if the text is not a host list, or has more hosts than Slurm allows (65,536)."""
     if nodelist and not re.fullmatch(f"{_NAME}(,{_NAME})*", nodelist):
         raise _malformed(nodelist)
     names = [_parse(name, nodelist) for name in re.findall(_NAME, nodelist)]
     if (count := sum(prod(sum(map(len, bracket)) for bracket in brackets) for _, brackets in names)) > MOST_HOSTS:
-        raise HpcMpError(f"host list {_short(nodelist)}", f"names {count} hosts, Slurm has at most {MOST_HOSTS}",
+        raise HpcMpError(f"host list {_short(nodelist)}", f"names {count} hosts, but Slurm allows at most {MOST_HOSTS}",
                          "shorten the ranges")
     return tuple(host for texts, brackets in names for host in _combine(texts, brackets))
 
@@ -103,7 +100,7 @@ def _brackets(prefix: str, runs: list[tuple[str, str, str]]) -> str:
 
 
 def _malformed(nodelist: str) -> HpcMpError:
-    return HpcMpError(f"host list {_short(nodelist)}", "is not in Slurm's bracket form", "write for example n[1-4,7],login")
+    return HpcMpError(f"host list {_short(nodelist)}", "must be in Slurm's bracket form", "write for example n[1-4,7],login")
 
 
 def _short(nodelist: str) -> str:

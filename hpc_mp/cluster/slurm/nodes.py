@@ -36,11 +36,8 @@ class NodeState:
 
 
 def node_states(nodes: Collection[str] = (), partition: str | None = None, ask: Runner = ask) -> dict[str, NodeState]:
-    """Return the states of these nodes, else of a partition's nodes, else of all; by name.
-
-    Raises:
-        CommandFailed: Slurm does not report them.
-    """
+    """Return the states of these nodes, else of a partition's nodes, else of all; by name. Raises CommandFailed if Slurm does not
+    report them."""
     chosen = [*([f"--nodes={compress(nodes)}"] if nodes else []), *([f"--partition={partition}"] if partition else [])]
     lines = ask(("sinfo", "--noheader", "--Node", "--format=%N|%T|%E", *chosen)).splitlines()
     rows = (line.split("|", 2) for line in lines if line.count("|") >= 2)
@@ -48,20 +45,17 @@ def node_states(nodes: Collection[str] = (), partition: str | None = None, ask: 
 
 
 def unresponsive_nodes(nodes: Collection[str], ask: Runner = ask) -> tuple[str, ...]:
-    """Return the nodes that are down, or whose daemons do not answer (Slurm marks them with a star).
-
-    Raises:
-        CommandFailed: Slurm does not report them.
-    """
+    """Return the nodes that are down, or whose daemons do not answer (Slurm marks them with a star). Raises CommandFailed if
+    Slurm does not report them."""
     states = node_states(nodes, ask=ask)
-    return tuple(name for name, found in states.items() if found.state.startswith("down") or found.state.endswith("*"))
+    return tuple(name for name, state in states.items() if state.state.startswith("down") or state.state.endswith("*"))
 
 
 def usable_cpus(node: str, ask: Runner = ask) -> int | None:
     """Return the CPUs of a node that jobs may use: ``CPUEfctv``, without cores reserved for the system; None if unknown."""
     record = find_record("node", node, ask)
-    found = record.get("CPUEfctv") or record.get("CPUTot")
-    return int(found) if found else None
+    count = record.get("CPUEfctv") or record.get("CPUTot")
+    return int(count) if count else None
 
 
 def address_of(node: str, ask: Runner = ask) -> str:

@@ -10,30 +10,27 @@ from typing import Any, Literal
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
+from hpc_mp.cluster.slurm.option_syntax import SYNTAX, TABLE
 from hpc_mp.cluster.slurm.releases import Version, exists, print_version
-from hpc_mp.job import AnySpec
+from hpc_mp.job import AnySpec, ProgramSpec
 
-TABLE = "slurm/sbatch-options.toml"
-SYNTAX = "slurm/option-syntax.toml"
 DEFAULTS = ("exclusive", "mem")  # the script requests these by default; slurm.extra replaces them, false drops them
 Extra = Mapping[str, str | int | bool]
 
 
 def check_options(spec: AnySpec, version: Version | None) -> None:
     """Refuse options that sbatch does not know, that the script sets itself, that contradict each other, or that have no effect.
-
-    Raises:
-        HpcMpError: naming the nearest known option, the key to use instead, or the release that has the option.
-    """
-    _check("slurm.extra", spec.slurm.extra, version)
+    Raises HpcMpError, naming the nearest known option, the key to use instead, or the release that has the option."""
+    of_scripts = _table()["of_scripts"] if isinstance(spec, ProgramSpec) and spec.by_script else ()
+    _check("slurm.extra", {name: value for name, value in spec.slurm.extra.items() if name not in of_scripts}, version)
     for number, component in enumerate(spec.slurm.components):
         where = f"slurm.components[{number}].extra"
         _check(where, component.extra, version)
         for name in component.extra:
             if name not in _table()["component"]:
-                raise HpcMpError(f"{where}.{name}", "is of the whole job, not of a component", "move it to slurm.extra")
+                raise HpcMpError(f"{where}.{name}", "applies to the whole job, not to a component", "move it to slurm.extra")
     if spec.slurm.extra.get("requeue", "expedite") != "expedite":
-        raise HpcMpError("slurm.extra.requeue", "is set by the script already", 'leave it out, or write "expedite"')
+        raise HpcMpError("slurm.extra.requeue", "is already set by the script", 'leave it out, or write "expedite"')
 
 
 def extra_options() -> Collection[str]:
@@ -44,6 +41,11 @@ def extra_options() -> Collection[str]:
 def refused_options() -> Mapping[str, tuple[str, str]]:
     """Return the options that ``slurm.extra`` does not accept: the rule, and the alternative."""
     return {name: (rule, remedy) for name, (rule, remedy) in _table()["refused"].items()}
+
+
+def script_options() -> Collection[str]:
+    """Return further options that ``slurm.extra`` accepts with ``program.start = "script"``."""
+    return frozenset(_table()["of_scripts"])
 
 
 def contradicting() -> list[list[str]]:
@@ -62,22 +64,16 @@ def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, 
 
 
 def check_together(options: Mapping[str, str], version: Version | None) -> None:
-    """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any.
-
-    Args:
-        options: value by name, of the whole job or of one component.
-
-    Raises:
-        HpcMpError: naming them.
-    """
+    """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any. Raises HpcMpError,
+    naming them. ``options``: value by name, of the whole job or of one component."""
     for row in _table(SYNTAX)["conflicts"]:
-        both = [name for name in row["options"] if _given(name, options)]
+        both = [name for name in row["options"] if _has_option(name, options)]
         if len(both) > 1 and (version is None or exists(row["since"], version)):
             since = f" from {row['since']} on" if row["since"] else ""
-            raise HpcMpError(f"the options --{' and --'.join(both)}", f"are refused together by sbatch{since}", row["advice"])
+            raise HpcMpError(f"the options --{' and --'.join(both)}", f"cannot be combined in sbatch{since}", row["advice"])
 
 
-def _given(name: str, options: Mapping[str, str]) -> bool:
+def _has_option(name: str, options: Mapping[str, str]) -> bool:
     """Return True if an option is given. ``gres=gpu`` in a table of conflicts matches a value that begins with ``gpu``."""
     option, _, value = name.partition("=")
     return option in options and any(part.startswith(value) for part in options[option].split(","))
@@ -91,21 +87,21 @@ def _table(name: str = TABLE) -> dict[str, Any]:
 def _check(where: str, extra: Extra, version: Version | None) -> None:
     options, refused = _table()["options"], _table()["refused"]
     for name, value in extra.items():
-        given = f"{where}.{name}"
+        key = f"{where}.{name}"
         if name in refused:
             rule, remedy = refused[name]
-            raise HpcMpError(given, rule, remedy)
+            raise HpcMpError(key, rule, remedy)
         if name not in options:
             hint = did_you_mean(name, [*options, *refused])
-            raise HpcMpError(given, "is not an option of sbatch",
-                             f"{hint} One that your site's plug-ins add goes into {asset(TABLE)}".lstrip())
+            raise HpcMpError(key, "is not an option of sbatch",
+                             f"{hint} Add an option of your site's plug-ins to {asset(TABLE)}".lstrip())
         if value is False and name not in DEFAULTS:
-            raise HpcMpError(f"{given} = false", "says nothing to sbatch", "write true, or leave it out")
+            raise HpcMpError(f"{key} = false", "has no meaning for sbatch", "write true, or leave it out")
         if version and not exists(options[name], version):
             bound = f"before Slurm {options[name][1:]}" if options[name][0] == "-" else f"from Slurm {options[name]} on"
-            raise HpcMpError(given, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
+            raise HpcMpError(key, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
     for group in contradicting():
         both = [name for name in group if extra.get(name, False) is not False]
         if len(both) > 1:
-            raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch drops one in silence",
+            raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch silently drops one",
                              "keep one of them")

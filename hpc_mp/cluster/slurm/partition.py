@@ -17,15 +17,15 @@ class PartitionLimits:
     Attributes:
         partition: the partition with its visible nodes; the ``cpus`` of its kinds are those that a job may use.
         total: number of its nodes, including those that sinfo hides: powered-down nodes of a cloud.
-        least, most: limits on the nodes of a job; None without such a limit.
+        min_nodes, max_nodes: limits on the nodes of a job; None without such a limit.
         cpus: the minimum over its nodes of CPUs that a job may use; None if Slurm shows no records of them.
         threads_per_core: of these nodes.
     """
 
     partition: SlurmPartition
     total: int
-    least: int | None = None
-    most: int | None = None
+    min_nodes: int | None = None
+    max_nodes: int | None = None
     cpus: int | None = None
     threads_per_core: int = 1
 
@@ -38,12 +38,12 @@ def partition_limits(partition: SlurmPartition, ask: Runner = ask) -> PartitionL
     usable = [min([*_numbers([node.get("CPUEfctv") or node.get("CPUTot")]), *most_cpus], default=None) for node in nodes]
     kinds = tuple(kind if cpus is None else replace(kind, cpus=cpus)
                   for kind, cpus in zip(partition.kinds, usable, strict=True))
-    seen = sum(len(kind.nodes) for kind in kinds)
+    visible = sum(len(kind.nodes) for kind in kinds)
     return PartitionLimits(
         replace(partition, kinds=kinds),
-        total=max([seen, *_numbers([record.get("TotalNodes")])]),
-        least=_number(record.get("MinNodes")),
-        most=_number(record.get("MaxNodes")),
+        total=max([visible, *_numbers([record.get("TotalNodes")])]),
+        min_nodes=_number(record.get("MinNodes")),
+        max_nodes=_number(record.get("MaxNodes")),
         cpus=min((cpus for cpus in usable if cpus is not None), default=None),
         threads_per_core=max(_numbers(node.get("ThreadsPerCore") for node in nodes), default=1),
     )

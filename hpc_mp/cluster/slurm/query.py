@@ -60,7 +60,7 @@ def why_silent(ask: Runner = ask) -> str | None:
         answer = ask(("scontrol", "ping"))
     except CommandFailed as error:
         return last_line(error)
-    return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping says nothing"
+    return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping prints nothing"
 
 
 def until_silent(ask: Runner = ask) -> Runner:
@@ -77,7 +77,7 @@ def until_silent(ask: Runner = ask) -> Runner:
         try:
             return ask(argv)
         except CommandFailed as error:
-            if not alone and (isinstance(error, TimedOut) or any(words in str(error) for words in NO_CONTROLLER)):
+            if not alone and (isinstance(error, TimedOut) or any(text in str(error) for text in NO_CONTROLLER)):
                 silent.append(error)
             raise
     return runner
@@ -86,29 +86,22 @@ def until_silent(ask: Runner = ask) -> Runner:
 def version(ask: Runner = ask) -> tuple[int, int] | None:
     """Return (23, 11) for Slurm 23.11.4; None if unknown. Debian writes ``slurm-wlm 22.05.8``."""
     try:
-        found = re.search(r"\b(\d+)\.(\d+)", ask(("scontrol", "--version")))
+        match = re.search(r"\b(\d+)\.(\d+)", ask(("scontrol", "--version")))
     except CommandFailed:
         return None
-    return (int(found[1]), int(found[2])) if found else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def partitions(ask: Runner = ask) -> tuple[SlurmPartition, ...]:
-    """Return the partitions that the user may see, in Slurm's order.
-
-    Raises:
-        CommandFailed: Slurm does not report them.
-    """
+    """Return the partitions that the user may see, in Slurm's order. Raises CommandFailed if Slurm does not report them."""
     answer = ask(("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%c|%m|%G|%N"))
     rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 6]
     return tuple(_partition([row for row in rows if row[0] == name]) for name in dict.fromkeys(row[0] for row in rows))
 
 
 def partition_names(ask: Runner = ask) -> tuple[str, ...]:
-    """Return the names of all partitions, including those that a site hides and that still take jobs.
-
-    Raises:
-        CommandFailed: Slurm does not report them.
-    """
+    """Return the names of all partitions, including those that a site hides and that still take jobs. Raises CommandFailed if
+    Slurm does not report them."""
     return tuple(ask(("sinfo", "--noheader", "--all", "--format=%R")).split())
 
 
@@ -125,12 +118,12 @@ def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
 
 def parse_gres(gres: str) -> tuple[tuple[str, str | None, int], ...]:
     """Parse ``gpu:h100:8(S:0-1),nvme`` to (("gpu", "h100", 8), ("nvme", None, 1))."""
-    found = []
+    resources = []
     for item in filter(None, re.sub(r"\([^)]*\)", "", gres).split(",")):
         name, *fields = (field for field in item.split(":") if field != "no_consume")
         count = int(fields.pop()) if fields and fields[-1].isdecimal() else 1
-        found.append((name, fields[0] if fields else None, count))
-    return tuple(found)
+        resources.append((name, fields[0] if fields else None, count))
+    return tuple(resources)
 
 
 def parse_gpus(gres: str) -> tuple[tuple[str | None, int], ...]:

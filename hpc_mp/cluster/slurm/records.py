@@ -64,8 +64,8 @@ def read_config(text: str) -> SlurmSettings:
         if line.endswith(":") and "=" not in line:
             section = line[:-1]
             tables[section] = {}
-        elif found := _SETTING.fullmatch(line.strip()):
-            tables[section][found[1]] = _value(found[2])
+        elif match := _SETTING.fullmatch(line.strip()):
+            tables[section][match[1]] = _value(match[2])
     return SlurmSettings(tables.pop(""), tables)
 
 

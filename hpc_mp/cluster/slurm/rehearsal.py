@@ -43,19 +43,19 @@ def rehearse(script: str, partition: str | None = None, environ: Mapping[str, st
         environ: the environment that the job would inherit, filtered by ``job_environment``.
     """
     try:
-        done = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, env=job_environment(environ),
-                              encoding="utf-8", errors="replace", timeout=PATIENCE_S, check=False)
+        process = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, env=job_environment(environ),
+                                 encoding="utf-8", errors="replace", timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         return Rehearsal("untested", f"sbatch --test-only did not answer within {PATIENCE_S:g} s")
     except OSError as error:
         return Rehearsal("untested", f"sbatch cannot be started ({error.strerror})")
-    said = one_line(done.stdout, done.stderr) or f"sbatch --test-only ended with exit code {done.returncode}"
-    if not done.returncode:
-        return Rehearsal("accepted", said)
-    if UNTESTED.search(said):
-        return Rehearsal("untested", said)
-    absent = _out_of_service(partition, ask) if FOR_NOW.search(said) else ()
-    return Rehearsal("waits", f"{said} ({', '.join(absent)})") if absent else Rehearsal("refused", said)
+    message = one_line(process.stdout, process.stderr) or f"sbatch --test-only ended with exit code {process.returncode}"
+    if not process.returncode:
+        return Rehearsal("accepted", message)
+    if UNTESTED.search(message):
+        return Rehearsal("untested", message)
+    absent = _out_of_service(partition, ask) if FOR_NOW.search(message) else ()
+    return Rehearsal("waits", f"{message} ({', '.join(absent)})") if absent else Rehearsal("refused", message)
 
 
 def one_line(*texts: str) -> str:
@@ -69,4 +69,4 @@ def _out_of_service(partition: str | None, ask: Runner) -> Collection[str]:
         states = node_states(partition=partition, ask=ask)
     except CommandFailed:
         return ()
-    return tuple(f"{name} is {found.state}" for name, found in states.items() if not found.in_service)
+    return tuple(f"{name} is {state.state}" for name, state in states.items() if not state.in_service)

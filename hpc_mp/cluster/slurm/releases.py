@@ -23,15 +23,11 @@ class Difference:
 
 
 def parse_version(text: str) -> Version:
-    """Parse ``23.11`` or ``23.11.4`` to (23, 11).
-
-    Raises:
-        HpcMpError: it is not a release of Slurm.
-    """
-    found = re.fullmatch(r"(\d\d)\.(\d\d?)(\.\d+)?", text)
-    if not found:
-        raise HpcMpError(f"Slurm version {text}", "does not read YEAR.MONTH", "write for example 23.11")
-    return int(found[1]), int(found[2])
+    """Parse ``23.11`` or ``23.11.4`` to (23, 11). Raises HpcMpError if it is not a release of Slurm."""
+    match = re.fullmatch(r"(\d\d)\.(\d\d?)(\.\d+)?", text)
+    if not match:
+        raise HpcMpError(f"Slurm version {text}", "must have the form YEAR.MONTH", "write for example 23.11")
+    return int(match[1]), int(match[2])
 
 
 def print_version(version: Version) -> str:

@@ -23,8 +23,8 @@ from hpc_mp.cluster.slurm.records import Words, find_settings, show_records
 UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
 PATIENCE_S = 300.0  # for a controller that is being restarted: the run depends on its answer
 STUCK = ("ReqNodeNotAvail", "BadConstraints", "PartitionConfig", "NodeNotAvail")  # reasons that more idle nodes would not resolve
-SETTLING_S = 15.0  # in which a job that was just requeued accepts a list of excluded nodes
-CLEARED_S = 10  # in which the nodes of an ending job are mostly cleared
+SETTLING_S = 15.0  # period in which a job that was just requeued accepts a list of excluded nodes
+CLEARED_S = 10  # period in which the nodes of an ending job are mostly cleared
 SLURMD_TIMEOUT_S, NOTICED_S = 300.0, 30.0  # Slurm's default, and the time it takes to act upon it
 POLL_S = 2.0  # between two polls of Slurm's view of the nodes
 HELD_S = 125.0  # Slurm's default hold of a requeued job, with a margin
@@ -51,26 +51,27 @@ def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persiste
 
 def notice_s(ask: Runner = persistent) -> float:
     """Return the seconds in which Slurm notices that a node is dead, and acts upon it."""
-    said = re.match(r"\d+", find_settings(ask).get("SlurmdTimeout", ""))
-    return (int(said[0]) if said else SLURMD_TIMEOUT_S) + NOTICED_S
+    match = re.match(r"\d+", find_settings(ask).get("SlurmdTimeout", ""))
+    return (int(match[0]) if match else SLURMD_TIMEOUT_S) + NOTICED_S
 
 
-def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str], seconds: float, wanted: Callable[[], bool],
-                 ask: Runner = persistent, sleep: Callable[[float], None] = time.sleep) -> bool:
+def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str], seconds: float,
+                 should_continue: Callable[[], bool], ask: Runner = persistent,
+                 sleep: Callable[[float], None] = time.sleep) -> bool:
     """Wait until Slurm notices that nodes of the job are dead and requeues the job, or until the nodes answer again.
 
-    Return True if one of the two has happened. A job that is requeued before is still being cleared from a node that never
+    Return True if one of the two has happened. A job that is requeued earlier is still being cleared from a node that never
     answers. If that node is then set down, Slurm 22.05 leaves the job's record in a state that no node can satisfy
     (BadConstraints), and neither a release nor an update repairs it. Slurm notices after its ``SlurmdTimeout``, 300 s by default.
 
     Args:
         dead: nodes that a step could not be started on.
         seconds: time limit.
-        wanted: returns True while the job should continue.
+        should_continue: returns True while the job should continue.
     """
     deadline = time.monotonic() + seconds
     missed: set[str] = set()
-    while time.monotonic() < deadline and wanted():
+    while time.monotonic() < deadline and should_continue():
         if queued_again(job_id, restart, script, ask):
             return True
         try:
@@ -100,7 +101,7 @@ def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent, e
         if state != "RUNNING" and not (expired and state in ("COMPLETING", "TIMEOUT")):
             return f"the job is {state}: Slurm or its user ended it"
         if not is_own(job, job_id, script):
-            return "this allocation is not the job's own"
+            return "this allocation does not belong to the job"
         ask(("scontrol", "requeue", job_id))
     except CommandFailed as error:
         return None if queued_again(job_id, restart, script, ask) else str(error)  # the answer was lost
@@ -115,15 +116,13 @@ def exclude(
     The job is never held for that: a requeued job does not start at once, and its list of excluded nodes can be changed while it
     pends. If the change fails, the job runs where Slurm puts it, which is better than a job held forever. While the old start is
     being ended Slurm may refuse, so the request is repeated for some seconds. An unknown node name would make Slurm refuse the
-    whole list, ours or the user's: a node that was renamed is left out.
+    whole list, ours or the user's: a node that was renamed is left out. Raises CommandFailed if Slurm refuses, or does not
+    answer.
 
     Args:
         ours: our findings against nodes, including those of earlier starts.
         recorded: nodes that we had excluded before; others in Slurm's list are the user's.
         needed: number of nodes that must remain, see ``exclusions.choose``.
-
-    Raises:
-        CommandFailed: Slurm refuses, or does not answer.
     """
     deadline = time.monotonic() + SETTLING_S
     while True:
@@ -131,11 +130,11 @@ def exclude(
             job = job_record(job_id, ask)
             listed = expand(job.get("ExcNodeList", ""))
             states = node_states(partition=job.get("Partition"), ask=ask)
-            users = _known([node for node in listed if node not in recorded], states, ask)
+            users = _existing([node for node in listed if node not in recorded], states, ask)
             keeping = choose(ours, users, states, needed, job.get("Reason", "").startswith(STUCK))
-            wanted = tuple(dict.fromkeys((*users, *keeping.nodes)))
-            if set(wanted) != set(listed):
-                ask(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(wanted)}"))
+            excluded = tuple(dict.fromkeys((*users, *keeping.nodes)))
+            if set(excluded) != set(listed):
+                ask(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(excluded)}"))
             return keeping
         except CommandFailed:
             if time.monotonic() > deadline:
@@ -162,20 +161,14 @@ def start_soon(job_id: str, ask: Runner = persistent) -> None:
     When its nodes are cleared, Slurm gives such a job a begin time: now plus the lifetime of a credential, two minutes by
     default, for a node to have forgotten the old one. Slurm keeps a begin time that is already in the future
     (``batch_requeue_fini`` in slurmctld's job_mgr.c), and a node accepts a newer credential before the old one expires
-    (``slurm_cred_handle_reissue``).
-
-    Raises:
-        CommandFailed: Slurm refuses, or does not answer.
+    (``slurm_cred_handle_reissue``). Raises CommandFailed if Slurm refuses, or does not answer.
     """
     ask(("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{CLEARED_S}"))
 
 
 def held_back(job_id: str, ask: Runner = persistent) -> bool:
-    """Return True if a job waits only for Slurm's hold after a requeue, not for a begin time set by its user.
-
-    Raises:
-        CommandFailed: Slurm does not answer.
-    """
+    """Return True if a job waits only for Slurm's hold after a requeue, not for a begin time set by its user. Raises
+    CommandFailed if Slurm does not answer."""
     job = job_record(job_id, ask)
     if job.get("Reason") != "BeginTime" or not int(job.get("Restarts") or 0):
         return False
@@ -183,7 +176,7 @@ def held_back(job_id: str, ask: Runner = persistent) -> bool:
     return (begin - queued).total_seconds() <= HELD_S
 
 
-def _known(nodes: Sequence[str], states: Mapping[str, NodeState], ask: Runner) -> list[str]:
+def _existing(nodes: Sequence[str], states: Mapping[str, NodeState], ask: Runner) -> list[str]:
     """Return the nodes that Slurm has: in the job's partition, whose ``states`` are given, or in others."""
     elsewhere = [node for node in nodes if node not in states]
     others = node_states(elsewhere, ask=ask) if elsewhere else {}
@@ -194,5 +187,6 @@ def is_own(job: Words, job_id: str, script: Path) -> bool:
     """Return True if the job's script is this one; for an element of an array (``7_2``) also that of a run beside it."""
     if not job.get("Command"):
         return False
-    command, own = Path(job["Command"]).resolve(), script.resolve()
-    return command == own or ("_" in job_id and command.name == own.name and command.parent.parent == own.parent.parent)
+    command, resolved = Path(job["Command"]).resolve(), script.resolve()
+    return command == resolved or (
+        "_" in job_id and command.name == resolved.name and command.parent.parent == resolved.parent.parent)

@@ -61,18 +61,18 @@ def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Slu
     if silent is not None:
         return silent
     try:
-        found = partitions(ask)
+        all_partitions = partitions(ask)
     except CommandFailed as error:
         return str(error)
-    usable = [partition for partition in found if partition.up and partition.kinds]
+    usable = [partition for partition in all_partitions if partition.up and partition.kinds]
     if not usable:
         return "Slurm answers, but shows no partition that is up"
-    wanted = environ.get("SBATCH_PARTITION")
-    chosen = max(usable, key=lambda partition: (partition.name == wanted, _gpus(partition) > 0, partition.default))
+    preferred = environ.get("SBATCH_PARTITION")
+    chosen = max(usable, key=lambda partition: (partition.name == preferred, _gpus(partition) > 0, partition.default))
     kind = max(chosen.kinds, key=lambda kind: (kind.gpu_count, len(kind.nodes)))
-    own, user = environ.get("SBATCH_ACCOUNT"), getpass.getuser()
-    charged = tuple(dict.fromkeys([*([own] if own else []), *accounts(user, ask)]))
-    return SlurmSite(version(ask), found, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
+    own_account, user = environ.get("SBATCH_ACCOUNT"), getpass.getuser()
+    charged = tuple(dict.fromkeys([*([own_account] if own_account else []), *accounts(user, ask)]))
+    return SlurmSite(version(ask), all_partitions, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
                 terms(chosen.name, chosen.time_limit, charged, associations(user, ask), qualities(ask),
                       partition_access(chosen.name, ask)))
 

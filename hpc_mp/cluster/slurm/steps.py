@@ -35,10 +35,10 @@ def srun_options(ask: Runner = ask) -> frozenset[str] | None:
 def mpi_plugins(ask: Runner = ask) -> tuple[str, ...] | None:
     """Return srun's MPI plug-ins (``srun --mpi=list``); None if srun does not report them."""
     try:
-        said = ask(("sh", "-c", "exec srun --mpi=list 2>&1"))  # releases write it to stdout or to stderr
+        output = ask(("sh", "-c", "exec srun --mpi=list 2>&1"))  # releases write it to stdout or to stderr
     except CommandFailed:
         return None
-    lines = [line.removeprefix("srun: ").strip() for line in said.splitlines()]
+    lines = [line.removeprefix("srun: ").strip() for line in output.splitlines()]
     return tuple(line for line in lines if re.fullmatch(r"[a-z]\w*", line)) or None
 
 
@@ -59,14 +59,14 @@ def one_task_per_node(step: Sequence[str], nodes: int, command: Sequence[str]) -
 def use_up_numbers(step: Sequence[str], environ: Mapping[str, str], restart: int) -> None:
     """Start empty steps, so that the steps of this start of a job get numbers that none of its last starts had.
 
-    Slurm counts steps from 0 at each start, and repeats a message that a node did not take a minute later: the end of step 1
-    would then end step 1 of the next start. A job does not start again before all of its nodes have answered or are down, and a
-    node that is down is sent nothing. If the empty steps fail, the job runs anyway.
+    Slurm counts steps from 0 at each start. If a node does not accept a message, Slurm repeats it a minute later. The end of
+    step 1 would then end step 1 of the next start. A job does not start again before all of its nodes have answered or are
+    down, and a node that is down is sent nothing. If the empty steps fail, the job runs anyway.
     """
     if os.path.basename(step[0]) != "srun":
         return
-    kept = [word for word in step[1:] if word.startswith("--het-group=")] or ["--nodes=1", "--ntasks=1"]
-    argv = srun([*kept, "--relative=0", "--ntasks-per-node=1", "--overlap"], ["true"])
+    options = [word for word in step[1:] if word.startswith("--het-group=")] or ["--nodes=1", "--ntasks=1"]
+    argv = srun([*options, "--relative=0", "--ntasks-per-node=1", "--overlap"], ["true"])
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         for _ in range(STEPS_OF_A_START * (restart % STARTS_APART)):
             pool.submit(subprocess.run, argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=EMPTY_S)
@@ -92,11 +92,8 @@ def is_queue_notice(line: str) -> bool:
 
 
 def failed_nodes(lines: Sequence[str], nodes: Sequence[str] = ()) -> dict[str, str]:
-    """Return the nodes that srun could not reach or has lost, with the reason, from its own messages.
-
-    Args:
-        nodes: nodes of the step, in srun's order: srun names a lost node by its number.
-    """
-    failed = {found[1]: f"Slurm cannot start a task there ({found[2]})" for found in map(_LAUNCH_FAILED.search, lines) if found}
-    numbers = {int(found[1]) for found in map(_CONNECTION_LOST.search, lines) if found}
-    return failed | {nodes[number]: "its task ended in the middle of the step" for number in numbers if number < len(nodes)}
+    """Return the nodes that srun could not reach or has lost, with the reason, from its own messages. ``nodes``: nodes of the
+    step, in srun's order: srun names a lost node by its number."""
+    failed = {match[1]: f"Slurm cannot start a task on it ({match[2]})" for match in map(_LAUNCH_FAILED.search, lines) if match}
+    numbers = {int(match[1]) for match in map(_CONNECTION_LOST.search, lines) if match}
+    return failed | {nodes[number]: "its task ended before the step" for number in numbers if number < len(nodes)}

@@ -31,34 +31,31 @@ class Submission:
 class SubmissionRefused(RunFailed):
     """sbatch did not accept a script. ``words``: its output, line by line, or the reason why it could not be run."""
 
-    def __init__(self, script: Path, words: str) -> None:
-        super().__init__(f"sbatch refused {script}:\n{words}")
-        self.words = words
+    def __init__(self, script: Path, output: str) -> None:
+        super().__init__(f"sbatch refused {script}:\n{output}")
+        self.words = output
 
 
 def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Submission:
-    """Submit ``script`` with sbatch.
+    """Submit ``script`` with sbatch. Raises SubmissionRefused, with sbatch's message unchanged, if it is not accepted.
 
     Args:
         environ: the environment that the job inherits, filtered by ``job_environment``.
-        options: of sbatch, beside the script's own: ``("--dependency=afterany:7",)``.
-
-    Raises:
-        SubmissionRefused: it is not accepted; sbatch's message is passed on unchanged.
+        options: of sbatch, in addition to the script's own: ``("--dependency=afterany:7",)``.
     """
     try:
-        done = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
-                              capture_output=True, env=job_environment(environ), encoding="utf-8", errors="replace")
+        process = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
+                                 capture_output=True, env=job_environment(environ), encoding="utf-8", errors="replace")
     except OSError as error:
-        found = shutil.which("sbatch")
-        why = f"{found} cannot be started ({error.strerror})" if found else "sbatch is not on PATH"
+        program = shutil.which("sbatch")
+        why = f"{program} cannot be started ({error.strerror})" if program else "sbatch is not on PATH"
         raise SubmissionRefused(script, why) from None
-    *greeting, answer = done.stdout.strip().splitlines() or [""]
-    if done.returncode or not re.match(r"\d+(;|$)", answer):
-        said = "\n".join(filter(None, (done.stdout.strip(), done.stderr.strip())))
-        raise SubmissionRefused(script, said or f"it ended with exit code {done.returncode}")
+    *greeting, answer = process.stdout.strip().splitlines() or [""]
+    if process.returncode or not re.match(r"\d+(;|$)", answer):
+        output = "\n".join(filter(None, (process.stdout.strip(), process.stderr.strip())))
+        raise SubmissionRefused(script, output or f"it ended with exit code {process.returncode}")
     return Submission(answer.partition(";")[0],  # "ID;CLUSTER" in a federation
-                      "\n".join([*greeting, *done.stderr.strip().splitlines()]))
+                      "\n".join([*greeting, *process.stderr.strip().splitlines()]))
 
 
 def state(job_id: str, ask: Runner = queue.patient) -> str:
@@ -67,14 +64,9 @@ def state(job_id: str, ask: Runner = queue.patient) -> str:
 
 
 def cancel(job_ids: str | Sequence[str], signal: str | None = None, script: bool = False) -> None:
-    """End jobs, or send their ranks a signal: ``"USR2"`` makes them save at the next step and stop.
-
-    Args:
-        script: True if the signal is only for the jobs' scripts, in which the supervisor runs.
-
-    Raises:
-        RunFailed: scancel refuses; its message is passed on unchanged.
-    """
+    """End jobs, or send their ranks a signal: ``"USR2"`` makes them save at the next step and stop. Raises RunFailed, with its
+    message unchanged, if scancel refuses. ``script``: True if the signal is only for the jobs' scripts, in which the supervisor
+    runs."""
     named = [job_ids] if isinstance(job_ids, str) else [*job_ids]
     try:
         queue.patient(("scancel", *([f"--signal={signal}"] if signal else []), *(["--batch"] if script else []), *named))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
-from hpc_mp.cluster.topology import Switch, read_topologies
+from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.reading import TopologyReading, group, listed
 
 _ENTRY = re.compile(r"(?P<out>#?)\s*(?P<key>SwitchName|BlockName)=(?P<name>.*?)\s+(?P<rest>(?:Nodes|Switches)=\S+)\s*")
@@ -27,18 +27,19 @@ def read_azslurm(text: str, origin: str) -> TopologyReading:
     """Return its tree or its blocks, with notes on what it left out. Raises HpcMpError if it is in neither form."""
     lines, notes = [], []
     for line in text.splitlines():
-        found = _ENTRY.fullmatch(line.strip())
-        if found is None:
+        match = _ENTRY.fullmatch(line.strip())
+        if match is None:
             lines.append(line)
-        elif found["out"]:
-            notes.append(f"{_nodes(found['rest'])}: left out by azslurm, a block of fewer nodes than BlockSizes")
-        elif found["name"] == UNKNOWN:
-            notes.append(f"{_nodes(found['rest'])}: in no NVLink domain, so in no block")
+        elif match["out"]:
+            notes.append(f"{_nodes(match['rest'])}: left out by azslurm, a block of fewer nodes than BlockSizes")
+        elif match["name"] == UNKNOWN:
+            notes.append(f"{_nodes(match['rest'])}: in no NVLink domain, so in no block")
         else:
-            lines.append(f"{found['key']}={'_'.join(found['name'].split())} {found['rest']}")
+            lines.append(f"{match['key']}={'_'.join(match['name'].split())} {match['rest']}")
     has_entries = any(_ENTRY.fullmatch(line.strip()) for line in lines)  # only BlockSizes remains if no block is large enough
-    topologies = tuple(replace(topology, switches=tuple(_tidy(switch) for switch in topology.switches))
-                       for topology in read_topologies("\n".join(lines) if has_entries or not notes else ""))
+    topologies = tuple(
+        replace(topology, switches=tuple(replace(switch, hosts=group("", switch.hosts).hosts) for switch in topology.switches))
+        for topology in read_topologies("\n".join(lines) if has_entries or not notes else ""))
     if any(switch.name == PLAIN for topology in topologies for switch in topology.switches):
         notes.append(f"{PLAIN}: nodes outside of placement groups, which share no InfiniBand")
     return TopologyReading(topologies, origin, tuple(notes))
@@ -49,7 +50,3 @@ def _nodes(rest: str) -> str:
         return listed(expand(rest.partition("=")[2]))
     except HpcMpError:
         return rest
-
-
-def _tidy(switch: Switch) -> Switch:
-    return replace(group(switch.name, switch.hosts), children=switch.children)

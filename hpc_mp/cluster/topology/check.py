@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -17,15 +17,15 @@ from hpc_mp.cluster.topology.reading import listed, natural
 
 Verdict = Literal["agrees", "disagrees", "cannot tell"]
 ENOUGH = 12
-"""Pairs of each kind by which Slurm's leaves are recognised."""
+"""Minimum number of pairs of each kind that identify Slurm's leaves."""
 
 DECIDES = 2
-"""So many more pairs must say a thing of a node than the contrary."""
+"""Factor by which the pairs for a statement about a node must outnumber those against it."""
 
 SURE = 2 * DECIDES
-"""So many more, to say it of a leaf."""
+"""The same factor for a leaf."""
 
-NONE = ""  # the switch of a host that Slurm has under no switch
+NONE = ""  # the switch of a host that is under no switch in Slurm
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Mismatch:
     def __str__(self) -> str:
         believed = f"under {self.believed}" if self.believed else "under no switch"
         beside = f"of {self.home}" if self.home and self.home != self.believed else f"around {self.measured}"
-        return f"{listed(self.nodes)}: Slurm has them {believed}, rates put them with the nodes {beside}"
+        return f"{listed(self.nodes)}: Slurm has them {believed}, but rates put them with the nodes {beside}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +60,21 @@ class Agreement:
 
 
 def agreement(tree: SwitchTree, measured: LinkRates) -> Agreement:
-    """Compare. Groups seen in rates may match any storey of the tree: the best fit counts, the lowest first."""
-    seen = infer(measured)
-    if not seen.groups:
-        return _leaf_by_leaf(tree, measured) or Agreement("cannot tell", seen.why, unplaced=seen.unplaced)
+    """Compare the tree with the rates. Inferred groups may match any storey: the best fit counts, the lowest first."""
+    inferred = infer(measured)
+    if not inferred.groups:
+        return _leaf_by_leaf(tree, measured) or Agreement("cannot tell", inferred.why, unplaced=inferred.unplaced)
     if not any(map(tree.leaf, measured.nodes)):
-        whole = tuple(node for nodes in seen.groups for node in nodes)
-        odd = Mismatch(whole, NONE, seen.groups[0][0], NONE)
-        return Agreement("disagrees", f"Slurm knows no switch above the measured nodes, but rates show: {seen.why}", (odd,),
-                         seen.unplaced)
+        grouped = tuple(node for nodes in inferred.groups for node in nodes)
+        odd = Mismatch(grouped, NONE, inferred.groups[0][0], NONE)
+        return Agreement("disagrees", f"Slurm knows no switch above the measured nodes, but rates show: {inferred.why}", (odd,),
+                         inferred.unplaced)
     storeys = max(len(tree.above.get(node, ())) for node in measured.nodes)
-    found = min((_compare(_storey(tree, seen, storey), seen) for storey in range(storeys)), key=_strangers)
-    if not found:
-        return Agreement("agrees", seen.why, unplaced=seen.unplaced)
-    return Agreement("disagrees", seen.why, tuple(found), seen.unplaced)
+    mismatches = min((_compare(_storey(tree, inferred, storey), inferred) for storey in range(storeys)),
+                     key=lambda odd: sum(len(mismatch.nodes) for mismatch in odd))
+    if not mismatches:
+        return Agreement("agrees", inferred.why, unplaced=inferred.unplaced)
+    return Agreement("disagrees", inferred.why, tuple(mismatches), inferred.unplaced)
 
 
 def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
@@ -96,20 +97,20 @@ def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
         votes[b][leaf[a]] += sign
     odd: list[Mismatch] = []
     unplaced: list[str] = []
-    for node, found in votes.items():
-        own = -DECIDES if leaf[node] == NONE else found[leaf[node]]
-        home, most = max(((name, count) for name, count in found.items() if name not in (NONE, leaf[node])),
-                         key=lambda claim: claim[1], default=(NONE, 0))
-        if own <= -DECIDES and most >= DECIDES:
+    for node, tally in votes.items():
+        own_votes = -DECIDES if leaf[node] == NONE else tally[leaf[node]]
+        home, support = max(((name, count) for name, count in tally.items() if name not in (NONE, leaf[node])),
+                            key=lambda claim: claim[1], default=(NONE, 0))
+        if own_votes <= -DECIDES and support >= DECIDES:
             mate = next(other for pair, sign in signs.items() if node in pair and sign > 0
                         for other in pair if leaf[other] == home)
             odd.append(Mismatch((node,), leaf[node], mate, home))
-        elif own < DECIDES:
+        elif own_votes < DECIDES:
             unplaced.append(node)
-    gone = {node for each in odd for node in each.nodes}
+    gone = {node for mismatch in odd for node in mismatch.nodes}
     settled = {pair: sign for pair, sign in signs.items() if gone.isdisjoint(pair) and NONE not in (leaf[pair[0]], leaf[pair[1]])}
     odd += _whole_leaves(leaf, settled)
-    gone |= {node for each in odd for node in each.nodes}
+    gone |= {node for mismatch in odd for node in mismatch.nodes}
     unplaced = [node for node in unplaced if node not in gone]
     placed = {pair: sign for pair, sign in settled.items() if gone.union(unplaced).isdisjoint(pair)}
     if not _fits(leaf, placed) or (len(unplaced) > (1 - COVERED) * len(leaf) and not _fits(leaf, settled)):
@@ -126,7 +127,7 @@ def _fits(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> bool:
 
 
 def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterator[Mismatch]:
-    """Yield leaves that are two, and leaves that are one with another; the smaller part is named."""
+    """Yield leaves that are really two, and pairs of leaves that are really one. The smaller part is named."""
     inside: dict[str, dict[Pair, int]] = {}
     between: Counter[frozenset[str]] = Counter()
     members: dict[str, dict[str, None]] = {}
@@ -145,23 +146,19 @@ def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterato
                 yield Mismatch(tuple(sorted(group, key=natural)), name, min(group, key=natural), NONE)
     for names, votes in between.items():
         if votes >= SURE:
-            one, other = sorted(names, key=lambda name: (-len(members[name]), natural(name)))
-            yield Mismatch(tuple(sorted(members[other], key=natural)), other, min(members[one], key=natural), one)
+            larger, smaller = sorted(names, key=lambda name: (-len(members[name]), natural(name)))
+            yield Mismatch(tuple(sorted(members[smaller], key=natural)), smaller, min(members[larger], key=natural), larger)
 
 
-def _strangers(odd: Sequence[Mismatch]) -> int:
-    return sum(len(each.nodes) for each in odd)
-
-
-def _storey(tree: SwitchTree, seen: Seen, storey: int) -> dict[str, str]:
+def _storey(tree: SwitchTree, inferred: Seen, storey: int) -> dict[str, str]:
     """Return for every grouped node the switch ``storey`` levels above its leaf, or its highest switch."""
-    chains = {node: tree.above.get(node, ()) for nodes in seen.groups for node in nodes}
+    chains = {node: tree.above.get(node, ()) for nodes in inferred.groups for node in nodes}
     return {node: chain[min(storey, len(chain) - 1)] if chain else NONE for node, chain in chains.items()}
 
 
-def _compare(switch: Mapping[str, str], seen: Seen) -> list[Mismatch]:
+def _compare(switch: Mapping[str, str], inferred: Seen) -> list[Mismatch]:
     """Return mismatches. A group's home is the switch above most of it, unless a larger part of another group is there."""
-    claims = sorted(((count, group, name) for group, nodes in enumerate(seen.groups)
+    claims = sorted(((count, group, name) for group, nodes in enumerate(inferred.groups)
                      for name, count in Counter(switch[node] for node in nodes).items() if name != NONE),
                     key=lambda claim: (-claim[0], claim[1]))
     home: dict[int, str] = {}
@@ -169,10 +166,10 @@ def _compare(switch: Mapping[str, str], seen: Seen) -> list[Mismatch]:
         if group not in home and name not in home.values():
             home[group] = name
     odd = []
-    for group, nodes in enumerate(seen.groups):
-        own = home.get(group, NONE)
-        settled = [node for node in nodes if switch[node] == own != NONE]
-        for name in sorted({switch[node] for node in nodes} - ({own} if own else set()), key=natural):
+    for group, nodes in enumerate(inferred.groups):
+        home_switch = home.get(group, NONE)
+        settled = [node for node in nodes if switch[node] == home_switch != NONE]
+        for name in sorted({switch[node] for node in nodes} - ({home_switch} if home_switch else set()), key=natural):
             strangers = tuple(node for node in nodes if switch[node] == name)
-            odd.append(Mismatch(strangers, name, next(iter(settled or nodes)), own))
+            odd.append(Mismatch(strangers, name, next(iter(settled or nodes)), home_switch))
     return odd

@@ -15,7 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed
 
-REMEDY = "give lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
+REMEDY = "pass lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
 SHORT = 8  # characters of a UUID in the name of a block
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:.]\s*(?P<clique>\d+|N/A)")
@@ -31,25 +31,22 @@ def looks_like(text: str) -> bool:
 
 
 def read_cliques(text: str, origin: str) -> TopologyReading:
-    """Return blocks of the nodes that share a domain, the largest first. Their size is that of the smallest.
-
-    Raises:
-        HpcMpError: text in none of the forms.
-    """
+    """Return blocks of the nodes that share a domain, the largest first. Their size is that of the smallest. Raises HpcMpError
+    for text in none of the forms."""
     places: dict[str, dict[Place, None]] = {}
     for node, place in _json(text) if text.lstrip()[:1] in ("{", "[") else _lines(text):
         places.setdefault(node, {})[place[0].lower(), place[1]] = None
     if not places:
-        raise HpcMpError("the text", "tells no node's ClusterUUID and CliqueId", REMEDY)
-    torn = [node for node, found in places.items() if len(found) > 1]
-    outside = [node for node, found in places.items() if len(found) == 1 and not _domain(next(iter(found)))]
+        raise HpcMpError("the text", "has no node's ClusterUUID and CliqueId", REMEDY)
+    torn = [node for node, domains in places.items() if len(domains) > 1]
+    outside = [node for node, domains in places.items() if len(domains) == 1 and not _domain(next(iter(domains)))]
     members: dict[Place, list[str]] = {}
-    for node, found in places.items():
+    for node, domains in places.items():
         if node not in torn and node not in outside:
-            members.setdefault(next(iter(found)), []).append(node)
+            members.setdefault(next(iter(domains)), []).append(node)
     notes = [f"{listed(nodes)}: {why}" for nodes, why in (
         (outside, "in no NVLink domain, so in no block"),
-        (torn, "its GPUs say more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]
+        (torn, "its GPUs report more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]
     blocks, names = [], list[str]()
     for (uuid, clique), nodes in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
         names.append(legal(f"nvl-{uuid[:SHORT]}-{clique}", names))
@@ -67,13 +64,13 @@ def _lines(text: str) -> Iterator[tuple[str, Place]]:
     """Yield one pair per GPU from a table, and from ``node: CliqueId : 1`` and ``node: ClusterUUID : …``."""
     halves: dict[tuple[str, str], list[str]] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].strip()
-        if found := _TABLE.fullmatch(words):
-            yield found["node"], (found["uuid"], found["clique"])
-        elif found := _SMI.search(words):
-            halves.setdefault((found["node"], found["key"]), []).append(found["value"])
-        elif words and not _HEAD.match(words) and not re.match(r"[^\s,:]+:", words):
-            raise HpcMpError(f"line {number}, {words[:100]!r}", "tells no node's ClusterUUID and CliqueId", REMEDY)
+        content = line.partition("#")[0].strip()
+        if match := _TABLE.fullmatch(content):
+            yield match["node"], (match["uuid"], match["clique"])
+        elif match := _SMI.search(content):
+            halves.setdefault((match["node"], match["key"]), []).append(match["value"])
+        elif content and not _HEAD.match(content) and not re.match(r"[^\s,:]+:", content):
+            raise HpcMpError(f"line {number}, {content[:100]!r}", "has no node's ClusterUUID and CliqueId", REMEDY)
     for node in dict.fromkeys(node for node, _ in halves):
         uuids, cliques = (halves.get((node, key), []) for key in ("ClusterUUID", "CliqueId"))
         if len(uuids) != len(cliques):
@@ -89,7 +86,7 @@ def _json(text: str) -> Iterator[tuple[str, Place]]:
     except ValueError as error:
         raise HpcMpError("the list of cliques", f"is not valid JSON ({error})", REMEDY) from None
     rows: Iterable[Any] = document if isinstance(document, list) else (
-        {"node": node, **(each if isinstance(each, dict) else {})} for node, each in document.items())
+        {"node": node, **(entry if isinstance(entry, dict) else {})} for node, entry in document.items())
     for row in rows:
         fields = {key.lower().replace("_", ""): str(value) for key, value in row.items()} if isinstance(row, dict) else {}
         if not fields.keys() >= {"node", "clusteruuid", "cliqueid"}:

@@ -40,27 +40,23 @@ def as_tree(topology: Topology) -> Topology:
 def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
     """Convert leaves to blocks, in the order of the tree, so that joined blocks are neighbours there.
 
-    A block without nodes keeps its place, because joined blocks are determined by position.
-
-    Args:
-        sizes: ``BlockSizes``; default: the topology's, else the size of the smallest block.
-
-    Raises:
-        HpcMpError: a size is not a power of two times the first, or a block has fewer nodes than the first size.
+    A block without nodes keeps its place, because joined blocks are determined by position. Raises HpcMpError if a size is not a
+    power of two times the first, or a block has fewer nodes than the first size. ``sizes``: ``BlockSizes``; default: the
+    topology's, else the size of the smallest block.
     """
     leaves = [Switch(switch.name, switch.hosts) for switch in _in_order(topology) if switch.hosts or topology.kind == "block"]
     peopled = [leaf for leaf in leaves if leaf.hosts]
     if not peopled:
         return replace(topology, kind="block", switches=(), sizes=tuple(sizes), joined=())
-    kept = tuple(sizes) or topology.sizes or (min(len(leaf.hosts) for leaf in peopled),)
-    words = f"BlockSizes={','.join(map(str, kept))}"
-    if (wrong := unsound(kept)) is not None:
-        raise HpcMpError(words, f"{wrong} is no power of two times {kept[0]}", "give for example 4,8,16")
-    small = [leaf.name for leaf in peopled if len(leaf.hosts) < kept[0]]
+    block_sizes = tuple(sizes) or topology.sizes or (min(len(leaf.hosts) for leaf in peopled),)
+    setting = f"BlockSizes={','.join(map(str, block_sizes))}"
+    if (wrong := unsound(block_sizes)) is not None:
+        raise HpcMpError(setting, f"{wrong} is not a power of two times {block_sizes[0]}", "write for example 4,8,16")
+    small = [leaf.name for leaf in peopled if len(leaf.hosts) < block_sizes[0]]
     if small and sizes:
-        raise HpcMpError(words, f"{compress(small)} has fewer nodes than {kept[0]}",
-                         "give a smaller first size, or leave its nodes out with --nodes")
-    return replace(topology, kind="block", switches=tuple(leaves), sizes=kept, joined=())
+        raise HpcMpError(setting, f"{compress(small)} has fewer nodes than {block_sizes[0]}",
+                         "use a smaller first size, or leave its nodes out with --nodes")
+    return replace(topology, kind="block", switches=tuple(leaves), sizes=block_sizes, joined=())
 
 
 def unsound(sizes: Sequence[int]) -> int | None:
@@ -75,15 +71,15 @@ def unsound(sizes: Sequence[int]) -> int | None:
 def only(topology: Topology, nodes: Collection[str]) -> Topology:
     """Return the topology without other hosts, and without switches that then have nothing below them. With several block
     sizes each block keeps its place."""
-    kept = {switch.name: tuple(host for host in switch.hosts if host in nodes) for switch in topology.switches}
-    alive = {name for name, hosts in kept.items() if hosts or (topology.kind == "block" and len(topology.sizes) > 1)}
+    remaining = {switch.name: tuple(host for host in switch.hosts if host in nodes) for switch in topology.switches}
+    alive = {name for name, hosts in remaining.items() if hosts or (topology.kind == "block" and len(topology.sizes) > 1)}
     for _ in topology.switches:  # a tree is at most as deep as its number of switches
-        more = {switch.name for switch in topology.switches if alive.intersection(switch.children)}
-        if more <= alive:
+        parents = {switch.name for switch in topology.switches if alive.intersection(switch.children)}
+        if parents <= alive:
             break
-        alive |= more
+        alive |= parents
     return replace(topology, joined=(), switches=tuple(
-        Switch(switch.name, kept[switch.name], tuple(child for child in switch.children if child in alive))
+        Switch(switch.name, remaining[switch.name], tuple(child for child in switch.children if child in alive))
         for switch in topology.switches if switch.name in alive))
 
 

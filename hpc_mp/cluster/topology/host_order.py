@@ -14,15 +14,12 @@ Cost = Callable[[Sequence[str]], tuple[float, ...]]
 
 
 def order_hosts(hosts: Sequence[str], tree: SwitchTree, cost: Cost | None = None) -> tuple[str, ...]:
-    """Return the cheapest of some orders, including the given one; at equal cost the hosts stay as they are.
-
-    Args:
-        cost: cost of an order; default: ``crossings``. The result is never worse than ``hosts`` by that cost.
-    """
+    """Return the cheapest of some orders, including the given one; at equal cost the hosts stay as they are. ``cost``: cost of an
+    order; default: ``crossings``. The result is never worse than ``hosts`` by that cost."""
     price = cost or (lambda order: (crossings(order, tree),))
     best = tuple(hosts)
-    while (found := min(dict.fromkeys([best, *_candidates(best, tree)]), key=price)) != best:
-        best = found  # cheaper orders may exist near it
+    while (cheapest := min(dict.fromkeys([best, *_candidates(best, tree)]), key=price)) != best:
+        best = cheapest  # cheaper orders may exist near it
     return best
 
 
@@ -61,20 +58,20 @@ def _together(hosts: list[str], tree: SwitchTree, from_root: int) -> list[list[s
     members: dict[str, list[str]] = {}
     for host in hosts:
         members.setdefault(switch(host), []).append(host)
-    found = sorted(members.items(), key=lambda item: -len(item[1]))
-    return [leaf for name, below in found
+    groups = sorted(members.items(), key=lambda item: -len(item[1]))
+    return [leaf for name, below in groups
             for leaf in (_together(below, tree, from_root + 1) if name else [below])]
 
 
 def _pieces(leaves: list[list[str]], sizes: Sequence[int]) -> Iterator[list[str]]:
     """Yield every leaf cut greedily into pieces of the given sizes (descending), all large pieces before all smaller ones."""
-    left = [list(leaf) for leaf in leaves]
+    remaining = [list(leaf) for leaf in leaves]
     for size in sizes:
-        for leaf in left:
-            whole = len(leaf) // size * size
-            yield leaf[:whole]
-            del leaf[:whole]
-    yield [host for leaf in left for host in leaf]
+        for leaf in remaining:
+            length = len(leaf) // size * size
+            yield leaf[:length]
+            del leaf[:length]
+    yield [host for leaf in remaining for host in leaf]
 
 
 def _divisors(number: int) -> list[int]:

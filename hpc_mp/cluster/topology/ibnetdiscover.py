@@ -26,7 +26,7 @@ _PORT = re.compile(r'\[\d+\](?:\[[^\]]*\])*(?:\([0-9a-fA-F]+\))?\s+"(?P<id>[SHR]
 _ADAPTER = re.compile(r"(HCA-\d+|(mlx|hfi|qib|ib|bnxt|irdma|ionic|cxi|rdma)\w*|\w*mlx\w*)", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9]([\w-]*[A-Za-z0-9])?")
 _MAKER = re.compile(r"mellanox|voltaire|topspin|connectx|infinihost|aggregation node|^MT\d+|openib", re.IGNORECASE)
-"""What stands for a name where nobody set one; ``Aggregation Node`` is a switch's own SHARP engine."""
+"""Default descriptions of adapters without a name; ``Aggregation Node`` is a switch's own SHARP engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,22 @@ def read_fabric(text: str) -> IbSubnet:
     """Parse the text. Raises HpcMpError if it contains no switch."""
     links: dict[str, set[str]] = {}
     names: dict[str, str] = {}
-    here = ""
+    current = ""
     for line in map(str.strip, text.splitlines()):
-        if found := _NODE.match(line):
-            here = found["id"]
-            if found["kind"] == "Switch":
-                links.setdefault(here, set())
-        elif here and (found := _PORT.match(line)):
-            for one, other in ((here, found["id"]), (found["id"], here)):
-                if one.startswith("S-"):
-                    links.setdefault(one, set()).add(other)
+        if match := _NODE.match(line):
+            current = match["id"]
+            if match["kind"] == "Switch":
+                links.setdefault(current, set())
+        elif current and (match := _PORT.match(line)):
+            for end, peer in ((current, match["id"]), (match["id"], current)):
+                if end.startswith("S-"):
+                    links.setdefault(end, set()).add(peer)
         else:
             continue
-        if found["name"]:
-            names.setdefault(found["id"], found["name"])
+        if match["name"]:
+            names.setdefault(match["id"], match["name"])
     if not links:
-        raise HpcMpError("the text", "names no InfiniBand switch", "give what `ibnetdiscover` prints, without options")
+        raise HpcMpError("the text", "names no InfiniBand switch", "pass the output of `ibnetdiscover` without options")
     return IbSubnet({switch: frozenset(ends) for switch, ends in links.items()}, names)
 
 
@@ -105,14 +105,14 @@ def read_ibnetdiscover(text: str, origin: str) -> TopologyReading:
                 at.setdefault(host, set()).add(switch)
             elif "aggregation node" not in fabric.names.get(adapter, "").lower():
                 unnamed += 1
-    notes = [f"left out, for their description names no host: {unnamed} adapters"] if unnamed else []
+    notes = [f"{unnamed} adapters left out: their description names no host"] if unnamed else []
     leaves = _leaves({host: frozenset(switches) for host, switches in at.items()})
     astray = [host for leaf, hosts in leaves.items() for host in hosts if not at[host] <= leaf]
     if astray:
-        notes.append(f"{listed(astray)}: at switches of several leaves (a cable at the wrong one, a gateway, a name that two "
-                     "hosts have?), and put under the one with most of them")
+        notes.append(f"{listed(astray)}: connected to switches of several leaves (a misplaced cable, a gateway, or two hosts "
+                     "with one name?); placed under the leaf with most of these switches")
     if not leaves:
-        words = "no adapter has a host's name: set node descriptions, or give ibnetdiscover a --node-name-map"
+        words = "no adapter has a host's name: set node descriptions, or run ibnetdiscover with --node-name-map"
         return TopologyReading((), origin, (*notes, words))
     names = _names(fabric)
     taken: list[str] = []
@@ -125,7 +125,7 @@ def read_ibnetdiscover(text: str, origin: str) -> TopologyReading:
     switches += _above(fabric, leaf_names, names, taken)
     tree = Topology(kind="tree", switches=tuple(switches), default=True)
     rails = max(map(len, leaves))
-    notes += [f"hosts hang at up to {rails} switches: those at the same ones are one leaf"] if rails > 1 else []
+    notes += [f"hosts are connected to up to {rails} switches: hosts with the same switches form one leaf"] if rails > 1 else []
     return TopologyReading((tree,), origin, tuple(notes))
 
 
@@ -164,8 +164,8 @@ def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str,
     Parts that are connected only by cables between switches of one storey, such as the groups of a dragonfly+, are joined
     above them."""
     distance = _distances(fabric, {switch for leaf in leaf_names for switch in leaf})
-    below = [(name, leaf) for leaf, name in leaf_names.items()]  # found so far: its name, the leaves' switches below
-    found: list[Switch] = []
+    below = [(name, leaf) for leaf, name in leaf_names.items()]  # parts so far: the name, and the leaves' switches below
+    switches: list[Switch] = []
     for storey, beside in itertools.product(range(max(distance.values(), default=0) + 1), (False, True)):
         usable = {switch for switch, far in distance.items() if far <= storey}
         level = set() if beside else {switch for switch in usable if distance[switch] == storey}
@@ -182,10 +182,10 @@ def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str,
             own = [names[switch] for switch in parts[number] if distance.get(switch) == storey > 0]
             name = legal(own[0] if len(own) == 1 else f"tier{storey}", taken)
             taken.append(name)
-            found.append(Switch(name, (), tuple(each for each, _ in inside)))
+            switches.append(Switch(name, (), tuple(child for child, _ in inside)))
             joined.append((name, frozenset().union(*(leaf for _, leaf in inside))))
         below = joined
-    return found
+    return switches
 
 
 def _distances(fabric: IbSubnet, leaves: Iterable[str]) -> dict[str, int]:

@@ -19,17 +19,17 @@ from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, listed, natural
 
 APART, APART_FEW, FEW = 1.25, 1.6, 6
-"""Pairs inside must be so many times as fast as those across: other differences are noise, or a bad link. With fewer than
-``FEW`` pairs inside they must be further apart, for some of so few rates look like groups by chance."""
+"""Minimum ratio of the rates of pairs inside to those across: smaller differences are noise, or a bad link. With fewer than
+``FEW`` pairs inside the ratio must be larger, because a few rates can look like groups by chance."""
 
 EDGE = 0.05
-"""Share of the pairs inside, and of those across, that may lie on the wrong side: bad links, and noise."""
+"""Maximum share of the pairs inside, and of those across, on the wrong side: bad links, and noise."""
 
 COVERED = 0.5
-"""Groups must hold so many of the nodes, for leaves are everywhere or nowhere."""
+"""Minimum share of the nodes in groups: a cluster has leaves everywhere or nowhere."""
 
 CUTS = 5
-"""Places between the rates at which a limit is tried: pairs across are of several kinds, alone on an uplink or with others."""
+"""Number of limits between the rates to try: pairs across have several rates, with an uplink of their own or a shared one."""
 
 Pair = tuple[str, str]
 
@@ -53,15 +53,15 @@ def infer(measured: LinkRates) -> Seen:
     """Return groups of nodes, only if rates inside and across differ clearly and fit disjoint groups."""
     rates = {(measured.nodes[i], measured.nodes[j]): rate for i, j, rate in measured.pairs if rate > 0}
     trials = (_try(rates, limit) for limit in _limits(sorted(rates.values())))
-    found = max(trials, default=_Trial(), key=lambda trial: trial.worth)
-    if not found.groups:
+    best = max(trials, default=_Trial(), key=lambda trial: trial.worth)
+    if not best.groups:
         return Seen((), tuple(sorted(measured.nodes, key=natural)),
-                    f"rates of {len(rates)} pairs show no two groups of nodes: leaves cannot be told apart by them")
-    groups = sorted((tuple(sorted(nodes, key=natural)) for nodes in found.groups), key=lambda nodes: natural(nodes[0]))
+                    f"rates of {len(rates)} pairs show no two groups of nodes: they do not distinguish leaves")
+    groups = sorted((tuple(sorted(nodes, key=natural)) for nodes in best.groups), key=lambda nodes: natural(nodes[0]))
     placed = {node for nodes in groups for node in nodes}
     unplaced = tuple(sorted((node for node in measured.nodes if node not in placed), key=natural))
-    why = (f"{data_rate(median(found.inside))} inside of {len(groups)} groups, {data_rate(median(found.across))} across "
-           f"({len(found.inside)} and {len(found.across)} pairs)")
+    why = (f"{data_rate(median(best.inside))} inside {len(groups)} groups, {data_rate(median(best.across))} across "
+           f"({len(best.inside)} and {len(best.across)} pairs)")
     return Seen(tuple(groups), unplaced, why)
 
 
@@ -92,28 +92,28 @@ class _Trial:
 
 def _try(rates: Mapping[Pair, float], limit: float) -> _Trial:
     signs = {pair: 1 if rate > limit else -1 for pair, rate in rates.items()}
-    groups = _witnessed([found for found in _settled(groups_of(signs), signs) if len(found) > 1], signs)
-    of = {node: number for number, found in enumerate(groups) for node in found}
-    known = [(of[a] == of[b], rate) for (a, b), rate in rates.items() if a in of and b in of]
-    trial = _Trial(tuple(groups), tuple(sorted(rate for same, rate in known if same)),
-                   tuple(sorted(rate for same, rate in known if not same)))
+    groups = _witnessed([members for members in _settled(groups_of(signs), signs) if len(members) > 1], signs)
+    of = {node: number for number, members in enumerate(groups) for node in members}
+    grouped = [(of[a] == of[b], rate) for (a, b), rate in rates.items() if a in of and b in of]
+    trial = _Trial(tuple(groups), tuple(sorted(rate for same, rate in grouped if same)),
+                   tuple(sorted(rate for same, rate in grouped if not same)))
     nodes = len({node for pair in rates for node in pair})
     if len(groups) < 2 or len(of) < COVERED * nodes or trial.apart < (APART if len(trial.inside) >= FEW else APART_FEW):
         return _Trial()
     middle = math.sqrt(trial.low * trial.high)
-    fits = sum(same == (rate > middle) for same, rate in known)
-    return replace(trial, worth=fits - 10 * (len(known) - fits))
+    fits = sum(same == (rate > middle) for same, rate in grouped)
+    return replace(trial, worth=fits - 10 * (len(grouped) - fits))
 
 
 def read_measured_topology(measured: LinkRates, origin: str) -> TopologyReading:
     """Return a tree with a leaf per group and a root, because groups reach each other; no topology if nothing can be seen."""
-    seen = infer(measured)
-    notes = [seen.why]
-    if not seen.groups:
+    inferred = infer(measured)
+    notes = [inferred.why]
+    if not inferred.groups:
         return TopologyReading((), origin, tuple(notes))
-    if seen.unplaced:
-        notes.append(f"{listed(seen.unplaced)}: rates do not show under which leaf")
-    leaves = [group(f"leaf{number}", nodes) for number, nodes in enumerate(seen.groups, 1)]
+    if inferred.unplaced:
+        notes.append(f"{listed(inferred.unplaced)}: rates do not show their leaf")
+    leaves = [group(f"leaf{number}", nodes) for number, nodes in enumerate(inferred.groups, 1)]
     root = Switch("root", (), tuple(leaf.name for leaf in leaves))
     return TopologyReading((Topology(kind="tree", switches=(*leaves, root), default=True),), origin, tuple(notes))
 
@@ -138,13 +138,13 @@ def groups_of(signs: Mapping[Pair, int]) -> list[set[str]]:
     for (a, b), sign in signs.items():
         votes[a][b] += sign
         votes[b][a] = votes[a][b]
-    waiting = [(-most, a, b) for a in votes for b, most in votes[a].items() if most > 0 and a < b]
+    waiting = [(-lead, a, b) for a in votes for b, lead in votes[a].items() if lead > 0 and a < b]
     heapq.heapify(waiting)
     while waiting:
-        most, one, other = heapq.heappop(waiting)
-        if one not in groups or other not in groups or -most != votes[one][other]:
+        lead, one, other = heapq.heappop(waiting)
+        if one not in groups or other not in groups or -lead != votes[one][other]:
             continue  # meanwhile joined, or outvoted
-        if most == -1 and len(groups[one]) > 1 and len(groups[other]) > 1:
+        if lead == -1 and len(groups[one]) > 1 and len(groups[other]) > 1:
             continue
         groups[one] |= groups.pop(other)
         del votes[one][other]
@@ -160,25 +160,25 @@ def groups_of(signs: Mapping[Pair, int]) -> list[set[str]]:
 
 def _settled(groups: Sequence[set[str]], signs: Mapping[Pair, int]) -> list[set[str]]:
     """Remove nodes that another group claims equally or more: the first pair that joined them may have been an outlier."""
-    of = {node: number for number, found in enumerate(groups) for node in found}
+    of = {node: number for number, members in enumerate(groups) for node in members}
     votes: dict[str, Counter[int]] = {node: Counter() for node in of}
     for (a, b), sign in signs.items():
         votes[a][of[b]] += sign
         votes[b][of[a]] += sign
-    return [{node for node in found if not any(count >= votes[node][number] for other, count in votes[node].items()
-                                               if other != number)} for number, found in enumerate(groups)]
+    return [{node for node in members if not any(count >= votes[node][number] for other, count in votes[node].items()
+                                                 if other != number)} for number, members in enumerate(groups)]
 
 
 def _witnessed(groups: Sequence[set[str]], signs: Mapping[Pair, int]) -> list[set[str]]:
     """Remove groups that the measured pairs do not separate from a larger one: both may be under one leaf."""
     ordered = sorted(groups, key=len, reverse=True)
-    of = {node: number for number, found in enumerate(ordered) for node in found}
+    of = {node: number for number, members in enumerate(ordered) for node in members}
     votes = Counter[tuple[int, int]]()
     for (a, b), sign in signs.items():
         if a in of and b in of:
             votes[min(of[a], of[b]), max(of[a], of[b])] += sign
-    kept: list[int] = []
+    separate: list[int] = []
     for number in range(len(ordered)):
-        if all(votes[other, number] < 0 for other in kept):
-            kept.append(number)
-    return [ordered[number] for number in kept]
+        if all(votes[other, number] < 0 for other in separate):
+            separate.append(number)
+    return [ordered[number] for number in separate]

@@ -12,11 +12,7 @@ from hpc_mp.cluster.slurm.nodelist import compress
 
 @dataclass(frozen=True, slots=True)
 class SwitchTree:
-    """The switches above every host.
-
-    Attributes:
-        above: host → its switches, the leaf first, the root last; empty if nothing is known.
-    """
+    """The switches above every host. ``above``: host → its switches, the leaf first, the root last; empty if nothing is known."""
 
     above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -49,10 +45,7 @@ class Switch:
 
 def from_switches(switches: Sequence[Switch]) -> SwitchTree:
     """Return the tree of switches. A host that several switches name belongs to the first without children, else to the first.
-
-    Raises:
-        HpcMpError: a switch is above itself.
-    """
+    Raises HpcMpError if a switch is above itself."""
     parent: dict[str, str] = {}
     for switch in switches:
         for child in switch.children:
@@ -67,14 +60,11 @@ def from_switches(switches: Sequence[Switch]) -> SwitchTree:
 
 def from_blocks(blocks: Sequence[Switch], sizes: Sequence[int]) -> SwitchTree:
     """Return the tree of blocks. If ``sizes`` (``BlockSizes``) has several entries, s[i] / s[0] neighbouring blocks are joined.
-
-    Raises:
-        HpcMpError: a size is not a multiple of the first.
-    """
+    Raises HpcMpError if a size is not a multiple of the first."""
     for size in sizes:
         if size < 1 or size % sizes[0]:
-            raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{size} is no multiple of {sizes[0]}",
-                             "mend the topology")
+            raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{size} is not a multiple of {sizes[0]}",
+                             "correct the topology")
     joined: dict[tuple[str, ...], Switch] = {}
     for size in sizes[1:]:
         number = size // sizes[0]
@@ -99,32 +89,30 @@ def from_joined_blocks(blocks: Sequence[Switch], joined: Sequence[Switch]) -> Sw
 def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
     """Return the tree from ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN`` of every host.
 
-    ``("spine.s1.n1", "switch.switch.node")``: n1 is below s1, s1 below spine.
-
-    Raises:
-        HpcMpError: an address does not have the parts of its pattern, or the pattern does not end with ``node``.
+    ``("spine.s1.n1", "switch.switch.node")``: n1 is below s1, s1 below spine. Raises HpcMpError if an address does not have the
+    parts of its pattern, or the pattern does not end with ``node``.
     """
     above = {}
     for address, pattern in addresses:
         *kinds, last = pattern.split(".")
         *switches, host = address.split(".", len(kinds))  # further dots belong to the host's name
         if last != "node" or len(switches) != len(kinds) or not host:
-            raise HpcMpError(f"SLURM_TOPOLOGY_ADDR={address}", f"does not read as {pattern}",
-                             "give both variables as Slurm sets them")
+            raise HpcMpError(f"SLURM_TOPOLOGY_ADDR={address}", f"does not match {pattern}",
+                             "pass both variables as Slurm sets them")
         above[host] = tuple(reversed(switches))
     return SwitchTree(above)
 
 
 def _ancestry(name: str, parent: Mapping[str, str]) -> Iterator[str]:
     """Yield a switch, its parent, and so on to the root."""
-    seen: set[str] = set()
-    while name not in seen:
+    visited: set[str] = set()
+    while name not in visited:
         yield name
-        seen.add(name)
+        visited.add(name)
         if name not in parent:
             return
         name = parent[name]
-    raise HpcMpError(f"switch {name}", "is above itself", "mend the topology")
+    raise HpcMpError(f"switch {name}", "is above itself", "correct the topology")
 
 
 Kind = Literal["tree", "block", "ring", "flat"]
@@ -172,17 +160,17 @@ class Topology:
     def apart(self) -> tuple[str, ...]:
         """Switches with nothing above them that separate the leaves: none of them is above everything that another is above."""
         children = {switch.name: switch.children for switch in self.switches}
-        kept: dict[frozenset[str], str] = {}
+        by_leaves: dict[frozenset[str], str] = {}
         for top in self.tops:
             below = {top}
             while grown := {child for name in below for child in children.get(name, ())} - below:
                 below |= grown
-            kept.setdefault(frozenset(name for name in below if not children.get(name)), top)
-        apart = tuple(top for leaves, top in kept.items() if not any(leaves < others for others in kept))
+            by_leaves.setdefault(frozenset(name for name in below if not children.get(name)), top)
+        apart = tuple(top for leaves, top in by_leaves.items() if not any(leaves < others for others in by_leaves))
         return apart if len(apart) > 1 else ()
 
 
 def chosen(topologies: Iterable[Topology]) -> Topology:
     """Return the cluster's default topology, else the first, else an empty one."""
-    found = tuple(topologies)
-    return next((topology for topology in found if topology.default), found[0] if found else Topology())
+    candidates = tuple(topologies)
+    return next((topology for topology in candidates if topology.default), candidates[0] if candidates else Topology())

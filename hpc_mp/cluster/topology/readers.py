@@ -27,23 +27,20 @@ class TopologyFormat:
 
 
 def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
-    """Read a topology from a text, with notes for its use by Slurm.
+    """Read a topology from a text, with notes for its use by Slurm. Raises HpcMpError if it is of no kind, or not of this one.
 
     Args:
         where: name of the text for the header: a file's name, a command.
         kind: of ``SOURCES``; default: recognised from the text.
-
-    Raises:
-        HpcMpError: it is of no kind, or not of this one.
     """
-    found = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
-    if found is None:
-        raise HpcMpError(where, "is in no form that is known", f"say which with --from: {', '.join(SOURCES)}")
-    known = SOURCES[found].read(text, f"{found} ({where})")
-    for topology in known.topologies:
+    recognized = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
+    if recognized is None:
+        raise HpcMpError(where, "is not in a known format", f"name the format with --from: {', '.join(SOURCES)}")
+    reading = SOURCES[recognized].read(text, f"{recognized} ({where})")
+    for topology in reading.topologies:
         _ = topology.tree  # raises if a switch is above itself
-    notes = [note for topology in known.topologies for note in (_apart(topology), *amiss(topology)) if note]
-    return replace(known, notes=(*known.notes, *notes))
+    notes = [note for topology in reading.topologies for note in (_apart(topology), *amiss(topology)) if note]
+    return replace(reading, notes=(*reading.notes, *notes))
 
 
 def amiss(topology: Topology) -> Iterator[str]:
@@ -52,18 +49,18 @@ def amiss(topology: Topology) -> Iterator[str]:
     for switch in topology.switches:
         gone = [child for child in switch.children if child not in names]
         if gone:
-            yield f"{switch.name} is above {compress(gone)}, of which nothing is said: Slurm refuses that"
+            yield f"{switch.name} is above {compress(gone)}, which is not defined: Slurm refuses that"
         if switch.children and switch.hosts and topology.kind == "tree":
             yield f"{switch.name} has both switches and nodes: Slurm refuses that"
     if (wrong := unsound(topology.sizes)) is not None:
-        yield f"BlockSizes has {wrong}, which is no power of two times {topology.sizes[0]}: Slurm refuses that"
+        yield f"BlockSizes has {wrong}, which is not a power of two times {topology.sizes[0]}: Slurm refuses that"
     homes = Counter(host for switch in topology.switches if not switch.children for host in set(switch.hosts))
     several = [host for host, count in homes.items() if count > 1]
     if several:
         what = "leaves" if topology.kind == "tree" else f"{topology.kind}s"
         yield f"{listed(several)}: in several {what}; the first counts here"
     if topology.unread:
-        yield f"{topology.name} has {topology.unread}, which tells no switches and is read over"
+        yield f"{topology.name} has {topology.unread}, which defines no switches and is ignored"
 
 
 def _apart(topology: Topology) -> str | None:
@@ -72,34 +69,24 @@ def _apart(topology: Topology) -> str | None:
     return f"no switch is above {compress(topology.apart)}: Slurm starts no job across them"
 
 
-def _slurm(text: str, origin: str) -> TopologyReading:
-    return TopologyReading(read_topologies(text), origin)
-
-
-def _measured(text: str, origin: str) -> TopologyReading:
-    return read_measured_topology(rates(text, origin), origin)
-
-
 def rates(text: str, where: str) -> LinkRates:
     """Read cluster.json. Raises HpcMpError if it is malformed."""
     try:
         return of_document(json.loads(text))
     except (ValueError, KeyError, TypeError):
-        raise HpcMpError(where, "is not a cluster.json, as a survey of hpc-mp doctor leaves it",
-                         "run `hpc-mp doctor cluster --nodes N`, and take what it notes") from None
+        raise HpcMpError(where, "is not a cluster.json that a survey of hpc-mp doctor wrote",
+                         "run `hpc-mp doctor cluster --nodes N`, and use the file that it writes") from None
 
 
 SOURCES = {
     "measured": TopologyFormat("cluster.json, the rates that hpc-mp doctor measured",
-                               lambda text: _is_json(text) and '"pairs"' in text, _measured),
-    "ibnetdiscover": TopologyFormat("what ibnetdiscover prints", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
-    "azslurm": TopologyFormat("what azslurm topology prints (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
-    "slurm": TopologyFormat("topology.conf, topology.yaml, or what scontrol show topology prints",
-                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)), _slurm),
-    "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, as nvidia-smi -q has them", cliques.looks_like,
+                               lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
+                               lambda text, origin: read_measured_topology(rates(text, origin), origin)),
+    "ibnetdiscover": TopologyFormat("output of ibnetdiscover", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
+    "azslurm": TopologyFormat("output of azslurm topology (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
+    "slurm": TopologyFormat("topology.conf, topology.yaml, or output of scontrol show topology",
+                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
+                            lambda text, origin: TopologyReading(read_topologies(text), origin)),
+    "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, from nvidia-smi -q", cliques.looks_like,
                               cliques.read_cliques),
 }
-
-
-def _is_json(text: str) -> bool:
-    return text.lstrip()[:1] == "{"

@@ -10,7 +10,7 @@ from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.topology import Switch, Topology
 
 LONGEST = 64
-"""Characters of a switch's name (topology.conf(5))."""
+"""Maximum characters of a switch's name (topology.conf(5))."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_table, read_conf
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, chosen
 
-REMEDY = "give topology.conf, topology.yaml, or what `scontrol show topology` prints"
+REMEDY = "pass topology.conf, topology.yaml, or the output of `scontrol show topology`"
 SHOWN = 200  # characters of a malformed text that the message repeats
 NAMES = ("switchname", "blockname", "aggregatedblock", "ringname")  # keys that begin a line, in lower case
 
@@ -35,37 +35,29 @@ def load_topology(path: Path) -> SwitchTree:
 
 def read_topology(text: str) -> SwitchTree:
     """Return the switches of a topology in any of the three forms: the default one, else the first. Empty text: nothing is known.
-
-    Raises:
-        HpcMpError: with the malformed line.
-    """
+    Raises HpcMpError with the malformed line."""
     return chosen(read_topologies(text)).tree
 
 
 def read_topologies(text: str, file: Path | None = None) -> tuple[Topology, ...]:
     """Return the topologies of a text in any of the three forms: several in topology.yaml, one elsewhere, none in empty text.
-
-    Args:
-        file: the text's file, relative to which included files are found; None: a line that includes one is refused.
-
-    Raises:
-        HpcMpError: with the malformed line.
-    """
+    Raises HpcMpError with the malformed line. ``file``: the text's file, relative to which included files are found; None: a line
+    that includes one is refused."""
     lines = [line for line in read_conf(text, file) if line.text.strip() != "---"]
     if not lines:
         return ()
-    found = (_of_lines(lines),) if lines[0].unread or re.match(r"\s*\w+\s*=", lines[0].text) else _read_yaml(text)
-    for topology in found:
+    topologies = (_of_lines(lines),) if lines[0].unread or re.match(r"\s*\w+\s*=", lines[0].text) else _read_yaml(text)
+    for topology in topologies:
         _refuse_repeats(switch.name for switch in topology.switches)
-    return found
+    return topologies
 
 
 def _refuse_repeats(names: Iterable[str]) -> None:
     """Refuse repeated names: Slurm does not start with them, and the hosts of one of both would be lost."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise HpcMpError(f"{twice[0][:SHOWN]} in the topology", "is defined twice, with which Slurm does not start",
-                         "give the second another name, or put the nodes of both into one")
+        raise HpcMpError(f"{twice[0][:SHOWN]} in the topology", "is defined twice: Slurm would not start",
+                         "rename the second, or put the nodes of both into one")
 
 
 # --- lines of KEY=VALUE: topology.conf and scontrol ------------------------------------------------------------------
@@ -84,7 +76,7 @@ def _of_lines(text: Iterable[ConfigLine]) -> Topology:
     lines = list(map(_line, text))
     of = {kind: tuple(line.switch for line in lines if line.kind == kind) for kind in NAMES}
     if of["switchname"] and of["blockname"]:
-        raise HpcMpError("the topology", "names both switches and blocks, of which Slurm's plugins take one",
+        raise HpcMpError("the topology", "names both switches and blocks, but a plugin of Slurm takes only one",
                          "take one of them out, or write a topology.yaml with two topologies")
     if of["blockname"] or of["aggregatedblock"]:
         sizes = tuple(dict.fromkeys(size for line in lines for size in line.sizes))
@@ -106,7 +98,7 @@ def _without_repeats(switches: Sequence[Switch]) -> tuple[Switch, ...]:
 def _line(line: ConfigLine) -> _Line:
     where = f"line {line.number} of the topology, {' '.join(line.text.split())[:SHOWN]!r}"
     if line.unread:
-        raise HpcMpError(where, "names another file, which is not read", "put that file's lines in its place")
+        raise HpcMpError(where, "names another file, which is not read", "replace it with the lines of that file")
     fields = line.fields
     kind, value = next(iter(fields.items()), ("", ""))
     sizes_given = value if kind == "blocksizes" else fields.get("blocksize", "")
@@ -114,7 +106,8 @@ def _line(line: ConfigLine) -> _Line:
     wrong = len(sizes) < len(sizes_given.split(",")) if sizes_given else kind == "blocksizes"
     unlike = line.rest or not all(value and "=" not in value for value in fields.values())
     if unlike or wrong or kind not in (*NAMES, "blocksizes"):
-        raise HpcMpError(where, "does not read SwitchName=…, BlockName=…, RingName=… or BlockSizes=…", REMEDY)
+        raise HpcMpError(where, "must have the form KEY=VALUE …, beginning with SwitchName, BlockName, RingName or BlockSizes",
+                         REMEDY)
     keys = {key.casefold(): key for several in conf_table("topology").values() for key in several}
     if strange := [key for key, _ in line.pairs[1:] if key.casefold() not in keys]:
         raise HpcMpError(where, f"has the key {strange[0]}, which Slurm does not know",
@@ -177,7 +170,7 @@ class _File(BaseModel):
 def _read_yaml(text: str) -> tuple[Topology, ...]:
     try:
         tree: Any = yaml.load(text, Loader=yaml.BaseLoader)  # texts, lists and tables only: nothing is constructed
-        found = _File(topologies=tree).topologies
+        entries = _File(topologies=tree).topologies
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1} of the topology" if error.problem_mark else "the topology"
         raise HpcMpError(line, f"is not valid YAML ({str(error.problem)[:SHOWN]})", REMEDY) from None
@@ -186,25 +179,25 @@ def _read_yaml(text: str) -> tuple[Topology, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][1:])) or "the whole"
-        raise HpcMpError(f"the topology, {place}", f"is not as topology.yaml has it ({first['msg']})", REMEDY) from None
-    _refuse_repeats(each.topology for each in found)
-    return tuple(map(_of_yaml, found))
+        raise HpcMpError(f"the topology, {place}", f"is not valid in topology.yaml ({first['msg']})", REMEDY) from None
+    _refuse_repeats(entry.topology for entry in entries)
+    return tuple(map(_of_yaml, entries))
 
 
-def _of_yaml(found: _Topology) -> Topology:
-    kinds = [kind for kind in ("tree", "block", "ring", "torus3d", "flat") if getattr(found, kind) is not None]
+def _of_yaml(entry: _Topology) -> Topology:
+    kinds = [kind for kind in ("tree", "block", "ring", "torus3d", "flat") if getattr(entry, kind) is not None]
     if len(kinds) != 1:
-        raise HpcMpError(f"topology {found.topology[:SHOWN]}", f"is {' and '.join(kinds) or 'of no kind'}, where Slurm wants one",
-                         "give it one of tree, block, ring, torus3d and flat")
-    known = Topology(found.topology, default=found.cluster_default)
-    if found.block is not None:
-        return replace(known, kind="block", sizes=tuple(found.block.block_sizes),
-                       switches=tuple(Switch(each.block, expand(each.nodes)) for each in found.block.blocks))
-    if found.ring is not None:
-        return replace(known, kind="ring", switches=tuple(Switch(each.ring, expand(each.nodes)) for each in found.ring.rings))
-    if found.tree is not None:
-        return replace(known, kind="tree", switches=tuple(Switch(each.switch, expand(each.nodes), expand(each.children))
-                                                          for each in found.tree.switches))
-    if found.torus3d is not None:
-        return replace(known, unread="torus3d")
-    return replace(known, unread="options of flat") if isinstance(found.flat, dict) else known
+        raise HpcMpError(f"topology {entry.topology[:SHOWN]}", f"is {' and '.join(kinds) or 'of no kind'}, but Slurm needs one",
+                         "set one of tree, block, ring, torus3d and flat")
+    topology = Topology(entry.topology, default=entry.cluster_default)
+    if entry.block is not None:
+        return replace(topology, kind="block", sizes=tuple(entry.block.block_sizes),
+                       switches=tuple(Switch(block.block, expand(block.nodes)) for block in entry.block.blocks))
+    if entry.ring is not None:
+        return replace(topology, kind="ring", switches=tuple(Switch(ring.ring, expand(ring.nodes)) for ring in entry.ring.rings))
+    if entry.tree is not None:
+        return replace(topology, kind="tree", switches=tuple(Switch(switch.switch, expand(switch.nodes), expand(switch.children))
+                                                             for switch in entry.tree.switches))
+    if entry.torus3d is not None:
+        return replace(topology, unread="torus3d")
+    return replace(topology, unread="options of flat") if isinstance(entry.flat, dict) else topology

@@ -18,31 +18,25 @@ from hpc_mp.cluster.topology.reading import legal
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
-    """Return topology.conf of a tree or of blocks. Names are changed if Slurm would not accept them.
-
-    Raises:
-        HpcMpError: the topology is neither, or knows no host.
-    """
-    known = _writable(topology)
-    if known.kind == "block":
+    """Return topology.conf of a tree or of blocks. Names are changed if Slurm would not accept them. Raises HpcMpError if the
+    topology is neither, or knows no host."""
+    writable = _writable(topology)
+    if writable.kind == "block":
         lines = [f"BlockName={block.name}" + (f" Nodes={compress(block.hosts)}" if block.hosts else "")
-                 for block in known.switches]
-        lines += [f"BlockSizes={','.join(map(str, known.sizes))}"] if known.sizes else []
+                 for block in writable.switches]
+        lines += [f"BlockSizes={','.join(map(str, writable.sizes))}"] if writable.sizes else []
     else:
         lines = [f"SwitchName={switch.name}" + (f" Switches={compress(switch.children)}" if switch.children else "")
-                 + (f" Nodes={compress(switch.hosts)}" if switch.hosts else "") for switch in known.switches]
+                 + (f" Nodes={compress(switch.hosts)}" if switch.hosts else "") for switch in writable.switches]
     return "".join(f"{line}\n" for line in (*_comments(header), *lines))
 
 
 def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
-    """Return topology.yaml with one or several topologies.
-
-    Raises:
-        HpcMpError: two have the same name, or one cannot be written.
+    """Return topology.yaml with one or several topologies. Raises HpcMpError if two have the same name, or one cannot be written.
     """
     names = [topology.name for topology in topologies]
     if len(set(names)) < len(names):
-        raise HpcMpError(f"topologies {', '.join(names)}", "two have one name", "rename one: partitions know them by it")
+        raise HpcMpError(f"topologies {', '.join(names)}", "two have the same name", "rename one: partitions refer to names")
     entries = [_entry(_writable(topology) if topology.kind != "flat" or topology.unread else topology) for topology in topologies]
     text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=False, width=1_000_000)
     return "".join(f"{line}\n" for line in _comments(header)) + text
@@ -72,9 +66,9 @@ def _writable(topology: Topology) -> Topology:
     """Return the topology with legal names. Raises HpcMpError."""
     if topology.unread:
         raise HpcMpError(f"topology {topology.name}", f"has {topology.unread}, which is not read and would be lost",
-                         "take that topology out of the source, and put it into the result by hand")
+                         "remove that topology from the source, and add it to the result by hand")
     if not topology.hosts:
-        raise HpcMpError("the topology", "knows no node under any switch", "take another source, or other --nodes")
+        raise HpcMpError("the topology", "has no node under any switch", "use another source, or other --nodes")
     names: dict[str, str] = {}
     for switch in topology.switches:
         names[switch.name] = legal(switch.name, names.values())

@@ -36,7 +36,7 @@ def document(
         "results": [_result(spec, row.worst) for row in rows],
         "groups": [{"size": row.worst.size, "median_bus_bw": row.median, "worst_group": row.worst.group,
                     "groups": [_result(spec, result) for result in row.groups]} for row in rows],
-        "expected": [asdict(each) | {"ratio": each.ratio} for each in judged],
+        "expected": [asdict(judgement) | {"ratio": judgement.ratio} for judgement in judged],
         "out_of_bounds": {"count": wrong, "okay": str(wrong == 0).lower()},
         "average_bus_bandwidth": {"bandwidth": average(rows), "okay": "unchecked"},
         "errors": [],
@@ -58,28 +58,23 @@ def _config(spec: BenchSpec, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _result(spec: BenchSpec, result: GroupResult) -> dict[str, Any]:
-    this = COLLECTIVES[spec.collective]
-    found: dict[str, Any] = {"size": result.size, "count": result.count, "type": spec.dtype,
-                             "redop": "sum" if this.reduces else "none", "root": "0" if this.rooted else "-1",
+    collective = COLLECTIVES[spec.collective]
+    entry: dict[str, Any] = {"size": result.size, "count": result.count, "type": spec.dtype,
+                             "redop": "sum" if collective.reduces else "none", "root": "0" if collective.rooted else "-1",
                              "group": result.group, "members": list(result.members)}
     for placed in PLACED:
         timing = result.timings[placed]
-        found[placed] = {"time": timing.seconds * 1e6, "alg_bw": timing.algbw, "bus_bw": timing.busbw,
+        entry[placed] = {"time": timing.seconds * 1e6, "alg_bw": timing.algbw, "bus_bw": timing.busbw,
                          "nwrong": None if timing.wrong is None else float(timing.wrong)}
-        found[f"{placed}_per_iter"] = _iterations(timing) | {"spikes": [
+        entry[f"{placed}_per_iter"] = _iterations(timing) | {"spikes": [
             {"iteration": spike.iteration, "times": spike.times, "ranks": [result.members[member] for member in spike.members]}
             for spike in timing.spikes]}
-    return found | {"actual_iterations": spec.iterations, "experiment_name": ""}
+    return entry | {"actual_iterations": spec.iterations, "experiment_name": ""}
 
 
 def _iterations(timing: Timing) -> dict[str, Any]:
     times = timing.iterations
-    of = statistics(times)
-    found: dict[str, Any] = {
-        "skipped_iterations": 0, "min_us": of.low * 1e6, "max_us": of.high * 1e6, "avg_us": of.mean * 1e6, "p50_us": of.p50 * 1e6,
-        "p95_us": of.p95 * 1e6, "p99_us": of.p99 * 1e6, "stdev_us": of.deviation * 1e6, "cv_pct": of.variation,
-        "times_us": [time * 1e6 for time in times],
-    }
+    entry: dict[str, Any] = {"skipped_iterations": 0, **statistics(times), "times_us": [time * 1e6 for time in times]}
     if len(timing.ranks) > 1:
-        found["per_process_max_times_us"] = [[time * 1e6 for time in own] for own in timing.ranks]
-    return found
+        entry["per_process_max_times_us"] = [[time * 1e6 for time in rank_times] for rank_times in timing.ranks]
+    return entry

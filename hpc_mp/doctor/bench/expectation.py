@@ -44,26 +44,26 @@ class Yardstick:
 
 def yardstick(name: str | None, node_rate: float | None) -> Yardstick:
     """Return the user's reference. ``node_rate`` overrides the fabric's own figure. Raises HpcMpError."""
-    known = None if name is None else fabric(name)
-    if known is not None and node_rate is not None:
-        known = replace(known, nics=max(1, known.nics), nic=node_rate / max(1, known.nics))
-    return Yardstick(known, node_rate)
+    named_fabric = None if name is None else fabric(name)
+    if named_fabric is not None and node_rate is not None:
+        named_fabric = replace(named_fabric, nics=max(1, named_fabric.nics), nic=node_rate / max(1, named_fabric.nics))
+    return Yardstick(named_fabric, node_rate)
 
 
-def guess(given: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
+def guess(reference: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
     """Guess the fabric inside a node from the GPU's name, if all matching fabrics agree. ``names``: devices of all ranks."""
     inside = all(nodes_of(group, spec.ranks_per_node) == 1 for group in spec.groups)
-    if given.fabric is not None or spec.backend != "nccl" or not inside:
-        return given
+    if reference.fabric is not None or spec.backend != "nccl" or not inside:
+        return reference
     models = {catalogue().gpu(name) for name in names}
-    found = [each for each in fabrics() if all(model is not None and model.name == each.gpu for model in models)]
-    figures = {(each.links, each.link, each.nvls, each.mesh, each.ll, each.gpus) for each in found}
-    return replace(given, fabric=found[0]) if len(figures) == 1 else given
+    matches = [entry for entry in fabrics() if all(model is not None and model.name == entry.gpu for model in models)]
+    figures = {(entry.links, entry.link, entry.nvls, entry.mesh, entry.ll, entry.gpus) for entry in matches}
+    return replace(reference, fabric=matches[0]) if len(figures) == 1 else reference
 
 
 def judge(spec: BenchSpec, rows: Sequence[BenchRow], against: Yardstick) -> tuple[Judged, ...]:
     """Judge the slowest group of each size; sizes without an expectation are left out."""
-    found = []
+    judgements = []
     for row in rows:
         result = row.worst
         nodes = nodes_of(result.members, spec.ranks_per_node)
@@ -73,23 +73,23 @@ def judge(spec: BenchSpec, rows: Sequence[BenchRow], against: Yardstick) -> tupl
         measured = row.busbw(result)
         crosses = spec.collective == "all_reduce" and nodes > 1
         share = nic_share(measured, nodes, len(result.members) // nodes) if crosses else None
-        found.append(Judged(result.size, measured, expectation.busbw, _verdict(measured, expectation),
-                            expectation.algorithm, share))
-    return tuple(found)
+        judgements.append(Judged(result.size, measured, expectation.busbw, _verdict(measured, expectation),
+                                 expectation.algorithm, share))
+    return tuple(judgements)
 
 
 def _expect(spec: BenchSpec, result: GroupResult, nodes: int, against: Yardstick) -> Expectation | None:
-    here = -(-len(result.members) // nodes)
-    own = {member // spec.ranks_per_node for member in result.members}
+    per_node = -(-len(result.members) // nodes)
+    own_nodes = {member // spec.ranks_per_node for member in result.members}
     beside = max(sum(any(member // spec.ranks_per_node == node for member in group) for group in spec.groups
-                     if nodes_of(group, spec.ranks_per_node) > 1) for node in own)
+                     if nodes_of(group, spec.ranks_per_node) > 1) for node in own_nodes)
     if spec.backend == "nccl":
         if against.fabric is None:
             return None
-        return expect(spec.collective, result.size, nodes, here, against.fabric, max(1, beside))
+        return expect(spec.collective, result.size, nodes, per_node, against.fabric, max(1, beside))
     if against.node_rate is None or nodes == 1:
         return None
-    return expect_tcp(spec.collective, result.size, nodes, here, against.node_rate, spec.backend == "gloo", beside)
+    return expect_tcp(spec.collective, result.size, nodes, per_node, against.node_rate, spec.backend == "gloo", beside)
 
 
 def _verdict(measured: float, expectation: Expectation) -> str:

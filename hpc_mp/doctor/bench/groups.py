@@ -20,20 +20,16 @@ _SPLIT = re.compile(r"(AND|OR|MOD|DIV|[&|%/])\s*:?\s*(0x[0-9a-f]+|0b[01]+|\d+)",
 
 
 def split(world: int, ranks_per_node: int, how: str) -> Groups:
-    """Split all ranks into groups, each ascending.
+    """Split all ranks into groups, each ascending. Raises HpcMpError for an unknown ``how``.
 
-    Args:
-        how: ``all``, ``node``, ``rail`` (ranks of the same local rank, one per node), or the syntax of nccl-tests'
-            NCCL_TESTS_SPLIT: ``MOD 8``, ``DIV 8``, ``AND 0x7``, ``OR 7``.
-
-    Raises:
-        HpcMpError: ``how`` is none of these.
+    ``how`` is ``all``, ``node``, ``rail`` (ranks of the same local rank, one per node), or the syntax of nccl-tests'
+    NCCL_TESTS_SPLIT: ``MOD 8``, ``DIV 8``, ``AND 0x7``, ``OR 7``.
     """
     named = {"all": f"DIV {world}", "node": f"DIV {ranks_per_node}", "rail": f"MOD {ranks_per_node}"}
-    found = _SPLIT.fullmatch(named.get(how, how).strip())
-    if found is None:
+    match = _SPLIT.fullmatch(named.get(how, how).strip())
+    if match is None:
         raise HpcMpError(f"--split {how!r}", "must be all, node, rail or as in NCCL_TESTS_SPLIT", 'write for example "MOD 8"')
-    operation, value = OPERATIONS[found[1].upper()], int(found[2], 0)
+    operation, value = OPERATIONS[match[1].upper()], int(match[2], 0)
     if value == 0 and operation in (operator.mod, operator.floordiv):
         raise HpcMpError(f"--split {how!r}", "divides by 0", "divide by 1 or more")
     groups: dict[int, list[int]] = {}
@@ -43,11 +39,7 @@ def split(world: int, ranks_per_node: int, how: str) -> Groups:
 
 
 def along(axis: str, degrees: Degrees, order: str, ranks_per_node: int) -> Groups:
-    """Return the groups in which a job of this layout communicates along ``axis``, all at the same time.
-
-    Raises:
-        HpcMpError: the layout does not have the axis.
-    """
+    """Return the groups in which a job of this layout communicates along ``axis``. Raises HpcMpError if it has no such axis."""
     groups = place(degrees, order, ranks_per_node).groups
     if axis not in groups:
         raise HpcMpError(f"--axis {axis}", f"is none of this layout's: {', '.join(groups)}", "name one of them")

@@ -38,29 +38,22 @@ class BenchLayout:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The user's request; None: not given.
-
-    Attributes:
-        split: argument of ``groups.split``; must be ``all`` with a ``layout``.
-        sizes: (first, last, factor, step) in bytes.
-        srun: options of srun, such as ``partition=gpu``.
-        mpi: srun's ``--mpi``.
-    """
+    """The user's request; None: not given."""
 
     collective: str
     backend: str = "auto"
     nodes: int | None = None
     ranks_per_node: int | None = None
-    split: str = "all"
+    split: str = "all"  # argument of ``groups.split``; must be ``all`` with a ``layout``
     layout: BenchLayout | None = None
-    sizes: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)
+    sizes: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)  # first, last, factor, step in bytes
     dtype: str = "float"
     warmup: int = 5
     iterations: int = 20
     check: bool = True
     timeout: float = 300.0
-    srun: tuple[str, ...] = ()
-    mpi: str | None = None
+    srun: tuple[str, ...] = ()  # options of srun, such as ``partition=gpu``
+    mpi: str | None = None  # srun's ``--mpi``
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +70,17 @@ def plan(
 ) -> BenchPlan:
     """Plan the benchmark. Raises HpcMpError if it cannot be measured. ``gpus``, ``site``: discovery functions."""
     if where.place == "local":
-        found = len(gpus())
-        spec = _spec(request, 1, found or 2, found)
+        gpu_count = len(gpus())
+        spec = _spec(request, 1, gpu_count or 2, gpu_count)
         return BenchPlan(spec, lambda: on_emulated_nodes(spec, environ))
     if where.place == "mpi":
         spec = _spec(request, 1, 2, 0, "mpi")
         return BenchPlan(spec, lambda: on_mpirun(spec, environ))
     if where.place == "step":
-        here = environ.get("SLURM_GPUS_ON_NODE", "0")
-        found = int(here) if here.isdigit() else 0
-        spec = _spec(request, int(environ.get("SLURM_JOB_NUM_NODES", "1")), found or 1, found)
-        options = [*_cpus(environ, spec), *_given(request)]
+        gpus_on_node = environ.get("SLURM_GPUS_ON_NODE", "0")
+        gpu_count = int(gpus_on_node) if gpus_on_node.isdigit() else 0
+        spec = _spec(request, int(environ.get("SLURM_JOB_NUM_NODES", "1")), gpu_count or 1, gpu_count)
+        options = [*_cpus(environ, spec), *_user_options(request)]
         return BenchPlan(spec, lambda: on_slurm(spec, options, step_environment(environ), ask))
     return _job(request, environ, ask, site)
 
@@ -96,21 +89,21 @@ def _job(
     request: BenchRequest, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]
 ) -> BenchPlan:
     """Plan a separate job on whole nodes: other jobs on them would share their network."""
-    given = _given(request)
-    named = next((option.partition("=")[2] for option in given if option.startswith("--partition=")), None)
-    there = site(environ if named is None else {**environ, "SBATCH_PARTITION": named})
-    if isinstance(there, str):
-        raise HpcMpError("--on slurm", there, "measure on this machine with --on local, or inside an allocation")
-    found = there.kind.gpu_count
-    spec = _spec(request, min(2, len(there.kind.nodes)), found or 1, found)
-    options = [f"--partition={there.chosen.name}", "--exclusive", "--time=00:30:00", "--job-name=hpc-mp-bench",
-               f"--cpus-per-task={max(1, there.cpus // spec.ranks_per_node)}"]
-    if spec.backend == "nccl" and not any(map(GPU_OPTIONS.match, given)):
+    user_options = _user_options(request)
+    partition = next((option.partition("=")[2] for option in user_options if option.startswith("--partition=")), None)
+    slurm_site = site(environ if partition is None else {**environ, "SBATCH_PARTITION": partition})
+    if isinstance(slurm_site, str):
+        raise HpcMpError("--on slurm", slurm_site, "measure on this machine with --on local, or inside an allocation")
+    gpu_count = slurm_site.kind.gpu_count
+    spec = _spec(request, min(2, len(slurm_site.kind.nodes)), gpu_count or 1, gpu_count)
+    options = [f"--partition={slurm_site.chosen.name}", "--exclusive", "--time=00:30:00", "--job-name=hpc-mp-bench",
+               f"--cpus-per-task={max(1, slurm_site.cpus // spec.ranks_per_node)}"]
+    if spec.backend == "nccl" and not any(map(GPU_OPTIONS.match, user_options)):
         options.append(f"--gpus-per-node={spec.ranks_per_node}")
-    return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], job_environment(environ), ask))
+    return BenchPlan(spec, lambda: on_slurm(spec, [*options, *user_options], job_environment(environ), ask))
 
 
-def _given(request: BenchRequest) -> list[str]:
+def _user_options(request: BenchRequest) -> list[str]:
     """Return the user's options of srun, which come last and therefore take precedence."""
     wrong = next((option for option in request.srun if not re.match(r"[a-z][a-z-]*(=|$)", option)), None)
     if wrong is not None:
@@ -128,15 +121,15 @@ def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
 def _spec(request: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
     """Return the request with defaults filled in. ``gpus``: GPUs per node. ``auto``: default backend regardless of GPUs."""
     nodes = nodes if request.nodes is None else request.nodes
-    here = ranks_per_node if request.ranks_per_node is None else request.ranks_per_node
-    for name, value in (("--nodes", nodes), ("--ranks-per-node", here)):
+    local_ranks = ranks_per_node if request.ranks_per_node is None else request.ranks_per_node
+    for name, value in (("--nodes", nodes), ("--ranks-per-node", local_ranks)):
         if value < 1:
             raise HpcMpError(f"{name} {value}", "must be at least 1", f"set {name} to 1 or more")
-    backend: Backend = auto or ("nccl" if gpus >= here else "gloo")
+    backend: Backend = auto or ("nccl" if gpus >= local_ranks else "gloo")
     if request.backend in ("nccl", "gloo", "mpi"):
         backend = request.backend  # type: ignore[assignment]
-    groups = _groups(request, nodes, here)
-    spec = BenchSpec(request.collective, backend, nodes, here, groups, _sizes(request, backend, max(map(len, groups))),
+    groups = _groups(request, nodes, local_ranks)
+    spec = BenchSpec(request.collective, backend, nodes, local_ranks, groups, _sizes(request, backend, max(map(len, groups))),
                      request.dtype, request.warmup, request.iterations, request.check, request.timeout)
     if not spec.fitting(spec.sizes[0]):
         least = ALIGN * max(map(len, groups))

@@ -25,20 +25,13 @@ class Spike:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The timing of one group, size and placement.
+    """The timing of one group, size and placement."""
 
-    Attributes:
-        seconds: duration of one operation in seconds, averaged over iterations and ranks (``-a 1`` of nccl-tests).
-        algbw, busbw: algorithm and bus bandwidth in GB/s.
-        wrong: number of wrong elements on all ranks; None if they were not compared.
-        ranks: seconds of each iteration, by member of the group.
-    """
-
-    seconds: float
-    algbw: float
-    busbw: float
-    wrong: int | None
-    ranks: tuple[tuple[float, ...], ...]
+    seconds: float  # duration of one operation in seconds, averaged over iterations and ranks (``-a 1`` of nccl-tests)
+    algbw: float  # algorithm bandwidth in GB/s
+    busbw: float  # bus bandwidth in GB/s
+    wrong: int | None  # number of wrong elements on all ranks; None if they were not compared
+    ranks: tuple[tuple[float, ...], ...]  # seconds of each iteration, by member of the group
 
     @property
     def iterations(self) -> tuple[float, ...]:
@@ -52,39 +45,20 @@ class Timing:
         usual = median(times)
         if not usual:
             return ()
-        found = (Spike(number, time / usual, tuple(member for member, own in enumerate(self.ranks)
-                                                   if own[number] >= SPIKE * usual))
-                 for number, time in enumerate(times) if time >= SPIKE * usual)
-        return tuple(sorted(found, key=lambda spike: -spike.times))
+        spikes = (Spike(number, time / usual, tuple(member for member, durations in enumerate(self.ranks)
+                                                    if durations[number] >= SPIKE * usual))
+                  for number, time in enumerate(times) if time >= SPIKE * usual)
+        return tuple(sorted(spikes, key=lambda spike: -spike.times))
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Statistics of iterations in seconds, as in nccl-tests with ``-I 1``; percentiles are nearest ranks."""
-
-    low: float
-    high: float
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    deviation: float
-
-    @property
-    def variation(self) -> float:
-        """Standard deviation in percent of the mean."""
-        return 100 * self.deviation / self.mean if self.mean else 0.0
-
-
-def statistics(times: Sequence[float]) -> Statistics:
-    ordered = sorted(times)
-    mean = fmean(ordered)
-
-    def nearest(percent: int) -> float:
-        return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-    return Statistics(ordered[0], ordered[-1], mean, ordered[len(ordered) // 2], nearest(95), nearest(99),
-                      math.sqrt(fmean((time - mean) ** 2 for time in ordered)))
+def statistics(times: Sequence[float]) -> dict[str, float]:
+    """Return the statistics of iterations as nccl-tests with ``-I 1`` writes them; percentiles are nearest ranks."""
+    ordered, mean = sorted(times), fmean(times)
+    deviation = math.sqrt(fmean((time - mean) ** 2 for time in times))
+    places = {"min": 0, "max": -1, "p50": len(times) // 2,
+              **{f"p{percent}": max(0, math.ceil(len(times) * percent / 100) - 1) for percent in (95, 99)}}
+    return {**{f"{name}_us": ordered[place] * 1e6 for name, place in places.items()}, "avg_us": mean * 1e6,
+            "stdev_us": deviation * 1e6, "cv_pct": 100 * deviation / mean if mean else 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +99,22 @@ class BenchRow:
 
 def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> BenchRow:
     """Build a row from the event ``row``: mean, wrong elements and iterations of every rank, by placement."""
-    this, element = COLLECTIVES[spec.collective], ELEMENT[spec.dtype]
+    collective, element = COLLECTIVES[spec.collective], ELEMENT[spec.dtype]
     results = []
     for number, members in enumerate(spec.groups):
-        counts = this.counts(size, len(members), element)
+        counts = collective.counts(size, len(members), element)
         bytes_ = counts.total * element
         timings: dict[Placed, Timing] = {}
         for placed in PLACED:
             means, wrong, iterations = zip(*(ranks[member][placed] for member in members), strict=True)
             seconds = fmean(means)
-            timings[placed] = Timing(seconds, *this.bandwidths(bytes_, seconds, len(members)),
-                                     sum(wrong) if spec.check and placed in this.checked else None, tuple(map(tuple, iterations)))
+            timings[placed] = Timing(seconds, *collective.bandwidths(bytes_, seconds, len(members)),
+                                     sum(wrong) if spec.check and placed in collective.checked else None,
+                                     tuple(map(tuple, iterations)))
         results.append(GroupResult(number, members, bytes_, counts.param, timings))
-    return BenchRow(tuple(results), this.native)
+    return BenchRow(tuple(results), collective.native)
 
 
 def average(rows: Sequence[BenchRow]) -> float:
     """Return nccl-tests' "Avg bus bandwidth" in GB/s, over all sizes and both placements, of the slowest group at each size."""
-    return fmean([timing.busbw for each in rows for timing in each.worst.timings.values()] or [0.0])
+    return fmean([timing.busbw for entry in rows for timing in entry.worst.timings.values()] or [0.0])

@@ -22,22 +22,15 @@ class Measured:
 
 
 class Watcher(Protocol):
-    """An observer of the progress."""
+    """An observer of the progress: all ranks have met, a size begins, its result, a message of Slurm."""
 
-    def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None:
-        """Handle the rendezvous of all ranks."""
-
-    def begins(self, size: int) -> None:
-        """Handle the start of a size."""
-
-    def row(self, row: BenchRow) -> None:
-        """Handle the result of a size."""
-
-    def note(self, text: str) -> None:
-        """Handle a message of Slurm."""
+    def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None: ...
+    def begins(self, size: int) -> None: ...
+    def row(self, row: BenchRow) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
-def follow(spec: BenchSpec, said: Iterable[Event], watcher: Watcher) -> Measured:
+def follow(spec: BenchSpec, events: Iterable[Event], watcher: Watcher) -> Measured:
     """Collect the results. Raises RunFailed if ranks fail or end early, HpcMpError if a rank refuses the input."""
     ranks: list[dict[str, Any]] = []
     versions: dict[str, str] = {}
@@ -58,7 +51,7 @@ def follow(spec: BenchSpec, said: Iterable[Event], watcher: Watcher) -> Measured
         "ranks": met, "size": lambda event: watcher.begins(event["size"]), "row": measured,
         "note": lambda event: watcher.note(event["text"]),
     }
-    for event in said:
+    for event in events:
         if event["event"] in reader:
             reader[event["event"]](event)
         ended = ended or event["event"] == "end"
@@ -71,7 +64,7 @@ def _check_hosts(spec: BenchSpec, ranks: list[dict[str, Any]]) -> None:
     """Check that ranks fill host after host, as groups by node and rail require."""
     hosts = [rank["host"] for rank in ranks]
     for node in range(spec.nodes):
-        here = set(hosts[node * spec.ranks_per_node:(node + 1) * spec.ranks_per_node])
-        if len(here) > 1:
+        node_hosts = set(hosts[node * spec.ranks_per_node:(node + 1) * spec.ranks_per_node])
+        if len(node_hosts) > 1:
             raise RunFailed(f"ranks {node * spec.ranks_per_node} to {(node + 1) * spec.ranks_per_node - 1} should share a node "
-                            f"and run on {', '.join(sorted(here))}: --ranks-per-node is not what the launcher did")
+                            f"and run on {', '.join(sorted(node_hosts))}: --ranks-per-node is not what the launcher did")

@@ -18,26 +18,19 @@ MPI_TYPES = ("float", "double", "int32")
 
 @dataclass(frozen=True, slots=True)
 class BenchSpec:
-    """The specification of one run.
-
-    Attributes:
-        groups: groups of ranks that exchange data, all at the same time.
-        sizes: bytes of the whole array, ascending.
-        warmup, iterations: untimed and timed operations for each size and placement.
-        timeout: seconds that ranks wait for each other.
-    """
+    """The specification of one run."""
 
     collective: str
     backend: Backend
     nodes: int
     ranks_per_node: int
-    groups: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]  # groups of ranks that exchange data, all at the same time
+    sizes: tuple[int, ...]  # bytes of the whole array, ascending
     dtype: str = "float"
-    warmup: int = 5
-    iterations: int = 20
+    warmup: int = 5  # untimed operations for each size and placement
+    iterations: int = 20  # timed ones
     check: bool = True
-    timeout: float = 300.0
+    timeout: float = 300.0  # seconds that ranks wait for each other
 
     def __post_init__(self) -> None:
         collective(self.collective)
@@ -62,8 +55,8 @@ class BenchSpec:
 
     def fitting(self, size: int) -> bool:
         """Return True if every group has data to send at this size."""
-        this, element = COLLECTIVES[self.collective], ELEMENT[self.dtype]
-        return all(this.counts(size, len(group), element).param for group in self.groups)
+        operation, element = COLLECTIVES[self.collective], ELEMENT[self.dtype]
+        return all(operation.counts(size, len(group), element).param for group in self.groups)
 
 
 def dump_spec(spec: BenchSpec) -> str:
@@ -83,17 +76,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 def parse_size(text: str) -> int:
     """Parse ``8``, ``32K``, ``1.5M``, ``8G`` (powers of 1,024) into bytes. Raises HpcMpError."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise HpcMpError(f"size {text!r}", "is no number of bytes with K, M or G behind it", "write for example 8, 32K or 1G")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def sweep(begin: int, end: int, factor: int, step: int | None = None) -> tuple[int, ...]:
     """Return sizes from ``begin`` to at most ``end`` bytes, each ``factor`` times the previous one or ``step`` bytes more.
 
-    Raises:
-        HpcMpError: the bounds, factor or step are invalid.
+    Raises HpcMpError for invalid bounds, factor or step.
     """
     if begin < 1 or end < begin:
         raise HpcMpError(f"sizes from {begin} to {end}", "must ascend from 1 byte or more", "set -b and -e so that b <= e")

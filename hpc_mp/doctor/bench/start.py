@@ -1,7 +1,7 @@
-"""Start the ranks of a measurement as the ranks of a job are started, and hear what they say.
+"""Start of the ranks of a measurement, as the ranks of a job are started, and their events.
 
 On emulated nodes they are forked by the launcher's emulator; on Slurm and under mpirun they are the tasks of one ``srun`` or
-``mpirun``. Nothing is written where others could see it: the specification is an argument, results come on standard output.
+``mpirun``. Nothing is written to a shared place: the specification is an argument, results come on standard output.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
+from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
 from hpc_mp.launch.backends.mpi import mpirun_environment
@@ -33,21 +34,19 @@ from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
 from hpc_mp.program.mpirun import family
 from hpc_mp.program.mpirun import patient as ask_mpirun
-from hpc_mp.rundir.failures import kind_of
 
-PROGRAM = "hpc_mp.doctor.bench.ranks"
-ENTRY = f"{PROGRAM}.program:forked"
-POLL_S = 0.1  # seconds between two polls of what forked ranks have said
-KEPT = 12  # lines of what ranks printed last, shown when they fail
-PATIENCE_S = 10.0  # that srun gets to end its ranks when we are interrupted
-NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # passed on by an mpirun that passes nothing
+PROGRAM = "hpc_mp.doctor.bench.ranks.program"
+ENTRY = f"{PROGRAM}:forked"
+POLL_S = 0.1  # seconds between two polls of forked ranks' output
+KEPT = 12  # last lines of the ranks' output, shown if they fail
+PATIENCE_S = 10.0  # for srun to end its ranks after an interrupt
+NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # for an mpirun that passes no environment
 
 
 def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = ENTRY) -> Iterator[Event]:
-    """Fork all ranks on this machine; what they say. Raises RunFailed when one of them fails.
+    """Fork all ranks on this machine and yield their events. Raises RunFailed if a rank fails.
 
-    Args:
-        entry: what a rank calls, ``"module:function"``.
+    ``entry``: function that a rank calls, ``"module:function"``.
     """
     if spec.backend == "mpi":
         raise HpcMpError("--backend mpi", "needs ranks that MPI has started, and emulated ones are forked", "add --on mpi")
@@ -55,30 +54,30 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpc-mp-bench-")))
         (folder / "spec.json").write_text(dump_spec(spec), encoding="utf-8")
-        emulator = stack.enter_context(Emulator((f"{PROGRAM}.torch_network", entry.partition(":")[0]), shared))
+        emulator = stack.enter_context(Emulator(("hpc_mp.doctor.bench.ranks.torch_network", entry.partition(":")[0]), shared))
         lock = stack.enter_context(open(folder / "lock", "w"))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.world)))
         step = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
         environs = srun_environments(in_blocks(spec.nodes, spec.ranks_per_node), str(os.getpid()), step)
-        ranks = [EmulatedRank(folder / f"rank-{rank}.log", each) for rank, each in enumerate(environs)]
+        ranks = [EmulatedRank(folder / f"rank-{rank}.log", variables) for rank, variables in enumerate(environs)]
         emulator.start(ranks, folder / "spec.json", listener, lock.fileno(), entry)
         yield from _follow_emulator(emulator, [rank.log for rank in ranks])
 
 
 def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event]:
-    said = [NewLines(log) for log in logs]
+    readers = [NewLines(log) for log in logs]
     while emulator.running:
         emulator.receive(POLL_S)
-        for lines in said:
-            yield from _unless_refused(events(lines.read()))
+        for reader in readers:
+            yield from _unless_refused(events(reader.read()))
     if emulator.broken is not None:
         raise RunFailed(emulator.broken)
-    # Which of two ranks ends first is chance: the first whose last words do not speak of another rank is the cause.
+    # The order in which ranks end is random: the first whose last lines do not report a failed peer is the cause.
     failed = [(end, _last_words(logs[end.rank])) for end in emulator.exits if end.code and not end.ours]
-    failed.sort(key=lambda each: kind_of("\n".join(each[1])) == "peer")
+    failed.sort(key=lambda failure: kind_of("\n".join(failure[1])) == "peer")
     if failed:
-        end, words = failed[0]
-        raise RunFailed("\n".join([f"rank {end.rank} {ending(end.code)}", *words]))
+        end, last_lines = failed[0]
+        raise RunFailed("\n".join([f"rank {end.rank} {ending(end.code)}", *last_lines]))
 
 
 def _last_words(log: Path) -> list[str]:
@@ -86,9 +85,9 @@ def _last_words(log: Path) -> list[str]:
 
 
 def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
-    """One srun: a step of the allocation we are in, or a job of its own; ``environ`` and ``options`` say which.
+    """Start one srun and yield its events: a step of the current allocation or a separate job, by ``environ`` and ``options``.
 
-    Rank 0's node and port go from it to us and from us to all ranks, on the standard input of srun. Raises RunFailed.
+    Rank 0 reports its node and port, which are then sent to all ranks on srun's standard input. Raises RunFailed.
     """
     shape = [f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}"]
     command = srun([*shape, "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options], _rank(spec))
@@ -101,12 +100,12 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
 
 
 def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
-    """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
-    words = family(ask, "put another one first on PATH").options
+    """Start the mpirun on PATH, on its known hosts. Raises RunFailed, or HpcMpError if there is no mpirun."""
+    options = family(ask, "put another one first on PATH").options
     settings = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
     environs = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
     names = sorted(name for name in environs if NETWORKS.match(name))
-    command = ["mpirun", *words(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
+    command = ["mpirun", *options(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
     return _follow(command, environs, None)
 
 
@@ -115,7 +114,7 @@ def _rank(spec: BenchSpec) -> list[str]:
 
 
 def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable[[Event], str] | None) -> Iterator[Event]:
-    """What the ranks say; ``answer`` makes what all of them get when rank 0 says where it listens."""
+    """Yield the ranks' events; ``answer`` makes the line for all ranks from rank 0's event ``meet``."""
     try:
         process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE if answer else subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -125,15 +124,15 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
     last: deque[str] = deque(maxlen=KEPT)
     try:
         for source, line in _lines(process):
-            found = list(_unless_refused(events([line])))
-            for event in found:
+            line_events = list(_unless_refused(events([line])))
+            for event in line_events:
                 if event["event"] == "meet":
                     assert process.stdin is not None and answer is not None
                     process.stdin.write(answer(event) + "\n")
                     process.stdin.flush()
                 else:
                     yield event
-            if not found and line.strip():
+            if not line_events and line.strip():
                 last.append(line)
                 if source == "error" and is_queue_notice(line):
                     yield {"event": "note", "text": line}
@@ -145,24 +144,24 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[tuple[str, str]]:
-    """("output" or "error", line), as they come, until both are closed."""
+    """Yield ("output" or "error", line) as they come, until both streams are closed."""
     assert process.stdout is not None and process.stderr is not None
-    rest = {"output": b"", "error": b""}
+    remainder = {"output": b"", "error": b""}
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, "output")
         selector.register(process.stderr, selectors.EVENT_READ, "error")
         while selector.get_map():
             for key, _ in selector.select():
                 data = os.read(key.fd, 1 << 16)
-                *lines, rest[key.data] = (rest[key.data] + data).split(b"\n")
+                *lines, remainder[key.data] = (remainder[key.data] + data).split(b"\n")
                 if not data:
                     selector.unregister(key.fileobj)
-                    lines = [rest[key.data]]
+                    lines = [remainder[key.data]]
                 yield from ((key.data, line.decode(errors="replace")) for line in lines)
 
 
-def _unless_refused(found: Iterator[Event]) -> Iterator[Event]:
-    for event in found:
+def _unless_refused(stream: Iterator[Event]) -> Iterator[Event]:
+    for event in stream:
         if event["event"] == "refused":
             raise HpcMpError(event["value"], event["rule"], event["remedy"])
         yield event

@@ -12,9 +12,9 @@ from typing import Any
 
 from hpc_mp import __version__
 from hpc_mp.doctor.bench.expectation import Judged
-from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Timing, average
+from hpc_mp.doctor.bench.result import BenchRow, Timing, average
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.planner.collectives import COLLECTIVES, Collective
+from hpc_mp.planner.collectives import COLLECTIVES
 
 SPIKES_SHOWN = 3
 MEMBERS_SHOWN = 8
@@ -31,10 +31,10 @@ def number(value: float, width: int) -> str:
 
 def head(spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: dict[str, str]) -> Iterator[str]:
     """Yield the header: parameters of the run and its devices."""
-    this = COLLECTIVES[spec.collective]
+    collective = COLLECTIVES[spec.collective]
     libraries = " ".join(f"{name} {version}" for name, version in versions.items())
     yield f"# hpc-mp bench {__version__} {spec.backend} ({libraries})"
-    yield f"# Collective test starting: {this.program}"
+    yield f"# Collective test starting: {collective.program}"
     yield (f"# nThread 1 nGpus 1 minBytes {spec.sizes[0]} maxBytes {spec.sizes[-1]} {_step(spec.sizes)} "
            f"warmup iters: {spec.warmup} iters: {spec.iterations} agg iters: 1 validation: {int(spec.check)} graph: 0 unalign: 0")
     yield "#"
@@ -44,7 +44,7 @@ def head(spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: dict[str, s
                f"device {rank['device']:2d} [{spec.backend}] {rank['name']}")
     if len(spec.groups) > 1:
         yield f"# {len(spec.groups)} groups at the same time; each row is the slowest group at that size"
-    if this.native == "in_place" and spec.backend != "mpi":
+    if collective.native == "in_place" and spec.backend != "mpi":
         yield f"# torch offers {spec.collective} in place: out-of-place includes the copy before it"
     yield "#"
     yield f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}           out-of-place                       in-place          "
@@ -63,24 +63,17 @@ def _step(sizes: Sequence[int]) -> str:
     return f"step: {sizes[1] - sizes[0]}(bytes)"
 
 
-def _columns(*words: str) -> str:
+def _columns(*texts: str) -> str:
     widths = (10, 12, 8, 6, 6, 7, 6, 6, 6, 7, 6, 6, 6)
-    return "# " + "  ".join(f"{word:>{width}}" for word, width in zip(words, widths, strict=True)) + " "
+    return "# " + "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)) + " "
 
 
 def line(spec: BenchSpec, row: BenchRow) -> str:
     """Format one row: the slowest group."""
-    this, result = COLLECTIVES[spec.collective], row.worst
-    return (f"{result.size:12d}  {result.count:12d}  {spec.dtype:>8}  {_operation(this):>6}  {_root(this):>6}"
+    collective, result = COLLECTIVES[spec.collective], row.worst
+    operation, root = "sum" if collective.reduces else "none", "0" if collective.rooted else "-1"
+    return (f"{result.size:12d}  {result.count:12d}  {spec.dtype:>8}  {operation:>6}  {root:>6}"
             f"{_timing(result.timings['out_of_place'])}{_timing(result.timings['in_place'])}")
-
-
-def _operation(this: Collective) -> str:
-    return "sum" if this.reduces else "none"
-
-
-def _root(this: Collective) -> str:
-    return "0" if this.rooted else "-1"
 
 
 def _timing(timing: Timing) -> str:
@@ -102,19 +95,19 @@ def foot(spec: BenchSpec, rows: Sequence[BenchRow], judged: Sequence[Judged]) ->
 
 
 def _spikes(rows: Iterable[BenchRow]) -> Iterator[str]:
-    found = [(spike, result) for row in rows for result in row.groups for spike in result.timings[row.native].spikes]
-    for spike, result in sorted(found, key=lambda each: -each[0].times)[:SPIKES_SHOWN]:
-        who = members(tuple(result.members[member] for member in spike.members))
+    spikes = [(spike, result) for row in rows for result in row.groups for spike in result.timings[row.native].spikes]
+    for spike, result in sorted(spikes, key=lambda entry: -entry[0].times)[:SPIKES_SHOWN]:
+        ranks = members(tuple(result.members[member] for member in spike.members))
         yield (f"# Spike                : {result.size} B, iteration {spike.iteration}: {spike.times:.1f} x the median, "
-               f"seen by {'rank' if len(spike.members) == 1 else 'ranks'} {who}")
-    if len(found) > SPIKES_SHOWN:
-        yield f"# Spike                : and {len(found) - SPIKES_SHOWN} more (--json has every iteration)"
+               f"seen by {'rank' if len(spike.members) == 1 else 'ranks'} {ranks}")
+    if len(spikes) > SPIKES_SHOWN:
+        yield f"# Spike                : and {len(spikes) - SPIKES_SHOWN} more (--json has every iteration)"
 
 
 def _groups(rows: Iterable[BenchRow]) -> Iterator[str]:
     yield f"# {'size (B)':>12}  {'worst':>8}  {'median':>8}  GB/s; the slowest group"
     for row in rows:
-        result: GroupResult = row.worst
+        result = row.worst
         yield (f"# {result.size:12d}  {row.busbw(result):8.4g}  {row.median:8.4g}  group {result.group}: "
                f"ranks {members(result.members)}")
 
@@ -124,9 +117,9 @@ def _expected(judged: Sequence[Judged]) -> Iterator[str]:
         yield "# Expected             : unknown; name the fabric (--fabric), or what a node's network carries (--node-rate)"
         return
     yield f"# {'size (B)':>12}  {'measured':>8}  {'expected':>8}  {'ratio':>6}  GB/s busbw; verdict"
-    for each in judged:
-        yield (f"# {each.size:12d}  {each.measured:8.4g}  {each.expected:8.4g}  {each.ratio:6.2f}  {each.verdict}"
-               + (f"; NICs carried at least {each.share:.4g} per rank" if each.share is not None else ""))
+    for row in judged:
+        yield (f"# {row.size:12d}  {row.measured:8.4g}  {row.expected:8.4g}  {row.ratio:6.2f}  {row.verdict}"
+               + (f"; NICs carried at least {row.share:.4g} per rank" if row.share is not None else ""))
 
 
 def members(ranks: Sequence[int]) -> str:

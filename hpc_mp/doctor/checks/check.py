@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpc_mp.base.findings import SEVERITIES, Finding, Severity
 from hpc_mp.cluster.node.deadline import in_time
@@ -15,34 +15,45 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 Facts = TypeVar("Facts")
 
 
+class Judgement(NamedTuple):
+    """A finding without its code, which its check adds. A fault without a remedy gets that of the check."""
+
+    severity: Severity
+    message: str
+    subject: str = ""
+    fix: str = ""
+
+
 @dataclass(frozen=True)
 class Check(Generic[Facts]):
-    """A check of one property of a machine.
+    """A check of one property of a machine."""
 
-    Attributes:
-        code: stable identifier: lower case words with hyphens.
-        reader: function that reads the facts; raises Unavailable if it cannot. Checks with the same reader share one reading.
-        judge: function from facts to findings; none if the machine has no such part. A finding without a remedy gets ``remedy``.
-        reads: files and programs that are read, for people.
-        rule: conditions of a warning and an error, for people.
-        remedy: default remedy of a finding that is not ok.
-    """
-
-    code: str
-    reader: Callable[[NodeSource], Facts]
-    judge: Callable[[Facts], Iterable[Finding]]
-    reads: str = ""
-    rule: str = ""
-    remedy: str = ""
+    code: str  # stable identifier: lower case words with hyphens
+    reader: Callable[[NodeSource], Facts | None]  # raises Unavailable if it cannot; checks with the same reader share one reading
+    judge: Callable[[Facts], Iterable[Judgement]]  # yields nothing if the machine has no such part
+    reads: str = ""  # files and programs that are read, for people
+    rule: str = ""  # conditions of a warning and an error, for people
+    remedy: str = ""  # default remedy of a judgement that is not ok
 
     @property
     def severity(self) -> Severity:
         """The gravest severity that the rule names."""
         return next((severity for severity in SEVERITIES if severity in self.rule), "ok")
 
-    def findings(self, facts: Facts) -> list[Finding]:
-        return [finding if finding.severity == "ok" else replace(finding, fix=finding.fix or self.remedy)
-                for finding in self.judge(facts)]
+    def findings(self, facts: Facts | None) -> list[Finding]:
+        """Return the findings; none for None, by which a reader says that the machine has no such part."""
+        if facts is None:
+            return []
+        return [Finding(self.code, severity, subject, message, fix if severity == "ok" else fix or self.remedy)
+                for severity, message, subject, fix in self.judge(facts)]
+
+
+def or_well(bad: Iterable[Judgement], well: str) -> Iterator[Judgement]:
+    """Yield the judgements, or one that is ok instead of none. ``well``: its text; empty if the machine has no such part."""
+    faults = tuple(bad)
+    yield from faults
+    if well and not faults:
+        yield Judgement("ok", well)
 
 
 Said = dict[str, list[Finding]]  # by the code of the check
@@ -52,38 +63,35 @@ Answers = Callable[[Mapping[str, Callable[[], Said]], float, "Path | None"], Map
 def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5, answers: Answers = in_time) -> list[Finding]:
     """Return the findings in the order of the checks. A check that cannot read, fails or times out is unknown.
 
-    Args:
-        checks: checks to run; those with the same reader share one reading.
-        source: the machine.
-        deadline: seconds for all checks together.
-        answers: runner of the readings, by default in separate processes, so that none can hang the caller.
+    ``deadline``: seconds for all checks together. ``answers``: runner of the readings, by default in separate processes, so that
+    none can hang the caller.
     """
     groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
     for check in checks:
         groups.setdefault(check.reader, []).append(check)
     tasks = {group[0].code: functools.partial(_run_group, group, source) for group in groups.values()}
-    found: Said = {}
+    findings: Said = {}
     for group, answer in zip(groups.values(), answers(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
-        found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
-    return _one_for_a_cause([finding for check in checks for finding in found[check.code]])
+        findings |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
+    return _one_for_a_cause([finding for check in checks for finding in findings[check.code]])
 
 
 def _one_for_a_cause(findings: Sequence[Finding]) -> list[Finding]:
     """Drop redundant unknown findings: keep the first per cause, and none if another finding already states the cause."""
-    words = [" ".join(finding.message.split()) for finding in findings]
-    reasons = {(finding.severity, text) for finding, text in zip(findings, words, strict=True)
+    texts = [" ".join(finding.message.split()) for finding in findings]
+    reasons = {(finding.severity, text) for finding, text in zip(findings, texts, strict=True)
                if finding.severity in ("error", "unknown")}
-    kept: dict[tuple[str, ...], Finding] = {}
+    firsts: dict[tuple[str, ...], Finding] = {}
     others: dict[tuple[str, ...], list[str]] = {}
-    for number, (finding, text) in enumerate(zip(findings, words, strict=True)):
+    for number, (finding, text) in enumerate(zip(findings, texts, strict=True)):
         blind = finding.severity == "unknown"
         cause = (finding.subject, text) if blind else (str(number),)
         if blind and any(text in reason and (severity == "error" or text != reason) for severity, reason in reasons):
             continue
-        if kept.setdefault(cause, finding) is not finding:
+        if firsts.setdefault(cause, finding) is not finding:
             others.setdefault(cause, []).append(finding.code)
     return [replace(finding, message=f"{finding.message} (so too {', '.join(others[cause])})") if cause in others else finding
-            for cause, finding in kept.items()]
+            for cause, finding in firsts.items()]
 
 
 def _run_group(group: Sequence[Check[Any]], source: NodeSource) -> Said:
@@ -94,8 +102,8 @@ def _run_group(group: Sequence[Check[Any]], source: NodeSource) -> Said:
 def _judged(check: Check[Any], facts: Any) -> Iterator[Finding]:
     try:
         yield from check.findings(facts)
-    except Unavailable as unseen:
-        yield _unknown(check, unseen)
+    except Unavailable as reason:
+        yield _unknown(check, reason)
     except Exception as error:  # unforeseen data costs one check, not all
         yield _unknown(check, Unavailable(f"{type(error).__name__}: {error}"))
 

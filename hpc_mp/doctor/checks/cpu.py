@@ -4,60 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.cpu import Cpus, read_cpus
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")
 _GOOD_GOVERNORS = ("performance", "schedutil")
 _CAPPED = 0.95
 
 
-def count(cpus: Cpus) -> Iterator[Finding]:
+def count(cpus: Cpus) -> Iterator[Judgement]:
     if cpus.offline:
-        yield Finding("cpu-count", "warning", "", f"{len(cpus.offline)} processors are switched off, {cpus.online} are on",
-                      "echo 1 > /sys/devices/system/cpu/cpuN/online; nosmt at boot switches half of them off on purpose")
+        yield Judgement("warning", f"{len(cpus.offline)} processors are switched off, {cpus.online} are on",
+                        fix="echo 1 > /sys/devices/system/cpu/cpuN/online; nosmt at boot switches half of them off on purpose")
     if cpus.kind is None:
         if not cpus.offline:
-            yield Finding("cpu-count", "ok", "", f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets")
+            yield Judgement("ok", f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets")
         return
-    wanted = cpus.kind
+    kind = cpus.kind
     evidence = (f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets, {cpus.nodes} memory nodes; "
-                f"a {wanted.name} has {wanted.vcpus} in {wanted.sockets}, {wanted.numa} memory nodes")
-    good = cpus.online == wanted.vcpus and cpus.sockets in (None, wanted.sockets) and cpus.nodes == wanted.numa
-    if not (cpus.offline and cpus.online + len(cpus.offline) == wanted.vcpus):
-        yield Finding("cpu-count", "ok" if good else "error", "", evidence)
+                f"a {kind.name} has {kind.vcpus} in {kind.sockets}, {kind.numa} memory nodes")
+    good = cpus.online == kind.vcpus and cpus.sockets in (None, kind.sockets) and cpus.nodes == kind.numa
+    if not (cpus.offline and cpus.online + len(cpus.offline) == kind.vcpus):
+        yield Judgement("ok" if good else "error", evidence)
 
 
-def governor(cpus: Cpus) -> Iterator[Finding]:
-    bad = {name: many for name, many in cpus.governors.items() if name not in _GOOD_GOVERNORS}
-    for name, many in bad.items():
-        yield Finding("cpu-governor", "warning", "", f"{name} on {many} of {cpus.online} processors")
-    if cpus.governors and not bad:
-        yield Finding("cpu-governor", "ok", "", ", ".join(f"{name} on {many}" for name, many in cpus.governors.items()))
+def governor(cpus: Cpus) -> Iterator[Judgement]:
+    bad = (Judgement("warning", f"{name} on {many} of {cpus.online} processors")
+           for name, many in cpus.governors.items() if name not in _GOOD_GOVERNORS)
+    yield from or_well(bad, ", ".join(f"{name} on {many}" for name, many in cpus.governors.items()))
 
 
-def frequency(cpus: Cpus) -> Iterator[Finding]:
+def frequency(cpus: Cpus) -> Iterator[Judgement]:
     if not cpus.governors:
         return
     low = {cpu: pair for cpu, pair in cpus.capped.items() if pair[0] < _CAPPED * pair[1]}
     if low:
-        now, most = next(iter(low.values()))
-        yield Finding("cpu-frequency", "warning", "", f"{len(low)} processors are held to {now / 1e6:g} of {most / 1e6:g} GHz")
+        cap, peak = next(iter(low.values()))
+        yield Judgement("warning", f"{len(low)} processors are held to {cap / 1e6:g} of {peak / 1e6:g} GHz")
     else:
-        yield Finding("cpu-frequency", "ok", "", "the highest frequency is allowed")
+        yield Judgement("ok", "the highest frequency is allowed")
 
 
-def clock(cpus: Cpus) -> Iterator[Finding]:
+def clock(cpus: Cpus) -> Iterator[Judgement]:
     if cpus.clock is not None:
         good = cpus.clock in _GOOD_CLOCKS
-        yield Finding("clocksource", "ok" if good else "warning", "", f"{cpus.clock}; there are {', '.join(cpus.clocks)}")
+        yield Judgement("ok" if good else "warning", f"{cpus.clock}; there are {', '.join(cpus.clocks)}")
 
 
-def load(cpus: Cpus) -> Iterator[Finding]:
+def load(cpus: Cpus) -> Iterator[Judgement]:
     if cpus.load is not None:
         busy = cpus.load > 2 * cpus.online + 10
-        yield Finding("cpu-load", "warning" if busy else "ok", "", f"{cpus.load:g} over 15 minutes, {cpus.online} processors")
+        yield Judgement("warning" if busy else "ok", f"{cpus.load:g} over 15 minutes, {cpus.online} processors")
 
 
 CHECKS: tuple[Check[Cpus], ...] = (
@@ -65,20 +62,15 @@ CHECKS: tuple[Check[Cpus], ...] = (
           "`/sys/devices/system/cpu/{online,offline}`, `topology/physical_package_id`, `/sys/devices/system/node/*/cpulist`",
           "error: not what this machine is sold with; warning: processors that are switched off",
           "hand the node back, or look at the firmware's settings (sub-NUMA clusters, SMT)"),
-    Check("cpu-governor", read_cpus, governor,
-          "`/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor`",
-          "warning: neither `performance` nor `schedutil`",
-          "cpupower frequency-set -g performance"),
-    Check("cpu-frequency", read_cpus, frequency,
-          "`cpufreq/{scaling_max_freq,cpuinfo_max_freq}`",
+    Check("cpu-governor", read_cpus, governor, "`/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor`",
+          "warning: neither `performance` nor `schedutil`", "cpupower frequency-set -g performance"),
+    Check("cpu-frequency", read_cpus, frequency, "`cpufreq/{scaling_max_freq,cpuinfo_max_freq}`",
           "warning: the allowed maximum is below 95 % of the hardware's",
           "cpupower frequency-set -u MAX; look at power capping in the firmware"),
-    Check("clocksource", read_cpus, clock,
-          "`/sys/devices/system/clocksource/clocksource0/current_clocksource`",
+    Check("clocksource", read_cpus, clock, "`/sys/devices/system/clocksource/clocksource0/current_clocksource`",
           "warning: hpet, acpi_pm or another slow one: reading the time then costs a microsecond and a system call",
           "boot with tsc=reliable if the kernel's log says that it gave the TSC up; a host whose TSC is unstable is faulty"),
-    Check("cpu-load", read_cpus, load,
-          "`/proc/loadavg`",
+    Check("cpu-load", read_cpus, load, "`/proc/loadavg`",
           "warning: over 15 minutes more than twice as many as there are processors, and 10",
           "if no job runs here, find what runs or hangs (ps aux, top)"),
 )

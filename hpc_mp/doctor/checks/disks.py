@@ -4,92 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.mounts import Disks, Mounts, read_disks, read_mounts
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
 _STOPPED = {"emergency_ro", "shutdown"}  # ext4 since Linux 6.15: an error has stopped it although its options still list rw
 
 
-def answers(mounts: Mounts) -> Iterator[Finding]:
+def answers(mounts: Mounts) -> Iterator[Judgement]:
     for mount in mounts.all:
         what = f"{mount.type} from {mount.device}"
         if not isinstance(mount.room, Unavailable):
-            yield Finding("mount-hung", "ok", mount.where, f"{what} answers")
+            yield Judgement("ok", f"{what} answers", mount.where)
         elif "Permission denied" in str(mount.room):
-            yield Finding("mount-hung", "ok", mount.where, f"{what}: not for this user")
+            yield Judgement("ok", f"{what}: not for this user", mount.where)
         elif "Stale" in str(mount.room):
-            yield Finding("mount-hung", "error", mount.where, f"{what}: {mount.room}",
-                          f"umount -l {mount.where}, and mount it again")
+            yield Judgement("error", f"{what}: {mount.room}", mount.where, f"umount -l {mount.where}, and mount it again")
         else:
-            yield Finding("mount-hung", "unknown", mount.where, f"{what}: {mount.room}")
+            yield Judgement("unknown", f"{what}: {mount.room}", mount.where)
 
 
-def space(mounts: Mounts) -> Iterator[Finding]:
+def space(mounts: Mounts) -> Iterator[Judgement]:
     for mount in mounts.all:
         room = mount.room
         if isinstance(room, Unavailable) or not room.size:
             continue
         used = 1 - room.free / room.size
         local_root = mount.where in ("/", "/tmp", "/var", "/var/tmp") and room.free < _NO_ROOM
-        yield Finding("disk-space", "error" if local_root else "warning" if used >= _FULL else "ok", mount.where,
-                      f"{used:.0%} of {data_size(room.size)} are used, {data_size(room.free)} are left")
+        yield Judgement("error" if local_root else "warning" if used >= _FULL else "ok",
+                        f"{used:.0%} of {data_size(room.size)} are used, {data_size(room.free)} are left", mount.where)
 
 
-def inodes(mounts: Mounts) -> Iterator[Finding]:
+def inodes(mounts: Mounts) -> Iterator[Judgement]:
     for mount in mounts.all:
         room = mount.room
         if not isinstance(room, Unavailable) and room.files:
             used = 1 - room.free_files / room.files
-            yield Finding("disk-inodes", "warning" if used >= _FULL else "ok", mount.where,
-                          f"{used:.0%} of {room.files} inodes are used")
+            yield Judgement("warning" if used >= _FULL else "ok", f"{used:.0%} of {room.files} inodes are used", mount.where)
 
 
-def readonly(mounts: Mounts) -> Iterator[Finding]:
+def readonly(mounts: Mounts) -> Iterator[Judgement]:
     for mount in mounts.all:
         if mount.shared or not mount.device.startswith("/dev/") or "loop" in mount.device:
             continue
         stopped = [option for option in mount.options if option in _STOPPED]
         fell = "ro" in mount.options and any(option.startswith("errors=") for option in mount.options)
         wrong = stopped or ("ro" in mount.options and (mount.where in ("/", "/tmp", "/var", "/home") or fell))
-        yield Finding("mount-readonly", "error" if wrong else "ok", mount.where,
-                      f"mounted {','.join(dict.fromkeys([*mount.options[:3], *stopped]))}")
+        yield Judgement("error" if wrong else "ok", f"mounted {','.join(dict.fromkeys([*mount.options[:3], *stopped]))}",
+                        mount.where)
 
 
-def missing(mounts: Mounts) -> Iterator[Finding]:
-    for where, type_ in mounts.missing.items():
-        yield Finding("mount-missing", "error", where, f"/etc/fstab has it ({type_}), it is not mounted")
-    if not mounts.missing:
-        yield Finding("mount-missing", "ok", "", "all that /etc/fstab has is mounted")
+def missing(mounts: Mounts) -> Iterator[Judgement]:
+    lost = (Judgement("error", f"/etc/fstab has it ({type_}), it is not mounted", where)
+            for where, type_ in mounts.missing.items())
+    yield from or_well(lost, "all that /etc/fstab has is mounted")
 
 
-def controllers(disks: Disks) -> Iterator[Finding]:
-    for name, state in disks.controllers.items():
-        if state != "live":
-            yield Finding("nvme-state", "error", name, f"{disks.models[name]}: {state}")
-    if disks.controllers and set(disks.controllers.values()) == {"live"}:
-        yield Finding("nvme-state", "ok", "", f"{len(disks.controllers)} controllers are live")
+def controllers(disks: Disks) -> Iterator[Judgement]:
+    dead = (Judgement("error", f"{disks.models[name]}: {state}", name)
+            for name, state in disks.controllers.items() if state != "live")
+    yield from or_well(dead, f"{len(disks.controllers)} controllers are live" if disks.controllers else "")
 
 
-def count(disks: Disks) -> Iterator[Finding]:
+def count(disks: Disks) -> Iterator[Judgement]:
     if disks.kind is None or disks.kind.disks is None:
         return
-    there = sum("Elastic Block" not in disks.models[name] and "MSFT NVMe Accelerator" not in disks.models[name]
-                for name in disks.controllers)
-    good = there >= disks.kind.disks
-    yield Finding("nvme-count", "ok" if good else "warning", "",
-                  f"{there} disks of its own; a {disks.kind.name} has {disks.kind.disks}")
+    own_disks = sum("Elastic Block" not in disks.models[name] and "MSFT NVMe Accelerator" not in disks.models[name]
+                    for name in disks.controllers)
+    good = own_disks >= disks.kind.disks
+    yield Judgement("ok" if good else "warning", f"{own_disks} disks of its own; a {disks.kind.name} has {disks.kind.disks}")
 
 
-def arrays(disks: Disks) -> Iterator[Finding]:
+def arrays(disks: Disks) -> Iterator[Judgement]:
     for name, array in disks.arrays.items():
-        good = array.active and array.there == array.wanted
-        yield Finding("disk-raid", "ok" if good else "error", name,
-                      f"{array.there} of {array.wanted} disks" + ("" if array.active else "; it is inactive"))
+        good = array.active and array.present == array.expected
+        yield Judgement("ok" if good else "error",
+                        f"{array.present} of {array.expected} disks" + ("" if array.active else "; it is inactive"), name)
 
 
 CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
@@ -97,32 +90,20 @@ CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
           "`/proc/mounts`; `stat -f` of every disk and network file system, each in a process of its own",
           "unknown: no answer within 2 s; error: a stale handle",
           "look at the file server and the way to it; a process that touched it hangs until it is back"),
-    Check("mount-missing", read_mounts, missing,
-          "`/etc/fstab`, `/proc/mounts`",
-          "error: a line without noauto or nofail that is not mounted",
-          "mount it (mount -a) and look why it was not at boot"),
-    Check("mount-readonly", read_mounts, readonly,
-          "`/proc/mounts`: options",
+    Check("mount-missing", read_mounts, missing, "`/etc/fstab`, `/proc/mounts`",
+          "error: a line without noauto or nofail that is not mounted", "mount it (mount -a) and look why it was not at boot"),
+    Check("mount-readonly", read_mounts, readonly, "`/proc/mounts`: options",
           "error: /, /tmp, /var or /home is read-only, or a disk with errors=… has become so; ext4 says emergency_ro or shutdown",
           "the disk failed: look at the kernel's log, run fsck, replace it"),
-    Check("disk-space", read_mounts, space,
-          "`stat -f`",
-          "warning: 95 % used; error: less than 100 MiB left in /, /tmp or /var",
+    Check("disk-space", read_mounts, space, "`stat -f`", "warning: 95 % used; error: less than 100 MiB left in /, /tmp or /var",
           "remove what is not needed; in /tmp it is mostly what dead jobs left"),
-    Check("disk-inodes", read_mounts, inodes,
-          "`stat -f`",
-          "warning: 95 % used",
+    Check("disk-inodes", read_mounts, inodes, "`stat -f`", "warning: 95 % used",
           "remove directories with very many small files, such as old conda environments"),
-    Check("nvme-state", read_disks, controllers,
-          "`/sys/class/nvme/*/state`",
-          "error: not `live`",
+    Check("nvme-state", read_disks, controllers, "`/sys/class/nvme/*/state`", "error: not `live`",
           "reset it (nvme reset), else replace the disk"),
-    Check("nvme-count", read_disks, count,
-          "`/sys/class/nvme/*/model`, the machine's kind",
-          "warning: fewer disks of its own than this machine is sold with",
-          "reboot; if it is still missing, hand the node back"),
-    Check("disk-raid", read_disks, arrays,
-          "`/proc/mdstat`",
+    Check("nvme-count", read_disks, count, "`/sys/class/nvme/*/model`, the machine's kind",
+          "warning: fewer disks of its own than this machine is sold with", "reboot; if it is still missing, hand the node back"),
+    Check("disk-raid", read_disks, arrays, "`/proc/mdstat`",
           "error: an array with fewer disks than it should have, or one that is inactive",
           "find the disk (mdadm --detail) and replace it"),
 )

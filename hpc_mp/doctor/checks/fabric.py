@@ -5,58 +5,60 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.findings import Severity
 from hpc_mp.cluster.node.rdma import Efa, RdmaFabric, RdmaPort, read_efa, read_fabric
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement
 
 _FULL = 0x8000  # full-membership bit of a partition key; two limited members cannot communicate
 _MODULES: tuple[tuple[str, str, Severity], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
 _ROCE_MTU = 4200  # bytes of an Ethernet frame with 4096 bytes of RDMA payload
 
 
-def count(fabric: RdmaFabric) -> Iterator[Finding]:
+def count(fabric: RdmaFabric) -> Iterator[Judgement]:
     kind = fabric.kind
     if fabric.bare:
-        yield Finding("fabric-count", "error", ", ".join(fabric.bare),
-                      f"{len(fabric.bare)} adapters for RDMA on the PCI bus have no RDMA device: no driver has taken them")
+        yield Judgement("error",
+                        f"{len(fabric.bare)} adapters for RDMA on the PCI bus have no RDMA device: no driver has taken them",
+                        ", ".join(fabric.bare))
     if kind is None:
         return
-    there = len(fabric.ports)
-    evidence = f"{there} ports; a {kind.name} has {kind.nics}"
-    if there == kind.nics:
-        yield Finding("fabric-count", "ok", "", evidence)
-    elif there == 0 and kind.rdma_optional:
-        yield Finding("fabric-count", "warning", "", f"{evidence}, unless it was rented without")
+    port_count = len(fabric.ports)
+    evidence = f"{port_count} ports; a {kind.name} has {kind.nics}"
+    if port_count == kind.nics:
+        yield Judgement("ok", evidence)
+    elif port_count == 0 and kind.rdma_optional:
+        yield Judgement("warning", f"{evidence}, unless it was rented without")
     else:
-        yield Finding("fabric-count", "error", "", evidence)
+        yield Judgement("error", evidence)
 
 
-def modules(fabric: RdmaFabric) -> Iterator[Finding]:
+def modules(fabric: RdmaFabric) -> Iterator[Judgement]:
     if not fabric.adapters:
         return
     band = any(port.layer == "InfiniBand" for port in fabric.ports)
     missing = [row for row in _MODULES if fabric.abi[row[0]] is None and (band or row[0] != "mad")]
     for name, module, grave in missing:
-        yield Finding("fabric-modules", grave, module, f"/sys/class/infiniband_{name}/abi_version is not there: "
-                      f"{module} is not loaded", f"modprobe {module}, and have it loaded at boot")
+        yield Judgement(grave, f"/sys/class/infiniband_{name}/abi_version is not there: {module} is not loaded", module,
+                        f"modprobe {module}, and have it loaded at boot")
     for adapter in fabric.adapters:
         if adapter.verbs is False:
-            yield Finding("fabric-modules", "error", adapter.name, "its file /dev/infiniband/uverbs… is not there",
-                          "give the container its /dev/infiniband, or look why udev made none")
+            yield Judgement("error", "its file /dev/infiniband/uverbs… is not there", adapter.name,
+                            "give the container its /dev/infiniband, or look why udev made none")
     if not missing and all(adapter.verbs is not False for adapter in fabric.adapters):
-        yield Finding("fabric-modules", "ok", "", f"verbs interface {fabric.abi['verbs']}, {len(fabric.adapters)} devices")
+        yield Judgement("ok", f"verbs interface {fabric.abi['verbs']}, {len(fabric.adapters)} devices")
 
 
-def state(fabric: RdmaFabric) -> Iterator[Finding]:
+def state(fabric: RdmaFabric) -> Iterator[Judgement]:
     for port in fabric.ports:
         if port.up:
-            yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}")
+            yield Judgement("ok", f"{port.state}, {port.physical}", port.name)
         elif _may_be_free(fabric, port):
-            yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}: not in use, and was never up")
+            yield Judgement("ok", f"{port.state}, {port.physical}: not in use, and was never up", port.name)
         else:
             grave: Severity = "warning" if port.layer == "Ethernet" else "error"
-            yield Finding("fabric-port", grave, port.name, f"state {port.state or 'unknown'}, physical state "
-                          f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", _cure(port))
+            yield Judgement(grave,
+                            f"state {port.state or 'unknown'}, physical state "
+                            f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", port.name, _cure(port))
 
 
 def _may_be_free(fabric: RdmaFabric, port: RdmaPort) -> bool:
@@ -72,60 +74,60 @@ def _cure(port: RdmaPort) -> str:
     return "look at the cable, the transceiver and the switch's port; replace them, or else the adapter"
 
 
-def rate(fabric: RdmaFabric) -> Iterator[Finding]:
-    ports = [port for port in fabric.ports if port.up and port.rate is not None]
-    models = {port.name: fabric.adapter(port).board or fabric.adapter(port).model for port in ports}
-    for port in ports:
-        assert port.rate is not None
+def rate(fabric: RdmaFabric) -> Iterator[Judgement]:
+    ports = [(port, port.rate) for port in fabric.ports if port.up and port.rate is not None]
+    models = {port.name: fabric.adapter(port).board or fabric.adapter(port).model for port, _ in ports}
+    for port, rate in ports:
         if fabric.kind is not None:
-            wanted, why = float(fabric.kind.rdma_gbps), f"a {fabric.kind.name} has"
+            expected, why = float(fabric.kind.rdma_gbps), f"a {fabric.kind.name} has"
         else:
-            alike = Counter(other.rate or 0.0 for other in ports if models[other.name] == models[port.name])
-            wanted, why = max(alike, key=lambda each: (alike[each], each)), "its likes here have"
-        evidence = f"{port.rate:g} Gb/s; {why} {wanted:g}"
-        yield Finding("fabric-rate", "ok" if port.rate >= wanted else "error", port.name, evidence)
+            alike = Counter(other_rate for other, other_rate in ports if models[other.name] == models[port.name])
+            expected, why = max(alike, key=lambda speed: (alike[speed], speed)), "its likes here have"
+        yield Judgement("ok" if rate >= expected else "error", f"{rate:g} Gb/s; {why} {expected:g}", port.name)
 
 
-def subnet(fabric: RdmaFabric) -> Iterator[Finding]:
+def subnet(fabric: RdmaFabric) -> Iterator[Judgement]:
     for port in fabric.ports:
         if not port.up or port.layer != "InfiniBand" or port.lid is None:
             continue
         good = port.lid != 0 and bool(port.manager)
-        yield Finding("fabric-subnet", "ok" if good else "error", port.name,
-                      f"own address {port.lid:#x}, subnet manager's {port.manager or 0:#x}" + ("" if good else "; 0 is none"))
+        yield Judgement("ok" if good else "error",
+                        f"own address {port.lid:#x}, subnet manager's {port.manager or 0:#x}" + ("" if good else "; 0 is none"),
+                        port.name)
 
 
-def firmware(fabric: RdmaFabric) -> Iterator[Finding]:
+def firmware(fabric: RdmaFabric) -> Iterator[Judgement]:
     boards: dict[str, Counter[str]] = {}
     for adapter in fabric.adapters:
         if adapter.board and adapter.firmware:
             boards.setdefault(adapter.board, Counter())[adapter.firmware] += 1
     for board, versions in boards.items():
         if len(versions) == 1:
-            yield Finding("fabric-firmware", "ok", board, f"firmware {next(iter(versions))} on all {versions.total()}")
+            yield Judgement("ok", f"firmware {next(iter(versions))} on all {versions.total()}", board)
         else:
-            yield Finding("fabric-firmware", "warning", board, "firmware differs between adapters of one model: "
-                          + ", ".join(f"{version} on {many}" for version, many in versions.most_common()))
+            yield Judgement("warning",
+                            "firmware differs between adapters of one model: "
+                            + ", ".join(f"{version} on {many}" for version, many in versions.most_common()), board)
 
 
-def partition(fabric: RdmaFabric) -> Iterator[Finding]:
+def partition(fabric: RdmaFabric) -> Iterator[Judgement]:
     ports = [port for port in fabric.ports if port.up and port.layer == "InfiniBand"]
     networks: dict[tuple[object, ...], Counter[int]] = {}
     for port in ports:
         networks.setdefault(_network(fabric, port), Counter())[port.keys.get(0, 0)] += 1
     for port in ports:
         first, firsts = port.keys.get(0, 0), networks[_network(fabric, port)]
-        known = f"key 0 is {first:#06x}"
+        evidence = f"key 0 is {first:#06x}"
         if not first:
-            yield Finding("fabric-partition", "error", port.name, "partition table has no key at index 0, which NCCL uses")
+            yield Judgement("error", "partition table has no key at index 0, which NCCL uses", port.name)
         elif not any(key & _FULL for key in port.keys.values()):
-            yield Finding("fabric-partition", "error", port.name, f"{known}, and no key in the table is a full membership: "
-                          "two limited members cannot talk to each other")
+            yield Judgement("error",
+                            f"{evidence}, and no key in the table is a full membership: "
+                            "two limited members cannot talk to each other", port.name)
         elif firsts[first] < max(firsts.values()):
-            yield Finding("fabric-partition", "error", port.name, f"{known}; most ports here have "
-                          f"{firsts.most_common(1)[0][0]:#06x}")
+            yield Judgement("error", f"{evidence}; most ports here have {firsts.most_common(1)[0][0]:#06x}", port.name)
         else:
-            yield Finding("fabric-partition", "ok", port.name, known)
+            yield Judgement("ok", evidence, port.name)
 
 
 def _network(fabric: RdmaFabric, port: RdmaPort) -> tuple[object, ...]:
@@ -134,91 +136,77 @@ def _network(fabric: RdmaFabric, port: RdmaPort) -> tuple[object, ...]:
     return fabric.adapter(port).board, port.rate, port.manager, prefix
 
 
-def addresses(fabric: RdmaFabric) -> Iterator[Finding]:
+def addresses(fabric: RdmaFabric) -> Iterator[Judgement]:
     for port in fabric.ports:
         if not port.up:
             continue
         usable = [gid for gid in port.gids if port.layer != "Ethernet" or (gid.type == "RoCE v2" and ":ffff:" in gid.value)]
         if usable:
-            yield Finding("fabric-gid", "ok", port.name, f"{usable[0].value} at index {usable[0].index}")
+            yield Judgement("ok", f"{usable[0].value} at index {usable[0].index}", port.name)
         elif port.gids:
-            yield Finding("fabric-gid", "warning", port.name, f"{len(port.gids)} addresses, none of them RoCE v2 over IPv4",
-                          "give the port's interface an IPv4 address: without one RDMA cannot be routed")
+            yield Judgement("warning", f"{len(port.gids)} addresses, none of them RoCE v2 over IPv4", port.name,
+                            "give the port's interface an IPv4 address: without one RDMA cannot be routed")
         else:
-            yield Finding("fabric-gid", "error", port.name, "its table of addresses (GIDs) is empty")
+            yield Judgement("error", "its table of addresses (GIDs) is empty", port.name)
 
 
-def packet(fabric: RdmaFabric) -> Iterator[Finding]:
-    ports = [port for port in fabric.ports if port.up and port.mtu is not None]
-    most = max((port.mtu or 0 for port in ports), default=0)
-    for port in ports:
-        small = port.mtu is not None and port.mtu < most
-        cut = port.mtu is not None and port.mtu < 4096
-        if small or (cut and port.layer == "InfiniBand"):
-            yield Finding("fabric-mtu", "warning", port.name, f"active MTU {port.mtu}; {max(most, 4096)} was expected")
-        elif cut:
-            yield Finding("fabric-mtu", "warning", port.name, f"active MTU {port.mtu} of 4096",
-                          f"set the MTU of its interface to at least {_ROCE_MTU} (9000 is usual), on the switch too")
+def packet(fabric: RdmaFabric) -> Iterator[Judgement]:
+    ports = [(port, port.mtu) for port in fabric.ports if port.up and port.mtu is not None]
+    largest = max((mtu for _, mtu in ports), default=0)
+    for port, mtu in ports:
+        if mtu < largest or (mtu < 4096 and port.layer == "InfiniBand"):
+            yield Judgement("warning", f"active MTU {mtu}; {max(largest, 4096)} was expected", port.name)
+        elif mtu < 4096:
+            yield Judgement("warning", f"active MTU {mtu} of 4096", port.name,
+                            f"set the MTU of its interface to at least {_ROCE_MTU} (9000 is usual), on the switch too")
         else:
-            yield Finding("fabric-mtu", "ok", port.name, f"active MTU {port.mtu}")
+            yield Judgement("ok", f"active MTU {mtu}", port.name)
 
 
 CHECKS: tuple[Check[RdmaFabric], ...] = (
-    Check("fabric-count", read_fabric, count,
-          "`/sys/class/infiniband/*`, adapters on `/sys/bus/pci`, the machine's kind",
+    Check("fabric-count", read_fabric, count, "`/sys/class/infiniband/*`, adapters on `/sys/bus/pci`, the machine's kind",
           "error: fewer or more ports than this machine is sold with (warning: none where it may be had without); "
           "an adapter that no driver has taken",
           "reload the driver (mlx5_core, efa) and reboot; if adapters are still missing, hand the node back"),
-    Check("fabric-modules", read_fabric, modules,
-          "`/sys/class/infiniband_{verbs,mad}/abi_version`, `/dev/infiniband/uverbs*`",
+    Check("fabric-modules", read_fabric, modules, "`/sys/class/infiniband_{verbs,mad}/abi_version`, `/dev/infiniband/uverbs*`",
           "error: no verbs, or a device without its file; warning: InfiniBand without ib_umad",
           "load the module, or give the container its device files"),
-    Check("fabric-port", read_fabric, state,
-          "`ports/*/{state,phys_state}`",
+    Check("fabric-port", read_fabric, state, "`ports/*/{state,phys_state}`",
           "error: not `4: ACTIVE` and `5: LinkUp` (warning for RoCE); second ports and virtual functions may be free",
           "look at the cable, the transceiver and the switch's port"),
-    Check("fabric-rate", read_fabric, rate,
-          "`ports/*/rate`",
+    Check("fabric-rate", read_fabric, rate, "`ports/*/rate`",
           "error: below what this machine is sold with, or what most adapters of that model here have",
           "a lane of the cable is dead: reseat or replace the cable; look at the speed set on the switch's port"),
-    Check("fabric-subnet", read_fabric, subnet,
-          "`ports/*/{lid,sm_lid}`",
+    Check("fabric-subnet", read_fabric, subnet, "`ports/*/{lid,sm_lid}`",
           "error: an active InfiniBand port without an address or a subnet manager",
           "look at the subnet manager (sminfo); it must reach this port"),
-    Check("fabric-firmware", read_fabric, firmware,
-          "`fw_ver`, `board_id`",
-          "warning: two versions on adapters of one model",
+    Check("fabric-firmware", read_fabric, firmware, "`fw_ver`, `board_id`", "warning: two versions on adapters of one model",
           "bring all adapters to one firmware (mlxfwmanager, flint)"),
-    Check("fabric-partition", read_fabric, partition,
-          "`ports/*/pkeys/*`",
+    Check("fabric-partition", read_fabric, partition, "`ports/*/pkeys/*`",
           "error: no key at index 0, no full membership, or another key than the other ports of its network",
           "have the subnet manager put this port into the partition, as a full member"),
-    Check("fabric-gid", read_fabric, addresses,
-          "`ports/*/gids/*`, `gid_attrs/{types,ndevs}/*`",
+    Check("fabric-gid", read_fabric, addresses, "`ports/*/gids/*`, `gid_attrs/{types,ndevs}/*`",
           "error: no address; warning: RoCE without a RoCE v2 address over IPv4",
           "reset the port; look at the driver's messages"),
-    Check("fabric-mtu", read_fabric, packet,
-          "`ibv_devinfo`: active_mtu",
-          "warning: below 4096, or below another port's",
+    Check("fabric-mtu", read_fabric, packet, "`ibv_devinfo`: active_mtu", "warning: below 4096, or below another port's",
           "set an MTU of 4096 in the subnet manager's partition, and the same on all ports"),
 )
 
 
-def efa_software(efa: Efa) -> Iterator[Finding]:
+def efa_software(efa: Efa) -> Iterator[Judgement]:
     if not any(adapter.efa for adapter in efa.fabric.adapters):
         return
     if efa.library is None:
-        yield Finding("efa-software", "error", "libfabric", "is not in any of its places: NCCL would fall back to sockets")
+        yield Judgement("error", "is not in any of its places: NCCL would fall back to sockets", "libfabric")
     if efa.plugin is None:
-        yield Finding("efa-software", "warning", "aws-ofi-nccl", "is not in any of its places; a container may bring its own",
-                      "install it (the EFA installer does, since 1.29), or see that the container has it")
+        yield Judgement("warning", "is not in any of its places; a container may bring its own", "aws-ofi-nccl",
+                        "install it (the EFA installer does, since 1.29), or see that the container has it")
     if efa.library and efa.plugin:
-        yield Finding("efa-software", "ok", "", f"driver {efa.driver or 'of unknown version'}, {efa.library}, {efa.plugin}")
+        yield Judgement("ok", f"driver {efa.driver or 'of unknown version'}, {efa.library}, {efa.plugin}")
 
 
 EFA: tuple[Check[Efa], ...] = (
-    Check("efa-software", read_efa, efa_software,
-          "`/opt/amazon/efa`, `/opt/amazon/ofi-nccl`, `/sys/module/efa/version`",
+    Check("efa-software", read_efa, efa_software, "`/opt/amazon/efa`, `/opt/amazon/ofi-nccl`, `/sys/module/efa/version`",
           "error: EFA without libfabric; warning: without the plug-in aws-ofi-nccl",
           "install Amazon's EFA software (efa_installer.sh)"),
 )

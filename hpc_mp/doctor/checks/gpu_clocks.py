@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, number, row, says
+from hpc_mp.doctor.checks.check import Judgement
+from hpc_mp.doctor.checks.per_gpu import NotApplicable, number, row, says
 
 # Bits of NVML's clocks event reasons, by their names in nvidia-smi -q -x. Several may be set at once.
 REASONS = {
@@ -15,12 +16,12 @@ HALVED = 0x8 | 0x40 | 0x80  # slowed by the hardware to half the clock or less
 HOTTEST = 93.0  # degrees C, used if the GPU reports no limit (Azure's azurehpc-health-checks)
 
 
-def throttle(gpu: GpuReport) -> GpuFault | None:
+def throttle(gpu: GpuReport) -> Judgement | None:
     mask = reasons(gpu)
     slowed = [name.replace("_", " ") for name, bit in REASONS.items() if mask & bit & SLOWED]
     if not slowed:
         return None
-    return GpuFault("error" if mask & HALVED else "warning", f"slowed down: {', '.join(slowed)} (event reasons {mask:#x})")
+    return Judgement("error" if mask & HALVED else "warning", f"slowed down: {', '.join(slowed)} (event reasons {mask:#x})")
 
 
 def reasons(gpu: GpuReport) -> int:
@@ -33,44 +34,46 @@ def _paths(reason: str) -> tuple[str, str]:
     return f"clocks_event_reasons/clocks_event_reason_{reason}", f"clocks_throttle_reasons/clocks_throttle_reason_{reason}"
 
 
-def application_clocks(gpu: GpuReport) -> GpuFault | None:
+def application_clocks(gpu: GpuReport) -> Judgement | None:
     for kind in ("graphics", "mem"):
-        now = number(gpu, f"applications_clocks/{kind}_clock")
+        current = number(gpu, f"applications_clocks/{kind}_clock")
         default = number(gpu, f"default_applications_clocks/{kind}_clock")
-        if now < default:
-            return GpuFault("warning", f"{kind} clock set to {now:.0f} MHz, {default:.0f} by default")
+        if current < default:
+            return Judgement("warning", f"{kind} clock set to {current:.0f} MHz, {default:.0f} by default")
     return None
 
 
-def persistence(gpu: GpuReport) -> GpuFault | None:
+def persistence(gpu: GpuReport) -> Judgement | None:
     if gpu.says("ecc_mode/current_ecc") is None:
         raise NotApplicable  # a desktop or laptop GPU: its display keeps the driver loaded
-    return None if says(gpu, "persistence_mode") == "Enabled" else GpuFault(
-        "warning", "persistence mode is off: the driver shuts the GPU down between programs, and each start costs seconds")
+    if says(gpu, "persistence_mode") == "Enabled":
+        return None
+    return Judgement("warning",
+                     "persistence mode is off: the driver shuts the GPU down between programs, and each start costs seconds")
 
 
-def power_limit(gpu: GpuReport) -> GpuFault | None:
-    now = number(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit")
+def power_limit(gpu: GpuReport) -> Judgement | None:
+    current = number(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit")
     default = number(gpu, "gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
-    return GpuFault("warning", f"power limit {now:.0f} W, {default:.0f} W by default") if now < default else None
+    return Judgement("warning", f"power limit {current:.0f} W, {default:.0f} W by default") if current < default else None
 
 
-def temperature(gpu: GpuReport) -> GpuFault | None:
-    now = number(gpu, "temperature/gpu_temp")
+def temperature(gpu: GpuReport) -> Judgement | None:
+    current = number(gpu, "temperature/gpu_temp")
     margin, slow_margin = gpu.number("temperature/gpu_temp_tlimit"), gpu.number("temperature/gpu_temp_slow_tlimit_threshold")
     if margin is not None and slow_margin is not None:  # since Hopper: degrees left, and the negative value at which it slows
-        return GpuFault("error", f"{now:.0f} °C, {margin:.0f} below its limit") if margin <= slow_margin else None
+        return Judgement("error", f"{current:.0f} °C, {margin:.0f} below its limit") if margin <= slow_margin else None
     limit = gpu.number("temperature/gpu_temp_slow_threshold") or HOTTEST
-    return GpuFault("error", f"{now:.0f} °C, slows down at {limit:.0f} °C") if now >= limit else None
+    return Judgement("error", f"{current:.0f} °C, slows down at {limit:.0f} °C") if current >= limit else None
 
 
-def memory_temperature(gpu: GpuReport) -> GpuFault | None:
-    now = number(gpu, "temperature/memory_temp")
+def memory_temperature(gpu: GpuReport) -> Judgement | None:
+    current = number(gpu, "temperature/memory_temp")
     margin = "temperature/gpu_temp_max_mem_tlimit_threshold"
     if gpu.says(margin) is not None:
         raise NotApplicable  # since Hopper: only a margin, without the memory's distance to it; see gpu-throttle
     limit = number(gpu, "temperature/gpu_temp_max_mem_threshold", margin)
-    return GpuFault("error", f"memory {now:.0f} °C, allowed {limit:.0f} °C") if now >= limit else None
+    return Judgement("error", f"memory {current:.0f} °C, allowed {limit:.0f} °C") if current >= limit else None
 
 
 _COOL = "look at the node's fans, cooling loop and room; compare with its neighbours"
@@ -78,13 +81,13 @@ _COOL = "look at the node's fans, cooling loop and room; compare with its neighb
 CHECKS = (
     row("gpu-throttle", throttle, "none slowed down by heat or power supply",
         f"error: event reasons & {HALVED:#x}; warning: & {SLOWED:#x} (a mask)", _COOL),
-    row("gpu-clocks", application_clocks, "application clocks are not lowered",
-        "warning unless: not below the default", "nvidia-smi -rac"),
-    row("gpu-persistence", persistence, "persistence mode is on",
-        "warning unless: enabled", "systemctl enable --now nvidia-persistenced"),
-    row("gpu-power-limit", power_limit, "power limit is the default or above",
-        "warning unless: not below the default", "nvidia-smi -pl WATTS"),
-    row("gpu-temperature", temperature, "below the temperature where they slow down",
-        "error unless: below the GPU's own limit", _COOL),
+    row("gpu-clocks", application_clocks, "application clocks are not lowered", "warning unless: not below the default",
+        "nvidia-smi -rac"),
+    row("gpu-persistence", persistence, "persistence mode is on", "warning unless: enabled",
+        "systemctl enable --now nvidia-persistenced"),
+    row("gpu-power-limit", power_limit, "power limit is the default or above", "warning unless: not below the default",
+        "nvidia-smi -pl WATTS"),
+    row("gpu-temperature", temperature, "below the temperature where they slow down", "error unless: below the GPU's own limit",
+        _COOL),
     row("gpu-memory-temperature", memory_temperature, "memory below its limit", "error unless: below the GPU's own limit", _COOL),
 )

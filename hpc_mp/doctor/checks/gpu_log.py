@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.kernel_log import KernelMessage
 from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
 
 RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot
@@ -29,54 +29,52 @@ _GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # continuatio
 Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
-def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
-    found = _by_part(_whole(lines), xid, lambda entry: (entry.bus, entry.kind))
+def xids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
+    entries = _by_part(_whole(lines), xid, lambda entry: (entry.bus, entry.kind))
     grave = False
-    for entry, times, age in found.values():
+    for entry, times, age in entries.values():
         if entry.action in HARMLESS:
             continue
         grave = True
         fresh = entry.action in NEEDS and age is not None and age <= RECENT_S
         severity: Severity = "error" if fresh else "unknown" if entry.action == "unknown" else "warning"
-        yield Finding("gpu-xid", severity, f"GPU {entry.bus}".strip(), f"{entry}; {_when(times, age)}", REMEDIES[entry.action])
+        yield Judgement(severity, f"{entry}; {_when(times, age)}", f"GPU {entry.bus}".strip(), REMEDIES[entry.action])
     if lines and not grave:
         also = ""
-        for action, words in HARMLESS.items():
-            numbers = sorted({entry.number or 0 for entry, *_ in found.values() if entry.action == action})
-            also += f"; Xid {', '.join(map(str, numbers))} {words}" if numbers else ""
-        yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
+        for action, text in HARMLESS.items():
+            numbers = sorted({entry.number or 0 for entry, *_ in entries.values() if entry.action == action})
+            also += f"; Xid {', '.join(map(str, numbers))} {text}" if numbers else ""
+        yield Judgement("ok", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
 
 
 def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
     """Return the messages with multi-line sentences joined."""
-    whole: list[KernelMessage] = []
+    messages: list[KernelMessage] = []
     for line in lines:
-        if whole and _GOES_ON.search(line.text):
-            whole[-1] = replace(whole[-1], text=f"{whole[-1].text} {line.text.strip()}")
+        if messages and _GOES_ON.search(line.text):
+            messages[-1] = replace(messages[-1], text=f"{messages[-1].text} {line.text.strip()}")
         else:
-            whole.append(line)
-    return whole
+            messages.append(line)
+    return messages
 
 
-def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
-    found = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
-    for (switch, number), (entry, times, age) in found.items():
-        fresh = entry.fatal and age is not None and age <= RECENT_S
-        yield Finding("gpu-sxid", "error" if fresh else "warning", switch,
-                      f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}",
-                      REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
-    if lines and not found:
-        yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
+def sxids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
+    entries = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
+    bad = (Judgement("error" if entry.fatal and age is not None and age <= RECENT_S else "warning",
+                     f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}", switch,
+                     REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
+           for (switch, number), (entry, times, age) in entries.items())
+    yield from or_well(bad, "no error of an NVSwitch in the kernel's log" if lines else "")
 
 
 def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, str]],
              ) -> dict[tuple[str, str], tuple[Entry, int, float | None]]:
     """Return, by part and kind, the latest entry, the number of occurrences, and the age of the latest."""
-    found: dict[tuple[str, str], tuple[Entry, int, float | None]] = {}
+    entries: dict[tuple[str, str], tuple[Entry, int, float | None]] = {}
     for line in lines:
         if (entry := read(line.text)) is not None:
-            found[key(entry)] = (entry, found.get(key(entry), (entry, 0, None))[1] + 1, line.age)
-    return found
+            entries[key(entry)] = (entry, entries.get(key(entry), (entry, 0, None))[1] + 1, line.age)
+    return entries
 
 
 def _when(times: int, age: float | None) -> str:
@@ -86,7 +84,6 @@ def _when(times: int, age: float | None) -> str:
 
 CHECKS = (
     Check("gpu-xid", read_log_with_gpus, xids, "kernel log: NVRM: Xid, fallen off the bus, RmInitAdapter",
-          "error: within two hours one after which the GPU needs a reset, a reboot or hands",
-          REMEDIES["reset"]),
+          "error: within two hours one after which the GPU needs a reset, a reboot or hands", REMEDIES["reset"]),
     Check("gpu-sxid", read_log_with_gpus, sxids, "kernel log: SXid", "error: a fatal one within two hours", REMEDIES["reset"]),
 )

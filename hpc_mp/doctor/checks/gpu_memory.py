@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, number, row, says
+from hpc_mp.doctor.checks.check import Judgement
+from hpc_mp.doctor.checks.per_gpu import NotApplicable, number, row, says
 
 # Limits of Azure's azurehpc-health-checks.
 MOST_CORRECTED_SRAM = 10_000
@@ -27,82 +28,84 @@ RESET = "drain the node, then nvidia-smi --gpu-reset -i GPU, or reboot"
 REPLACE = "drain the node and have the GPU replaced"
 
 
-def ecc_mode(gpu: GpuReport) -> GpuFault | None:
+def ecc_mode(gpu: GpuReport) -> Judgement | None:
     now, soon = says(gpu, "ecc_mode/current_ecc"), says(gpu, "ecc_mode/pending_ecc")
     if now != soon:
-        return GpuFault("warning", f"ECC is {now.lower()} and will be {soon.lower()} after a reboot", "reboot, or set it back")
+        return Judgement("warning", f"ECC is {now.lower()} and will be {soon.lower()} after a reboot",
+                         fix="reboot, or set it back")
     if now == "Disabled":
-        return GpuFault("warning", "ECC is disabled: a flipped bit goes unnoticed into the result")
+        return Judgement("warning", "ECC is disabled: a flipped bit goes unnoticed into the result")
     return None
 
 
-def sram(gpu: GpuReport) -> GpuFault | None:
+def sram(gpu: GpuReport) -> Judgement | None:
     uncorrected, lifetime = _count(gpu, "volatile", _SRAM_BAD), _count(gpu, "aggregate", _SRAM_BAD)
     corrected = _count(gpu, "volatile", _SRAM_MENDED)
     if uncorrected:
-        return GpuFault("error", f"{uncorrected:.0f} uncorrected errors of SRAM since the driver was loaded (allowed: 0)")
+        return Judgement("error", f"{uncorrected:.0f} uncorrected errors of SRAM since the driver was loaded (allowed: 0)")
     if gpu.says("ecc_errors/aggregate/sram_threshold_exceeded") == "Yes":
-        return GpuFault("error", f"{lifetime:.0f} uncorrected errors of SRAM in its life, beyond its own limit", REPLACE)
+        return Judgement("error", f"{lifetime:.0f} uncorrected errors of SRAM in its life, beyond its own limit", fix=REPLACE)
     if corrected > MOST_CORRECTED_SRAM:
-        return GpuFault("error", f"{corrected:.0f} corrected errors of SRAM, over {MOST_CORRECTED_SRAM}", REPLACE)
+        return Judgement("error", f"{corrected:.0f} corrected errors of SRAM, over {MOST_CORRECTED_SRAM}", fix=REPLACE)
     if lifetime:
-        return GpuFault("warning", f"{lifetime:.0f} uncorrected errors of SRAM in its life, none since the driver was loaded",
-                   "watch this GPU; it says itself when it must be replaced")
+        return Judgement("warning", f"{lifetime:.0f} uncorrected errors of SRAM in its life, none since the driver was loaded",
+                         fix="watch this GPU; it says itself when it must be replaced")
     return None
 
 
-def dram(gpu: GpuReport) -> GpuFault | None:
+def dram(gpu: GpuReport) -> Judgement | None:
     counts = {f"{since}/dram_{kind}": _count(gpu, since, layouts) for since in ("volatile", "aggregate")
               for kind, layouts in (("uncorrectable", _DRAM_BAD), ("correctable", _DRAM_MENDED))}
     worst = max(counts, key=lambda path: counts[path])
     if counts[worst] > MOST_DRAM:
-        return GpuFault("error", f"{counts[worst]:.0f} errors of DRAM ({worst}; over {MOST_DRAM})", REPLACE)
+        return Judgement("error", f"{counts[worst]:.0f} errors of DRAM ({worst}; over {MOST_DRAM})", fix=REPLACE)
     if uncorrected := counts["volatile/dram_uncorrectable"]:
-        return GpuFault("warning", f"{uncorrected:.0f} uncorrected errors of DRAM since the driver was loaded; what ran failed")
+        return Judgement("warning", f"{uncorrected:.0f} uncorrected errors of DRAM since the driver was loaded; what ran failed")
     return None
 
 
-def row_remap(gpu: GpuReport) -> GpuFault | None:
+def row_remap(gpu: GpuReport) -> Judgement | None:
     rows = number(gpu, "remapped_rows/remapped_row_unc")
     if says(gpu, "remapped_rows/remapped_row_failure") == "Yes":
-        return GpuFault("error", f"remapping a row of memory failed ({rows:.0f} were remapped)", REPLACE)
+        return Judgement("error", f"remapping a row of memory failed ({rows:.0f} were remapped)", fix=REPLACE)
     if rows > MOST_REMAPPED_ROWS:
-        return GpuFault("error", f"{rows:.0f} rows remapped for uncorrected errors (over {MOST_REMAPPED_ROWS})", REPLACE)
+        return Judgement("error", f"{rows:.0f} rows remapped for uncorrected errors (over {MOST_REMAPPED_ROWS})", fix=REPLACE)
     if says(gpu, "remapped_rows/remapped_row_pending") == "Yes":
         # NVIDIA's "GPU memory error management": unaffected work may continue, and new work may start
-        return GpuFault("warning", f"a row waits to be remapped, which happens when the GPU is reset ({rows:.0f} were)")
+        return Judgement("warning", f"a row waits to be remapped, which happens when the GPU is reset ({rows:.0f} were)")
     return None
 
 
-def row_spare(gpu: GpuReport) -> GpuFault | None:
+def row_spare(gpu: GpuReport) -> Judgement | None:
     histogram = "remapped_rows/row_remapper_histogram/row_remapper_histogram"
     if f"{histogram}_none" not in gpu.values:
         raise NotApplicable  # a driver before 470, or a GPU without row remapping
     none, low = int(number(gpu, f"{histogram}_none")), int(number(gpu, f"{histogram}_low"))
     if none:
-        return GpuFault("warning", f"{counted(none, 'bank')} of memory without spare rows: "
-                                   "the next error there cannot be remapped")
-    return GpuFault("warning", f"{counted(low, 'bank')} of memory with few spare rows left") if low else None
+        return Judgement("warning",
+                         f"{counted(none, 'bank')} of memory without spare rows: the next error there cannot be remapped")
+    return Judgement("warning", f"{counted(low, 'bank')} of memory with few spare rows left") if low else None
 
 
-def retired_pages(gpu: GpuReport) -> GpuFault | None:
+def retired_pages(gpu: GpuReport) -> Judgement | None:
     pages = sum(number(gpu, f"retired_pages/{kind}/retired_count")
                 for kind in ("multiple_single_bit_retirement", "double_bit_retirement"))
     if pages >= MOST_RETIRED_PAGES:
-        return GpuFault("error", f"{pages:.0f} retired pages (the table holds 64)", REPLACE)
+        return Judgement("error", f"{pages:.0f} retired pages (the table holds 64)", fix=REPLACE)
     if "Yes" in (gpu.says("retired_pages/pending_retirement"), gpu.says("retired_pages/pending_blacklist")):
-        return GpuFault("warning", f"a page waits to be retired, which happens when the driver is loaded anew ({pages:.0f} were)")
+        return Judgement("warning",
+                         f"a page waits to be retired, which happens when the driver is loaded anew ({pages:.0f} were)")
     return None
 
 
-def repair(gpu: GpuReport) -> GpuFault | None:
+def repair(gpu: GpuReport) -> Judgement | None:
     bad, *pending = (gpu.says(f"ecc_errors/{path}") for path in ("unrepairable_memory", *PENDING))
     if not any((bad, *pending)):
         raise NotApplicable
     if bad == "Yes":
-        return GpuFault("error", "the GPU says that its memory cannot be repaired", REPLACE)
+        return Judgement("error", "the GPU says that its memory cannot be repaired", fix=REPLACE)
     waits = [path.replace("_", " ") for path, word in zip(PENDING, pending, strict=True) if word == "Yes"]
-    return GpuFault("warning", f"{' and '.join(waits)}: done when the GPU is reset") if waits else None
+    return Judgement("warning", f"{' and '.join(waits)}: done when the GPU is reset") if waits else None
 
 
 def _count(gpu: GpuReport, since: str, layouts: tuple[_Layout, ...]) -> float:
@@ -117,8 +120,8 @@ def _count(gpu: GpuReport, since: str, layouts: tuple[_Layout, ...]) -> float:
 
 
 CHECKS = (
-    row("gpu-ecc-mode", ecc_mode, "ECC is enabled",
-        "warning unless: enabled, and no change pending", "nvidia-smi --ecc-config=1, then reboot"),
+    row("gpu-ecc-mode", ecc_mode, "ECC is enabled", "warning unless: enabled, and no change pending",
+        "nvidia-smi --ecc-config=1, then reboot"),
     row("gpu-ecc-sram", sram, "no uncorrected error of SRAM",
         f"error: any since the driver was loaded, over {MOST_CORRECTED_SRAM} corrected ones, or the GPU's own limit", RESET),
     row("gpu-ecc-dram", dram, "no uncorrected error of DRAM since the driver was loaded", f"error: over {MOST_DRAM}",

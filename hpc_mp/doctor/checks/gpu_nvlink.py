@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
@@ -12,8 +12,8 @@ from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, read_imex
 from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.per_gpu import NotApplicable, row, seen, usual_of
 
 MOST_ERRORS = 5  # on one link between two readings; the threshold of imbue's cluster-health
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # paths from GPU to NIC, the nearest first
@@ -27,31 +27,31 @@ HEALTH: dict[str, tuple[Severity, tuple[str, ...]]] = {
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
-def inactive(links: NvLinks) -> Iterator[Finding]:
-    for gpu, words in links.errors.items():
-        yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"the driver does not tell of its NVLinks: {words}")
-    here = {gpu: rates for gpu, rates in links.rates.items() if rates and gpu not in links.apart}
-    down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in here.items()}
-    if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
+def inactive(links: NvLinks) -> Iterator[Judgement]:
+    for gpu, message in links.errors.items():
+        yield Judgement("error", f"the driver does not tell of its NVLinks: {message}", f"GPU {gpu}")
+    by_gpu = {gpu: rates for gpu, rates in links.rates.items() if rates and gpu not in links.apart}
+    down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in by_gpu.items()}
+    if all(len(down[gpu]) == len(rates) for gpu, rates in by_gpu.items()) and not any(_expected(links, gpu) for gpu in by_gpu):
         return  # a PCIe card without a bridge
     for gpu, dark in down.items():
-        if dark:  # a card without a bridge may be next to two with one
-            grave: Severity = "error" if len(dark) < len(here[gpu]) or _expected(links, gpu) else "warning"
-            yield Finding("gpu-nvlink-down", grave, f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
-    if here and not any(down.values()) and not links.errors:
-        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(here), 'GPU')} are active")
+        if dark:  # a card without a bridge may be beside two that have a bridge
+            grave: Severity = "error" if len(dark) < len(by_gpu[gpu]) or _expected(links, gpu) else "warning"
+            yield Judgement(grave, f"{counted(len(dark), 'NVLink')} inactive: {', '.join(map(str, dark))}", f"GPU {gpu}")
+    if by_gpu and not any(down.values()) and not links.errors:
+        yield Judgement("ok", f"all NVLinks of {counted(len(by_gpu), 'GPU')} are active")
 
 
-def rates(links: NvLinks) -> Iterator[Finding]:
+def rates(links: NvLinks) -> Iterator[Judgement]:
     """Check number and speed of active NVLinks against the model, or against most GPUs if the model is unknown."""
-    active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()
+    active = {gpu: [rate for rate in by_link.values() if rate is not None] for gpu, by_link in links.rates.items()
               if gpu not in links.apart and gpu not in links.errors}
     shapes = {gpu: (len(fast), min(fast, default=0.0)) for gpu, fast in active.items() if fast or _expected(links, gpu)}
     usual = usual_of([_shape(shape) for shape in shapes.values()])
     bad = False
     for gpu, shape in shapes.items():
-        known = catalogue().gpu(links.names[gpu])
-        expected = (known.board_links, known.nvlink_gbs) if known and known.board_links and known.nvlink_gbs else None
+        model = catalogue().gpu(links.names[gpu])
+        expected = (model.board_links, model.nvlink_gbs) if model and model.board_links and model.nvlink_gbs else None
         if expected:
             short = shape[0] < expected[0] or shape[1] < 0.99 * expected[1]
         else:
@@ -59,140 +59,135 @@ def rates(links: NvLinks) -> Iterator[Finding]:
         if short:
             bad = True
             should = f"a {links.names[gpu]} has {_shape(expected)}" if expected else f"most others have {usual}"
-            yield Finding("gpu-nvlink-rate", "error", f"GPU {gpu}", f"{_shape(shape)}; {should}")
+            yield Judgement("error", f"{_shape(shape)}; {should}", f"GPU {gpu}")
     if shapes and not bad:
-        yield Finding("gpu-nvlink-rate", "ok", "",
-                      f"{counted(len(shapes), 'GPU')} with {usual or 'NVLinks as their models have'}")
+        yield Judgement("ok", f"{counted(len(shapes), 'GPU')} with {usual or 'NVLinks as their models have'}")
 
 
-def errors(changes: Changes) -> Iterator[Finding]:
-    grown = changes.of(COUNTERS)
-    bad = {name: count for name, count in grown.items() if count}
-    for name, count in bad.items():
-        yield Finding("gpu-nvlink-errors", "error" if count >= MOST_ERRORS else "warning", name.partition(" link ")[0],
-                      f"link {name.partition(' link ')[2]}: {count} more within {duration(changes.seconds)}")
-    if grown and not bad:
-        yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {duration(changes.seconds)}")
+def errors(changes: Changes) -> Iterator[Judgement]:
+    grown, within = changes.of(COUNTERS), f"within {duration(changes.seconds)}"
+    bad = (Judgement("error" if count >= MOST_ERRORS else "warning", f"link {name.partition(' link ')[2]}: {count} more {within}",
+                     name.partition(" link ")[0]) for name, count in grown.items() if count)
+    yield from or_well(bad, f"no error counter of an NVLink grew {within}" if grown else "")
 
 
-def fabric_state(gpu: GpuReport) -> GpuFault | None:
+def fabric_state(gpu: GpuReport) -> Judgement | None:
     state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
     if state is None and "fabric/state" in gpu.values and _in_rack(gpu):
-        return GpuFault("error", "fabric state N/A: no NVLink beyond this tray")
+        return Judgement("error", "fabric state N/A: no NVLink beyond this tray")
     if state is None:
         raise NotApplicable
     if state != "Completed" or status not in ("Success", None):
-        return GpuFault("error", f"fabric state {state}, status {status or 'untold'}: "
-                                 "CUDA fails with error 802 until it is completed")
-    ill = [(severity, f"{path.replace('_', ' ')} {word}") for path, (severity, well) in HEALTH.items()
-           if (word := gpu.says(f"fabric/health/{path}")) is not None and word not in well]
+        return Judgement("error",
+                         f"fabric state {state}, status {status or 'untold'}: CUDA fails with error 802 until it is completed")
+    ill = [(severity, f"{path.replace('_', ' ')} {value}") for path, (severity, well) in HEALTH.items()
+           if (value := gpu.says(f"fabric/health/{path}")) is not None and value not in well]
     grave = gpu.says("fabric/health/summary") == "Unhealthy" or any(severity == "error" for severity, _ in ill)
-    return GpuFault("error" if grave else "warning", f"fabric health: {', '.join(words for _, words in ill)}") if ill else None
+    return Judgement("error" if grave else "warning", f"fabric health: {', '.join(text for _, text in ill)}") if ill else None
 
 
-def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
+def manager(fabric: NvswitchFabric) -> Iterator[Judgement]:
     if not fabric.nvswitches:
         return  # no NVSwitches here, or managed by the host
-    here = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
+    evidence = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
     if fabric.manager == "active":
-        yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {here}")
+        yield Judgement("ok", f"nvidia-fabricmanager runs, for {evidence}")
     elif fabric.manager.startswith("unknown"):
-        yield Finding("gpu-fabric-manager", "unknown", "", f"{here}; {fabric.manager}")
+        yield Judgement("unknown", f"{evidence}; {fabric.manager}")
     else:
-        yield Finding("gpu-fabric-manager", "error", "", f"{here} and nvidia-fabricmanager is {fabric.manager}")
+        yield Judgement("error", f"{evidence} and nvidia-fabricmanager is {fabric.manager}")
 
 
-def imex(found: Imex | None) -> Iterator[Finding]:
-    if found is None:
-        return
-    if found.domain != "UP":
-        yield Finding("gpu-imex", "error", "", f"IMEX domain is {found.domain}: no memory of other nodes over NVLink")
-    for address, state in found.nodes:
+def imex(facts: Imex) -> Iterator[Judgement]:
+    if facts.domain != "UP":
+        yield Judgement("error", f"IMEX domain is {facts.domain}: no memory of other nodes over NVLink")
+    for address, state in facts.nodes:
         if state != "READY":
-            yield Finding("gpu-imex", "error", address, f"IMEX node is {state}")
-    if found.unconnected:
-        first, second, letter = found.unconnected[0]
-        yield Finding("gpu-imex", "error", f"IMEX node {first}", f"not connected to node {second} ({letter}); "
-                      f"{len(found.unconnected)} such pairs; V is a version that differs")
-    if not found.channels:
-        yield Finding("gpu-imex", "error", "", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
-                      "load the driver with NVreg_CreateImexChannel0=1, or let Slurm's switch/nvidia_imex make one per job")
-    if found.domain == "UP" and not found.unconnected and found.channels and all(state == "READY" for _, state in found.nodes):
-        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {counted(len(found.nodes), 'node')} is up and fully connected")
+            yield Judgement("error", f"IMEX node is {state}", address)
+    if facts.unconnected:
+        first, second, letter = facts.unconnected[0]
+        yield Judgement("error",
+                        f"not connected to node {second} ({letter}); "
+                        f"{len(facts.unconnected)} such pairs; V is a version that differs", f"IMEX node {first}")
+    if not facts.channels:
+        yield Judgement("error", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
+                        fix="load the driver with NVreg_CreateImexChannel0=1, or let Slurm's switch/nvidia_imex make one per job")
+    if facts.domain == "UP" and not facts.unconnected and facts.channels and all(state == "READY" for _, state in facts.nodes):
+        yield Judgement("ok", f"IMEX domain of {counted(len(facts.nodes), 'node')} is up and fully connected")
 
 
-def clique(asked: SmiAnswer) -> Iterator[Finding]:
-    joined = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/state") == "Completed"]  # gpu-fabric reports all others
+def clique(answer: SmiAnswer) -> Iterator[Judgement]:
+    joined = [gpu for gpu in seen(answer).gpus if gpu.says("fabric/state") == "Completed"]  # gpu-fabric reports all others
     racks = [gpu for gpu in joined if _in_rack(gpu)]
     lost = [gpu for gpu in racks if gpu.says("fabric/clusterUuid") in (None, _NO_CLUSTER)]
     gpus = [gpu for gpu in joined if gpu.says("fabric/clusterUuid")]
     groups = [f"{gpu.says('fabric/clusterUuid')}.{gpu.says('fabric/cliqueId')}" for gpu in gpus]
     if lost:
-        yield Finding("gpu-clique", "error", "", f"cluster UUID {lost[0].says('fabric/clusterUuid') or 'N/A'} on "
-                      f"{', '.join(map(str, lost))}: this tray belongs to no NVLink domain")
+        yield Judgement("error",
+                        f"cluster UUID {lost[0].says('fabric/clusterUuid') or 'N/A'} on "
+                        f"{', '.join(map(str, lost))}: this tray belongs to no NVLink domain")
     elif len(set(groups)) > 1:
         odd = "; ".join(f"{gpu}: {group}" for gpu, group in zip(gpus, groups, strict=True) if group != usual_of(groups))
-        yield Finding("gpu-clique", "error", "", f"GPUs of one node are in different cliques: {odd}")
+        yield Judgement("error", f"GPUs of one node are in different cliques: {odd}")
     elif racks:
-        yield Finding("gpu-clique", "ok", "", f"all GPUs are in clique {groups[0]}")
+        yield Judgement("ok", f"all GPUs are in clique {groups[0]}")
 
 
-def peers(found: GpuTopology | None) -> Iterator[Finding]:
-    if found is None:
-        return
-    pairs = {pair: word for pair, word in found.paths.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
-    bad = {pair: word for pair, word in pairs.items() if word != "OK"}
+def peers(topology: GpuTopology) -> Iterator[Judgement]:
+    pairs = {pair: state for pair, state in topology.paths.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
+    bad = {pair: state for pair, state in pairs.items() if state != "OK"}
     if pairs and len(bad) == len(pairs):
-        words = ", ".join(sorted(set(bad.values())))
-        yield Finding("gpu-p2p", "error", "", f"no GPU reaches another's memory over NVLink ({words})")
+        states = ", ".join(sorted(set(bad.values())))
+        yield Judgement("error", f"no GPU reaches another's memory over NVLink ({states})")
     elif bad:
-        shown = ", ".join(f"{first}→{second} {word}" for (first, second), word in list(bad.items())[:6])
-        yield Finding("gpu-p2p", "error", _commonest(bad), f"{len(bad)} of {len(pairs)} paths between GPUs: {shown}")
+        shown = ", ".join(f"{first}→{second} {state}" for (first, second), state in list(bad.items())[:6])
+        yield Judgement("error", f"{len(bad)} of {len(pairs)} paths between GPUs: {shown}", _commonest(bad))
     elif pairs:
-        yield Finding("gpu-p2p", "ok", "", f"all {len(pairs)} paths between GPUs are open over NVLink")
+        yield Judgement("ok", f"all {len(pairs)} paths between GPUs are open over NVLink")
 
 
-def joined(found: GpuTopology | None) -> Iterator[Finding]:
-    if found is None or len(found.gpus) < 2:
+def joined(topology: GpuTopology) -> Iterator[Judgement]:
+    if len(topology.gpus) < 2:
         return
-    between = {(first, second): found.paths.get((first, second), "")
-               for place, first in enumerate(found.gpus) for second in found.gpus[place + 1:]}
+    between = {(first, second): topology.paths.get((first, second), "")
+               for place, first in enumerate(topology.gpus) for second in topology.gpus[place + 1:]}
     usual = usual_of(list(between.values())) or ""
     odd = {pair: way for pair, way in between.items() if way != usual and usual.startswith("NV")}
-    strays = {sum(gpu in pair for pair in odd) for gpu in found.gpus}
-    if odd and len(strays) > 1 and found.alike:  # an equal number on each GPU is the wiring of the board
+    strays = {sum(gpu in pair for pair in odd) for gpu in topology.gpus}
+    if odd and len(strays) > 1 and topology.alike:  # an equal number on each GPU is the wiring of the board
         shown = ", ".join(f"{first}–{second} {way}" for (first, second), way in list(odd.items())[:6])
-        yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
+        yield Judgement("error", f"most pairs are joined by {usual}, but {shown}", _commonest(odd))
     else:
         kinds = ", ".join(sorted(set(between.values())))
-        yield Finding("gpu-topology", "ok", "", f"{counted(len(found.gpus), 'GPU')} joined by {kinds}")
+        yield Judgement("ok", f"{counted(len(topology.gpus), 'GPU')} joined by {kinds}")
 
 
-def nearest_nic(found: GpuTopology | None) -> Iterator[Finding]:
-    if found is None or not found.nics:
+def nearest_nic(topology: GpuTopology) -> Iterator[Judgement]:
+    if not topology.nics:
         return
-    best = {gpu: min((found.paths.get((gpu, nic), "SYS") for nic in found.nics), key=_distance) for gpu in found.gpus}
+    best = {gpu: min((topology.paths.get((gpu, nic), "SYS") for nic in topology.nics), key=_distance) for gpu in topology.gpus}
     direct = [gpu for gpu, way in best.items() if way in _DIRECT]
     kinds = ", ".join(sorted(set(best.values())))
     if not direct:
-        yield Finding("gpu-nic", "ok", "", f"nearest NIC at {kinds}: no PCIe switch that a GPU and a NIC share is shown here; "
-                      "NCCL_TOPO_FILE tells NCCL of those that are hidden")
+        yield Judgement("ok",
+                        f"nearest NIC at {kinds}: no PCIe switch that a GPU and a NIC share is shown here; "
+                        "NCCL_TOPO_FILE tells NCCL of those that are hidden")
     elif len(direct) == len(best):
-        yield Finding("gpu-nic", "ok", "", f"every GPU has a NIC on its own PCIe switch ({kinds})")
+        yield Judgement("ok", f"every GPU has a NIC on its own PCIe switch ({kinds})")
     for gpu, way in best.items():
         if direct and way not in _DIRECT:
-            yield Finding("gpu-nic", "warning", gpu, f"nearest NIC at {way}; {counted(len(direct), 'other GPU')} have one on "
-                          "their own PCIe switch")
+            yield Judgement("warning",
+                            f"nearest NIC at {way}; {counted(len(direct), 'other GPU')} have one on their own PCIe switch", gpu)
 
 
 def _in_rack(gpu: GpuReport) -> bool:
-    known = catalogue().gpu(gpu.name)
-    return bool(known and known.rack) and gpu.says("mig_mode/current_mig") != "Enabled"
+    model = catalogue().gpu(gpu.name)
+    return bool(model and model.rack) and gpu.says("mig_mode/current_mig") != "Enabled"
 
 
 def _expected(links: NvLinks, gpu: int) -> bool:
-    known = catalogue().gpu(links.names.get(gpu, ""))
-    return bool(known and known.board_links)
+    model = catalogue().gpu(links.names.get(gpu, ""))
+    return bool(model and model.board_links)
 
 
 def _shape(shape: tuple[int, float]) -> str:
@@ -207,10 +202,6 @@ def _commonest(pairs: dict[tuple[str, str], str]) -> str:
     """Return the GPU that all bad pairs have in common, "" if there is not exactly one."""
     common = set.intersection(*(set(pair) for pair in pairs))
     return common.pop() if len(common) == 1 else ""
-
-
-def _list(numbers: list[int]) -> str:
-    return ", ".join(str(number) for number in numbers)
 
 
 _RESET = "drain the node and reset all its GPUs together, or reboot; if it comes back, have GPU or board replaced"

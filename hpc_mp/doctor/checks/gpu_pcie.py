@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import counted
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi, read_models
@@ -13,8 +12,8 @@ from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payload
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import GpuFault, number, row, seen, usual_of
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.per_gpu import number, row, seen, usual_of
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
 BUSY = 5.0  # % of utilisation above which a link should run at full speed
@@ -23,21 +22,19 @@ _LIMITED = re.compile(r"(?:nvidia|pci) ([0-9a-f]{4,}:[0-9a-f:.]+): [\d.]+ Gb/s a
                       r"[\d.]+ GT/s PCIe x(\d+) link at (\S+) \(capable of [\d.]+ Gb/s with [\d.]+ GT/s PCIe x(\d+) link\)")
 
 
-def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
+def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Judgement]:
     mine = _nvidia(gpus)
-    lost = [gpu for gpu in mine if not gpu.answers]
-    for gpu in lost:
-        yield Finding("gpu-bus", "error", gpu.bus, "its PCI registers read as all ones: it has fallen off the bus")
-    if mine and not lost:
-        yield Finding("gpu-bus", "ok", "", f"{counted(len(mine), 'GPU')} answer on the PCI bus")
+    lost = (Judgement("error", "its PCI registers read as all ones: it has fallen off the bus", gpu.bus)
+            for gpu in mine if not gpu.answers)
+    yield from or_well(lost, f"{counted(len(mine), 'GPU')} answer on the PCI bus" if mine else "")
 
 
 def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
     """Return the GPUs, and True if a model's board gives every GPU all its lanes."""
-    return read_gpus(source), any(each.per_node for each in read_models(source))
+    return read_gpus(source), any(model.per_node for model in read_models(source))
 
 
-def width(gpus: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
+def width(gpus: tuple[Sequence[PciGpu], bool]) -> Iterator[Judgement]:
     """Check the lanes of each GPU. Unlike the speed they do not drop when idle: fewer lanes mean a bad contact or riser.
 
     Cards may be in slots with fewer lanes than they have, as in many cloud machines. Then all have the same number.
@@ -46,74 +43,64 @@ def width(gpus: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
     widest = max((gpu.width or 0 for gpu in mine), default=0)
     short = [gpu for gpu in mine if (gpu.width or 0) < min(gpu.max_width or 0, widest if not gpus[1] else 16)]
     for gpu in short:
-        yield Finding("gpu-pcie-width", "error", gpu.bus, f"{gpu.width} lanes of {gpu.max_width}")
+        yield Judgement("error", f"{gpu.width} lanes of {gpu.max_width}", gpu.bus)
     if mine and not short:
         least = min((gpu.width or 0) / (gpu.max_width or 1) for gpu in mine)
         slots = "all their lanes" if least == 1 else f"{widest} lanes each; they have more, and the slots have not, it seems"
-        yield Finding("gpu-pcie-width", "ok", "", f"{counted(len(mine), 'GPU')} with {slots}")
+        yield Judgement("ok", f"{counted(len(mine), 'GPU')} with {slots}")
     elif _nvidia(gpus[0]) and not mine:
-        yield Finding("gpu-pcie-width", "unknown", "", "the kernel shows no link width here (a virtual machine)")
+        yield Judgement("unknown", "the kernel shows no link width here (a virtual machine)")
 
 
-def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
+def numa(gpus: Sequence[PciGpu]) -> Iterator[Judgement]:
     mine = _nvidia(gpus)
     lost = [gpu.bus for gpu in mine if gpu.numa is None]
     if lost and len(lost) < len(mine):
-        yield Finding("gpu-numa", "warning", ", ".join(lost), "the kernel knows no NUMA node for it, and does for the others")
+        yield Judgement("warning", "the kernel knows no NUMA node for it, and does for the others", ", ".join(lost))
     elif lost:
-        yield Finding("gpu-numa", "unknown", "", "the kernel knows no NUMA node for any GPU")
+        yield Judgement("unknown", "the kernel knows no NUMA node for any GPU")
     elif mine:
         nodes = [str(gpu.numa) for gpu in mine]
-        yield Finding("gpu-numa", "ok", "", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")
+        yield Judgement("ok", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")
 
 
-def speed(gpu: GpuReport) -> GpuFault | None:
+def speed(gpu: GpuReport) -> Judgement | None:
     paths = "pci/pci_gpu_link_info/pcie_gen"
-    now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
-    able, known = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
-    if able is not None and known and known.pcie and most < min(able, known.pcie):
-        return GpuFault("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
+    current, highest = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
+    able, model = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
+    if able is not None and model and model.pcie and highest < min(able, model.pcie):
+        return Judgement("warning", f"the slot allows PCIe {highest:.0f}, the GPU is able to {able:.0f}")
     busy = gpu.number("utilization/gpu_util") or 0.0
-    if now < most and busy >= BUSY:
-        return GpuFault("error", f"PCIe {now:.0f} of {most:.0f} while {busy:.0f} % busy")
+    if current < highest and busy >= BUSY:
+        return Judgement("error", f"PCIe {current:.0f} of {highest:.0f} while {busy:.0f} % busy")
     return None
 
 
-def replays(asked: SmiAnswer) -> Iterator[Finding]:
+def replays(answer: SmiAnswer) -> Iterator[Judgement]:
     """Check the rate of replayed packets: a few in weeks are harmless."""
-    known = bad = False
-    for gpu in seen(asked).gpus:
-        count = gpu.number("pci/replay_counter")
-        if count is None or not asked.uptime:
-            continue
-        known = True
-        rate = count / max(asked.uptime / 60, 1)
-        if rate > MOST_REPLAYS:
-            bad = True
-            yield Finding("gpu-pcie-replay", "error", str(gpu), f"{count:.0f} packets repeated since boot, {rate:.0f} a minute")
-    if known and not bad:
-        yield Finding("gpu-pcie-replay", "ok", "", "hardly any PCIe packet was repeated")
+    counts = {str(gpu): count for gpu in seen(answer).gpus if (count := gpu.number("pci/replay_counter")) is not None}
+    minutes = max((answer.uptime or 0) / 60, 1)
+    bad = (Judgement("error", f"{count:.0f} packets repeated since boot, {count / minutes:.0f} a minute", gpu)
+           for gpu, count in counts.items() if count / minutes > MOST_REPLAYS)
+    if answer.uptime:
+        yield from or_well(bad, "hardly any PCIe packet was repeated" if counts else "")
 
 
-def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
-    usual = usual_of([str(each.used) for each in payloads.values()])
-    bad = False
-    for bus, each in payloads.items():
-        if each.used < LEAST_PAYLOAD <= (each.able or LEAST_PAYLOAD) or (usual and each.used < int(usual)):
-            bad = True
-            evidence = f"MaxPayload {each.used} bytes; most have {usual or 'other values'}, it is able to {each.able or 'untold'}"
-            yield Finding("gpu-pcie-payload", "warning", bus, evidence)
-    if payloads and not bad:
-        yield Finding("gpu-pcie-payload", "ok", "", f"MaxPayload {usual} bytes on all GPUs")
+def payload(payloads: Mapping[str, Payload]) -> Iterator[Judgement]:
+    usual = usual_of([str(size.used) for size in payloads.values()])
+    bad = (Judgement("warning",
+                     f"MaxPayload {size.used} bytes; most have {usual or 'other values'}, it is able to {size.able or 'untold'}",
+                     bus) for bus, size in payloads.items()
+           if size.used < LEAST_PAYLOAD <= (size.able or LEAST_PAYLOAD) or (usual and size.used < int(usual)))
+    yield from or_well(bad, f"MaxPayload {usual} bytes on all GPUs" if payloads else "")
 
 
-def limited(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
+def limited(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
     """Check the kernel log for missing lanes. Its speeds are ignored: the link is idle when the kernel compares them."""
-    narrow = {found[1]: found for line in lines if (found := _LIMITED.search(line.text)) and int(found[2]) < int(found[4])}
-    for bus, found in narrow.items():
-        yield Finding("gpu-pcie-limited", "warning", bus, f"the kernel saw {found[2]} lanes of {found[4]} at {found[3]}")
-    if lines and not narrow:
-        yield Finding("gpu-pcie-limited", "ok", "", "no GPU with lanes missing in the kernel's log")
+    narrow = {match[1]: match for line in lines if (match := _LIMITED.search(line.text)) and int(match[2]) < int(match[4])}
+    bad = (Judgement("warning", f"the kernel saw {match[2]} lanes of {match[4]} at {match[3]}", bus)
+           for bus, match in narrow.items())
+    yield from or_well(bad, "no GPU with lanes missing in the kernel's log" if lines else "")
 
 
 def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
@@ -130,8 +117,8 @@ _SEAT = "reseat the GPU or its riser; look at the slot's BIOS setting; have the 
 CHECKS = (
     Check("gpu-bus", read_gpus, on_bus, "/sys/bus/pci/devices/*/current_link_width", "error unless: registers that can be read",
           "drain and power-cycle the node; have the GPU replaced when it does not come back"),
-    Check("gpu-pcie-width", read_lanes, width, "/sys/bus/pci/devices/*/{current,max}_link_width",
-          "error unless: all lanes", _SEAT),
+    Check("gpu-pcie-width", read_lanes, width, "/sys/bus/pci/devices/*/{current,max}_link_width", "error unless: all lanes",
+          _SEAT),
     row("gpu-pcie-speed", speed, "PCIe at full speed, or lowered while idle (it says nothing but under load)",
         f"error unless: greatest speed while {BUSY:.0f} % busy or more; slot as fast as the GPU", _SEAT),
     Check("gpu-pcie-replay", ask_smi, replays, "nvidia-smi -q -x, /proc/uptime",
@@ -139,8 +126,8 @@ CHECKS = (
     Check("gpu-pcie-payload", read_payloads, payload, "lspci -vv",
           f"error unless: equal on all GPUs, at least {LEAST_PAYLOAD} bytes",
           "look at the BIOS setting Max Payload Size, and at pci=pcie_bus_perf in /proc/cmdline"),
-    Check("gpu-pcie-limited", read_log_with_gpus, limited, "kernel log: limited by",
-          "warning unless: no lanes missing at boot", _SEAT),
+    Check("gpu-pcie-limited", read_log_with_gpus, limited, "kernel log: limited by", "warning unless: no lanes missing at boot",
+          _SEAT),
     Check("gpu-numa", read_gpus, numa, "/sys/bus/pci/devices/*/numa_node", "warning unless: known for all GPUs or for none",
           "look at the BIOS's or hypervisor's NUMA settings"),
 )

@@ -4,63 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding
+from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import GpuFault, driver_error, row, says
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.per_gpu import driver_error, row, says
 
 IDLE_MEMORY_MIB = 1024  # allowed use without a program: memory of the driver and of a monitoring daemon
 
 
-def mig(gpu: GpuReport) -> GpuFault | None:
+def mig(gpu: GpuReport) -> Judgement | None:
     now, soon = says(gpu, "mig_mode/current_mig"), says(gpu, "mig_mode/pending_mig")
     if now != soon:
-        return GpuFault("warning", f"MIG is {now.lower()} and will be {soon.lower()} after a reset",
-                        "reset the GPU, or set it back")
+        return Judgement("warning", f"MIG is {now.lower()} and will be {soon.lower()} after a reset",
+                         fix="reset the GPU, or set it back")
     if now != "Enabled":
         return None
-    return GpuFault("warning", "MIG is enabled: slices of one GPU cannot be joined to train a model")
+    return Judgement("warning", "MIG is enabled: slices of one GPU cannot be joined to train a model")
 
 
-def compute_mode(gpu: GpuReport) -> GpuFault | None:
+def compute_mode(gpu: GpuReport) -> Judgement | None:
     mode = says(gpu, "compute_mode")
     if mode == "Prohibited":
-        return GpuFault("error", "compute mode Prohibited: no program may use this GPU")
-    return None if mode == "Default" else GpuFault("warning", f"compute mode {mode}: a second program on this GPU fails")
+        return Judgement("error", "compute mode Prohibited: no program may use this GPU")
+    return None if mode == "Default" else Judgement("warning", f"compute mode {mode}: a second program on this GPU fails")
 
 
-def leftovers(holders: Holders) -> Iterator[Finding]:
-    left = [(holder, ill) for holder in holders.holders if (ill := _left(holder, holders.slurm))]
-    for holder, ill in left:
-        message = f"process {holder.pid} ({holder.name}) {ill.evidence}"
-        yield Finding("gpu-leftover", ill.severity, holder.gpu, message, ill.remedy)
-    if holders.gpus and not left:
-        yield Finding("gpu-leftover", "ok", "", f"{counted(len(holders.holders), 'program')} on the GPUs, none left over")
+def leftovers(holders: Holders) -> Iterator[Judgement]:
+    left = (ill._replace(message=f"process {holder.pid} ({holder.name}) {ill.message}", subject=holder.gpu)
+            for holder in holders.holders if (ill := _left(holder, holders.slurm)))
+    well = f"{counted(len(holders.holders), 'program')} on the GPUs, none left over" if holders.gpus else ""
+    yield from or_well(left, well)
 
 
-def _left(holder: Holder, slurm: bool) -> GpuFault | None:
+def _left(holder: Holder, slurm: bool) -> Judgement | None:
     if holder.state == "Z":
-        return GpuFault("error", "is dead and still holds the GPU", "reboot the node")
+        return Judgement("error", "is dead and still holds the GPU", fix="reboot the node")
     if holder.state == "D":
-        return GpuFault("warning", "hangs in the kernel", "if it stays, reboot the node")
-    return GpuFault("warning", "belongs to no job of Slurm") if slurm and holder.is_job is False else None
+        return Judgement("warning", "hangs in the kernel", fix="if it stays, reboot the node")
+    return Judgement("warning", "belongs to no job of Slurm") if slurm and holder.is_job is False else None
 
 
-def memory_held(holders: Holders) -> Iterator[Finding]:
+def memory_held(holders: Holders) -> Iterator[Judgement]:
     busy = {holder.gpu for holder in holders.holders}
-    held = [(gpu, used) for gpu, used in holders.gpus if used > IDLE_MEMORY_MIB and gpu not in busy]
-    for gpu, used in held:
-        if holders.hidden:
-            yield Finding("gpu-memory-held", "unknown", gpu,
-                          f"{memory_size(used * 2**20)} in use, by whom cannot be seen in a container")
-        else:
-            yield Finding("gpu-memory-held", "warning", gpu, f"{memory_size(used * 2**20)} in use and no program holds the GPU")
-    for gpu, words in holders.failed:
-        yield Finding("gpu-memory-held", "error", gpu, driver_error(words), "drain the node and reset the GPU, or reboot")
-    if holders.gpus and not held and not holders.failed:
-        yield Finding("gpu-memory-held", "ok", "", "no memory is in use without a program")
+    severity: Severity = "unknown" if holders.hidden else "warning"
+    why = "in use, by whom cannot be seen in a container" if holders.hidden else "in use and no program holds the GPU"
+    held = [Judgement(severity, f"{memory_size(used * 2**20)} {why}", gpu) for gpu, used in holders.gpus
+            if used > IDLE_MEMORY_MIB and gpu not in busy]
+    failed = [Judgement("error", driver_error(message), gpu, "drain the node and reset the GPU, or reboot")
+              for gpu, message in holders.failed]
+    yield from or_well(held + failed, "no memory is in use without a program" if holders.gpus else "")
 
 
 CHECKS = (

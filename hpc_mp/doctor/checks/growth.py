@@ -6,11 +6,12 @@ Lifetime totals are never judged, except uncorrected memory errors since boot.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
 # Name of a counter: (warning above, error above), within three hours. The warning limit is that of Azure's healthagent.
 Bounds = dict[str, tuple[float, float]]
@@ -50,54 +51,37 @@ def _severity(grown: float, bounds: tuple[float, float]) -> Severity:
 
 def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
     """Return the growth of each counter, by device or by device and port."""
-    found: dict[str, dict[str, int]] = {}
+    growth: dict[str, dict[str, int]] = {}
     for name, grown in changes.of(room).items():
         subject, _, counter = name.rpartition("/")
-        found.setdefault(subject, {})[counter] = grown
-    return found
+        growth.setdefault(subject, {})[counter] = grown
+    return growth
 
 
-def _bounded(code: str, changes: Changes, room: str, bounds: Bounds) -> Iterator[Finding]:
+def bounded(room: str, bounds: Bounds, changes: Changes) -> Iterator[Judgement]:
     for subject, counters in _subjects(changes, room).items():
-        watched = {name: grown for name, grown in counters.items() if name in bounds}
-        bad = {name: grown for name, grown in watched.items() if _severity(grown, bounds[name]) != "ok"}
-        words = subject.replace("/", " port ")
+        graves = {name: _severity(grown, bounds[name]) for name, grown in counters.items() if name in bounds}
+        bad = ", ".join(f"{name} +{counters[name]}" for name, grave in graves.items() if grave != "ok")
+        label = subject.replace("/", " port ")
         if bad:
-            graves = {_severity(grown, bounds[name]) for name, grown in bad.items()}
-            grave: Severity = "error" if "error" in graves else "warning"
-            yield Finding(code, grave, words, ", ".join(f"{name} +{grown}" for name, grown in bad.items()) + f" {_over(changes)}")
-        elif watched:
-            yield Finding(code, "ok", words, f"{len(watched)} counters of errors stood still {_over(changes)}")
+            yield Judgement("error" if "error" in graves.values() else "warning", f"{bad} {_over(changes)}", label)
+        elif graves:
+            yield Judgement("ok", f"{len(graves)} counters of errors stood still {_over(changes)}", label)
 
 
-def link(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("fabric-errors", changes, "fabric/", LINK)
-
-
-def transport(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("fabric-retransmits", changes, "fabric/", TRANSPORT)
-
-
-def efa(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("efa-errors", changes, "fabric/", EFA)
-
-
-def ethernet(changes: Changes) -> Iterator[Finding]:
-    yield from _bounded("ethernet-errors", changes, "net/", ETHERNET)
-
-
-def congestion(changes: Changes) -> Iterator[Finding]:
+def congestion(changes: Changes) -> Iterator[Judgement]:
     for subject, counters in _subjects(changes, "fabric/").items():
         waited, sent = counters.get("port_xmit_wait"), counters.get("port_xmit_data", 0)
         if waited is None:
             continue
         share = waited / (waited + sent) if waited else 0.0
         bad = share > _WAIT_SHARE and waited > 1e6
-        yield Finding("fabric-congestion", "warning" if bad else "ok", subject.replace("/", " port "),
-                      f"waited for credit in {share:.1%} of the ticks in which it had data {_over(changes)}")
+        yield Judgement("warning" if bad else "ok",
+                        f"waited for credit in {share:.1%} of the ticks in which it had data {_over(changes)}",
+                        subject.replace("/", " port "))
 
 
-def flaps(changes: Changes) -> Iterator[Finding]:
+def flaps(changes: Changes) -> Iterator[Judgement]:
     for room in ("fabric", "net"):
         for subject, counters in _subjects(changes, f"{room}/").items():
             changed = counters.get("carrier_changes") if room == "net" else counters.get("link_downed")
@@ -105,20 +89,20 @@ def flaps(changes: Changes) -> Iterator[Finding]:
                 continue
             downs = max(changed // 2, counters.get("carrier_down_count", 0)) if room == "net" else changed
             grave: Severity = "error" if downs > _FLAPS[room] else "warning" if downs else "ok"
-            yield Finding("link-flap", grave, subject.replace("/", " port "), f"went down {downs} times {_over(changes)}")
+            yield Judgement(grave, f"went down {downs} times {_over(changes)}", subject.replace("/", " port "))
 
 
-def discards(changes: Changes) -> Iterator[Finding]:
+def discards(changes: Changes) -> Iterator[Judgement]:
     for subject, counters in _subjects(changes, "net/").items():
         lost = sum(grown for name, grown in counters.items()
                    if name in ("rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors")
                    or "discards" in name or name.endswith(("out_of_buffer", "no_buffer_count", "allowance_exceeded")))
         packets = counters.get("rx_packets", 0) + counters.get("tx_packets", 0)
         bad = lost > _DISCARDS and lost > _DISCARD_SHARE * packets
-        yield Finding("ethernet-discards", "warning" if bad else "ok", subject, f"{lost} of {packets} packets {_over(changes)}")
+        yield Judgement("warning" if bad else "ok", f"{lost} of {packets} packets {_over(changes)}", subject)
 
 
-def pauses(changes: Changes) -> Iterator[Finding]:
+def pauses(changes: Changes) -> Iterator[Judgement]:
     for subject, counters in _subjects(changes, "net/").items():
         frames = {name: grown for name, grown in counters.items()
                   if "pause" in name and not name.endswith(("_duration", "_transition"))}
@@ -126,82 +110,75 @@ def pauses(changes: Changes) -> Iterator[Finding]:
             continue
         worst = max(frames, key=frames.__getitem__)
         bad = frames[worst] > _PAUSES_PER_S * max(changes.seconds, 10)
-        yield Finding("ethernet-pause", "warning" if bad else "ok", subject, f"{worst} +{frames[worst]} {_over(changes)}")
+        yield Judgement("warning" if bad else "ok", f"{worst} +{frames[worst]} {_over(changes)}", subject)
 
 
-def loss(changes: Changes) -> Iterator[Finding]:
-    sent, again = changes.grown.get("tcp/OutSegs"), changes.grown.get("tcp/RetransSegs")
-    if sent is None or again is None:
+def loss(changes: Changes) -> Iterator[Judgement]:
+    sent, repeats = changes.grown.get("tcp/OutSegs"), changes.grown.get("tcp/RetransSegs")
+    if sent is None or repeats is None:
         return
-    share = again / sent if sent else 0.0
+    share = repeats / sent if sent else 0.0
     enough = sent >= _SEGMENTS
     grave: Severity = "error" if enough and share > _BAD_LOSS else "warning" if enough and share > _LOSS else "ok"
-    yield Finding("tcp-retransmits", grave, "", f"{again} of {sent} segments were sent again ({share:.2%}) {_over(changes)}")
+    yield Judgement(grave, f"{repeats} of {sent} segments were sent again ({share:.2%}) {_over(changes)}")
 
 
-def refused(changes: Changes) -> Iterator[Finding]:
+def refused(changes: Changes) -> Iterator[Judgement]:
     grown = changes.grown.get("tcp/ListenDrops")
     if grown is not None:
-        yield Finding("tcp-listen", "warning" if grown > 10 else "ok", "", f"{grown} connections were dropped because a queue "
-                      f"for new ones was full {_over(changes)}")
+        yield Judgement("warning" if grown > 10 else "ok",
+                        f"{grown} connections were dropped because a queue for new ones was full {_over(changes)}")
 
 
-def memory(changes: Changes) -> Iterator[Finding]:
+def memory(changes: Changes) -> Iterator[Judgement]:
     for subject, counters in _subjects(changes, "memory/").items():
         lost, mended = changes.now.get(f"memory/{subject}/ue_count", 0), counters.get("ce_count", 0)
         if lost:
-            yield Finding("memory-errors", "error", subject, f"{lost} errors since boot could not be corrected")
+            yield Judgement("error", f"{lost} errors since boot could not be corrected", subject)
         else:
             bad = mended > 1000
-            yield Finding("memory-errors", "warning" if bad else "ok", subject, f"{mended} corrected errors {_over(changes)}")
+            yield Judgement("warning" if bad else "ok", f"{mended} corrected errors {_over(changes)}", subject)
 
 
-def heat(changes: Changes) -> Iterator[Finding]:
+def heat(changes: Changes) -> Iterator[Judgement]:
     grown = changes.of("heat/")
     if grown:
-        most = max(grown.values())
-        bad = most > 3
-        yield Finding("cpu-throttle", "warning" if bad else "ok", "", f"slowed for heat {most} times {_over(changes)}")
+        largest = max(grown.values())
+        bad = largest > 3
+        yield Judgement("warning" if bad else "ok", f"slowed for heat {largest} times {_over(changes)}")
 
 
-def pci(changes: Changes) -> Iterator[Finding]:
-    seen = _subjects(changes, "pci/")
-    bad = 0
-    for subject, counters in seen.items():
-        fatal, mended = counters.get("fatal", 0) + counters.get("nonfatal", 0), counters.get("correctable", 0)
-        if fatal or mended > 1000:
-            bad += 1
-            yield Finding("pci-errors", "error" if fatal else "warning", subject,
-                          f"{fatal} errors that could not be corrected, {mended} corrected {_over(changes)}")
-    if seen and not bad:
-        yield Finding("pci-errors", "ok", "", f"{len(seen)} devices report their errors; none grew {_over(changes)}")
+def pci(changes: Changes) -> Iterator[Judgement]:
+    counts = {subject: (counters.get("fatal", 0) + counters.get("nonfatal", 0), counters.get("correctable", 0))
+              for subject, counters in _subjects(changes, "pci/").items()}
+    bad = (Judgement("error" if fatal else "warning",
+                     f"{fatal} errors that could not be corrected, {mended} corrected {_over(changes)}", subject)
+           for subject, (fatal, mended) in counts.items() if fatal or mended > 1000)
+    well = f"{len(counts)} devices report their errors; none grew {_over(changes)}" if counts else ""
+    yield from or_well(bad, well)
 
 
 _SINCE = "compared with the oldest reading of the last 3 h, or over 1 s"
 CHECKS: tuple[Check[Changes], ...] = (
-    Check("fabric-errors", read_changes, link,
-          f"`ports/*/counters/*`, {_SINCE}",
+    Check("fabric-errors", read_changes, partial(bounded, "fabric/", LINK), f"`ports/*/counters/*`, {_SINCE}",
           "warning: a counter of errors grew by more than 3 (VL15_dropped 100); error: by more than 100 to 1000",
           "clean and reseat the cable, then replace it; if the errors stay with the port, replace the adapter"),
-    Check("fabric-retransmits", read_changes, transport,
+    Check("fabric-retransmits", read_changes, partial(bounded, "fabric/", TRANSPORT),
           f"`ports/*/hw_counters/*`, {_SINCE}",
           "warning: local_ack_timeout_err grew by more than 3, packet_seq_err by 100, out_of_sequence by 1000 …; "
           "error: by 1000 …",
           "packets are lost on the way: look for the cable or switch port whose own counters grow with these"),
-    Check("fabric-congestion", read_changes, congestion,
-          f"`ports/*/counters/{{port_xmit_wait,port_xmit_data}}`, {_SINCE}",
+    Check("fabric-congestion", read_changes, congestion, f"`ports/*/counters/{{port_xmit_wait,port_xmit_data}}`, {_SINCE}",
           "warning: the port waited in more than 10 % of the ticks in which it had data",
           "the receiver or a switch behind it is the slow part: compare the ports of all nodes"),
-    Check("efa-errors", read_changes, efa,
-          f"`ports/*/hw_counters/*` of EFA, {_SINCE}",
+    Check("efa-errors", read_changes, partial(bounded, "fabric/", EFA), f"`ports/*/hw_counters/*` of EFA, {_SINCE}",
           "warning: impaired or unresponsive connections grew by more than 3, timeouts by 1000, dropped packets by 100; "
           "error: by 1000 …",
           "compare with other nodes: if only this one shows it, replace the instance; else look at the placement group"),
-    Check("link-flap", read_changes, flaps,
-          f"`/sys/class/net/*/carrier_changes`, `counters/link_downed`, {_SINCE}",
+    Check("link-flap", read_changes, flaps, f"`/sys/class/net/*/carrier_changes`, `counters/link_downed`, {_SINCE}",
           "warning: a link went down; error: more than 3 times (InfiniBand 5)",
           "reseat or replace the cable; look at the switch's log for the other end"),
-    Check("ethernet-errors", read_changes, ethernet,
+    Check("ethernet-errors", read_changes, partial(bounded, "net/", ETHERNET),
           f"`/sys/class/net/*/statistics/*errors`, `ethtool -S`, {_SINCE}",
           "warning: a counter of errors grew by more than 3; error: by 1000 or 10,000",
           "clean and reseat the cable or transceiver, then replace it"),
@@ -209,28 +186,21 @@ CHECKS: tuple[Check[Changes], ...] = (
           f"`statistics/{{rx,tx}}_dropped`, `ethtool -S` (discards, out_of_buffer, allowance_exceeded), {_SINCE}",
           "warning: more than 1000 packets and 0.1 % of them were thrown away",
           "enlarge the rings (ethtool -G), spread interrupts over cores; in a cloud it is the instance's allowance"),
-    Check("ethernet-pause", read_changes, pauses,
-          f"`ethtool -S`: *pause*, {_SINCE}",
+    Check("ethernet-pause", read_changes, pauses, f"`ethtool -S`: *pause*, {_SINCE}",
           "warning: more than 100 pause frames per second",
           "some receiver on this network is too slow, or flow control is set where it should not be: look which one sends them"),
-    Check("tcp-retransmits", read_changes, loss,
-          f"`/proc/net/snmp`: RetransSegs, OutSegs, {_SINCE}",
+    Check("tcp-retransmits", read_changes, loss, f"`/proc/net/snmp`: RetransSegs, OutSegs, {_SINCE}",
           "warning: above 0.1 % of at least 10,000 segments; error: above 5 %",
           "packets are lost between this host and others: look at its port's errors, then at the switch"),
-    Check("tcp-listen", read_changes, refused,
-          f"`/proc/net/netstat`: ListenDrops, {_SINCE}",
-          "warning: more than 10 connections dropped",
-          "raise net.core.somaxconn and net.ipv4.tcp_max_syn_backlog"),
-    Check("memory-errors", read_changes, memory,
-          f"`/sys/devices/system/edac/mc/mc*/{{ue,ce}}_count`, the latter {_SINCE}",
+    Check("tcp-listen", read_changes, refused, f"`/proc/net/netstat`: ListenDrops, {_SINCE}",
+          "warning: more than 10 connections dropped", "raise net.core.somaxconn and net.ipv4.tcp_max_syn_backlog"),
+    Check("memory-errors", read_changes, memory, f"`/sys/devices/system/edac/mc/mc*/{{ue,ce}}_count`, the latter {_SINCE}",
           "error: any that could not be corrected since boot; warning: more than 1000 corrected",
           "drain the node and replace the memory module that `edac-util -v` names"),
-    Check("cpu-throttle", read_changes, heat,
-          f"`thermal_throttle/package_throttle_count`, {_SINCE}",
+    Check("cpu-throttle", read_changes, heat, f"`thermal_throttle/package_throttle_count`, {_SINCE}",
           "warning: slowed for heat more than 3 times",
           "look at fans, dust and the temperature of the room; the node is slower than its peers"),
-    Check("pci-errors", read_changes, pci,
-          f"`/sys/bus/pci/devices/*/aer_dev_*`, {_SINCE}",
+    Check("pci-errors", read_changes, pci, f"`/sys/bus/pci/devices/*/aer_dev_*`, {_SINCE}",
           "error: an error that could not be corrected; warning: more than 1000 corrected",
           "reseat the device; look at the kernel's log for the slot (AER)"),
 )

@@ -6,120 +6,115 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import duration, several
 from hpc_mp.cluster.node.host import Clock, Firewall, HostName, is_loopback, read_clock, read_firewall, read_name
 from hpc_mp.cluster.node.netdev import ETHERNET, NetworkInterface, read_interfaces
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement
 
 _SKEW_S = 0.1
 
 
-def own_name(found: HostName) -> Iterator[Finding]:
-    shown = f"{found.name} is {several(list(found.addresses))}" if found.addresses else f"{found.name} has no address"
-    outer = [address for address in found.addresses if not is_loopback(address)]
-    first_is_loop = bool(found.addresses) and is_loopback(found.addresses[0])
+def own_name(host: HostName) -> Iterator[Judgement]:
+    shown = f"{host.name} is {several(list(host.addresses))}" if host.addresses else f"{host.name} has no address"
+    outer = [address for address in host.addresses if not is_loopback(address)]
+    first_is_loop = bool(host.addresses) and is_loopback(host.addresses[0])
     if outer and not first_is_loop:
-        yield Finding("dns-own-name", "ok", "", shown)
+        yield Judgement("ok", shown)
     else:
-        yield Finding("dns-own-name", "warning", "", f"{shown}: ranks that look up this host's name get "
-                      + ("an address that no other host can reach" if found.addresses else "nothing"))
+        yield Judgement("warning",
+                        f"{shown}: ranks that look up this host's name get "
+                        + ("an address that no other host can reach" if host.addresses else "nothing"))
 
 
-def there_and_back(found: HostName) -> Iterator[Finding]:
-    if found.back is None:
+def there_and_back(host: HostName) -> Iterator[Judgement]:
+    if host.back is None:
         return
-    address, names = found.back
+    address, names = host.back
     short = {name.split(".")[0].lower() for name in names}
-    good = found.name.split(".")[0].lower() in short
-    said = several(list(names)) if names else "no name"
-    yield Finding("dns-back", "ok" if good or not names else "warning", "", f"{found.name} is {address}, which is {said}")
+    good = host.name.split(".")[0].lower() in short
+    shown = several(list(names)) if names else "no name"
+    yield Judgement("ok" if good or not names else "warning", f"{host.name} is {address}, which is {shown}")
 
 
-def kept(clock: Clock) -> Iterator[Finding]:
+def kept(clock: Clock) -> Iterator[Judgement]:
     off = "" if clock.offset is None else f", {duration(abs(clock.offset))} off"
-    if not clock.kept:
-        yield Finding("clock-sync", "warning", "", f"{clock.by} follows no other clock{off}")
+    if not clock.synchronized:
+        yield Judgement("warning", f"{clock.by} follows no other clock{off}")
     else:
         bad = clock.offset is not None and clock.offset > _SKEW_S
-        yield Finding("clock-sync", "warning" if bad else "ok", "", f"{clock.by} keeps it{off}")
+        yield Judgement("warning" if bad else "ok", f"{clock.by} keeps it{off}")
 
 
-def firewall(found: Firewall) -> Iterator[Finding]:
-    for name in found.active:
-        yield Finding("firewall", "warning", name, "is on: ranks meet on ports from 10000 to 29999, and NCCL takes any port")
-    if isinstance(found.closed, Unavailable):
-        if not found.active:
-            raise found.closed
+def firewall(state: Firewall) -> Iterator[Judgement]:
+    for name in state.active:
+        yield Judgement("warning", "is on: ranks meet on ports from 10000 to 29999, and NCCL takes any port", name)
+    if isinstance(state.closed, Unavailable):
+        if not state.active:
+            raise state.closed
         return
-    for chain in found.closed:
-        yield Finding("firewall", "warning", chain, "turns away arriving packets that no rule allows")
-    if not found.active and not found.closed:
-        yield Finding("firewall", "ok", "", "no firewall turns away what arrives")
+    for chain in state.closed:
+        yield Judgement("warning", "turns away arriving packets that no rule allows", chain)
+    if not state.active and not state.closed:
+        yield Judgement("ok", "no firewall turns away what arrives")
 
 
-def carrier(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
-    for each in interfaces:
-        if each.kind != ETHERNET or not each.managed:
+def carrier(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Judgement]:
+    for link in interfaces:
+        if link.kind != ETHERNET or not link.managed:
             continue
-        down = each.state not in ("up", "unknown") and each.ups != 0  # 0: never had a link, so no cable
-        half = each.duplex == "half"
-        speed = "" if each.speed is None else f", {each.speed / 1000:g} Gb/s"
-        yield Finding("ethernet-link", "warning" if down or half else "ok", each.name,
-                      f"{each.state}{speed}" + (", half duplex" if half else "") + ("; it had a link" if down else ""))
+        down = link.state not in ("up", "unknown") and link.ups != 0  # 0: never had a link, so no cable
+        half = link.duplex == "half"
+        speed = "" if link.speed is None else f", {link.speed / 1000:g} Gb/s"
+        yield Judgement("warning" if down or half else "ok",
+                        f"{link.state}{speed}" + (", half duplex" if half else "") + ("; it had a link" if down else ""),
+                        link.name)
 
 
-def speed(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
+def speed(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Judgement]:
     """Check that interfaces of one driver have one speed, if there are at least three of them."""
-    for driver in sorted({each.driver for each in interfaces if each.driver}):
-        alike = [each for each in interfaces if each.driver == driver and each.kind == ETHERNET and each.speed]
-        usual = Counter(each.speed or 0 for each in alike).most_common(1)
-        for each in alike if len(alike) > 2 else ():
-            slow = (each.speed or 0) < usual[0][0]
-            yield Finding("ethernet-speed", "warning" if slow else "ok", each.name,
-                          f"{(each.speed or 0) / 1000:g} Gb/s; {usual[0][1]} of {len(alike)} with driver {driver} have "
-                          f"{usual[0][0] / 1000:g}")
+    for driver in sorted({link.driver for link in interfaces if link.driver}):
+        alike = [link for link in interfaces if link.driver == driver and link.kind == ETHERNET and link.speed]
+        usual = Counter(link.speed or 0 for link in alike).most_common(1)
+        for link in alike if len(alike) > 2 else ():
+            slow = (link.speed or 0) < usual[0][0]
+            yield Judgement("warning" if slow else "ok",
+                            f"{(link.speed or 0) / 1000:g} Gb/s; {usual[0][1]} of {len(alike)} with driver {driver} have "
+                            f"{usual[0][0] / 1000:g}", link.name)
 
 
-def mtu(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
-    for driver in sorted({each.driver for each in interfaces if each.driver}):
-        alike = [each for each in interfaces if each.driver == driver and each.managed and each.state == "up" and each.mtu]
-        sizes = Counter((each.kind, each.mtu) for each in alike)
-        for each in alike:
-            usual = max((many, size or 0) for (kind, size), many in sizes.items() if kind == each.kind)[1]
-            odd = each.mtu != usual or (each.mtu or 0) < 1280
-            yield Finding("interface-mtu", "warning" if odd else "ok", each.name, f"MTU {each.mtu}"
-                          + (f"; others with driver {driver} have {usual}" if each.mtu != usual else ""))
+def mtu(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Judgement]:
+    for driver in sorted({link.driver for link in interfaces if link.driver}):
+        alike = [link for link in interfaces if link.driver == driver and link.managed and link.state == "up" and link.mtu]
+        sizes = Counter((link.kind, link.mtu) for link in alike)
+        for link in alike:
+            usual = max((count, size or 0) for (kind, size), count in sizes.items() if kind == link.kind)[1]
+            odd = link.mtu != usual or (link.mtu or 0) < 1280
+            yield Judgement("warning" if odd else "ok",
+                            f"MTU {link.mtu}" + (f"; others with driver {driver} have {usual}" if link.mtu != usual else ""),
+                            link.name)
 
 
 CHECKS: tuple[Check[Any], ...] = (
-    Check("dns-own-name", read_name, own_name,
-          "`/proc/sys/kernel/hostname`, `getent ahosts`",
+    Check("dns-own-name", read_name, own_name, "`/proc/sys/kernel/hostname`, `getent ahosts`",
           "warning: the name has no address, or first one of 127.*",
           "take the name out of the 127.* line of /etc/hosts, and give it the address of the network that nodes share"),
-    Check("dns-back", read_name, there_and_back,
-          "`getent ahosts`, `getent hosts`",
+    Check("dns-back", read_name, there_and_back, "`getent ahosts`, `getent hosts`",
           "warning: the address is given back as another host",
           "correct the reverse entry; two nodes may have been given one address"),
-    Check("clock-sync", read_clock, kept,
-          "`chronyc tracking`, `/run/systemd/timesync/synchronized`, `timedatectl show`",
+    Check("clock-sync", read_clock, kept, "`chronyc tracking`, `/run/systemd/timesync/synchronized`, `timedatectl show`",
           "warning: no source is followed, or more than 100 ms off",
           "start chronyd or systemd-timesyncd; Slurm refuses credentials when clocks differ by minutes"),
-    Check("firewall", read_firewall, firewall,
-          "`/etc/ufw/ufw.conf`, firewalld's process, `nft list ruleset`",
+    Check("firewall", read_firewall, firewall, "`/etc/ufw/ufw.conf`, firewalld's process, `nft list ruleset`",
           "warning: a firewall is on, or a chain drops or rejects what no rule allows",
           "open all ports between the nodes of the cluster"),
-    Check("ethernet-link", read_interfaces, carrier,
-          "`/sys/class/net/*/{operstate,duplex,flags,carrier_up_count}`",
+    Check("ethernet-link", read_interfaces, carrier, "`/sys/class/net/*/{operstate,duplex,flags,carrier_up_count}`",
           "warning: set to be up, had a link since boot and has none now; half duplex",
           "look at the cable and the switch's port"),
-    Check("ethernet-speed", read_interfaces, speed,
-          "`/sys/class/net/*/speed`",
+    Check("ethernet-speed", read_interfaces, speed, "`/sys/class/net/*/speed`",
           "warning: slower than most of at least three interfaces of its driver",
           "look at the cable and at what the switch's port negotiates"),
-    Check("interface-mtu", read_interfaces, mtu,
-          "`/sys/class/net/*/mtu`",
+    Check("interface-mtu", read_interfaces, mtu, "`/sys/class/net/*/mtu`",
           "warning: another than on most interfaces of its driver, or below 1280",
           "set one MTU on all hosts and switches of a network"),
 )

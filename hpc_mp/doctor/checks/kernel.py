@@ -5,27 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import ago
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_taint
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement
 
 _DAY_S = 86_400.0
 
 
-def _complaint(code: str, **patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ...]], Iterator[Finding]]:
+def _complaint(**patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ...]], Iterator[Judgement]]:
     """Return a judge that searches the log of the last day. ``patterns``: regular expressions by ``error`` and ``warning``."""
-    wanted = [(grave, re.compile("|".join(patterns[grave]))) for grave in ("error", "warning") if grave in patterns]
+    searches = [(grave, re.compile("|".join(patterns[grave]))) for grave in ("error", "warning") if grave in patterns]
 
-    def judge(lines: tuple[KernelMessage, ...]) -> Iterator[Finding]:
+    def judge(lines: tuple[KernelMessage, ...]) -> Iterator[Judgement]:
         recent = [line for line in lines if line.age is None or line.age <= _DAY_S]
-        for grave, pattern in wanted:
-            if found := [line for line in recent if pattern.search(line.text)]:
-                last = found[-1]
+        for grave, pattern in searches:
+            if matches := [line for line in recent if pattern.search(line.text)]:
+                last = matches[-1]
                 when = "" if last.age is None else f" {ago(last.age)}"
-                yield Finding(code, grave, "", f"{len(found)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
+                yield Judgement(grave, f"{len(matches)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
                 return
-        yield Finding(code, "ok", "", "no such line in the last day")
+        yield Judgement("ok", "no such line in the last day")
     return judge
 
 
@@ -80,36 +79,32 @@ _NETWORK = (
 _SCARS = {4: "a machine check (M)", 5: "a bad page of memory (B)", 7: "an oops (D)"}  # bits: Linux, admin-guide/tainted-kernels
 
 
-def scars(taint: int) -> Iterator[Finding]:
+def scars(taint: int) -> Iterator[Judgement]:
     """Check the taint flags. The flags of NVIDIA's and Mellanox's modules (P, O, E) are fine."""
-    seen = [what for bit, what in _SCARS.items() if taint >> bit & 1]
-    yield Finding("kernel-taint", "warning" if seen else "ok", "", f"kernel.tainted = {taint}"
-                  + (f": {', '.join(seen)} since boot" if seen else ""))
+    events = [what for bit, what in _SCARS.items() if taint >> bit & 1]
+    yield Judgement("warning" if events else "ok",
+                    f"kernel.tainted = {taint}" + (f": {', '.join(events)} since boot" if events else ""))
 
 
 CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
-    Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
+    Check("kernel-hardware", read_kernel_log, _complaint(error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
           "the kernel's log: machine checks, EDAC, `[Hardware Error]`, AER and DPC of PCI devices",
           "error: one that could not be corrected, in the last day; warning: one that was not fatal, or of the boot before",
           "read the whole message (ras-mc-ctl --errors); drain the node if memory, a processor, a GPU or an adapter is named"),
-    Check("kernel-lockup", read_kernel_log, _complaint("kernel-lockup", warning=_LOCKUP),
+    Check("kernel-lockup", read_kernel_log, _complaint(warning=_LOCKUP),
           "the kernel's log: soft lockup, stalls, `blocked for more than`, a silent file server (NFS, Lustre, Ceph, SMB)",
-          "warning: in the last day",
-          "look what the named process waited for: mostly a file server, a disk or a driver"),
-    Check("kernel-disk", read_kernel_log, _complaint("kernel-disk", error=_DISK),
-          "the kernel's log: I/O error, NVMe timeout, file system errors",
-          "error: in the last day",
+          "warning: in the last day", "look what the named process waited for: mostly a file server, a disk or a driver"),
+    Check("kernel-disk", read_kernel_log, _complaint(error=_DISK),
+          "the kernel's log: I/O error, NVMe timeout, file system errors", "error: in the last day",
           "save what is on the disk and replace it"),
-    Check("kernel-oom", read_kernel_log, _complaint("kernel-oom", warning=_MEMORY),
-          "the kernel's log: Out of memory, for the whole machine and not a job's group",
-          "warning: in the last day",
+    Check("kernel-oom", read_kernel_log, _complaint(warning=_MEMORY),
+          "the kernel's log: Out of memory, for the whole machine and not a job's group", "warning: in the last day",
           "jobs may use more than there is: ConstrainRAMSpace=yes in cgroup.conf, RealMemory below what there is"),
-    Check("kernel-network", read_kernel_log, _complaint("kernel-network", error=_NETWORK),
+    Check("kernel-network", read_kernel_log, _complaint(error=_NETWORK),
           "the kernel's log: adapter's health, commands and cables, transmit timeout, neighbour or connection table full",
           "error: in the last day",
           "an adapter's firmware that stops needs a reset or a new adapter; for full tables see kernel-neighbours"),
-    Check("kernel-taint", read_taint, scars,
-          "`/proc/sys/kernel/tainted`",
+    Check("kernel-taint", read_taint, scars, "`/proc/sys/kernel/tainted`",
           "warning: since boot a machine check, a bad page of memory or an oops, even if the log has lost it",
           "drain the node, read the old log (journalctl -k -b), then reboot: after an oops, locks may be held for ever"),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.limits import Cgroup, Limit, Limits, read_cgroup, read_limits
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement
 
 _FILES, _FEW_FILES = 131_072, 16_384
 _PROCESSES = 16_384
@@ -17,113 +17,102 @@ _ALL = 0.95  # of the memory; the firmware reserves some of the installed memory
 _THROTTLED = 0.05
 
 
-def locked(limits: Limits) -> Iterator[Finding]:
+def locked(limits: Limits) -> Iterator[Judgement]:
     limit = limits.of["locked memory"]
     if limit.soft is None or (limits.memory and limit.soft >= _ALL * limits.memory):
-        yield Finding("limit-memlock", "ok", "", "unlimited" if limit.soft is None else "as much as there is memory, or more")
+        yield Judgement("ok", "unlimited" if limit.soft is None else "as much as there is memory, or more")
     else:
         why = "adapters for RDMA are here, which lock what they send" if limits.rdma else "no adapter for RDMA is here"
-        yield Finding("limit-memlock", "error" if limits.rdma else "ok", "", f"{memory_size(limit.soft)}; {why}")
+        yield Judgement("error" if limits.rdma else "ok", f"{memory_size(limit.soft)}; {why}")
 
 
-def files(limits: Limits) -> Iterator[Finding]:
+def files(limits: Limits) -> Iterator[Judgement]:
     limit = limits.of["open files"]
     highest = float("inf") if limit.hard is None else limit.hard
     grave: Severity = "ok" if highest >= _FILES else "warning"
     if highest < _FEW_FILES:
         grave = "error" if limits.rdma else "warning"
-    yield Finding("limit-nofile", grave, "", f"{_both(limit)}; {_FILES} serve any job")
+    yield Judgement(grave, f"{_both(limit)}; {_FILES} serve any job")
 
 
-def stack(limits: Limits) -> Iterator[Finding]:
+def stack(limits: Limits) -> Iterator[Judgement]:
     limit = limits.of["stack size"]
     if limit.soft is None:
-        yield Finding("limit-stack", "warning", "", "unlimited: threads then get 2 MiB, too little for NCCL before 2.28")
+        yield Judgement("warning", "unlimited: threads then get 2 MiB, too little for NCCL before 2.28")
     else:
-        yield Finding("limit-stack", "ok" if limit.soft >= _STACK else "warning", "", memory_size(limit.soft))
+        yield Judgement("ok" if limit.soft >= _STACK else "warning", memory_size(limit.soft))
 
 
-def processes(limits: Limits) -> Iterator[Finding]:
+def processes(limits: Limits) -> Iterator[Judgement]:
     limit = limits.of["processes"]
     enough = limit.soft is None or limit.soft >= _PROCESSES
-    yield Finding("limit-processes", "ok" if enough else "warning", "", f"{_both(limit)} processes and threads of this user")
+    yield Judgement("ok" if enough else "warning", f"{_both(limit)} processes and threads of this user")
 
 
 def _both(limit: Limit) -> str:
-    return " of ".join("unlimited" if each is None else str(each) for each in (limit.soft, limit.hard))
+    return " of ".join("unlimited" if value is None else str(value) for value in (limit.soft, limit.hard))
 
 
-def memory(cgroup: Cgroup) -> Iterator[Finding]:
-    limit, used, asked = cgroup.grant.memory, cgroup.grant.used or 0, cgroup.asked.get("memory")
+def memory(cgroup: Cgroup) -> Iterator[Judgement]:
+    limit, used, requested = cgroup.grant.memory, cgroup.grant.used or 0, cgroup.requested.get("memory")
     if limit is None:
-        yield Finding("cgroup-memory", "ok", "", "no limit")
-    elif asked is not None and limit < asked:
-        yield Finding("cgroup-memory", "error", "",
-                      f"the control group grants {memory_size(limit)}, the job asked for {memory_size(asked)}")
+        yield Judgement("ok", "no limit")
+    elif requested is not None and limit < requested:
+        yield Judgement("error", f"the control group grants {memory_size(limit)}, the job asked for {memory_size(requested)}")
     elif used > _FULL * limit:
-        yield Finding("cgroup-memory", "warning", "",
-                      f"{memory_size(used)} of {memory_size(limit)} are used; page cache and /dev/shm count",
-                      "ask for more memory, or find what fills it: processes are killed when it is full")
+        yield Judgement("warning", f"{memory_size(used)} of {memory_size(limit)} are used; page cache and /dev/shm count",
+                        fix="ask for more memory, or find what fills it: processes are killed when it is full")
     else:
-        yield Finding("cgroup-memory", "ok", "", f"{memory_size(used)} of {memory_size(limit)} are used")
+        yield Judgement("ok", f"{memory_size(used)} of {memory_size(limit)} are used")
 
 
-def killed(cgroup: Cgroup) -> Iterator[Finding]:
+def killed(cgroup: Cgroup) -> Iterator[Judgement]:
     if cgroup.grant.killed is not None:
         bad = cgroup.grant.killed > 0
-        yield Finding("cgroup-oom", "warning" if bad else "ok", "", f"{cgroup.grant.killed} processes were killed for memory")
+        yield Judgement("warning" if bad else "ok", f"{cgroup.grant.killed} processes were killed for memory")
 
 
-def cpus(cgroup: Cgroup) -> Iterator[Finding]:
-    asked, grant = cgroup.asked.get("cpus"), cgroup.grant
-    have = min(each for each in (grant.cpus, cgroup.allowed, grant.share) if each is not None)
-    if asked is not None and have < asked:
-        yield Finding("cgroup-cpus", "error", "", f"{have:g} processors may be used, the job asked for {asked}")
+def cpus(cgroup: Cgroup) -> Iterator[Judgement]:
+    requested, grant = cgroup.requested.get("cpus"), cgroup.grant
+    have = min(count for count in (grant.cpus, cgroup.allowed, grant.share) if count is not None)
+    if requested is not None and have < requested:
+        yield Judgement("error", f"{have:g} processors may be used, the job asked for {requested}")
     elif grant.throttled is not None and grant.throttled > _THROTTLED:
-        yield Finding("cgroup-cpus", "warning", "", f"the time of {grant.share or have:g} processors was used up in "
-                      f"{grant.throttled:.0%} of the periods", "ask for more processors, or start fewer threads")
+        yield Judgement("warning",
+                        f"the time of {grant.share or have:g} processors was used up in {grant.throttled:.0%} of the periods",
+                        fix="ask for more processors, or start fewer threads")
     else:
-        yield Finding("cgroup-cpus", "ok", "", f"{have:g} of {cgroup.here} processors may be used")
+        yield Judgement("ok", f"{have:g} of {cgroup.online} processors may be used")
 
 
-def tasks(cgroup: Cgroup) -> Iterator[Finding]:
-    most = cgroup.grant.tasks
-    if most is not None:
-        yield Finding("cgroup-pids", "ok" if most >= _PROCESSES else "warning", "", f"{most} processes and threads may exist")
+def tasks(cgroup: Cgroup) -> Iterator[Judgement]:
+    limit = cgroup.grant.tasks
+    if limit is not None:
+        yield Judgement("ok" if limit >= _PROCESSES else "warning", f"{limit} processes and threads may exist")
 
 
 CHECKS: tuple[Check[Limits] | Check[Cgroup], ...] = (
-    Check("limit-memlock", read_limits, locked,
-          "`/proc/self/limits`: locked memory",
+    Check("limit-memlock", read_limits, locked, "`/proc/self/limits`: locked memory",
           "error: below 95 % of the memory where there are adapters for RDMA",
           "`* - memlock unlimited` in /etc/security/limits.d, LimitMEMLOCK=infinity for slurmd, "
           "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"),
-    Check("limit-nofile", read_limits, files,
-          "`/proc/self/limits`: open files",
+    Check("limit-nofile", read_limits, files, "`/proc/self/limits`: open files",
           "warning: the hard limit is below 131,072; error: below 16,384 on a node with a fast network",
           "`* - nofile 1048576` in /etc/security/limits.d, LimitNOFILE for slurmd"),
-    Check("limit-stack", read_limits, stack,
-          "`/proc/self/limits`: stack size",
-          "warning: unlimited, or below 8 MiB",
+    Check("limit-stack", read_limits, stack, "`/proc/self/limits`: stack size", "warning: unlimited, or below 8 MiB",
           "ulimit -s 8192"),
-    Check("limit-processes", read_limits, processes,
-          "`/proc/self/limits`: processes",
-          "warning: fewer than 16,384",
+    Check("limit-processes", read_limits, processes, "`/proc/self/limits`: processes", "warning: fewer than 16,384",
           "`* - nproc unlimited` in /etc/security/limits.d, LimitNPROC and TasksMax for slurmd"),
     Check("cgroup-memory", read_cgroup, memory,
           "`memory.max` or `memory.limit_in_bytes` of this group and those above; SLURM_MEM_PER_NODE",
           "error: less than the job asked for; warning: 95 % are used",
           "look at ConstrainRAMSpace and AllowedRAMSpace in cgroup.conf"),
-    Check("cgroup-oom", read_cgroup, killed,
-          "`memory.events.local` or `memory.oom_control`: oom_kill",
+    Check("cgroup-oom", read_cgroup, killed, "`memory.events.local` or `memory.oom_control`: oom_kill",
           "warning: processes of this group were killed for memory",
           "ask for more memory, or use less: fewer data workers, less in /dev/shm"),
-    Check("cgroup-cpus", read_cgroup, cpus,
-          "`cpuset.cpus`, `cpu.max`, `cpu.stat`, `/proc/self/status`; SLURM_CPUS_ON_NODE",
+    Check("cgroup-cpus", read_cgroup, cpus, "`cpuset.cpus`, `cpu.max`, `cpu.stat`, `/proc/self/status`; SLURM_CPUS_ON_NODE",
           "error: fewer than the job asked for; warning: throttled in more than 5 % of the periods",
           "look at how the task was bound (srun --cpu-bind=verbose) and what else runs in its group"),
-    Check("cgroup-pids", read_cgroup, tasks,
-          "`pids.max` of this group and those above",
-          "warning: below 16,384",
+    Check("cgroup-pids", read_cgroup, tasks, "`pids.max` of this group and those above", "warning: below 16,384",
           "raise TasksMax of slurmd's unit, or of the container"),
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
 _SIZE_TOLERANCE = 0.95  # of the machine kind's memory; the firmware reserves some
 _NODE_TOLERANCE = 0.9  # of the largest memory node
@@ -16,136 +15,106 @@ _FULL = 0.9
 _MAPS = 65_530
 
 
-def installed(memory: HostMemory) -> Iterator[Finding]:
+def installed(memory: HostMemory) -> Iterator[Judgement]:
     if memory.kind is not None and memory.kind.memory_seen_gib is not None:
-        there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
-        yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
-                      f"{memory_size(there * 2**30)}; a {memory.kind.name} has {memory_size(wanted * 2**30)}")
+        size, expected = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
+        yield Judgement("ok" if size >= _SIZE_TOLERANCE * expected else "error",
+                        f"{memory_size(size * 2**30)}; a {memory.kind.name} has {memory_size(expected * 2**30)}")
 
 
-def nodes(memory: HostMemory) -> Iterator[Finding]:
+def nodes(memory: HostMemory) -> Iterator[Judgement]:
     if len(memory.nodes) > 1:
-        most = max(memory.nodes.values())
-        small = [node for node, there in memory.nodes.items() if there < _NODE_TOLERANCE * most]
-        for node in small:
-            yield Finding("memory-nodes", "warning", f"memory node {node}",
-                          f"{memory_size(memory.nodes[node])}; the largest has {memory_size(most)}")
-        if not small:
-            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {memory_size(most)}")
+        largest = max(memory.nodes.values())
+        small = (Judgement("warning", f"{memory_size(size)}; the largest has {memory_size(largest)}", f"memory node {node}")
+                 for node, size in memory.nodes.items() if size < _NODE_TOLERANCE * largest)
+        yield from or_well(small, f"{len(memory.nodes)} memory nodes of {memory_size(largest)}")
 
 
-def free(memory: HostMemory) -> Iterator[Finding]:
-    there, left = memory.of["MemTotal"], memory.of["MemAvailable"]
-    yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "",
-                  f"{memory_size(left)} of {memory_size(there)} can be had")
+def free(memory: HostMemory) -> Iterator[Judgement]:
+    total, available = memory.of["MemTotal"], memory.of["MemAvailable"]
+    yield Judgement("ok" if available >= 0.05 * total else "warning",
+                    f"{memory_size(available)} of {memory_size(total)} can be had")
 
 
-def swap(memory: HostMemory) -> Iterator[Finding]:
-    there = memory.of["SwapTotal"]
-    used = there - memory.of["SwapFree"]
-    bad = used > 0.1 * there and used > 1 << 30
-    yield Finding("memory-swap", "warning" if bad else "ok", "",
-                  f"{memory_size(used)} of {memory_size(there)} are used" if there else "none")
+def swap(memory: HostMemory) -> Iterator[Judgement]:
+    total = memory.of["SwapTotal"]
+    used = total - memory.of["SwapFree"]
+    bad = used > 0.1 * total and used > 1 << 30
+    yield Judgement("warning" if bad else "ok", f"{memory_size(used)} of {memory_size(total)} are used" if total else "none")
 
 
-def huge(memory: HostMemory) -> Iterator[Finding]:
-    many, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
-    kept = idle * memory.of.get("Hugepagesize", 0)
-    bad = kept > 0.1 * memory.of["MemTotal"]
-    yield Finding("memory-hugepages", "warning" if bad else "ok", "",
-                  f"{many} are set aside, {idle} of them unused ({memory_size(kept)})" if many else "none are set aside")
+def huge(memory: HostMemory) -> Iterator[Judgement]:
+    total, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
+    reserved = idle * memory.of.get("Hugepagesize", 0)
+    bad = reserved > 0.1 * memory.of["MemTotal"]
+    yield Judgement("warning" if bad else "ok",
+                    f"{total} are set aside, {idle} of them unused ({memory_size(reserved)})" if total else "none are set aside")
 
 
-def reclaim(memory: HostMemory) -> Iterator[Finding]:
-    mode = memory.settings.get("zone_reclaim_mode")
-    if mode is not None:
-        yield Finding("memory-reclaim", "warning" if mode else "ok", "", f"vm.zone_reclaim_mode = {mode}")
+def _setting(name: str, good: Callable[[int], bool]) -> Callable[[HostMemory], Iterator[Judgement]]:
+    """Return a judge of the kernel's setting ``vm.NAME``."""
+    def judge(memory: HostMemory) -> Iterator[Judgement]:
+        if (value := memory.settings.get(name)) is not None:
+            yield Judgement("ok" if good(value) else "warning", f"vm.{name} = {value}")
+    return judge
 
 
-def balancing(memory: HostMemory) -> Iterator[Finding]:
+def balancing(memory: HostMemory) -> Iterator[Judgement]:
     on = memory.settings.get("numa_balancing")
     if on is not None:
         bad = on != 0 and memory.gpus and len(memory.nodes) > 1
-        yield Finding("numa-balancing", "warning" if bad else "ok", "",
-                      f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
+        yield Judgement("warning" if bad else "ok", f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
 
 
-def overcommit(memory: HostMemory) -> Iterator[Finding]:
-    mode = memory.settings.get("overcommit_memory")
-    if mode is not None:
-        yield Finding("memory-overcommit", "warning" if mode == 2 else "ok", "", f"vm.overcommit_memory = {mode}")
-
-
-def maps(memory: HostMemory) -> Iterator[Finding]:
-    most = memory.settings.get("max_map_count")
-    if most is not None:
-        yield Finding("memory-maps", "ok" if most >= _MAPS else "warning", "", f"vm.max_map_count = {most}")
-
-
-def shared(found: SharedMemory) -> Iterator[Finding]:
-    there, used = found.room.size, found.room.size - found.room.free
-    if there < _SHM:
-        yield Finding("shm-size", "error" if there <= _SHM_TINY else "warning", SHM,
-                      f"{memory_size(there)}; NCCL and data workers share memory through it")
-    elif used > _FULL * there:
-        yield Finding("shm-size", "warning", SHM, f"{memory_size(used)} of {memory_size(there)} are used",
-                      "find out who left it (ls -l /dev/shm) and remove it")
+def shared(shm: SharedMemory) -> Iterator[Judgement]:
+    size, used = shm.room.size, shm.room.size - shm.room.free
+    if size < _SHM:
+        yield Judgement("error" if size <= _SHM_TINY else "warning",
+                        f"{memory_size(size)}; NCCL and data workers share memory through it", SHM)
+    elif used > _FULL * size:
+        yield Judgement("warning", f"{memory_size(used)} of {memory_size(size)} are used", SHM,
+                        "find out who left it (ls -l /dev/shm) and remove it")
     else:
-        yield Finding("shm-size", "ok", SHM, f"{memory_size(used)} of {memory_size(there)} are used")
+        yield Judgement("ok", f"{memory_size(used)} of {memory_size(size)} are used", SHM)
 
 
-def left(found: SharedMemory) -> Iterator[Finding]:
-    used = found.room.size - found.room.free
-    names = [name.rpartition("/")[2] for name in found.left]
-    bad = len(names) > 0 and used > 0.05 * found.memory
-    yield Finding("shm-leftovers", "warning" if bad else "ok", SHM,
-                  f"{len(names)} files as NCCL, torch and MPI make them, {memory_size(used)} in all"
-                  + (f": {several(names)}" if names else ""))
+def left(shm: SharedMemory) -> Iterator[Judgement]:
+    used = shm.room.size - shm.room.free
+    names = [name.rpartition("/")[2] for name in shm.left]
+    bad = len(names) > 0 and used > 0.05 * shm.memory
+    yield Judgement("warning" if bad else "ok",
+                    f"{len(names)} files as NCCL, torch and MPI make them, {memory_size(used)} in all"
+                    + (f": {several(names)}" if names else ""), SHM)
 
 
 CHECKS: tuple[Check[HostMemory] | Check[SharedMemory], ...] = (
-    Check("memory-size", read_memory, installed,
-          "`/proc/meminfo`: MemTotal, the machine's kind",
+    Check("memory-size", read_memory, installed, "`/proc/meminfo`: MemTotal, the machine's kind",
           "error: below 95 % of what this machine is sold with",
           "a memory module is missing or switched off: look at the firmware's log; hand the node back"),
-    Check("memory-nodes", read_memory, nodes,
-          "`/sys/devices/system/node/node*/meminfo`",
-          "warning: a memory node with less than 90 % of the largest",
-          "a memory module is missing or sits in the wrong slot"),
-    Check("memory-free", read_memory, free,
-          "`/proc/meminfo`: MemAvailable",
-          "warning: below 5 %",
+    Check("memory-nodes", read_memory, nodes, "`/sys/devices/system/node/node*/meminfo`",
+          "warning: a memory node with less than 90 % of the largest", "a memory module is missing or sits in the wrong slot"),
+    Check("memory-free", read_memory, free, "`/proc/meminfo`: MemAvailable", "warning: below 5 %",
           "if no job runs here, find what a former one left: processes, files in /dev/shm and tmpfs"),
-    Check("memory-swap", read_memory, swap,
-          "`/proc/meminfo`: SwapTotal, SwapFree",
+    Check("memory-swap", read_memory, swap, "`/proc/meminfo`: SwapTotal, SwapFree",
           "warning: more than 10 % and 1 GiB of it are used",
           "swapoff -a on compute nodes: a rank that swaps holds up all others"),
-    Check("memory-hugepages", read_memory, huge,
-          "`/proc/meminfo`: HugePages_*",
+    Check("memory-hugepages", read_memory, huge, "`/proc/meminfo`: HugePages_*",
           "warning: unused ones hold more than 10 % of the memory",
           "set vm.nr_hugepages to what is used; unused huge pages serve nobody else"),
-    Check("memory-reclaim", read_memory, reclaim,
-          "`/proc/sys/vm/zone_reclaim_mode`",
-          "warning: not 0",
+    Check("memory-reclaim", read_memory, _setting("zone_reclaim_mode", lambda mode: mode == 0),
+          "`/proc/sys/vm/zone_reclaim_mode`", "warning: not 0",
           "sysctl vm.zone_reclaim_mode=0: a full memory node else throws page cache away instead of using its neighbour"),
-    Check("memory-overcommit", read_memory, overcommit,
-          "`/proc/sys/vm/overcommit_memory`",
-          "warning: 2",
+    Check("memory-overcommit", read_memory, _setting("overcommit_memory", lambda mode: mode != 2),
+          "`/proc/sys/vm/overcommit_memory`", "warning: 2",
           "sysctl vm.overcommit_memory=0: CUDA and forked data workers reserve far more than they use"),
-    Check("memory-maps", read_memory, maps,
-          "`/proc/sys/vm/max_map_count`",
-          "warning: below 65,530",
-          "sysctl vm.max_map_count=262144"),
-    Check("numa-balancing", read_memory, balancing,
-          "`/proc/sys/kernel/numa_balancing`",
+    Check("memory-maps", read_memory, _setting("max_map_count", lambda limit: limit >= _MAPS),
+          "`/proc/sys/vm/max_map_count`", "warning: below 65,530", "sysctl vm.max_map_count=262144"),
+    Check("numa-balancing", read_memory, balancing, "`/proc/sys/kernel/numa_balancing`",
           "warning: on, in a node with GPUs and several memory nodes",
           "sysctl kernel.numa_balancing=0: it unmaps pages to see who uses them, which stalls ranks that are bound already"),
-    Check("shm-size", read_shared, shared,
-          "`/dev/shm` (statfs)",
-          "error: at most 64 MiB; warning: below 1 GiB, or 90 % used",
+    Check("shm-size", read_shared, shared, "`/dev/shm` (statfs)", "error: at most 64 MiB; warning: below 1 GiB, or 90 % used",
           "give the container more (--shm-size, --ipc=host); on a host remount it: mount -o remount,size=50% /dev/shm"),
-    Check("shm-leftovers", read_shared, left,
-          "`/dev/shm/{nccl-*,torch_*,vader_segment*,…}`",
+    Check("shm-leftovers", read_shared, left, "`/dev/shm/{nccl-*,torch_*,vader_segment*,…}`",
           "warning: such files, and more than 5 % of the memory is in /dev/shm",
           "if no job runs here, remove them: memory in /dev/shm is not given back when a process is killed"),
 )

@@ -7,138 +7,131 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import several
 from hpc_mp.cluster.node.pci import Bridges, Direct, Link, Rails, read_bridges, read_direct, read_links, read_rails
 from hpc_mp.cluster.node.rdma import RdmaAdapter
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.check import Check, Judgement
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d")
 _DMABUF_KERNEL = (5, 12)  # the first kernel whose verbs support DMA-BUF
 
 
-def links(found: tuple[Link, ...]) -> Iterator[Finding]:
-    for link in found:
+def links(pci_links: tuple[Link, ...]) -> Iterator[Judgement]:
+    for link in pci_links:
         if not link.answers:
-            yield Finding("nic-pcie", "error", f"{link.device} ({link.address})",
-                          "its registers read as all ones: it has fallen off the bus",
-                          "power the machine off and on; if it happens again, reseat the adapter or have it replaced")
-        if link.width is None or link.most_width is None:
+            yield Judgement("error", "its registers read as all ones: it has fallen off the bus",
+                            f"{link.device} ({link.address})",
+                            "power the machine off and on; if it happens again, reseat the adapter or have it replaced")
+        if link.width is None or link.max_width is None:
             continue
-        narrow = link.width < link.most_width
-        slow = link.speed is not None and link.most_speed is not None and link.speed < link.most_speed
-        speed = "" if link.speed is None or link.most_speed is None else f", {link.speed:g} of {link.most_speed:g} GT/s"
-        yield Finding("nic-pcie", "warning" if narrow or slow else "ok", f"{link.device} ({link.address})",
-                      f"{link.width} of {link.most_width} lanes{speed}")
+        narrow = link.width < link.max_width
+        slow = link.speed is not None and link.max_speed is not None and link.speed < link.max_speed
+        speed = "" if link.speed is None or link.max_speed is None else f", {link.speed:g} of {link.max_speed:g} GT/s"
+        yield Judgement("warning" if narrow or slow else "ok", f"{link.width} of {link.max_width} lanes{speed}",
+                        f"{link.device} ({link.address})")
 
 
-def redirecting(bridges: Bridges) -> Iterator[Finding]:
+def redirecting(bridges: Bridges) -> Iterator[Judgement]:
     if not bridges.gpus or bridges.virtual:
         return
     if isinstance(bridges.redirecting, Unavailable):
         raise bridges.redirecting
     if bridges.redirecting:
-        shown = ", ".join(bridges.redirecting[:4]) + (" …" if len(bridges.redirecting) > 4 else "")
-        yield Finding("pci-acs", "warning", shown, f"access control redirects in {len(bridges.redirecting)} PCI bridges of a "
-                      "machine that is not virtual: transfers between GPUs and adapters go through the root, slowly, or hang")
+        yield Judgement("warning",
+                        f"access control redirects in {len(bridges.redirecting)} PCI bridges of a "
+                        "machine that is not virtual: transfers between GPUs and adapters go through the root, slowly, or hang",
+                        several(bridges.redirecting))
     else:
-        yield Finding("pci-acs", "ok", "", "no PCI bridge above a GPU or adapter redirects")
+        yield Judgement("ok", "no PCI bridge above a GPU or adapter redirects")
 
 
-def translated(bridges: Bridges) -> Iterator[Finding]:
+def translated(bridges: Bridges) -> Iterator[Judgement]:
     if not bridges.gpus or bridges.virtual:
         return
     bad = [address for address, domain in bridges.domains.items() if domain != "identity"]
     if bad:
-        yield Finding("pci-iommu", "warning", ", ".join(bad[:4]) + (" …" if len(bad) > 4 else ""),
-                      f"the IOMMU translates the addresses of {len(bad)} GPUs and adapters (type {bridges.domains[bad[0]]})")
+        yield Judgement("warning",
+                        f"the IOMMU translates the addresses of {len(bad)} GPUs and adapters (type {bridges.domains[bad[0]]})",
+                        several(bad))
     else:
-        known = f"lets all {len(bridges.domains)} pass" if bridges.domains else "is off"
-        yield Finding("pci-iommu", "ok", "", f"the IOMMU {known}")
+        state = f"lets all {len(bridges.domains)} pass" if bridges.domains else "is off"
+        yield Judgement("ok", f"the IOMMU {state}")
 
 
-def numa(rails: Rails) -> Iterator[Finding]:
+def numa(rails: Rails) -> Iterator[Judgement]:
     if rails.nodes < 2:
         return
     for adapter in rails.fabric.adapters:
         if adapter.address and any(port in rails.fabric.ports for port in adapter.ports):
-            known = adapter.numa is not None
-            yield Finding("nic-numa", "ok" if known else "warning", adapter.name,
-                          f"memory node {adapter.numa}" if known else f"which of {rails.nodes} memory nodes is near is not known")
+            valid = adapter.numa is not None
+            where = f"memory node {adapter.numa}" if valid else f"which of {rails.nodes} memory nodes is near is not known"
+            yield Judgement("ok" if valid else "warning", where, adapter.name)
 
 
-def nearest(rails: Rails) -> Iterator[Finding]:
+def nearest(rails: Rails) -> Iterator[Judgement]:
     adapters = [adapter for adapter in rails.fabric.adapters if adapter.address
                 and any(port in rails.fabric.ports for port in adapter.ports)]
     if not adapters or not rails.gpus or any(gpu.numa is None for gpu in rails.gpus):
         return
     for gpu in rails.gpus:
         near = [adapter.name for adapter in adapters if _is_near(rails, gpu.bus, gpu.numa, adapter)]
-        yield Finding("nic-gpu", "ok" if near else "warning", f"GPU {gpu.bus}",
-                      f"near it: {', '.join(near)}" if near else f"no adapter at its PCI switch or memory node {gpu.numa}")
+        yield Judgement("ok" if near else "warning",
+                        f"near it: {', '.join(near)}" if near else f"no adapter at its PCI switch or memory node {gpu.numa}",
+                        f"GPU {gpu.bus}")
 
 
 def _is_near(rails: Rails, bus: str, numa: int | None, adapter: RdmaAdapter) -> bool:
     """Return True if both are below one PCI bridge or at one memory node."""
-    one, other = rails.above[bus].split("/"), rails.above[adapter.address].split("/")
-    shared = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+    gpu_path, adapter_path = rails.above[bus].split("/"), rails.above[adapter.address].split("/")
+    shared = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(gpu_path, adapter_path, strict=False))]
     return _BRIDGE.fullmatch(shared[-1]) is not None or numa == adapter.numa
 
 
-def direct(found: Direct) -> Iterator[Finding]:
-    if not found.gpus or not found.fabric.ports:
+def direct(facts: Direct) -> Iterator[Judgement]:
+    if not facts.gpus or not facts.fabric.ports:
         return
-    if isinstance(found.modules, Unavailable):
-        raise found.modules
-    peer = [name for name in _PEER_MODULES if name in found.modules]
+    if isinstance(facts.modules, Unavailable):
+        raise facts.modules
+    peer = [name for name in _PEER_MODULES if name in facts.modules]
     if peer:
-        yield Finding("gdr-module", "ok", "", f"{peer[0]} is loaded")
-    elif found.open_driver and found.kernel >= _DMABUF_KERNEL:
-        yield Finding("gdr-module", "ok", "", f"DMA-BUF: the open driver on kernel {found.kernel[0]}.{found.kernel[1]}")
+        yield Judgement("ok", f"{peer[0]} is loaded")
+    elif facts.open_driver and facts.kernel >= _DMABUF_KERNEL:
+        yield Judgement("ok", f"DMA-BUF: the open driver on kernel {facts.kernel[0]}.{facts.kernel[1]}")
     else:
-        why = "the driver is not the open one" if found.open_driver is False else "no driver is loaded" \
-            if found.open_driver is None else f"kernel {found.kernel[0]}.{found.kernel[1]} is older than 5.12"
-        yield Finding("gdr-module", "error", "", f"no nvidia_peermem, and no DMA-BUF ({why}): data between GPUs of two nodes "
-                      "would go through main memory")
+        why = "the driver is not the open one" if facts.open_driver is False else "no driver is loaded" \
+            if facts.open_driver is None else f"kernel {facts.kernel[0]}.{facts.kernel[1]} is older than 5.12"
+        yield Judgement("error",
+                        f"no nvidia_peermem, and no DMA-BUF ({why}): data between GPUs of two nodes would go through main memory")
 
 
-def copies(found: Direct) -> Iterator[Finding]:
-    if found.gpus and found.copy_library:
-        if isinstance(found.modules, Unavailable):
-            raise found.modules
-        loaded = "gdrdrv" in found.modules
-        yield Finding("gdrcopy", "ok" if loaded else "warning", "", "gdrdrv is loaded" if loaded else
-                      "GDRCopy's library is installed, its module gdrdrv is not loaded")
+def copies(facts: Direct) -> Iterator[Judgement]:
+    if facts.gpus and facts.copy_library:
+        if isinstance(facts.modules, Unavailable):
+            raise facts.modules
+        loaded = "gdrdrv" in facts.modules
+        yield Judgement("ok" if loaded else "warning",
+                        "gdrdrv is loaded" if loaded else "GDRCopy's library is installed, its module gdrdrv is not loaded")
 
 
 CHECKS: tuple[Check[Any], ...] = (
-    Check("nic-pcie", read_links, links,
-          "`{current,max}_link_{width,speed}` of every adapter for RDMA",
+    Check("nic-pcie", read_links, links, "`{current,max}_link_{width,speed}` of every adapter for RDMA",
           "error: off the bus; warning: fewer lanes or a lower speed than adapter and slot are able to",
           "reseat the adapter, or move it to another slot; a virtual machine: hand it back"),
-    Check("nic-numa", read_rails, numa,
-          "`/sys/class/infiniband/*/device/numa_node`",
-          "warning: unknown on a machine of several memory nodes",
-          "update the firmware (BIOS), or give NCCL a topology file"),
-    Check("nic-gpu", read_rails, nearest,
-          "`numa_node` and the path of PCI bridges of GPUs and adapters",
+    Check("nic-numa", read_rails, numa, "`/sys/class/infiniband/*/device/numa_node`",
+          "warning: unknown on a machine of several memory nodes", "update the firmware (BIOS), or give NCCL a topology file"),
+    Check("nic-gpu", read_rails, nearest, "`numa_node` and the path of PCI bridges of GPUs and adapters",
           "warning: a GPU without an adapter at its PCI switch or memory node",
           "its traffic crosses processors: look whether an adapter is missing or sits in the wrong slot"),
-    Check("pci-acs", read_bridges, redirecting,
-          "`lspci -vvv`: ACSCtl of PCI bridges; virtual machines are left out",
+    Check("pci-acs", read_bridges, redirecting, "`lspci -vvv`: ACSCtl of PCI bridges; virtual machines are left out",
           "warning: ReqRedir, CmpltRedir or UpstreamFwd is on in a bridge above a GPU or adapter",
           "switch access control off: in the firmware, or setpci -s BRIDGE ECAP_ACS+0x6.w=0 at boot"),
-    Check("pci-iommu", read_bridges, translated,
-          "`/sys/kernel/iommu_groups/*/type`; virtual machines are left out",
-          "warning: not `identity` for a GPU or adapter",
-          "boot with iommu=pt, or switch the IOMMU off in the firmware"),
-    Check("gdr-module", read_direct, direct,
-          "`/proc/modules`, `/proc/driver/nvidia/version`, the kernel's release",
+    Check("pci-iommu", read_bridges, translated, "`/sys/kernel/iommu_groups/*/type`; virtual machines are left out",
+          "warning: not `identity` for a GPU or adapter", "boot with iommu=pt, or switch the IOMMU off in the firmware"),
+    Check("gdr-module", read_direct, direct, "`/proc/modules`, `/proc/driver/nvidia/version`, the kernel's release",
           "error: neither nvidia_peermem nor DMA-BUF (open driver, kernel ≥ 5.12)",
           "modprobe nvidia_peermem, and have it loaded at boot; or install the open kernel driver"),
-    Check("gdrcopy", read_direct, copies,
-          "`/proc/modules`, libgdrapi.so",
-          "warning: the library is there and the module gdrdrv is not loaded",
-          "modprobe gdrdrv, or remove GDRCopy"),
+    Check("gdrcopy", read_direct, copies, "`/proc/modules`, libgdrapi.so",
+          "warning: the library is there and the module gdrdrv is not loaded", "modprobe gdrdrv, or remove GDRCopy"),
 )

@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.nvidia_smi import GpuReport, SmiReport
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check
-
-
-class GpuFault(NamedTuple):
-    """A fault of one GPU; without a remedy it gets the check's."""
-
-    severity: Severity
-    evidence: str
-    remedy: str = ""
+from hpc_mp.doctor.checks.check import Check, Judgement
 
 
 class NotApplicable(Exception):
     """Raised if a GPU has no such part: the driver reports N/A."""
 
 
-FindFault = Callable[[GpuReport], GpuFault | None]
+FindFault = Callable[[GpuReport], Judgement | None]
 _LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers for older GPUs do not report
 
 
-def seen(asked: SmiAnswer) -> SmiReport:
+def seen(answer: SmiAnswer) -> SmiReport:
     """Return nvidia-smi's answer. Raises Unavailable if it gave none."""
-    if asked.smi is None:
-        raise Unavailable(asked.words)
-    return asked.smi
+    if answer.smi is None:
+        raise Unavailable(answer.words)
+    return answer.smi
 
 
-def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Finding]]:
-    """Return a judge that checks every GPU.
+def each(find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Judgement]]:
+    """Return a judge that checks every GPU; ``well``: text of the finding if all GPUs with that part are ok.
 
-    Args:
-        find: returns the fault, None if the GPU is ok. Raises Unavailable, or NotApplicable if the GPU has no such part.
-        well: text of the finding if all GPUs with that part are ok.
+    ``find`` returns the fault, None if the GPU is ok. It raises Unavailable, or NotApplicable if the GPU has no such part.
     """
 
-    def judge(asked: SmiAnswer) -> Iterator[Finding]:
-        findings, well_ones, unseen = [], 0, []
-        for gpu in seen(asked).gpus:
+    def judge(answer: SmiAnswer) -> Iterator[Judgement]:
+        faults, well_ones, unseen = [], 0, []
+        for gpu in seen(answer).gpus:
             try:
                 ill = find(gpu)
             except NotApplicable:
@@ -57,20 +45,20 @@ def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterato
             if ill is None:
                 well_ones += 1
             else:
-                findings.append(Finding(code, ill.severity, str(gpu), ill.evidence, ill.remedy))
-        yield from findings
+                faults.append(ill._replace(subject=str(gpu)))
+        yield from faults
         if unseen:
-            several = f"{len(unseen)} of {len(seen(asked).gpus)} GPUs: " if len(unseen) > 1 else ""
-            yield Finding(code, "unknown", "" if several else str(unseen[0][0]), several + unseen[0][1])
-        elif well_ones and not findings:
-            yield Finding(code, "ok", "", f"{counted(well_ones, 'GPU')}: {well}")
+            several = f"{len(unseen)} of {len(seen(answer).gpus)} GPUs: " if len(unseen) > 1 else ""
+            yield Judgement("unknown", several + unseen[0][1], "" if several else str(unseen[0][0]))
+        elif well_ones and not faults:
+            yield Judgement("ok", f"{counted(well_ones, 'GPU')}: {well}")
 
     return judge
 
 
 def row(code: str, find: FindFault, well: str, rule: str, remedy: str) -> Check[SmiAnswer]:
     """Return the check that applies ``find`` to every GPU in nvidia-smi's answer."""
-    return Check(code, ask_smi, each(code, find, well), "nvidia-smi -q -x", rule, remedy)
+    return Check(code, ask_smi, each(find, well), "nvidia-smi -q -x", rule, remedy)
 
 
 def number(gpu: GpuReport, *paths: str) -> float:
@@ -95,19 +83,19 @@ def usual_of(values: Sequence[str]) -> str | None:
     return commonest if 2 * values.count(commonest) > len(values) else None
 
 
-def driver_error(words: str) -> str:
+def driver_error(message: str) -> str:
     """Return the evidence for a GPU for which the driver reports an error instead of a value."""
-    return f"the driver answers: {words}"
+    return f"the driver answers: {message}"
 
 
 def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
     if paths[0].partition("/")[0] in _LATER and not any(path.startswith(paths[0].partition("/")[0]) for path in gpu.values):
         return NotApplicable()
-    failed = [words for path, words in gpu.failed().items() if path in paths]
+    failed = [message for path, message in gpu.failed().items() if path in paths]
     if failed:
         return Unavailable(driver_error(failed[0]))
     if any(path in gpu.values for path in paths):
         return NotApplicable()
-    if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is a single "N/A"
+    if any(path.startswith(f"{group}/") for path in paths for group in gpu.values):  # the whole group is a single "N/A"
         return NotApplicable()
     return Unavailable(f"nvidia-smi does not tell {paths[0]}")

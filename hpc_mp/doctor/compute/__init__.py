@@ -6,7 +6,7 @@ A slow GPU is the most common straggler and silent corruption the worst fault. B
 from __future__ import annotations
 
 from hpc_mp.doctor.compute.judge import judge
-from hpc_mp.doctor.compute.result import Result, read_results, write_results
+from hpc_mp.doctor.compute.result import Result
 from hpc_mp.doctor.compute.workers import devices_here, measure
 
-__all__ = ["Result", "devices_here", "judge", "measure", "read_results", "write_results"]
+__all__ = ["Result", "devices_here", "judge", "measure"]

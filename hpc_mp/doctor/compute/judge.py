@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.findings import Finding, Severity
@@ -29,6 +29,7 @@ _MAD = 1.4826  # ratio of standard deviation to median absolute deviation of a n
 _SLOW_CORE = 0.5  # of the median core's speed
 _SLOW = ("see gpu-throttle, gpu-power-limit, gpu-clocks and gpu-temperature; on CPUs the governor, other programs, and the "
          "limits of the cgroup")
+_DISTRUST = "drain the node; do not trust what it computed; have the device replaced"
 
 
 def judge(results: Sequence[Result]) -> Iterator[Finding]:
@@ -48,37 +49,33 @@ def _alone(result: Result) -> Iterator[Finding]:
     """Yield findings that follow from one device's own results."""
     if result.error:
         yield Finding("compute-failed", "error", str(result), result.error, "see the GPU checks of this node (gpu-xid, gpu-smi)")
-    if result.wrong:
-        yield Finding("compute-wrong", "error", str(result),
-                      f"wrong answers to problems whose answer is known: {', '.join(result.wrong)}",
-                      "drain the node; do not trust what it computed; have the device replaced")
-    if result.unsteady:
-        yield Finding("compute-unsteady", "error", str(result),
-                      f"the same work gave different bits: {', '.join(result.unsteady)}",
-                      "drain the node; do not trust what it computed; have the device replaced")
+    for code, words, problems in (("compute-wrong", "wrong answers to problems whose answer is known", result.wrong),
+                                  ("compute-unsteady", "the same work gave different bits", result.unsteady)):
+        if problems:
+            yield Finding(code, "error", str(result), f"{words}: {', '.join(problems)}", _DISTRUST)
     slow_core = result.rates.get("slowest core against the median core")
     if slow_core is not None and slow_core < _SLOW_CORE:
         yield Finding("compute-core", "warning", str(result), f"its slowest core has {slow_core:.0%} of the median core's speed",
                       "look for another program on that core, and at the governor and temperature of this processor")
     yield from _loaded(result)
-    known = catalogue().gpu(result.kind)
-    if known and known.host_copy_gbs is not None:
+    model = catalogue().gpu(result.kind)
+    if model and model.host_copy_gbs is not None:
         for way in ("host to device", "device to host"):
             rate = result.rates.get(way)
-            if rate is not None and rate < known.host_copy_gbs:
+            if rate is not None and rate < model.host_copy_gbs:
                 yield Finding("compute-host-copy", "error", str(result),
                               f"{way} {data_rate(rate)}; a {result.kind.partition(',')[0]} "
-                              f"reaches {data_rate(known.host_copy_gbs)}",
+                              f"reaches {data_rate(model.host_copy_gbs)}",
                               "see gpu-pcie-width and gpu-pcie-speed; pin the rank to the GPU's NUMA node")
 
 
 def _loaded(result: Result) -> Iterator[Finding]:
     """Yield findings from nvidia-smi's report under load, when GPU clocks and the PCIe link are at full speed."""
     load = result.loaded
-    for what, words in (("pcie", "PCIe generation"), ("lanes", "PCIe lanes")):
+    for what, label in (("pcie", "PCIe generation"), ("lanes", "PCIe lanes")):
         if what in load and load[what] < load.get(f"max {what}", load[what]):
             yield Finding("compute-pcie", "error", str(result),
-                          f"under load {words} {load[what]:.0f} of {load[f'max {what}']:.0f}",
+                          f"under load {label} {load[what]:.0f} of {load[f'max {what}']:.0f}",
                           "reseat the GPU or its riser; look at the slot's BIOS setting; have the board replaced")
     if mask := int(load.get("reasons", 0)) & SLOWED:
         names = [name.replace("_", " ") for name, bit in REASONS.items() if mask & bit]
@@ -89,10 +86,9 @@ def _loaded(result: Result) -> Iterator[Finding]:
 
 
 def _slow(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
-    ill = False
-    for what in sorted({name for peer in peers for name in peer.rates if not name.startswith("slowest core")}):
-        rates = {str(peer): peer.rates[what] for peer in peers if what in peer.rates}
-        shares = {str(peer): f"; it got {peer.share:.0%} of its CPUs' time" for peer in peers if peer.share is not None}
+    ill, by_name = False, _by_name(peers)
+    shares = {str(peer): f"; it got {peer.share:.0%} of its CPUs' time" for peer in peers if peer.share is not None}
+    for what, rates in by_name.items():
         limit = _tolerance(what, peers)
         for who, factor in _below(rates, limit):
             ill = True
@@ -103,8 +99,7 @@ def _slow(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
                           f"{what} {min(rates[name] for name in who):.4g} {_unit(what)}, {factor:.0%} {than_what}"
                           + ("" if both else shares.get(who[0], "")), _SLOW)
     if not ill and any(peer.rates for peer in peers):
-        shown = ", ".join(f"{what} {statistics.median(rates):.4g} {_unit(what)}" for what,
-                          rates in sorted(_by_name(peers).items()))
+        shown = ", ".join(f"{what} {statistics.median(rates.values()):.4g} {_unit(what)}" for what, rates in by_name.items())
         alone = "; nothing to compare it with" if len(peers) == 1 else ""
         yield Finding("compute-slow", "ok", "", f"{len(peers)} × {kind}: {shown}{alone}")
 
@@ -140,16 +135,13 @@ def _unequal(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
         others = [who for who, digest in by_who.items() if digest != usual] if sure else list(by_who)
         why = f"{votes} others agree" if sure else "no answer has a majority"
         yield Finding("compute-unequal", "error", ", ".join(others[:8]), f"{problem}: other bits than its equals; {why}",
-                      "drain the node; do not trust what it computed; have the device replaced")
+                      _DISTRUST)
 
 
-def _by_name(peers: Iterable[Result]) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = defaultdict(list)
-    for peer in peers:
-        for what, rate in peer.rates.items():
-            if not what.startswith("slowest core"):
-                rates[what].append(rate)
-    return rates
+def _by_name(peers: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """Return the rates of the peers by kind of work."""
+    names = {name for peer in peers for name in peer.rates if not name.startswith("slowest core")}
+    return {name: {str(peer): peer.rates[name] for peer in peers if name in peer.rates} for name in sorted(names)}
 
 
 def _tolerance(what: str, peers: Sequence[Result]) -> Tolerance:

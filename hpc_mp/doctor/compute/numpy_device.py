@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hpc_mp.doctor.compute.device import Pieces, cpu_name
+from hpc_mp.doctor.compute.device import Pieces, cpu_kind, repeat
 from hpc_mp.doctor.compute.problem import bits, exact
 
 SIZE, BITS_SIZE = 1536, 384
@@ -21,7 +19,7 @@ class NumpyDevice:
         if device != "cpu":
             raise RuntimeError(f"torch is not installed here: {device} cannot be measured")
         self.bus = ""
-        self.kind = f"{cpu_name()}, {len(os.sched_getaffinity(0))} CPUs"
+        self.kind = cpu_kind()
         self.software = f"numpy {np.__version__}"
 
     def check(self) -> Iterator[tuple[str, bool]]:
@@ -38,23 +36,11 @@ class NumpyDevice:
     def load(self, seconds: float) -> Iterator[tuple[str, Pieces]]:
         left, right = exact(SIZE)
         first, out = left @ right, np.empty((SIZE, SIZE), np.float32)
-        yield "matmul fp32", self._repeat(lambda: np.matmul(left, right, out=out), 2 * SIZE**3 / 1e12, seconds,
-                                          lambda: bool(np.array_equal(out, first)))
+        yield "matmul fp32", repeat(lambda: np.matmul(left, right, out=out), 2 * SIZE**3 / 1e12, seconds,
+                                    lambda: bool(np.array_equal(out, first)))
         source = np.zeros(1 << 26, np.float32)
         target = np.empty_like(source)
-        yield "memory", self._repeat(lambda: np.copyto(target, source), 2 * source.nbytes / 1e9, seconds / 2)
+        yield "memory", repeat(lambda: np.copyto(target, source), 2 * source.nbytes / 1e9, seconds / 2)
 
     def copies(self) -> Iterator[tuple[str, Pieces]]:
         yield from ()
-
-    def _repeat(self, step: Callable[[], object], work: float, seconds: float, same: Callable[[], bool] = lambda: True) -> Pieces:
-        step()
-        rates: list[float] = []
-        steady, start, used = True, time.monotonic(), time.process_time()
-        while not rates or time.monotonic() < start + seconds:
-            begin = time.perf_counter()
-            step()
-            rates.append(work / (time.perf_counter() - begin))
-            steady = steady and same()
-        share = (time.process_time() - used) / (time.monotonic() - start) / len(os.sched_getaffinity(0))
-        return Pieces(tuple(rates), steady, share)

@@ -48,14 +48,13 @@ def _device(name: str) -> ComputeDevice:
 
 
 def _rates(measured: Iterator[tuple[str, Pieces]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"rates": {}, "slowest": {}, "unsteady": []}
+    summary: dict[str, Any] = {"rates": {}, "unsteady": []}
     for name, pieces in measured:
-        found["rates"][name] = statistics.median(pieces.rates)
-        found["slowest"][name] = min(pieces.rates) / found["rates"][name]
-        found["unsteady"] += [] if pieces.steady else [name]
+        summary["rates"][name] = statistics.median(pieces.rates)
+        summary["unsteady"] += [] if pieces.steady else [name]
         if pieces.share is not None:
-            found.setdefault("share", pieces.share)  # of the first kind of work, which keeps all processors busy
-    return found
+            summary.setdefault("share", pieces.share)  # of the first kind of work, which keeps all processors busy
+    return summary
 
 
 def _check(device: ComputeDevice) -> dict[str, Any]:
@@ -70,40 +69,38 @@ def _check(device: ComputeDevice) -> dict[str, Any]:
     for name, answer in device.answers():
         if name == "core":
             device.one_thread()
-            cores, times = _cores(answer)
-            digests |= cores
-            unsteady += [core for core, seen in times.items() if seen[1] > 1]
-            speeds = [1 / seen[0] for seen in times.values()]
+            cores = _cores(answer)
+            digests |= {core: digest for core, (digest, _, _) in cores.items()}
+            unsteady += [core for core, (_, _, variants) in cores.items() if variants > 1]
+            speeds = [1 / best for _, best, _ in cores.values()]
             rates["slowest core against the median core"] = min(speeds) / statistics.median(speeds)
         else:
-            seen = {problem.digest(answer()) for _ in range(CORE_REPEATS)}
-            digests[name] = min(seen)
-            unsteady += [name] if len(seen) > 1 else []
+            answers = {problem.digest(answer()) for _ in range(CORE_REPEATS)}
+            digests[name] = min(answers)
+            unsteady += [name] if len(answers) > 1 else []
     return {"wrong": wrong, "unsteady": unsteady, "digests": digests, "rates": rates}
 
 
-def _cores(answer: Callable[[], bytes]) -> tuple[dict[str, str], dict[str, tuple[float, int]]]:
-    """Return the answer of every allowed core: its digest, its best time, and the number of different answers it gave."""
+def _cores(answer: Callable[[], bytes]) -> dict[str, tuple[str, float, int]]:
+    """Return, by allowed core, the digest of its answer, its best time, and the number of different answers that it gave."""
     from hpc_mp.doctor.compute.problem import digest
 
     allowed = os.sched_getaffinity(0)
-    digests: dict[str, str] = {}
-    times: dict[str, tuple[float, int]] = {}
+    cores: dict[str, tuple[str, float, int]] = {}
     try:
         for core in sorted(allowed):
             os.sched_setaffinity(0, {core})
             answer()  # caches and clocks
-            seen: set[str] = set()
+            variants: set[str] = set()
             best = float("inf")
             for _ in range(CORE_REPEATS):
                 begin = time.thread_time()  # CPU time of this thread: other programs on the core do not count
-                seen.add(digest(answer()))
+                variants.add(digest(answer()))
                 best = min(best, time.thread_time() - begin)
-            digests[f"core {core}"] = min(seen)
-            times[f"core {core}"] = (best, len(seen))
+            cores[f"core {core}"] = min(variants), best, len(variants)
     finally:
         os.sched_setaffinity(0, allowed)
-    return digests, times
+    return cores
 
 
 def _say(out: TextIO, answer: dict[str, Any]) -> None:

@@ -1,46 +1,33 @@
-"""The measurement result of one device, and its JSON form."""
+"""The measurement result of one device."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The measurement result of one device.
-
-    Attributes:
-        host, device: "n3"; "cuda:5" or "cpu".
-        kind: model and size of the device; devices of equal kind are compared.
-        software: library and version; results are compared bit for bit among equal kinds with equal software.
-        rates: "matmul bf16" and so on in TFLOP/s, "memory", "host to device", "device to host", "to peer" in GB/s.
-        slowest: the slowest piece of each run as a fraction of its median piece, by the names of ``rates``.
-        wrong: problems with a known exact answer that the device got wrong.
-        unsteady: problems whose answer was not the same every time.
-        digests: digests of the answers, which must be equal on equal devices; by problem, on CPUs by core ("core 3").
-        share: fraction of the processors' time that it got under load; below 1 if other programs compute too, or a cgroup
-            limits it. None for a GPU.
-        loaded: nvidia-smi's report of this GPU under load: "clock", "max clock" (MHz), "pcie", "max pcie" (generation), "lanes",
-            "max lanes", "temperature" (degrees C), "power" (W), "reasons" (bit mask). Empty if nvidia-smi gave no answer.
-        error: reason why the measurement is incomplete; empty if it is complete.
-    """
+    """The measurement result of one device."""
 
     host: str
-    device: str
-    kind: str = ""
-    software: str = ""
+    device: str  # "cuda:5" or "cpu"
+    kind: str = ""  # model and size of the device; devices of equal kind are compared
+    software: str = ""  # library and version; results are compared bit for bit among equal kinds with equal software
+    # "matmul bf16" and so on in TFLOP/s, "memory", "host to device", "device to host", "to peer" in GB/s
     rates: Mapping[str, float] = field(default_factory=dict)
-    slowest: Mapping[str, float] = field(default_factory=dict)
-    wrong: tuple[str, ...] = ()
-    unsteady: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()  # problems with a known exact answer that the device got wrong
+    unsteady: tuple[str, ...] = ()  # problems whose answer was not the same every time
+    # digests of the answers, which must be equal on equal devices; by problem, on CPUs by core ("core 3")
     digests: Mapping[str, str] = field(default_factory=dict)
+    # fraction of the processors' time that it got under load; below 1 if other programs compute too, or a cgroup limits it;
+    # None for a GPU
     share: float | None = None
+    # nvidia-smi's report of this GPU under load: "clock", "max clock" (MHz), "pcie", "max pcie" (generation), "lanes", "max
+    # lanes", "temperature" (degrees C), "power" (W), "reasons" (bit mask). Empty if nvidia-smi gave no answer.
     loaded: Mapping[str, float] = field(default_factory=dict)
-    error: str = ""
+    error: str = ""  # reason why the measurement is incomplete; empty if it is complete
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
@@ -49,14 +36,3 @@ class Result:
 
     def __str__(self) -> str:
         return f"{self.host} {self.device}"
-
-
-def write_results(results: Iterable[Result]) -> str:
-    """Return the results as one JSON document."""
-    return json.dumps({"results": [asdict(result) for result in results]}, indent=1)
-
-
-def read_results(text: str | Path) -> tuple[Result, ...]:
-    """Parse a document of ``write_results``. Raises ValueError, KeyError or TypeError for anything else."""
-    document = json.loads(text.read_text(encoding="utf-8") if isinstance(text, Path) else text)
-    return tuple(map(Result.read, document["results"]))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from hpc_mp.base.text import memory_size
-from hpc_mp.doctor.compute.device import Pieces, cpu_name
+from hpc_mp.doctor.compute.device import Pieces, cpu_kind, repeat
 from hpc_mp.doctor.compute.problem import bits, exact
 
 GPU_SIZE, CPU_SIZE = 8192, 2048  # rows and columns of the matrices that load the device
@@ -37,7 +35,7 @@ class TorchDevice:
             self.bus = "{:04x}:{:02x}:{:02x}.0".format(*place) if None not in place else ""  # older torch lacks the fields
         else:
             self.bus = ""
-            self.kind = f"{cpu_name()}, {len(os.sched_getaffinity(0))} CPUs"
+            self.kind = cpu_kind()
             self.software = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
     def check(self) -> Iterator[tuple[str, bool]]:
@@ -98,22 +96,6 @@ class TorchDevice:
         return left.to(dtype), right.to(dtype)
 
     def _repeat(self, step: Callable[[], object], work: float, seconds: float, same: Callable[[], bool] | None = None) -> Pieces:
-        """Repeat ``step`` for ``seconds``. Return the rate of every piece, and True if the result was the same each time."""
-        batch = BATCH if self.gpu else 1
-        step()  # warm-up: selects kernels and raises clocks
-        self._wait()
-        rates: list[float] = []
-        steady, start, used = True, time.monotonic(), time.process_time()
-        while not rates or time.monotonic() < start + seconds:
-            begin = time.perf_counter()
-            for _ in range(batch):
-                step()
-            self._wait()
-            rates.append(batch * work / (time.perf_counter() - begin))
-            steady = steady and (same is None or same())
-        share = (time.process_time() - used) / (time.monotonic() - start) / len(os.sched_getaffinity(0))
-        return Pieces(tuple(rates), steady, None if self.gpu else share)
-
-    def _wait(self) -> None:
-        if self.gpu:
-            torch.cuda.synchronize(self.device)
+        if not self.gpu:
+            return repeat(step, work, seconds, same)
+        return repeat(step, work, seconds, same, BATCH, lambda: torch.cuda.synchronize(self.device))._replace(share=None)

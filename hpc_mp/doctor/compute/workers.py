@@ -32,13 +32,9 @@ def devices_here(source: NodeSource = SOURCE, environ: Mapping[str, str] = os.en
 
 def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str] = COMMAND, source: NodeSource = SOURCE,
             environ: Mapping[str, str] | None = None) -> tuple[Result, ...]:
-    """Measure all devices in the phases load, check and copies.
+    """Measure all devices ("cuda:0" …, or "cpu") in the phases load, check and copies, with ``seconds`` of load for each work.
 
-    Args:
-        devices: "cuda:0" …, or "cpu".
-        seconds: seconds of load for each kind of work.
-        command: command that measures one device; ``environ`` is added to its environment.
-        source: source of clocks and links while the GPUs work.
+    ``command`` measures one device, ``environ`` is added to its environment; ``source`` has clocks and links while the GPUs work.
     """
     crew = [_Worker(device, seconds, command, environ or {}) for device in devices]
     loads: tuple[GpuLoad, ...] = ()
@@ -100,7 +96,7 @@ class _Worker:
         answers = self.answers
         mine = next((_loaded(load) for load in loads if load.bus == answers.get("bus")), {})
         return Result(host, self.device, answers.get("kind", ""), answers.get("software", ""), answers.get("rates", {}),
-                      answers.get("slowest", {}), tuple(answers.get("wrong", ())), tuple(answers.get("unsteady", ())),
+                      tuple(answers.get("wrong", ())), tuple(answers.get("unsteady", ())),
                       answers.get("digests", {}), answers.get("share"), mine, self.error)
 
     def end(self) -> None:
@@ -130,15 +126,15 @@ def _wait(crew: Iterable[_Worker], limit: float) -> None:
 
 
 def _lines(ready: selectors.BaseSelector, end: float) -> Iterator[tuple[_Worker, str]]:
-    while ready.get_map() and (left := end - time.monotonic()) > 0:
-        for key, _ in ready.select(left):
+    while ready.get_map() and (remaining := end - time.monotonic()) > 0:
+        for key, _ in ready.select(remaining):
             line = key.data.process.stdout.readline()  # workers write whole lines
             ready.unregister(key.fileobj)
             yield key.data, line
 
 
 def _loaded(load: GpuLoad) -> dict[str, float]:
-    generation, most, lanes, all_lanes = load.pcie
-    values = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": most, "lanes": lanes,
-            "max lanes": all_lanes, "temperature": load.temperature, "power": load.power, "reasons": load.reasons}
+    generation, max_generation, lanes, max_lanes = load.pcie
+    values = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": max_generation, "lanes": lanes,
+            "max lanes": max_lanes, "temperature": load.temperature, "power": load.power, "reasons": load.reasons}
     return {name: value for name, value in values.items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isqrt, log
+from math import isqrt
 
 import numpy as np
 
@@ -11,30 +11,23 @@ from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level,
 from hpc_mp.doctor.localise.load import Load, of_leaves, of_nodes
 from hpc_mp.doctor.localise.record import Bools, ClusterLayout, PairTable, RoundLog
 
-ENOUGH = 4
-"""Samples from which on their level is worth something."""
+ENOUGH = 4  # samples from which on their level is worth something
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkState:
-    """The fitted state of the network.
-
-    Attributes:
-        base: log GB/s of an undisturbed healthy pair.
-        noise: sigma of the log rates of healthy pairs.
-        node: health of nodes, from undisturbed pairs; crowded pairs can only clear.
-    """
+    """The fitted state of the network."""
 
     table: PairTable
-    base: float
-    noise: float
-    node: Health
+    base: float  # log GB/s of an undisturbed healthy pair
+    noise: float  # sigma of the log rates of healthy pairs
+    node: Health  # health of nodes, from undisturbed pairs; crowded pairs can only clear
     load: Load
 
 
 def analyse(record: RoundLog, cluster: ClusterLayout, rule: DecisionRule) -> NetworkState:
     table = record.table
-    base = _base(table, cluster)
+    base = _base(table)
     node, noise = _nodes(table, cluster, base, rule, None)
     if cluster.leaf is not None:
         return NetworkState(table, base, noise, node, of_leaves(table, cluster, cluster.leaf, base, node, rule))
@@ -51,23 +44,20 @@ def behind(load: Load, rule: DecisionRule) -> Bools:
 
 
 def together(count: int) -> int:
-    """Return how many of ``count`` such nodes may talk at the same time and count as undisturbed: at most one or two per leaf."""
+    """Return how many of ``count`` nodes behind slow uplinks may talk undisturbed at the same time, one or two per leaf."""
     return max(1, count // 16, isqrt(count) // 2)
 
 
 def _sparse(table: PairTable, behind: Bools) -> PairTable:
-    """Return the table in which samples of these nodes count as undisturbed only in rounds with few of them."""
-    of = behind[table.one].astype(int) + behind[table.other]
-    crowded = (of > 0) & (np.bincount(table.round, of, minlength=1)[table.round] > together(int(behind.sum())))
+    """Return the table in which samples of the nodes ``behind`` count as undisturbed only in rounds with few of these nodes."""
+    ends = behind[table.one].astype(int) + behind[table.other]
+    crowded = (ends > 0) & (np.bincount(table.round, ends, minlength=1)[table.round] > together(int(behind.sum())))
     return replace(table, alone=table.alone & ~crowded)
 
 
-def _base(table: PairTable, cluster: ClusterLayout) -> float:
+def _base(table: PairTable) -> float:
     parts = [values for rows in (table.alone, ~table.alone) if (values := table.rate[rows].ravel()).size >= ENOUGH]
-    base = max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
-    if cluster.healthy is not None and base < log(cluster.healthy) - NEAR:
-        return log(cluster.healthy)
-    return base
+    return max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
 
 
 def _nodes(
@@ -75,14 +65,14 @@ def _nodes(
 ) -> tuple[Health, float]:
     raw = table.rate - base
     near = np.abs(raw) < 2 * NEAR
-    known = near
+    sound = near
     for _ in range(2):
-        shift, drift = shifts(table, raw, known)
+        shift, drift = shifts(table, raw, sound)
         # A crowded round may be slow as a whole because of its load: only a common positive shift is subtracted.
         residual = raw - np.where(table.alone, shift, np.maximum(shift, 0))[:, None]
-        alone = known & table.alone[:, None]
-        noise = max(scatter(residual[alone if np.count_nonzero(alone) >= ENOUGH else known]), rule.least_noise)
+        alone = sound & table.alone[:, None]
+        noise = max(scatter(residual[alone if np.count_nonzero(alone) >= ENOUGH else sound]), rule.least_noise)
         sigma = np.where(shift == 0, np.hypot(noise, drift), noise)[:, None]
         health = judge(table, residual, sigma, cluster.size, rule, trust)
-        known = near & health.healthy[table.one] & health.healthy[table.other]
+        sound = near & health.healthy[table.one] & health.healthy[table.other]
     return health, noise

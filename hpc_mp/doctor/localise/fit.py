@@ -2,7 +2,7 @@
 
 A pair is as fast as its slower end. A fast sample therefore clears both ends, and a slow one counts against an end only if the
 other end is cleared. The evidence of an end is a sum of log likelihood ratios, healthy against ``bad`` × healthy, and ends are
-decided by its size (Wald's sequential test). Two limits make it robust. One sample clears by at most ``most``. A slow sample
+decided by its size (Wald's sequential test). Two limits make it robust. One sample clears by at most ``largest``. A slow sample
 convicts by at most the log of the fraction of slow samples among cleared pairs, because healthy pairs are sometimes slow too:
 through noise, and on shared uplinks through other pairs.
 """
@@ -19,53 +19,34 @@ from hpc_mp.doctor.localise.record import Bools, Floats, Ints, PairTable
 
 @dataclass(frozen=True, slots=True)
 class DecisionRule:
-    """The thresholds at which evidence suffices.
+    """The thresholds at which evidence suffices."""
 
-    Attributes:
-        bad: the mildest fault to find, as a factor on the rate.
-        clear: evidence at which an end is healthy: a fault passes once in exp(clear) cases.
-        convict: evidence against an end at which it is bad: wrongly once in exp(convict) cases.
-        most: largest evidence of a single fast sample.
-        plain: least evidence of a fast sample to count in a crowd, where slow samples are ignored and cannot outweigh luck.
-        least_noise: lower bound of the scatter of log rates: healthy nodes differ a little.
-        trim: True to limit slow samples as described above; without it the fit is not robust.
-    """
-
-    bad: float = 0.8
-    clear: float = 7.0
-    convict: float = 14.0
-    most: float = 6.0
+    bad: float = 0.8  # the mildest fault to find, as a factor on the rate
+    clear: float = 7.0  # evidence at which an end is healthy: a fault passes once in exp(clear) cases
+    convict: float = 14.0  # evidence against an end at which it is bad: wrongly once in exp(convict) cases
+    largest: float = 6.0  # upper limit of the evidence of a single fast sample
+    # least evidence of a fast sample to count in a crowd, where slow samples are ignored and cannot outweigh luck
     plain: float = 2.0
-    least_noise: float = 0.03
-    trim: bool = True
+    least_noise: float = 0.03  # lower bound of the scatter of log rates: healthy nodes differ a little
+    trim: bool = True  # True to limit slow samples as described above; without it the fit is not robust
 
 
 RULE = DecisionRule()
-COMMON = 5
-"""Samples of a round from which on their median is taken for what the round has in common."""
-MARGIN = 3.0
-"""Evidence beyond a conviction: noise and the worth of slow samples are estimated anew with every round."""
-NEAR = 0.12
-"""Log rates this near to a level belong to it: about half way to the mildest fault."""
+COMMON = 5  # samples of a round from which on their median is taken for what the round has in common
+MARGIN = 3.0  # evidence beyond a conviction: noise and the worth of slow samples are estimated anew with every round
+NEAR = 0.12  # log rates this near to a level belong to it: about half way to the mildest fault
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of every end (node or leaf) and rail, (ends, rails).
+    """The health of every end (node or leaf) and rail, (ends, rails)."""
 
-    Attributes:
-        evidence: positive for healthy, negative for bad.
-        healthy: True if cleared.
-        bad: True if convicted.
-        settled: True if convicted so clearly that a few more samples will not change it.
-        factor: median fraction of the healthy rate, over undisturbed samples with cleared partners (else over undisturbed
-            samples, else over all); nan: never measured.
-    """
-
-    evidence: Floats
-    healthy: Bools
-    bad: Bools
-    settled: Bools
+    evidence: Floats  # positive for healthy, negative for bad
+    healthy: Bools  # True if cleared
+    bad: Bools  # True if convicted
+    settled: Bools  # True if convicted so clearly that a few more samples will not change it
+    # median fraction of the healthy rate, over undisturbed samples with cleared partners (else over undisturbed samples, else
+    # over all); nan: never measured
     factor: Floats
     residual: Floats = field(repr=False)
 
@@ -109,7 +90,7 @@ def judge(table: PairTable, residual: Floats, noise: Floats, ends: int, rule: De
     rails = residual.shape[1]
     mild = log(rule.bad)
     ratio = mild * (mild - 2 * residual) / (2 * noise**2)
-    fast, slow = np.clip(ratio, 0, rule.most), np.minimum(ratio, 0)
+    fast, slow = np.clip(ratio, 0, rule.largest), np.minimum(ratio, 0)
     alone = table.alone[:, None]
     fast = np.where(alone | (fast >= rule.plain), fast, 0)
     slow = np.where(alone, slow, 0)
@@ -155,10 +136,10 @@ def _factors(table: PairTable, residual: Floats, witness: Bools, ends: int, coun
     if counts is not None:
         alone &= np.repeat(counts.T.ravel(), rails)
     clean = alone & np.concatenate([witness[table.other], witness[table.one]]).ravel()
-    found = np.full(ends * rails, np.nan)
+    factors = np.full(ends * rails, np.nan)
     for rows in (clean, alone, np.ones(len(end), dtype=bool)):
-        found = np.where(np.isnan(found), medians(end[rows], value[rows], ends * rails), found)
-    return np.exp(found).reshape(ends, rails)
+        factors = np.where(np.isnan(factors), medians(end[rows], value[rows], ends * rails), factors)
+    return np.exp(factors).reshape(ends, rails)
 
 
 def medians(group: Ints, value: Floats, groups: int) -> Floats:
@@ -166,12 +147,12 @@ def medians(group: Ints, value: Floats, groups: int) -> Floats:
     order = np.lexsort((value, group))
     counts = np.bincount(group, minlength=groups)
     last = np.cumsum(counts)
-    found = np.full(groups, np.nan)
+    middles = np.full(groups, np.nan)
     some = counts > 0
     first = (last - counts)[some]
     ordered = value[order]
-    found[some] = (ordered[first + (counts[some] - 1) // 2] + ordered[first + counts[some] // 2]) / 2
-    return found
+    middles[some] = (ordered[first + (counts[some] - 1) // 2] + ordered[first + counts[some] // 2]) / 2
+    return middles
 
 
 def scatter(values: Floats) -> float:
@@ -179,11 +160,11 @@ def scatter(values: Floats) -> float:
     return 1.4826 * float(np.median(np.abs(values))) if values.size else 0.0
 
 
-def shifts(table: PairTable, raw: Floats, known: Bools) -> tuple[Floats, float]:
-    """Return by row the median of the known samples of its round (0: too few samples), and its spread over rounds."""
+def shifts(table: PairTable, raw: Floats, sound: Bools) -> tuple[Floats, float]:
+    """Return by row the median of the sound samples of its round (0: too few samples), and its spread over rounds."""
     rounds = int(table.round.max(initial=-1)) + 1
-    which = np.repeat(table.round, raw.shape[1])[known.ravel()]
-    shift = medians(which, raw.ravel()[known.ravel()], rounds)
+    which = np.repeat(table.round, raw.shape[1])[sound.ravel()]
+    shift = medians(which, raw.ravel()[sound.ravel()], rounds)
     shift[np.bincount(which, minlength=rounds) < COMMON] = np.nan
     drift = float(np.nanstd(shift)) if np.count_nonzero(~np.isnan(shift)) >= 3 else 0.0
     return np.nan_to_num(shift)[table.round], drift

@@ -10,11 +10,9 @@ import numpy as np
 from hpc_mp.doctor.localise.fit import NEAR
 from hpc_mp.doctor.localise.record import Floats, Ints, Pair, PairTable
 
-LEARNT = 256
-"""Up to so many nodes leaves are looked for: it takes about as many rounds as there are leaves."""
+LEARNT = 256  # up to so many nodes leaves are looked for: it takes about as many rounds as there are leaves
 
-WITHIN = 1e6
-"""What makes a pair of one group the last choice."""
+WITHIN = 1e6  # what makes a pair of one group the last choice
 
 
 def relations(table: PairTable, residual: Floats, nodes: int) -> Floats:
@@ -54,12 +52,12 @@ def clusters(score: Floats) -> Ints:
 
 
 def seeking(nodes: Sequence[int], group: Ints, score: Floats, random: Random) -> list[Pair]:
-    """Return pairs of all nodes, preferably of two groups with the least evidence on whether they are one."""
+    """Return pairs of all nodes, preferably of two groups with the least evidence for or against a common leaf."""
     label = np.unique(np.where(group < 0, -1 - np.arange(len(group)), group), return_inverse=True)[1]
     member = np.eye(int(label.max()) + 1)[label]
-    known = (member.T @ np.abs(score) @ member)[label][:, label]
-    ties = np.random.default_rng(random.randrange(2**32)).random(known.shape)
-    cost = known + np.where(label[:, None] == label, WITHIN, 0) + ties
+    evidence = (member.T @ np.abs(score) @ member)[label][:, label]
+    ties = np.random.default_rng(random.randrange(2**32)).random(evidence.shape)
+    cost = evidence + np.where(label[:, None] == label, WITHIN, 0) + ties
     free = np.zeros(len(group), dtype=bool)
     free[list(nodes)] = True
     pairs = []

@@ -19,21 +19,14 @@ from hpc_mp.doctor.localise.record import ClusterLayout, Pair, Round, RoundLog
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The knowledge after a round.
-
-    Attributes:
-        leaves: the nodes of every known leaf, in random order; empty if leaves are unknown.
-        record: all rounds so far.
-        analysed: analysis of nodes and uplinks; None before the first round.
-        silence: nodes and pairs that do not answer.
-    """
+    """The knowledge after a round."""
 
     cluster: ClusterLayout
     rule: DecisionRule
-    leaves: Sequence[Sequence[int]]
-    record: RoundLog
-    analysed: NetworkState | None
-    silence: Silence
+    leaves: Sequence[Sequence[int]]  # the nodes of every known leaf, in random order; empty if leaves are unknown
+    record: RoundLog  # all rounds so far
+    analysed: NetworkState | None  # analysis of nodes and uplinks; None before the first round
+    silence: Silence  # nodes and pairs that do not answer
 
     @property
     def state(self) -> NetworkState:
@@ -76,5 +69,5 @@ class Known:
     def only(self, round_: Round) -> Round:
         """Return the round without pairs of nodes that do not answer."""
         active = {*self.active}
-        kept = [(pair, alone) for pair, alone in zip(round_.pairs, round_.alone, strict=True) if active.issuperset(pair)]
-        return Round(tuple(pair for pair, _ in kept), tuple(alone for _, alone in kept), round_.full)
+        remaining = [(pair, alone) for pair, alone in zip(round_.pairs, round_.alone, strict=True) if active.issuperset(pair)]
+        return Round(tuple(pair for pair, _ in remaining), tuple(alone for _, alone in remaining), round_.full)

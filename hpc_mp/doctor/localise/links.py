@@ -9,34 +9,28 @@ from math import exp, log
 import numpy as np
 
 from hpc_mp.doctor.localise.analysis import NetworkState
-from hpc_mp.doctor.localise.fit import NEAR, DecisionRule
+from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, scatter
 from hpc_mp.doctor.localise.record import ClusterLayout, Pair, RoundLog
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nodes and pairs that do not answer.
+    """Nodes and pairs that do not answer."""
 
-    Attributes:
-        down: nodes without an answer since they were first silent, with at least two partners, one of which answered a node.
-        aside: silent nodes that are not proven to be the cause; they are left out of the rounds until a retest.
-        cut: pairs that were silent twice although both ends answer others.
-        doubtful: pairs that were silent once and never talked, although both ends answer others.
-    """
-
+    # nodes without an answer since they were first silent, with at least two partners, one of which has answered
     down: frozenset[int]
-    aside: frozenset[int]
-    cut: frozenset[Pair]
-    doubtful: frozenset[Pair]
+    aside: frozenset[int]  # silent nodes that are not proven to be the cause; they are left out of the rounds until a retest
+    cut: frozenset[Pair]  # pairs that were silent twice although both ends answer others
+    doubtful: frozenset[Pair]  # pairs that were silent once and never talked, although both ends answer others
 
 
 def silence(record: RoundLog) -> Silence:
-    left = list(record.silent)
+    unexplained = list(record.silent)
     down: set[int] = set()
     while True:
         partners: defaultdict[int, set[int]] = defaultdict(set)
         first: dict[int, int] = {}
-        for turn, (one, other) in left:
+        for turn, (one, other) in unexplained:
             for node, partner in ((one, other), (other, one)):
                 if record.answered.get(node, -1) < turn:
                     partners[node].add(partner)
@@ -47,13 +41,13 @@ def silence(record: RoundLog) -> Silence:
             break
         worst = max(proven, key=lambda node: (len(partners[node]), -node))
         down.add(worst)
-        left = [(turn, pair) for turn, pair in left if worst not in pair]
+        unexplained = [(turn, pair) for turn, pair in unexplained if worst not in pair]
     times: defaultdict[Pair, list[int]] = defaultdict(list)
-    for turn, pair in left:
+    for turn, pair in unexplained:
         times[pair].append(turn)
     excused = {pair: turns for pair, turns in times.items()
                if all(record.answered.get(node, -1) > turns[0] for node in pair)}
-    aside = {node for turn, pair in left if pair not in excused for node in pair if record.answered.get(node, -1) < turn}
+    aside = {node for turn, pair in unexplained if pair not in excused for node in pair if record.answered.get(node, -1) < turn}
     return Silence(frozenset(down), frozenset(aside),
                    frozenset(pair for pair, turns in excused.items() if len(turns) > 1),
                    frozenset(pair for pair, turns in excused.items() if len(turns) == 1 and pair not in record.talked))
@@ -61,15 +55,10 @@ def silence(record: RoundLog) -> Silence:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Slow links between healthy nodes.
+    """Slow links between healthy nodes."""
 
-    Attributes:
-        bad: fraction of the healthy rate by pair.
-        open: pairs that look slow but lack undisturbed samples, the slowest first.
-    """
-
-    bad: dict[Pair, float]
-    open: tuple[Pair, ...]
+    bad: dict[Pair, float]  # fraction of the healthy rate by pair
+    open: tuple[Pair, ...]  # pairs that look slow but lack undisturbed samples, the slowest first
 
 
 def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Links:
@@ -89,20 +78,20 @@ def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Li
     limit = -NEAR * 0.8
     if crowd.any():
         middle = np.median(mean[crowd])
-        limit = min(limit, -2 * 1.4826 * float(np.median(np.abs(mean[crowd] - middle))))
+        limit = min(limit, -2 * scatter(mean[crowd] - middle))
         mean = np.where(table.alone, mean, mean - middle)
     evidence: defaultdict[Pair, list[float]] = defaultdict(list)
-    seen: defaultdict[Pair, list[float]] = defaultdict(list)
+    samples: defaultdict[Pair, list[float]] = defaultdict(list)
     mild = log(rule.bad)
     for row in np.flatnonzero(ok):
         pair = (int(table.one[row]), int(table.other[row]))
         if table.alone[row]:
             ratio = mild * (mild - 2 * mean[row]) / (2 * state.noise**2)
-            evidence[pair].append(float(np.clip(ratio, -3.5, rule.most)))
+            evidence[pair].append(float(np.clip(ratio, -3.5, rule.largest)))
         if table.alone[row] or not state.load.tapered:
-            seen[pair].append(float(mean[row]))
+            samples[pair].append(float(mean[row]))
     slow = {(int(table.one[row]), int(table.other[row])): mean[row] for row in np.flatnonzero(ok & (mean < limit))}
     sums = {pair: sum(evidence[pair]) for pair in slow}
-    bad = {pair: exp(float(np.median(seen[pair]))) for pair, total in sums.items() if total <= -rule.convict}
+    bad = {pair: exp(float(np.median(samples[pair]))) for pair, total in sums.items() if total <= -rule.convict}
     waiting = [pair for pair, total in sums.items() if -rule.convict < total < rule.clear]
     return Links(bad, tuple(sorted(waiting, key=lambda pair: slow[pair])))

@@ -11,31 +11,20 @@ from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level,
 from hpc_mp.doctor.localise.groups import LEARNT, clusters, relations
 from hpc_mp.doctor.localise.record import Bools, ClusterLayout, Floats, Ints, PairTable
 
-CROWDED = 0.25
-"""Share of slow pairs from which on crowds are called slow."""
-EARLY = 6
-"""Full rounds of random pairs by which that is told; later ones may be made of chosen pairs."""
-LUCK = 3.0
-"""What one fast sample can add under load: a slow uplink is fast when few of its nodes happen to use it."""
-LOADED = 0.75
-"""Share of a leaf's nodes that must talk to others for its uplink to count as loaded."""
+CROWDED = 0.25  # share of slow pairs from which on crowds are called slow
+EARLY = 6  # full rounds of random pairs by which that is told; later ones may be made of chosen pairs
+LUCK = 3.0  # what one fast sample can add under load: a slow uplink is fast when few of its nodes happen to use it
+LOADED = 0.75  # share of a leaf's nodes that must talk to others for its uplink to count as loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The state under full load.
+    """The state under full load."""
 
-    Attributes:
-        health: health of leaves if they are known, else of the uplink behind each node.
-        table: the rows on which the health is based.
-        tapered: True if healthy pairs are slower under full load than undisturbed.
-        group: if leaves are unknown, group of every node: nodes of one group (≥ 0) were fast together while a crowd was slow.
-    """
-
-    health: Health
-    table: PairTable
-    tapered: bool
-    group: Ints
+    health: Health  # health of leaves if they are known, else of the uplink behind each node
+    table: PairTable  # the rows on which the health is based
+    tapered: bool  # True if healthy pairs are slower under full load than undisturbed
+    group: Ints  # if leaves are unknown, group of every node: nodes of one group (≥ 0) were fast together while a crowd was slow
     score: Floats
 
 
@@ -54,22 +43,18 @@ def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float,
     every = np.ones(len(keys), dtype=bool)
     rows = PairTable(keys // leaves**2, keys // leaves % leaves, keys % leaves, every, every,
                  np.zeros((len(keys), 2), dtype=bool), typical)
-    seen = ~np.isnan(typical).any(axis=1)
-    judging = seen & (flows >= LOADED * np.maximum(sizes[rows.one], sizes[rows.other]))
+    measured = ~np.isnan(typical).any(axis=1)
+    judging = measured & (flows >= LOADED * np.maximum(sizes[rows.one], sizes[rows.other]))
     if not judging.any():
         return Load(nothing(leaves, rails), rows.take(~every), False, leaf, np.zeros((0, 0)))
-    many, usual = np.log(flows)[:, None], base
-    if leaves > 2 and cluster.taper is None:
-        usual = level(typical[judging].ravel())
-        tapered = usual < base - NEAR
-        carried = level((typical + many)[judging].ravel())  # throughput of a healthy uplink, log GB/s per rail
-    else:
-        tapered = (cluster.taper or 1.0) > 1.0
-        carried = base - log(cluster.taper or 1.0) + log(float(np.median(sizes)))
-    due = np.minimum(base, carried - many) if tapered else np.full((len(keys), 1), usual)
+    log_flows = np.log(flows)[:, None]
+    usual = level(typical[judging].ravel()) if leaves > 2 else base
+    tapered = usual < base - NEAR
+    carried = level((typical + log_flows)[judging].ravel())  # throughput of a healthy uplink, log GB/s per rail
+    due = np.minimum(base, carried - log_flows) if tapered else np.full((len(keys), 1), usual)
     residual = typical - due
     # Bad nodes leave the others a larger share of a slow uplink: then the total rate is used.
-    residual = np.where(residual < -NEAR / 2, np.minimum(residual, np.log(total) - many - due), residual)
+    residual = np.where(residual < -NEAR / 2, np.minimum(residual, np.log(total) - log_flows - due), residual)
 
     def judged(which: Bools) -> Health:
         values = residual[which]
@@ -79,7 +64,7 @@ def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float,
     health = judged(judging)
     larger = np.where(sizes[rows.one] > sizes[rows.other], rows.one, rows.other)
     # A leaf that is too small to load its partner is judged only with healthy partners.
-    small = seen & ~judging & health.healthy[larger].all(axis=1)
+    small = measured & ~judging & health.healthy[larger].all(axis=1)
     if small.any():
         judging |= small
         health = judged(judging)
@@ -107,13 +92,13 @@ def of_nodes(table: PairTable, cluster: ClusterLayout, base: float, rule: Decisi
         raw = table.rate - np.minimum(base, usual - np.log(crossing)[:, None]) + _larger(table, group)[:, None]
     counts = None if tapered else _most_loaded(table, cluster.size)
     near = np.abs(raw) < 2 * NEAR
-    known = near
+    sound = near
     for _ in range(3):
-        shift, _ = shifts(table, raw, known)
+        shift, _ = shifts(table, raw, sound)
         residual = raw - shift[:, None]
-        noise = max(scatter(residual[known]), rule.least_noise)
-        health = judge(table, residual, np.full((len(raw), 1), noise), cluster.size, replace(rule, most=LUCK), counts=counts)
-        known = near & health.healthy[table.one] & health.healthy[table.other]
+        noise = max(scatter(residual[sound]), rule.least_noise)
+        health = judge(table, residual, np.full((len(raw), 1), noise), cluster.size, replace(rule, largest=LUCK), counts=counts)
+        sound = near & health.healthy[table.one] & health.healthy[table.other]
     if (group >= 0).any():
         health = _pooled(table, health, group, ends, rule)
     return Load(health, table, tapered, group, score)
@@ -149,18 +134,18 @@ def _larger(table: PairTable, group: Ints) -> Floats:
     """Return by row how much less its nodes get because their group is larger than usual, as a log factor."""
     sizes = np.bincount(group[group >= 0], minlength=1)
     more = np.log(np.clip(sizes / np.median(sizes[sizes > 0]), 1, 1.2)) if sizes.any() else np.zeros(1)
-    of = np.where(group >= 0, more[np.maximum(group, 0)], 0)
-    return np.maximum(of[table.one], of[table.other])
+    factor = np.where(group >= 0, more[np.maximum(group, 0)], 0)
+    return np.maximum(factor[table.one], factor[table.other])
 
 
 def _most_loaded(table: PairTable, nodes: int) -> Bools:
-    """Return which ends a fast row clears, (rows, 2). For ends with aimed load, only rows with at least half its maximum do."""
+    """Return which ends a fast row clears, (rows, 2). For ends under aimed load, only rows with half of its maximum do."""
     sizes = np.bincount(table.round, table.aimed.sum(axis=1), minlength=int(table.round.max()) + 1)[table.round]
-    most = np.zeros(nodes)
+    largest = np.zeros(nodes)
     ends = np.stack([table.one, table.other], axis=1)
     for side in (0, 1):
-        np.maximum.at(most, ends[:, side], sizes * table.aimed[:, side])
-    return np.where(most[ends] > 0, table.aimed & (sizes[:, None] >= most[ends] / 2), True)
+        np.maximum.at(largest, ends[:, side], sizes * table.aimed[:, side])
+    return np.where(largest[ends] > 0, table.aimed & (sizes[:, None] >= largest[ends] / 2), True)
 
 
 def _pooled(table: PairTable, health: Health, group: Ints, crossing: Floats, rule: DecisionRule) -> Health:
@@ -175,8 +160,8 @@ def _pooled(table: PairTable, health: Health, group: Ints, crossing: Floats, rul
     for _ in range(2):
         which, value = [], []
         for side, (mine, others) in enumerate(((table.one, table.other), (table.other, table.one))):
-            own = crossing[:, side]
-            loaded = (own >= LOADED) & (own >= 0.9 * crossing[:, 1 - side])
+            share = crossing[:, side]
+            loaded = (share >= LOADED) & (share >= 0.9 * crossing[:, 1 - side])
             fair = loaded[:, None] & ~((group[others] >= 0)[:, None] & slow[group[others]])
             rows = ((group[mine] >= 0) & (group[mine] != group[others]))[:, None] & fair
             where = (group[mine] * rounds + table.round)[:, None] * rails + np.arange(rails)
@@ -190,7 +175,7 @@ def _pooled(table: PairTable, health: Health, group: Ints, crossing: Floats, rul
     spread = (middle - typical[:, None])[np.isfinite(middle)]
     noise = max(scatter(spread), rule.least_noise)
     mild = log(rule.bad)
-    ratio = np.clip(mild * (mild - 2 * middle) / (2 * noise**2), -rule.most, rule.most)
+    ratio = np.clip(mild * (mild - 2 * middle) / (2 * noise**2), -rule.largest, rule.largest)
     evidence = np.where(group[:, None] >= 0, np.nansum(ratio, axis=1)[group], health.evidence)
     return replace(health, evidence=evidence, healthy=evidence >= rule.clear, bad=evidence <= -rule.convict,
                    settled=evidence <= -rule.convict)

@@ -10,23 +10,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Pair = tuple[int, int]
-"""Indices of two nodes, the smaller first."""
+Pair = tuple[int, int]  # indices of two nodes, the smaller first
+
+LINK = "–"  # the sign between the two ends of a link
 
 SuspectKind = Literal["node", "rail", "uplink", "link", "down"]
 
 
 @dataclass(frozen=True, slots=True)
 class RailSample:
-    """The sample of one rail of one pair in one round.
-
-    Attributes:
-        rate: rate of the slower direction in GB/s; None = no answer (hung, refused, cut).
-    """
+    """The sample of one rail of one pair in one round."""
 
     pair: Pair
     rail: int
-    rate: float | None
+    rate: float | None  # rate of the slower direction in GB/s; None = no answer (hung, refused, cut)
 
 
 Measure = Callable[[Sequence[Pair]], Sequence[RailSample]]
@@ -35,86 +32,64 @@ Measure = Callable[[Sequence[Pair]], Sequence[RailSample]]
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A suspected fault.
+    """A suspected fault."""
 
-    Attributes:
-        kind: ``node`` = all rails of a node, ``rail`` = one NIC or cable, ``uplink`` = the shared path from a leaf to the others,
-            ``link`` = only between these two nodes, ``down`` = no answer to any node.
-        members: node ("n3"), rail ("n3 rail 2"), leaf ("leaf4", "leaf4 rail 2"), link ("n1–n3"). The uplink of a leaf
-            with unknown name is given by the nodes behind it ("n[33-64]"). Several members mean that one of them is bad.
-        factor: remaining fraction of the healthy rate; 0 for no answer.
-        certain: True if the evidence suffices for the single member; else it is a suspicion.
-    """
-
+    # ``node`` = all rails of a node, ``rail`` = one NIC or cable, ``uplink`` = the shared path from a leaf to the others,
+    # ``link`` = only between these two nodes, ``down`` = no answer to any node
     kind: SuspectKind
+    # node ("n3"), rail ("n3 rail 2"), leaf ("leaf4", "leaf4 rail 2"), link ("n1–n3"). The uplink of a leaf with unknown name is
+    # given by the nodes behind it ("n[33-64]"). Several members mean that one of them is bad.
     members: tuple[str, ...]
-    factor: float
-    certain: bool
+    factor: float  # remaining fraction of the healthy rate; 0 for no answer
+    certain: bool  # True if the evidence suffices for the single member; else it is a suspicion
     evidence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Localisation:
-    """The verdict after a round.
-
-    Attributes:
-        expected: rate of an undisturbed healthy pair in GB/s.
-        rounds: number of rounds so far, including retests.
-        retests: number of rounds after the first pass, which takes at most 2·log2(n) + 6 rounds.
-        samples: all samples so far.
-        complete: True if nothing is left to measure; else this is a partial verdict.
-    """
+    """The verdict after a round."""
 
     suspects: tuple[Suspect, ...]
-    expected: float
-    rounds: int
-    retests: int
-    samples: tuple[RailSample, ...]
-    complete: bool
+    expected: float  # rate of an undisturbed healthy pair in GB/s
+    rounds: int  # number of rounds so far, including retests
+    retests: int  # number of rounds after the first pass, which takes at most 2·log2(n) + 6 rounds
+    complete: bool  # True if nothing is left to measure; else this is a partial verdict
+
+
+def nodes_of(members: Iterable[str]) -> list[str]:
+    """Return the nodes in names of nodes, rails and links."""
+    return [end.partition(" rail ")[0] for member in members for end in member.split(LINK)]
 
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-DEAD = 1e-6
-"""GB/s noted for a rail that does not answer while others of its pair do."""
+DEAD = 1e-6  # GB/s noted for a rail that does not answer while others of its pair do
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Disjoint pairs that are measured at the same time.
-
-    Attributes:
-        alone: by pair, True if only its two nodes and their cables can slow it down; other pairs share uplinks.
-        full: True if every node talks, so that uplinks carry about their maximum load.
-        aimed: nodes that all talk to other nodes than these, so that their shared uplinks carry the maximum load.
-    """
+    """Disjoint pairs that are measured at the same time."""
 
     pairs: tuple[Pair, ...]
-    alone: tuple[bool, ...]
-    full: bool = False
+    alone: tuple[bool, ...]  # by pair, True if only its two nodes and their cables can slow it down; other pairs share uplinks
+    full: bool = False  # True if every node talks, so that uplinks carry about their maximum load
+    # nodes that all talk to other nodes than these, so that their shared uplinks carry the maximum load
     aimed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class PairTable:
-    """A table with one row per pair and round that answered.
+    """A table with one row per pair and round that answered."""
 
-    Attributes:
-        round, one, other: number of the round; the two ends (nodes, or leaves in a table of leaves).
-        alone, full: as in ``Round``.
-        aimed: True for ends in ``Round.aimed``, (rows, 2).
-        rate: log GB/s by rail, (rows, rails).
-    """
-
-    round: Ints
-    one: Ints
-    other: Ints
-    alone: Bools
-    full: Bools
-    aimed: Bools
-    rate: Floats
+    round: Ints  # number of the round
+    one: Ints  # first end: a node, or a leaf in a table of leaves
+    other: Ints  # second end
+    alone: Bools  # as in ``Round``
+    full: Bools  # as in ``Round``
+    aimed: Bools  # True for ends in ``Round.aimed``, (rows, 2)
+    rate: Floats  # log GB/s by rail, (rows, rails)
 
     def take(self, rows: Bools) -> PairTable:
         return PairTable(self.round[rows], self.one[rows], self.other[rows], self.alone[rows], self.full[rows],
@@ -123,10 +98,9 @@ class PairTable:
 
 @dataclass(slots=True)
 class RoundLog:
-    """The log of rounds: their samples in order, the table of pairs that answered, and the pairs that did not."""
+    """The log of rounds: the table of pairs that answered, and the pairs that did not."""
 
     rails: int
-    samples: list[RailSample] = field(default_factory=list)
     rounds: int = 0
     silent: list[tuple[int, Pair]] = field(default_factory=list)
     answered: dict[int, int] = field(default_factory=dict)
@@ -146,7 +120,6 @@ class RoundLog:
             alone=np.array([alone for _, alone in talked], dtype=bool), full=np.full(len(talked), round_.full),
             aimed=np.array([[node in round_.aimed for node in pair] for pair, _ in talked], dtype=bool).reshape(-1, 2),
             rate=np.log(np.array([rates[pair] for pair, _ in talked], dtype=float).reshape(-1, self.rails))))
-        self.samples += samples
         self.rounds += 1
 
     @property
@@ -166,22 +139,12 @@ def by_pair(samples: Iterable[RailSample], rails: int) -> dict[Pair, list[float]
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """The known layout of the cluster.
+    """The known layout of the cluster."""
 
-    Attributes:
-        names: names of the nodes.
-        leaf: index of each node's leaf; None: unknown.
-        leaf_names: names of the leaves, in the order of these indices.
-        healthy: GB/s per rail that a healthy pair must reach, if known.
-        taper: oversubscription of healthy uplinks, if known.
-    """
-
-    names: tuple[str, ...]
-    leaf: Ints | None
-    leaf_names: tuple[str, ...]
+    names: tuple[str, ...]  # of the nodes
+    leaf: Ints | None  # index of each node's leaf; None: unknown
+    leaf_names: tuple[str, ...]  # names of the leaves, in the order of these indices
     rails: int
-    healthy: float | None
-    taper: float | None
 
     @property
     def size(self) -> int:

@@ -16,15 +16,12 @@ from hpc_mp.doctor.localise.known import Known
 from hpc_mp.doctor.localise.load import Load
 from hpc_mp.doctor.localise.record import Floats, Ints, Pair, Round
 
-CONFIRMED = 2
-"""Retests that a conviction needs."""
+CONFIRMED = 2  # retests that a conviction needs
 PASSES = 3
-MOST = {"silent": 6, "missing": 12, "among": 12, "against": 48, "load": 12, "links": 12}
-"""Rounds of each kind, at most."""
+MOST = {"silent": 6, "missing": 12, "among": 12, "against": 48, "load": 12, "links": 12}  # rounds of each kind, at most
 LEANS = 0.02
 """Mean log rate under load below which a node is tested with a load aimed at it: a mild fault that shows at times only."""
-CONTROLS = 8
-"""Healthy pairs that are measured beside the suspects: what is common to them is the round's."""
+CONTROLS = 8  # healthy pairs that are measured beside the suspects: what is common to them is the round's
 
 
 class Retests:
@@ -59,21 +56,21 @@ class Retests:
             self.spent[kind] += 1
             yield round_
 
-    def _silent(self, known: Known, _: int) -> Round | None:
+    def _silent(self, knowledge: Known, _: int) -> Round | None:
         """Pair each silent node with one that answers others; once no node is silent, retest the silent pairs."""
-        silence = known.silence
-        good = [node for node in known.active if node in known.record.answered]
+        silence = knowledge.silence
+        good = [node for node in knowledge.active if node in knowledge.record.answered]
         pairs = rounds.couples_of(sorted(silence.aside), good, self.random)
-        return known.undisturbed(pairs or rounds.disjoint(sorted(silence.doubtful)))
+        return knowledge.undisturbed(pairs or rounds.disjoint(sorted(silence.doubtful)))
 
-    def _missing(self, known: Known, _: int) -> Round:
+    def _missing(self, knowledge: Known, _: int) -> Round:
         """Return a round of pairs that were never measured."""
-        return known.crowded(rounds.disjoint([pair for pair in combinations(known.active, 2)
-                                                    if pair not in known.record.talked]))
+        return knowledge.crowded(rounds.disjoint([pair for pair in combinations(knowledge.active, 2)
+                                                  if pair not in knowledge.record.talked]))
 
-    def _among_suspects(self, known: Known, turn: int) -> Round | None:
+    def _among_suspects(self, knowledge: Known, turn: int) -> Round | None:
         """Pair suspects with each other or with healthy nodes behind a slow uplink: a node that is fast here is not bad."""
-        health, load, active = known.state.node, known.state.load, known.active
+        health, load, active = knowledge.state.node, knowledge.state.load, knowledge.active
         suspicious = (np.minimum(health.evidence, load.health.evidence) < 0) | (not load.tapered)
         suspects = [node for node in active if (health.open[node] & suspicious[node]).any()]
         slow = sorted({int(load.group[node]) for node in active if load.group[node] >= 0 and load.health.bad[node].any()})
@@ -87,19 +84,19 @@ class Retests:
             pairs = rounds.neighbours(sorted(suspects, key=lambda node: float(np.median(factor[node]))), turn)
         return Round(tuple(pairs), (False,) * len(pairs))
 
-    def _against_good(self, known: Known, _: int) -> Round | None:
+    def _against_good(self, knowledge: Known, _: int) -> Round | None:
         """Pair each suspected node with a healthy one of the same leaf, or a few at a time across leaves."""
-        health = known.state.node
-        targets = [node for node in known.active if self._unsure("node", health, node)]
+        health = knowledge.state.node
+        targets = [node for node in knowledge.active if self._unsure("node", health, node)]
         targets.sort(key=lambda node: self.tested["node", node])
-        leaf, load = known.state.load.group, known.state.load.health
-        good = [node for node in known.active if health.healthy[node].all()]
+        leaf, load = knowledge.state.load.group, knowledge.state.load.health
+        good = [node for node in knowledge.active if health.healthy[node].all()]
         pairs, lonely, free = _near(targets, self.random.sample(good, len(good)), leaf)
-        if known.cluster.leaf is None:
-            room = rounds.light(len(known.active))
+        if knowledge.cluster.leaf is None:
+            room = rounds.light(len(knowledge.active))
             # Two nodes that share a slow uplink would be slow together in every round, so each round takes different nodes.
             chosen = [node for node in lonely if self.tested["node", node] < CONFIRMED or self.random.random() < 0.5]
-            chosen = self._apart(known, chosen or lonely[:1])
+            chosen = self._apart(knowledge, chosen or lonely[:1])
             partners = _spread([node for node in free if load.healthy[node].all()], leaf)
             pairs += rounds.couples_of(chosen[:max(1, room - room // 4)], partners, self.random)
         else:
@@ -108,36 +105,36 @@ class Retests:
             return None
         self._count("node", {*targets} & {node for pair in pairs for node in pair})
         used = {node for pair in pairs for node in pair}
-        rest = [node for node in free if node not in used]
-        if known.cluster.leaf is None:
-            controls = rounds.matching([node for node in rest if load.healthy[node].all()], self.random)[:room // 4]
+        unused = [node for node in free if node not in used]
+        if knowledge.cluster.leaf is None:
+            controls = rounds.matching([node for node in unused if load.healthy[node].all()], self.random)[:room // 4]
         else:
-            controls = _near(rest[::2], rest[1::2], leaf)[0]
-        return known.undisturbed(pairs + controls[:CONTROLS])
+            controls = _near(unused[::2], unused[1::2], leaf)[0]
+        return knowledge.undisturbed(pairs + controls[:CONTROLS])
 
-    def _apart(self, known: Known, nodes: Sequence[int]) -> list[int]:
+    def _apart(self, knowledge: Known, nodes: Sequence[int]) -> list[int]:
         """Drop nodes that would share a slow uplink with too many others."""
-        shared = behind(known.state.load, known.rule)
-        kept = [node for node in nodes if shared[node]][: together(int(shared.sum()))]
-        return kept + [node for node in nodes if not shared[node]]
+        shared = behind(knowledge.state.load, knowledge.rule)
+        chosen = [node for node in nodes if shared[node]][: together(int(shared.sum()))]
+        return chosen + [node for node in nodes if not shared[node]]
 
-    def _uplinks(self, known: Known, turn: int) -> Round | None:
+    def _uplinks(self, knowledge: Known, turn: int) -> Round | None:
         """Pair each suspected leaf with a healthy one, with all nodes of both."""
-        health = known.state.load.health
-        suspects = [leaf for leaf in range(len(known.leaves)) if self._unsure("leaf", health, leaf)]
+        health = knowledge.state.load.health
+        suspects = [leaf for leaf in range(len(knowledge.leaves)) if self._unsure("leaf", health, leaf)]
         suspects.sort(key=lambda leaf: self.tested["leaf", leaf])
-        good = [leaf for leaf in range(len(known.leaves)) if health.healthy[leaf].all()]
+        good = [leaf for leaf in range(len(knowledge.leaves)) if health.healthy[leaf].all()]
         couples = rounds.couples_of(suspects, good, self.random)
         if not couples:
             return None
         self._count("leaf", {leaf for couple in couples for leaf in couple})
-        return known.only(rounds.across(known.leaves, known.state.load.group, couples, turn))
+        return knowledge.only(rounds.across(knowledge.leaves, knowledge.state.load.group, couples, turn))
 
-    def _crowd(self, known: Known, _: int) -> Round | None:
+    def _crowd(self, knowledge: Known, _: int) -> Round | None:
         """Return a round of all nodes. If crowds are fast, suspects are paired only with others, to load their uplinks most."""
-        load = known.state.load
-        health = known.state.node
-        can = [node for node in known.active if health.healthy[node].any()]
+        load = knowledge.state.load
+        health = knowledge.state.node
+        can = [node for node in knowledge.active if health.healthy[node].any()]
         lean = _lean(load)
         suspects = {node for node in can if lean[node] < -LEANS or self._unsure("load", load.health, node)}
         suspects = {*sorted(suspects, key=lambda node: float(lean[node]))[: len(can) // 2]}
@@ -145,17 +142,17 @@ class Retests:
             return None
         self._count("load", suspects)
         if load.tapered:
-            return rounds.all_crowded(known.crowd(self.random))
+            return rounds.all_crowded(knowledge.crowd(self.random))
         good = [node for node in can if node not in suspects and health.healthy[node].all()]
         pairs = rounds.couples_of(self.random.sample(sorted(suspects), len(suspects)), good, self.random)
         used = {node for pair in pairs for node in pair}
-        pairs += rounds.matching([node for node in known.active if node not in used], self.random)
+        pairs += rounds.matching([node for node in knowledge.active if node not in used], self.random)
         return rounds.all_crowded(pairs, sorted(used & suspects))
 
-    def _links(self, known: Known, _: int) -> Round | None:
+    def _links(self, knowledge: Known, _: int) -> Round | None:
         """Return a round of pairs that are slow although both ends are healthy."""
-        most = rounds.light(known.cluster.size) if known.state.load.tapered else known.cluster.size
-        pairs = rounds.disjoint(known.links.open)[:most]
+        limit = rounds.light(knowledge.cluster.size) if knowledge.state.load.tapered else knowledge.cluster.size
+        pairs = rounds.disjoint(knowledge.links.open)[:limit]
         return Round(tuple(pairs), (True,) * len(pairs))
 
     def _unsure(self, kind: str, health: Health, end: int) -> bool:
@@ -183,21 +180,21 @@ def _near(targets: Sequence[int], good: Sequence[int], leaf: Ints) -> tuple[list
 
 def _spread(nodes: Sequence[int], group: Ints) -> list[int]:
     """Return one node per group, so that partners do not crowd an uplink, and all nodes without a group."""
-    found: dict[int, int] = {}
+    by_group: dict[int, int] = {}
     for node in nodes:
-        found.setdefault(int(group[node]) if group[node] >= 0 else -1 - node, node)
-    return list(found.values())
+        by_group.setdefault(int(group[node]) if group[node] >= 0 else -1 - node, node)
+    return list(by_group.values())
 
 
 def _across(lonely: Sequence[int], free: Sequence[int], leaf: Ints) -> list[Pair]:
-    """Pair each with a node of another leaf, at most as many per leaf as do not crowd its uplink."""
+    """Pair nodes with nodes of other leaves. The pairs per leaf are limited, so that they do not crowd its uplink."""
     room = Counter({index: max(1, int(count) // 8) for index, count in enumerate(np.bincount(leaf))})
-    left, pairs = list(free), []
+    available, pairs = list(free), []
     for node in lonely:
         home = int(leaf[node])
-        partner = next((other for other in left if leaf[other] != home and room[int(leaf[other])] > 0), None)
+        partner = next((candidate for candidate in available if leaf[candidate] != home and room[int(leaf[candidate])] > 0), None)
         if partner is not None and room[home] > 0:
-            left.remove(partner)
+            available.remove(partner)
             room.subtract([home, int(leaf[partner])])
             pairs.append(rounds.ordered(node, partner))
     return pairs
@@ -212,6 +209,6 @@ def _lean(load: Load) -> Floats:
     count = np.maximum(np.bincount(ends, minlength=nodes), 1)
     lean = np.zeros(nodes)
     for _ in range(20):
-        own = np.bincount(ends, np.concatenate([value, value]) - lean[partners], minlength=nodes) / count
-        lean = (lean + np.minimum(own, 0)) / 2
+        excess = np.bincount(ends, np.concatenate([value, value]) - lean[partners], minlength=nodes) / count
+        lean = (lean + np.minimum(excess, 0)) / 2
     return lean

@@ -9,8 +9,7 @@ from random import Random
 
 from hpc_mp.doctor.localise.record import Ints, Pair, Round
 
-ALL_PAIRS = 16
-"""Up to so many nodes every pair is measured."""
+ALL_PAIRS = 16  # up to so many nodes every pair is measured
 
 
 def most_rounds(nodes: int) -> int:
@@ -28,13 +27,13 @@ def circle(members: Sequence[int], turn: int) -> tuple[list[Pair], int | None]:
     seats: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     turn %= max(1, len(seats) - 1)
     seats = seats[:1] + seats[1 + turn:] + seats[1: 1 + turn]
-    pairs, rest = [], None
+    pairs, unpaired = [], None
     for one, other in zip(seats[: len(seats) // 2], reversed(seats[len(seats) // 2:]), strict=True):
         if one is None or other is None:
-            rest = other if one is None else one
+            unpaired = other if one is None else one
         else:
             pairs.append(ordered(one, other))
-    return pairs, rest
+    return pairs, unpaired
 
 
 def ordered(one: int, other: int) -> Pair:
@@ -54,36 +53,36 @@ def matching(nodes: Sequence[int], random: Random) -> list[Pair]:
 
 def everybody(members: Sequence[int]) -> Iterator[Round]:
     """Yield rounds of all pairs, up to three times, within the limit of the first pass."""
-    most = most_rounds(len(members))
+    limit = most_rounds(len(members))
     cycle = len(members) - 1 + len(members) % 2
-    for turn in range(min(most, cycle * max(1, min(3, most // cycle)))):
+    for turn in range(min(limit, cycle * max(1, min(3, limit // cycle)))):
         yield all_crowded(circle(members, turn)[0])
 
 
 def inside(leaves: Sequence[Sequence[int]], leaf: Ints, turn: int) -> Round:
     """Pair every node with one of its own leaf. Unpaired nodes, at most one per leaf, are paired across leaves."""
-    pairs, rest = [], []
+    pairs, unpaired = [], []
     for members in leaves:
-        found, alone = circle(members, turn)
-        pairs += found
-        rest += [] if alone is None else [alone]
-    rest = rest[turn % max(1, len(rest)):] + rest[: turn % max(1, len(rest))]
-    pairs += [ordered(*pair) for pair in zip(rest[::2], rest[1::2], strict=False)]
+        paired, alone = circle(members, turn)
+        pairs += paired
+        unpaired += [] if alone is None else [alone]
+    unpaired = unpaired[turn % max(1, len(unpaired)):] + unpaired[: turn % max(1, len(unpaired))]
+    pairs += [ordered(*pair) for pair in zip(unpaired[::2], unpaired[1::2], strict=False)]
     return Round(tuple(pairs), tuple(bool(leaf[a] == leaf[b]) for a, b in pairs))
 
 
 def across(leaves: Sequence[Sequence[int]], leaf: Ints, couples: Sequence[Pair], turn: int) -> Round:
     """Pair the nodes of each couple of leaves with each other. Nodes without a partner are paired inside their leaf."""
     pairs: list[Pair] = []
-    left = {index: list(members) for index, members in enumerate(leaves)}
+    remaining = {index: list(members) for index, members in enumerate(leaves)}
     for a, b in couples:
-        small, large = sorted((left[a], left[b]), key=len)
+        small, large = sorted((remaining[a], remaining[b]), key=len)
         if small:
             shift = turn % len(large)
             turned = large[shift:] + large[:shift]
             pairs += [ordered(*pair) for pair in zip(small, turned, strict=False)]
-            left[a], left[b] = [], turned[len(small):]
-    for members in left.values():
+            remaining[a], remaining[b] = [], turned[len(small):]
+    for members in remaining.values():
         pairs += circle(members, turn)[0]
     return Round(tuple(pairs), tuple(bool(leaf[a] == leaf[b]) for a, b in pairs), full=True)
 
@@ -91,17 +90,17 @@ def across(leaves: Sequence[Sequence[int]], leaf: Ints, couples: Sequence[Pair],
 def known(leaves: Sequence[Sequence[int]], leaf: Ints) -> Iterator[Round]:
     """Yield the first pass for known leaves: rounds inside leaves test nodes, rounds between whole leaves test uplinks."""
     nodes = sum(map(len, leaves))
-    most = most_rounds(nodes)
+    limit = most_rounds(nodes)
     longest = max(map(len, leaves))
     inner = longest - 1 + longest % 2
     turns = max(1, len(leaves) - 1 + len(leaves) % 2) if len(leaves) > 1 else 0
     if nodes <= ALL_PAIRS:
         cycle = [(True, turn) for turn in range(inner)] + [(False, turn) for turn in range(turns * longest)]
-        plan = cycle * max(1, min(3, most // max(1, len(cycle))))
+        plan = cycle * max(1, min(3, limit // max(1, len(cycle))))
     else:
         insides, crossings = ceil(log2(nodes)) + 2, ceil(log2(nodes)) if turns else 0
         plan = [step for turn in range(insides) for step in ((True, turn), (False, turn))[: 1 + (turn < crossings)]]
-    for within, turn in plan[:most]:
+    for within, turn in plan[:limit]:
         if within:
             yield inside(leaves, leaf, turn)
         else:

@@ -22,12 +22,9 @@ from hpc_mp.doctor.localise.record import ClusterLayout, Floats, Pair, PairTable
 
 NATURAL = log(2)
 """Log factor by which healthy pairs may differ by nature: assumed until enough of them show that they differ by less."""
-CHANCE = 0.001
-"""Of pairs that differ more than those that are seen make believe."""
-ODD = 0.01
-"""Chance of a pair to be slow for some reason of its own."""
-EXACT = 0.01
-"""Sigma below which log rates of pairs are never known."""
+CHANCE = 0.001  # probability that healthy pairs differ by more than the measured ones show
+ODD = 0.01  # chance of a pair to be slow for some reason of its own
+EXACT = 0.01  # sigma below which log rates of pairs are never known
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +47,11 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of healthy log rates.
+    """The spread of healthy log rates."""
 
-    Attributes:
-        level: median.
-        slowest: tenth percentile; a tenth of many may be slower for separate reasons.
-        possible: largest possible difference between healthy rates.
-    """
-
-    level: float
-    slowest: float
-    possible: float
+    level: float  # median
+    slowest: float  # tenth percentile; a tenth of many may be slower for separate reasons
+    possible: float  # largest possible difference between healthy rates
 
     @property
     def node(self) -> float:
@@ -103,7 +94,7 @@ def _possible(values: Sequence[float], independent: int) -> float:
 
 
 def by_nodes(pairs: Pairs) -> int:
-    """Return the number of independent rates if each pair has the rate of its slower end: the fastest node's is never seen."""
+    """Return the number of independent rates if each pair has the rate of its slower end: the fastest node's never shows."""
     return len(pairs.ends()) - 1
 
 
@@ -159,10 +150,10 @@ def _fair(state: NetworkState) -> PairTable:
 
 
 def _samples(table: PairTable, rates: Floats) -> dict[Pair, list[float]]:
-    found: dict[Pair, list[float]] = {}
+    samples: dict[Pair, list[float]] = {}
     for one, other, rate in zip(table.one.tolist(), table.other.tolist(), rates.tolist(), strict=True):
-        found.setdefault((one, other), []).append(rate)
-    return found
+        samples.setdefault((one, other), []).append(rate)
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +184,7 @@ def alike(rates: Collection[MeasuredRate], independent: int) -> float:
     """Return the log odds that these rates are equal except for noise, against rates spread over the natural range.
 
     The noise is estimated from few samples, so Student's t distribution with four degrees of freedom is used. Its density at t
-    is 3/8 · (1 + t²/4)^−2.5.
-
-    Args:
-        independent: as in ``_possible``.
+    is 3/8 · (1 + t²/4)^−2.5. ``independent`` is as in ``_possible``.
     """
     if independent < 2 or not rates:
         return -inf

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import several
 from hpc_mp.cluster.node.gpu_driver import read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
@@ -26,17 +27,11 @@ _STATUSES = {  # meanings of a completion's status, ibv_wc_status
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The hardware of the job's nodes on which NCCL's choice depends.
+    """The hardware of the job's nodes on which NCCL's choice depends."""
 
-    Attributes:
-        fabric: kind of the fast network; empty if there is none.
-        nics: number of its ports that are up, per node; None if unknown.
-        switched: True if the GPUs of a node are connected by NVSwitches.
-    """
-
-    fabric: Literal["infiniband", "efa", "roce", ""] = ""
-    nics: int | None = None
-    switched: bool = False
+    fabric: Literal["infiniband", "efa", "roce", ""] = ""  # kind of the fast network; empty if there is none
+    nics: int | None = None  # number of its ports that are up, per node; None if unknown
+    switched: bool = False  # True if the GPUs of a node are connected by NVSwitches
 
 
 def machine_of(source: NodeSource) -> Machine:
@@ -81,8 +76,8 @@ def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
                       "look for the EFA provider with fi_info -p efa; install EFA's libfabric on every node and in the container")
     elif slow and machine.fabric:
         severity: Severity = "warning" if machine.fabric == "roce" else "error"
-        yield Finding(code, severity, _few(hosts), f"NCCL uses {used}; the machine has {_FABRICS[machine.fabric]}{_set(truth)}",
-                      _REMEDIES[machine.fabric])
+        evidence = f"NCCL uses {used}; the machine has {_FABRICS[machine.fabric]}{_set(truth)}"
+        yield Finding(code, severity, several(hosts), evidence, _REMEDIES[machine.fabric])
     elif truth.networks:
         yield Finding(code, "ok", "", f"NCCL uses {used}" + ("" if machine.fabric else "; no fast network is seen here"))
     elif truth.nodes == 1:
@@ -102,10 +97,10 @@ def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         yield Finding("nccl-gdr", "ok", "", f"all {len(paths)} paths between nodes use GPUDirect")
         return
     devices = sorted({channel.device for channel in without if channel.device is not None})
-    disabled = sorted(name for name, able in truth.gdr.items() if not able)
-    which = f"; NCCL found it impossible for {_few(disabled)}" if disabled else ""
+    disabled = sorted(name for name, possible in truth.gdr.items() if not possible)
+    which = f"; NCCL found it impossible for {several(disabled)}" if disabled else ""
     severity: Severity = "error" if machine.fabric in ("infiniband", "efa") else "warning"
-    yield Finding("nccl-gdr", severity, f"network device {_few([str(device) for device in devices])}",
+    yield Finding("nccl-gdr", severity, f"network device {several([str(device) for device in devices])}",
                   f"{len(without)} of {len(paths)} paths between nodes go through the host's memory, without GPUDirect"
                   f"{which}{_set(truth)}", _GDR)
 
@@ -114,12 +109,12 @@ def _gdr_possible(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     """Yield findings from NCCL's scan of its adapters, for a job without paths between nodes, such as one rank."""
     if not truth.gdr or any(_is_socket(name) for name in truth.networks):
         return
-    disabled = sorted(name for name, able in truth.gdr.items() if not able)
+    disabled = sorted(name for name, possible in truth.gdr.items() if not possible)
     if not disabled:
         yield Finding("nccl-gdr", "ok", "", f"NCCL found GPUDirect possible for all {len(truth.gdr)} adapters")
         return
     grave = machine.fabric in ("infiniband", "efa") and len(disabled) == len(truth.gdr)
-    yield Finding("nccl-gdr", "error" if grave else "warning", _few(disabled),
+    yield Finding("nccl-gdr", "error" if grave else "warning", several(disabled),
                   f"NCCL found GPUDirect impossible for {len(disabled)} of {len(truth.gdr)} adapters: what they carry goes "
                   f"through the host's memory{_set(truth)}", _GDR)
 
@@ -128,18 +123,18 @@ def _nics(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     if machine.nics is None or not truth.networks or all(_is_socket(name) for name in truth.networks):
         return
     kind = {"infiniband": "/IB", "roce": "/RoCE", "efa": ""}.get(machine.fabric, "")
-    found = {host: (sum(name.endswith(kind) for name in names), len(names)) for host, names in truth.adapters.items() if names}
+    counts = {host: (sum(name.endswith(kind) for name in names), len(names)) for host, names in truth.adapters.items() if names}
     if truth.provider and truth.provider[1] is not None:
-        found = {"every host": (truth.provider[1], truth.provider[1])}
-    few = {each: sorted(host for host in found if found[host] == each) for each in found.values() if each[0] < machine.nics}
+        counts = {"every host": (truth.provider[1], truth.provider[1])}
+    few = {pair: sorted(host for host in counts if counts[host] == pair) for pair in counts.values() if pair[0] < machine.nics}
     for (count, of_all), hosts in sorted(few.items()):
         others = f" of {_FABRICS[machine.fabric]}, and {of_all - count} others" if of_all > count and machine.fabric else ""
-        words = f"NCCL found {count} adapters{others}; the machine has {machine.nics} ports up{_set(truth)}"
-        yield Finding("nccl-nics", "warning", _few(hosts), words,
+        evidence = f"NCCL found {count} adapters{others}; the machine has {machine.nics} ports up{_set(truth)}"
+        yield Finding("nccl-nics", "warning", several(hosts), evidence,
                       "look at NCCL_IB_HCA, at the ports' state, and at the devices of the container or job")
-    if found and not few:
+    if counts and not few:
         used = len({channel.device for channel in truth.channels if truth.between_nodes(channel)})
-        yield Finding("nccl-nics", "ok", "", f"NCCL found {min(found.values())[0]} adapters per node, and uses {used} devices")
+        yield Finding("nccl-nics", "ok", "", f"NCCL found {min(counts.values())[0]} adapters per node, and uses {used} devices")
 
 
 def _inside(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
@@ -149,7 +144,7 @@ def _inside(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     shown = ", ".join(f"{count} via {via}" for via, count in sorted(paths.items()))
     if detour and machine.switched:
         pairs = sorted({f"{channel.sender}→{channel.receiver}" for channel in inside if channel.via != "P2P"})
-        yield Finding("nccl-inside", "warning", f"ranks {_few(pairs)}",
+        yield Finding("nccl-inside", "warning", f"ranks {several(pairs)}",
                       f"inside a node {shown}: the GPUs are joined by NVSwitches and do not use them{_set(truth)}",
                       "give every task all GPUs of the node (--gpus-per-node, never --gpus-per-task), unset NCCL_P2P_DISABLE, "
                       "and look at gpu-p2p")
@@ -161,9 +156,9 @@ def _started(truth: NcclTruth) -> Iterator[Finding]:
     missing = sorted(truth.started - truth.completed)
     if missing and truth.completed | truth.started:
         hosts = sorted({truth.hosts[key] for key in missing})
-        yield Finding("nccl-start", "warning", _few(hosts),
+        yield Finding("nccl-start", "warning", several(hosts),
                       f"{len(missing)} of {len(truth.started)} ranks never completed their start: "
-                      f"{_few([str(rank) for _, rank in missing])}",
+                      f"{several([str(rank) for _, rank in missing])}",
                       "look at these hosts' network, and at what else this log says of them")
     elif truth.completed:
         yield Finding("nccl-start", "ok", "", f"{len(truth.completed)} ranks completed their start"
@@ -184,9 +179,9 @@ def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
                 continue
             severity = severity if machine.fabric else "warning"
         meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else row["means"]
-        words = f"{meaning}: {first.words}" if meaning else first.words
+        message = f"{meaning}: {first.words}" if meaning else first.words
         times = f"; {len(group)} such lines" if len(group) > 1 else ""
-        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, row["cure"])
+        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), message + times, row["cure"])
 
 
 def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
@@ -198,16 +193,12 @@ def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
 
 def _set(truth: NcclTruth) -> str:
     """Return the variables that may explain a finding, as text."""
-    named = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
-    return f" ({', '.join(named)} is set)" if named else ""
+    settings = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
+    return f" ({', '.join(settings)} is set)" if settings else ""
 
 
 def _is_socket(name: str) -> bool:
     return "socket" in name.lower()
-
-
-def _few(names: list[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 _FABRICS = {"infiniband": "InfiniBand", "efa": "EFA", "roce": "RoCE"}

@@ -18,12 +18,10 @@ LONGEST = 4096  # parsed characters of a line; NCCL's own lines have at most 102
 MOST_WARNINGS = 200  # kept warnings without a known meaning
 _PREFIX = re.compile(r"(?<![\w.-])([A-Za-z0-9][\w.-]*):(\d+):(\d+) \[(-?\d+)\] (?:([^\[\]\n]{1,300}?):\d+ (?:\(\w+\) )?)?NCCL "
                      r"(INFO|WARN) ")  # a plug-in writes its function with arguments in the place of NCCL's file
-_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
 _ADAPTER = re.compile(r"\[\d+\] ?([\w.@-]+:\d+(?:::?\d+)?/\w+)")
 _INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
 _STATUS = re.compile(r"(?:status=(?:\w+\()?|with (?:error|status) )(\d+)")
 _HCA = re.compile(r"\bhca (\S+)|\bon dev ([\w.-]+):\d|NET/IB : ([\w.-]+):\d+ ")
-_PEER = re.compile(r"from peer (\S+)")
 _OLD_ALGORITHMS = {"0": "TREE", "1": "RING"}  # numbers until 2.24
 _OLD_PROTOCOLS = {"0": "LL", "1": "LL128", "2": "SIMPLE"}
 
@@ -50,7 +48,6 @@ class _Reading:
 
     def __init__(self) -> None:
         self.count = 0
-        self.version: str | None = None
         self.network: dict[Who, str] = {}
         self.adapters: dict[str, tuple[str, ...]] = {}
         self.gdr: dict[str, bool] = {}
@@ -62,35 +59,79 @@ class _Reading:
         self.started: set[tuple[int, int]] = set()
         self.completed: set[tuple[int, int]] = set()
         self.algorithms: Counter[tuple[str, str, str]] = Counter()
-        self.nvls: bool | None = None
-        self.dmabuf = False
         self.environment: dict[str, str] = {}
         self.troubles: dict[Trouble, None] = {}
         self.warnings = 0
 
     def line(self, line: str) -> None:
-        if self.version is None and (found := _VERSION.search(line)):
-            self.version = found[1]
         for who, place, level, text in _messages(line):
             self.count += 1
             meant = False
             for sign, pattern, take in _MEANINGS:
-                if sign in text and (found := pattern.search(text)):
-                    take(self, who, found)
+                if sign in text and (match := pattern.search(text)):
+                    take(self, who, match)
                     meant = True
             if not meant and text.strip() and (kind := trouble_of(place, level, text)):
                 self.trouble(kind, who, text)
 
-    def trouble(self, kind: str, who: Who, words: str) -> None:
+    def trouble(self, kind: str, who: Who, text: str) -> None:
         self.warnings += kind == UNKNOWN
         if kind == UNKNOWN and self.warnings > MOST_WARNINGS:
             return
         rank = self.place[who][1] if who in self.place else None
-        status, hca, peer = _STATUS.search(words), _HCA.search(words), _PEER.search(words)
-        self.troubles[Trouble(kind, who.host, rank, words.strip()[:300], next(filter(None, hca.groups())) if hca else "",
-                              peer[1] if peer else "", int(status[1]) if status else None)] = None
+        status, hca = _STATUS.search(text), _HCA.search(text)
+        self.troubles[Trouble(kind, who.host, rank, text.strip()[:300], next(filter(None, hca.groups())) if hca else "",
+                              int(status[1]) if status else None)] = None
 
-    def nodes(self, ranks: int) -> int | None:
+    def _network(self, who: Who, match: re.Match[str]) -> None:
+        self.network[who] = match[1].strip()
+
+    def _adapters(self, who: Who, match: re.Match[str]) -> None:
+        names = _ADAPTER.findall(match[2]) or _INTERFACE.findall(match[2])
+        if names:
+            self.adapters[who.host] = tuple(names)
+
+    def _no_adapter(self, who: Who, match: re.Match[str]) -> None:
+        self.adapters.setdefault(who.host, ())
+
+    def _gdr(self, who: Who, match: re.Match[str]) -> None:
+        self.gdr[match[2]] = match[1] == "Enabled"
+
+    def _provider(self, who: Who, match: re.Match[str]) -> None:
+        self.provider = (match[1], int(match[2]) if match[2] else None)
+
+    def _channel(self, who: Who, match: re.Match[str]) -> None:
+        via, how, device, gdr = _way(match[4])
+        if via is not None:
+            self.channels[NcclChannel(int(match[1]), int(match[2]), int(match[3]), via, how, device, gdr)] = None
+
+    def _coll_net(self, who: Who, match: re.Match[str]) -> None:
+        _, how, device, gdr = _way(f"NET/{match[3]}")
+        self.channels[NcclChannel(int(match[1]), int(match[2]), int(match[2]), "COLLNET", how, device, gdr)] = None
+
+    def _rank(self, who: Who, match: re.Match[str]) -> None:
+        rank, ranks = int(match[1]), int(match[2])
+        if rank < ranks:
+            self.place[who] = (ranks, rank)
+            self.hosts[ranks, rank] = who.host
+
+    def _start(self, who: Who, match: re.Match[str]) -> None:
+        self._rank(who, match)
+        if who in self.place:
+            (self.started if match[3] == "START" else self.completed).add(self.place[who])
+
+    def _nodes(self, who: Who, match: re.Match[str]) -> None:
+        self._rank(who, match)
+        self.shape[int(match[2])] = int(match[3])
+
+    def _tuning(self, who: Who, match: re.Match[str]) -> None:
+        algorithm, protocol = match[2], match[3]
+        self.algorithms[match[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
+
+    def _set(self, who: Who, match: re.Match[str]) -> None:
+        self.environment[match[1]] = match[2].strip().rstrip(".")
+
+    def _count_nodes(self, ranks: int) -> int | None:
         """Count the nodes of a communicator if all its ranks wrote lines: older versions do not log the number."""
         hosts = [self.hosts.get((ranks, rank)) for rank in range(ranks)] if ranks <= len(self.hosts) else [None]
         return None if None in hosts else len(set(hosts))
@@ -101,11 +142,11 @@ class _Reading:
             hosts[name].add(who.host)
         ranks = max((ranks for ranks, _ in self.started | self.completed | set(self.place.values())), default=None)
         return NcclTruth(
-            lines=self.count, version=self.version, networks=dict(Counter(self.network.values())),
+            lines=self.count, networks=dict(Counter(self.network.values())),
             network_hosts={name: frozenset(names) for name, names in hosts.items()}, adapters=self.adapters, gdr=self.gdr,
             provider=self.provider, channels=tuple(self.channels), hosts=self.hosts, ranks=ranks,
-            nodes=None if ranks is None else self.shape.get(ranks) or self.nodes(ranks), started=frozenset(self.started),
-            completed=frozenset(self.completed), algorithms=dict(self.algorithms), nvls=self.nvls, dmabuf=self.dmabuf,
+            nodes=None if ranks is None else self.shape.get(ranks) or self._count_nodes(ranks), started=frozenset(self.started),
+            completed=frozenset(self.completed), algorithms=dict(self.algorithms),
             environment=self.environment, troubles=tuple(self.troubles))
 
 
@@ -116,39 +157,6 @@ def _messages(line: str) -> Iterator[tuple[Who, str, str, str]]:
     ends = [*(start.start() for start in starts), len(line)][1:]
     for start, end in zip(starts, ends, strict=True):
         yield Who(start[1], start[2], start[4]), start[5] or "", start[6], line[start.end():end].rstrip()
-
-
-def _network(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.network[who] = found[1].strip()
-
-
-def _adapters(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    names = _ADAPTER.findall(found[2]) or _INTERFACE.findall(found[2])
-    if names:
-        reading.adapters[who.host] = tuple(names)
-
-
-def _no_adapter(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.adapters.setdefault(who.host, ())
-
-
-def _gdr(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.gdr[found[2]] = found[1] == "Enabled"
-
-
-def _provider(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.provider = (found[1], int(found[2]) if found[2] else None)
-
-
-def _channel(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    via, how, device, gdr = _way(found[4])
-    if via is not None:
-        reading.channels[NcclChannel(int(found[1]), int(found[2]), int(found[3]), via, how, device, gdr)] = None
-
-
-def _coll_net(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    _, how, device, gdr = _way(f"NET/{found[3]}")
-    reading.channels[NcclChannel(int(found[1]), int(found[2]), int(found[2]), "COLLNET", how, device, gdr)] = None
 
 
 def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
@@ -163,56 +171,19 @@ def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
     return None, "", None, False
 
 
-def _rank(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    rank, ranks = int(found[1]), int(found[2])
-    if rank < ranks:
-        reading.place[who] = (ranks, rank)
-        reading.hosts[ranks, rank] = who.host
-
-
-def _start(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    _rank(reading, who, found)
-    if who in reading.place:
-        (reading.started if found[3] == "START" else reading.completed).add(reading.place[who])
-
-
-def _nodes(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    _rank(reading, who, found)
-    reading.shape[int(found[2])] = int(found[3])
-
-
-def _tuning(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    algorithm, protocol = found[2], found[3]
-    reading.algorithms[found[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
-
-
-def _nvls(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.nvls = found[1] is None and reading.nvls is not False
-
-
-def _dmabuf(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.dmabuf = True
-
-
-def _set(reading: _Reading, who: Who, found: re.Match[str]) -> None:
-    reading.environment[found[1]] = found[2].strip().rstrip(".")
-
-
 # (substring of every such message, pattern of the message, handler)
 _MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[str]], None]], ...] = tuple(
     (sign, re.compile(pattern), take) for sign, pattern, take in (
         (" via ", r"^(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[\w+\])? via (\S.*)$",
-         _channel),
-        ("COLLNET", r"^CollNet (\d+)/?\d* : (\d+) \[\w+\] via COLLNET/(\S.*)$", _coll_net),
-        ("Using network", r"^Using network (\S.*)$", _network),
-        (": Using", r"^NET/(IB|Socket|FastSocket)\w* : Using (.*)$", _adapters),
-        ("No device found", r"^NET/IB : No device found", _no_adapter),
-        ("GPU Direct RDMA", r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']*)'", _gdr),
-        ("NET/OFI", r"NET/OFI Selected [Pp]rovider is ([\w-]+).*?(?:\(found (\d+) nics\))?$", _provider),
-        ("nNodes", r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) ", _nodes),
-        ("Init ", r"comm \S+ rank (\d+) nranks (\d+) .*Init (START|COMPLETE)", _start),
-        ("-> Algo", r"^(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)", _tuning),
-        ("NVLS multicast", r"^NVLS multicast support is (not )?available", _nvls),
-        ("DMA-BUF", r"^DMA-BUF is available on GPU device", _dmabuf),
-        ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _set),
+         _Reading._channel),
+        ("COLLNET", r"^CollNet (\d+)/?\d* : (\d+) \[\w+\] via COLLNET/(\S.*)$", _Reading._coll_net),
+        ("Using network", r"^Using network (\S.*)$", _Reading._network),
+        (": Using", r"^NET/(IB|Socket|FastSocket)\w* : Using (.*)$", _Reading._adapters),
+        ("No device found", r"^NET/IB : No device found", _Reading._no_adapter),
+        ("GPU Direct RDMA", r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']*)'", _Reading._gdr),
+        ("NET/OFI", r"NET/OFI Selected [Pp]rovider is ([\w-]+).*?(?:\(found (\d+) nics\))?$", _Reading._provider),
+        ("nNodes", r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) ", _Reading._nodes),
+        ("Init ", r"comm \S+ rank (\d+) nranks (\d+) .*Init (START|COMPLETE)", _Reading._start),
+        ("-> Algo", r"^(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)", _Reading._tuning),
+        ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _Reading._set),
     ))

@@ -27,7 +27,7 @@ class PortBytes:
 
 def read_port_bytes(source: NodeSource) -> dict[str, PortBytes]:
     """Return the counters by port name, "mlx5_0 port 1". Ports without counters, as of some virtual functions, are left out."""
-    found = {}
+    counters = {}
     fabric = read_fabric(source)
     for port in fabric.ports:
         base = f"/sys/class/infiniband/{port.device}/ports/{port.number}"
@@ -38,21 +38,16 @@ def read_port_bytes(source: NodeSource) -> dict[str, PortBytes]:
                                    "rdma_read_bytes")]
             if values[0] is not None and values[3] is not None:
                 sends, writes, answers, receives, written, reads = (value or 0 for value in values)
-                found[port.name] = PortBytes(max(sends, writes + answers), max(receives, written + reads))
+                counters[port.name] = PortBytes(max(sends, writes + answers), max(receives, written + reads))
         else:
             sent, received = (maybe(source.number, f"{base}/counters/port_{way}_data") for way in ("xmit", "rcv"))
             if sent is not None and received is not None:
-                found[port.name] = PortBytes(WORD * sent, WORD * received)
-    return found
+                counters[port.name] = PortBytes(WORD * sent, WORD * received)
+    return counters
 
 
 def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes], sent: int) -> Iterator[Finding]:
-    """Compare the counters with the bytes that the ranks sent.
-
-    Args:
-        before, after: readings of one node around the run.
-        sent: bytes that the ranks of this node sent to other nodes in between.
-    """
+    """Compare two readings of a node around a run with the bytes that its ranks ``sent`` to other nodes in between."""
     moved = {port: after[port].sent - before[port].sent for port in after if port in before}
     if not moved or sent <= 0:
         yield Finding("nccl-ports", "unknown", "", "no counter of a fast port to compare with" if sent > 0
@@ -63,9 +58,9 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
         yield Finding("nccl-ports", "unknown", "", "the counters were reset during the run", "measure again")
         return
     total = sum(moved.values())
-    named = f"{data_size(total)} went through the fast ports, the ranks sent {data_size(sent)}"
+    evidence = f"{data_size(total)} went through the fast ports, the ranks sent {data_size(sent)}"
     if total < LEAST * sent:
-        yield Finding("nccl-ports", "error", "", f"{named}: the rest took another way",
+        yield Finding("nccl-ports", "error", "", f"{evidence}: the rest took another way",
                       "see nccl-network; look at the counters of the Ethernet ports")
         return
     median = sorted(moved.values())[len(moved) // 2]
@@ -74,4 +69,4 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
         yield Finding("nccl-ports", "warning", port, f"{data_size(moved[port])} sent, {data_size(median)} by the median port",
                       "look at this port's state and rate, and at the ring that NCCL built (nccl-nics)")
     if not idle:
-        yield Finding("nccl-ports", "ok", "", f"{named}, evenly over {len(moved)} ports")
+        yield Finding("nccl-ports", "ok", "", f"{evidence}, evenly over {len(moved)} ports")

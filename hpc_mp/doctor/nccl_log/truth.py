@@ -11,87 +11,51 @@ Via = Literal["NET", "P2P", "SHM", "COLLNET"]
 
 @dataclass(frozen=True, slots=True)
 class NcclChannel:
-    """A path from one rank to another; the log does not name the communicator.
-
-    Attributes:
-        number: number of the channel.
-        sender, receiver: ranks; for CollNet both are the rank that wrote the line.
-        via: NET is the network, P2P direct GPU access (NVLink, PCIe), SHM the host's memory, COLLNET reduction in the switches.
-        how: the network's name ("IB", "Socket", "AWS Libfabric"), or the kind of access ("CUMEM", "IPC").
-        device: the network's device; None for other paths.
-        gdr: True if the adapter accesses the GPU's memory directly.
-    """
+    """A path from one rank to another; the log does not name the communicator."""
 
     number: int
-    sender: int
+    sender: int  # rank; for CollNet both are the rank that wrote the line
     receiver: int
-    via: Via
-    how: str
-    device: int | None = None
-    gdr: bool = False
+    via: Via  # NET is the network, P2P direct GPU access (NVLink, PCIe), SHM the host's memory, COLLNET reduction in the switches
+    how: str  # the network's name ("IB", "Socket", "AWS Libfabric"), or the kind of access ("CUMEM", "IPC")
+    device: int | None = None  # the network's device; None for other paths
+    gdr: bool = False  # True if the adapter accesses the GPU's memory directly
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """An error or warning. ``rank``: the latest rank of the process; None if the log does not contain it.
+    """An error or warning. ``rank``: the latest rank of the process; None if the log does not contain it."""
 
-    Attributes:
-        kind: kind of a row in ``env/nccl-troubles.toml``.
-        hca: adapter of the process that wrote the line ("mlx5_3"); empty if the line names none.
-        peer: address of the other side; empty if the line names none.
-        code: status of a completion, or errno.
-    """
-
-    kind: str
+    kind: str  # of a row in ``env/nccl-troubles.toml``
     host: str
     rank: int | None
     words: str
-    hca: str = ""
-    peer: str = ""
-    code: int | None = None
+    hca: str = ""  # adapter of the process that wrote the line ("mlx5_3"); empty if the line names none
+    code: int | None = None  # status of a completion, or errno
 
 
 @dataclass(frozen=True, slots=True)
 class NcclTruth:
-    """All parsed facts.
+    """All parsed facts."""
 
-    Attributes:
-        lines: number of NCCL's lines.
-        version: version of NCCL.
-        networks: number of processes by network: {"IB": 16}.
-        network_hosts: hosts by network, to name hosts that deviate.
-        adapters: adapters that NCCL found, by host: ("mlx5_ib0:1/IB", …); for plain sockets the interfaces.
-        gdr: True if NCCL found GPUDirect possible, by adapter.
-        provider: provider of the OFI plug-in ("efa"), and the number of adapters it found.
-        channels: channels without duplicates.
-        hosts: host by (ranks of a communicator, rank), the latest for communicators of equal size.
-        ranks, nodes: size of the largest communicator; None if the log does not contain it.
-        started, completed: (ranks, rank) of starts and of completed starts in the log.
-        algorithms: number of choices by (collective, algorithm, protocol).
-        nvls: True if NVSwitch multicast is available; None if the log does not contain it.
-        dmabuf: True if NCCL reported DMA-BUF for a GPU.
-        environment: NCCL's variables that were set, with their values.
-        troubles: errors and warnings without duplicates.
-    """
-
-    lines: int = 0
-    version: str | None = None
-    networks: Mapping[str, int] = field(default_factory=dict)
-    network_hosts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    lines: int = 0  # number of NCCL's lines
+    networks: Mapping[str, int] = field(default_factory=dict)  # number of processes by network: {"IB": 16}
+    network_hosts: Mapping[str, frozenset[str]] = field(default_factory=dict)  # hosts by network, to name hosts that deviate
+    # adapters that NCCL found, by host: ("mlx5_ib0:1/IB", …); for plain sockets the interfaces
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    gdr: Mapping[str, bool] = field(default_factory=dict)
-    provider: tuple[str, int | None] | None = None
-    channels: tuple[NcclChannel, ...] = ()
+    gdr: Mapping[str, bool] = field(default_factory=dict)  # True if NCCL found GPUDirect possible, by adapter
+    provider: tuple[str, int | None] | None = None  # provider of the OFI plug-in ("efa"), and the number of adapters it found
+    channels: tuple[NcclChannel, ...] = ()  # channels without duplicates
+    # host by (ranks of a communicator, rank), the latest for communicators of equal size
     hosts: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    ranks: int | None = None
-    nodes: int | None = None
-    started: frozenset[tuple[int, int]] = frozenset()
-    completed: frozenset[tuple[int, int]] = frozenset()
+    ranks: int | None = None  # size of the largest communicator; None if the log does not contain it
+    nodes: int | None = None  # of that communicator
+    started: frozenset[tuple[int, int]] = frozenset()  # (ranks, rank) of starts in the log
+    completed: frozenset[tuple[int, int]] = frozenset()  # and of completed starts
+    # number of choices by (collective, algorithm, protocol)
     algorithms: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    nvls: bool | None = None
-    dmabuf: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    troubles: tuple[Trouble, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # NCCL's variables that were set, with their values
+    troubles: tuple[Trouble, ...] = ()  # errors and warnings without duplicates
 
     def between_nodes(self, channel: NcclChannel) -> bool:
         """Return True for a path over the network. NCCL rarely uses it inside a node too: that is assumed only for one node."""

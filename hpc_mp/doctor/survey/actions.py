@@ -11,7 +11,8 @@ from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger, record, take_ba
 from hpc_mp.cluster.bad_nodes import findings as held_against
 from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.slurm.drain import drain_command
-from hpc_mp.doctor.survey.diagnosis import LINK, REMEDIES, Diagnosis
+from hpc_mp.doctor.localise import nodes_of
+from hpc_mp.doctor.survey.diagnosis import REMEDIES, Diagnosis
 from hpc_mp.doctor.survey.node_report import CODES, faulty
 from hpc_mp.doctor.survey.report import Report
 
@@ -22,33 +23,27 @@ LONGEST_REASON = 120  # characters of evidence in a drain reason, which sinfo sh
 
 def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[BadNode, ...]:
     """Write the results for ``hpc-mp launch``: bad nodes into the ledger, rates into cluster.json. Ledger entries that the
-    survey disproves are withdrawn.
+    survey disproves are withdrawn. Return the findings written to the ledger. Raises OSError if a file cannot be written.
 
     Nothing is written for a cluster without a name. After an interrupted survey no rates are written and nothing is withdrawn.
-
-    Returns:
-        The findings written to the ledger.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     if report.cluster is None:
         return ()
-    found = findings(report)
+    bad_nodes = findings(report)
     path = ledger(report.cluster, environ)
     for finding in disproved(report, held_against(path, report.time)):
         take_back(path, [finding.node], [finding.code], report.time)
-    if found:
-        record(path, found)
+    if bad_nodes:
+        record(path, bad_nodes)
     if report.complete:
         write_measured(where(report.cluster, environ), measured(report))
-    return found
+    return bad_nodes
 
 
 def findings(report: Report) -> tuple[BadNode, ...]:
     """Return a finding for every node that is certainly bad, and for one end of every bad link, which suffices to avoid it."""
-    bad = {node: (found.code, found.message) for node, found in faulty(report.noted, len(report.evidence.nodes))}
-    bad |= {node: (found.code, _evidence(found)) for node, found in to_avoid(report.diagnoses).items()}
+    bad = {node: (finding.code, finding.message) for node, finding in faulty(report.noted, len(report.evidence.nodes))}
+    bad |= {node: (diagnosis.code, _evidence(diagnosis)) for node, diagnosis in to_avoid(report.diagnoses).items()}
     until = report.time + AVOIDED_S
     return tuple(BadNode(node, code, evidence, "hpc-mp doctor", report.time, until, "certain")
                  for node, (code, evidence) in bad.items())
@@ -62,20 +57,20 @@ def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
     """
     if not report.complete:
         return ()
-    seen = report.evidence
-    answered = {node for node in seen.nodes if node not in seen.absent}
-    reported = {seen.nodes[node] for node in seen.reports}
-    paired = {seen.nodes[node] for leg in seen.legs if leg.rate is not None for node in leg.pair}
-    suspects = {name for found in report.diagnoses for member in found.members for name in _ends(member)}
+    evidence = report.evidence
+    answered = {node for node in evidence.nodes if node not in evidence.absent}
+    reported = {evidence.nodes[node] for node in evidence.reports}
+    paired = {evidence.nodes[node] for leg in evidence.legs if leg.rate is not None for node in leg.pair}
+    suspects = {name for diagnosis in report.diagnoses for name in nodes_of(diagnosis.members)}
     suspects |= {node for noted in report.noted if noted.finding.severity == "error" for node in noted.nodes}
 
     def measured_there(finding: BadNode) -> bool:
         if finding.code in CODES:
             return finding.node in reported
-        ends = {*_ends(finding.evidence.partition(":")[0])} if finding.code.startswith("link") else set()
+        ends = {*nodes_of([finding.evidence.partition(":")[0]])} if finding.code.startswith("link") else set()
         return (finding.code in {*REMEDIES, *GONE} - COMPUTED) and {finding.node, *ends} <= paired
 
-    return tuple(each for each in held if each.time <= report.time and each.node in answered - suspects and measured_there(each))
+    return tuple(item for item in held if item.time <= report.time and item.node in answered - suspects and measured_there(item))
 
 
 def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
@@ -83,12 +78,13 @@ def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
     sets of suspects are left to people.
     """
     certain = [diagnosis for diagnosis in diagnoses if diagnosis.certain]
-    avoided = {_node(diagnosis): diagnosis for diagnosis in reversed(certain) if diagnosis.code.startswith(("node", "rail"))}
+    avoided = {nodes_of(diagnosis.members)[0]: diagnosis for diagnosis in reversed(certain)
+               if diagnosis.code.startswith(("node", "rail"))}
     links = [diagnosis for diagnosis in certain if diagnosis.code.startswith("link")]
-    while left := [link for link in links if not avoided.keys() & {*link.members[0].split(LINK)}]:
-        count = Counter(node for link in left for node in link.members[0].split(LINK))
+    while remaining := [link for link in links if not avoided.keys() & {*nodes_of(link.members)}]:
+        count = Counter(node for link in remaining for node in nodes_of(link.members))
         node = max(sorted(count, reverse=True), key=lambda node: count[node])
-        avoided[node] = next(link for link in left if node in link.members[0].split(LINK))
+        avoided[node] = next(link for link in remaining if node in nodes_of(link.members))
     return avoided
 
 
@@ -100,31 +96,22 @@ def drain_commands(diagnoses: Iterable[Diagnosis]) -> list[str]:
 
 def measured(report: Report) -> LinkRates:
     """Return the rates of pairs of which both directions succeeded, summed over all rails, and the platform of most nodes."""
-    rails, rates, seen = report.evidence.rails, report.rates, report.evidence
+    rails, rates, evidence = report.evidence.rails, report.rates, report.evidence
     pairs = []
-    for a, b in sorted({leg.pair for leg in seen.legs}):
+    for a, b in sorted({leg.pair for leg in evidence.legs}):
         directions = [[rates.get((*way, rail)) for rail in range(rails)] for way in ((a, b), (b, a))]
-        known = [[rate for rate in way if rate is not None] for way in directions]
-        if all(len(way) == rails for way in known):
-            pairs.append((a, b, min(map(sum, known))))
-    latencies = [leg.latency for leg in seen.legs if leg.latency is not None]
+        successes = [[rate for rate in way if rate is not None] for way in directions]
+        if all(len(way) == rails for way in successes):
+            pairs.append((a, b, min(map(sum, successes))))
+    latencies = [leg.latency for leg in evidence.legs if leg.latency is not None]
     latency = median(latencies) if latencies else None
-    platform, _ = Counter(facts.platform for facts in seen.facts).most_common(1)[0]
-    return LinkRates(report.cluster or "", report.time, seen.nodes, tuple(pairs), latency, platform)
-
-
-def _ends(member: str) -> list[str]:
-    """Return the nodes in the name of a member: a node, a rail of a node, or a link."""
-    return [end.partition(" rail ")[0] for end in member.split(LINK)]
+    platform, _ = Counter(facts.platform for facts in evidence.facts).most_common(1)[0]
+    return LinkRates(report.cluster or "", report.time, evidence.nodes, tuple(pairs), latency, platform)
 
 
 def _evidence(diagnosis: Diagnosis) -> str:
     """Return the evidence, for a link prefixed with its name: the ledger entry would else not name its other end."""
     return f"{diagnosis.subject}: {diagnosis.evidence}" if diagnosis.code.startswith("link") else diagnosis.evidence
-
-
-def _node(diagnosis: Diagnosis) -> str:
-    return diagnosis.members[0].partition(" rail ")[0]
 
 
 def _plain(text: str) -> str:

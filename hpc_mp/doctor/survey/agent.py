@@ -39,8 +39,8 @@ class Agent:
     def obey(self, order: Message) -> Message | None:
         """Execute an order and return the answer, None if the order is not for this agent."""
         action = ACTIONS[order["do"]]
-        said = action(self, order)
-        return None if said is None else {"id": order["id"], **said}
+        reply = action(self, order)
+        return None if reply is None else {"id": order["id"], **reply}
 
     def meet(self, order: Message) -> None:
         """Store the token and the address book: addresses, one per rail, and port, by rank."""
@@ -56,7 +56,7 @@ class Agent:
         if self.rank == pair[1]:
             return {"ends": [*_messages(answer(plan, self._calls, len(mine)))]}
         theirs, port = self._book[pair[1]]
-        return {"ends": [*_messages(call(plan, [(one, other, port) for one, other in zip(mine, theirs, strict=True)]))]}
+        return {"ends": [*_messages(call(plan, [(source, target, port) for source, target in zip(mine, theirs, strict=True)]))]}
 
     def probe(self, order: Message) -> Message | None:
         """Send full-size packets on every rail to this agent's peers in ``peers``: {rail: {peer: echoes received}}."""
@@ -68,7 +68,7 @@ class Agent:
 
     def _probed(self, rail: int, mine: str, peers: list[int], size: int) -> Message:
         targets = [(self._book[peer][0][rail], self._book[peer][1]) for peer in peers]
-        return {str(peer): asdict(seen) for peer, seen in zip(peers, probe(mine, targets, size, self._token), strict=True)}
+        return {str(peer): asdict(counts) for peer, counts in zip(peers, probe(mine, targets, size, self._token), strict=True)}
 
     def report(self, order: Message) -> Message:
         """Return the report of this node, with ``seconds`` of load for its devices."""
@@ -87,9 +87,9 @@ class Agent:
             if self.rank in (one, other):
                 side, source = int(self.rank == other), here()
                 before = read_port_bytes(source)
-                ends = measure(side, self._book[one][0][0], ports, order)
-                found = judge_ports(before, read_port_bytes(source), sent(ends, side, order))
-                return {"ends": ends, "found": [finding.document() for finding in found if finding.severity in REPORTED]}
+                ends = measure(side, self._book[one][0][0], ports, order, self._token, self.facts.interfaces[0].name)
+                findings = judge_ports(before, read_port_bytes(source), sent(ends, len(ports), order))
+                return {"ends": ends, "found": [finding.document() for finding in findings if finding.severity in REPORTED]}
         return None
 
     def counters(self, order: Message) -> Message:
@@ -105,8 +105,8 @@ ACTIONS: dict[str, Callable[[Agent, Message], Message | None]] = {
 def _messages(ends: Iterable[TransferEnd]) -> Iterator[Message]:
     """Yield the ends as messages without empty fields: srun carries every byte."""
     for end in ends:
-        said = {"why": end.why, **(asdict(end.sent) if end.sent else {})}
-        yield {"rail": end.key.rail, "direction": end.key.direction, **{name: value for name, value in said.items() if value}}
+        fields = {name: value for name, value in asdict(end).items() if value and name != "key"}
+        yield {"rail": end.key.rail, "direction": end.key.direction, **fields}
 
 
 def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -118,7 +118,7 @@ def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> 
     except LookupError as error:
         _say(rank, {"id": 0, "node": node, "error": str(error), "slurm": _slurm(environ)})
         return 1
-    _say(rank, {"id": 0, "facts": agent.facts.document(), "slurm": _slurm(environ)})
+    _say(rank, {"id": 0, "facts": asdict(agent.facts), "slurm": _slurm(environ)})
     for line in sys.stdin:
         answered = agent.obey(json.loads(line))
         if answered is not None:

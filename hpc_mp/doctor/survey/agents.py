@@ -15,8 +15,7 @@ from typing import IO, Any, Self
 
 Message = dict[str, Any]
 
-PIECE = 900
-"""srun passes on at most 1,024 bytes of a task's line at once, and another task's line may come between two parts."""
+PIECE = 900  # srun passes on at most 1,024 bytes of a task's line at once, and another task's line may come between two parts
 MARK = "hpc-mp-survey"  # a site's prolog may write to the same stream
 
 
@@ -124,10 +123,9 @@ class AgentPool:
         return {}
 
     def order(self, order: Message, awaited: Collection[int], within: float) -> dict[int, Message]:
-        """Send an order and gather the answers until all of ``awaited`` have answered or the time is up.
+        """Send an order and gather the answers until all of ``awaited`` have answered or ``within`` seconds are over.
 
-        Args:
-            within: timeout in seconds; once half of the agents have answered, the timeout for stragglers is shortened.
+        Once half of the agents have answered, the timeout for stragglers is shortened.
         """
         number = next(self._numbers)
         line = encode({"id": number, **order})
@@ -141,7 +139,7 @@ class AgentPool:
     def gather(
         self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE_S,
     ) -> dict[int, Message]:
-        """Return the answers to order ``number``; 0 is the agents' first, unrequested message. ``awaited``: None = any one."""
+        """Return the answers to order ``number``; 0 is the agents' first, unrequested message. ``awaited``: None = any agent."""
         begin = time.monotonic()
         end, answers = begin + within, dict[int, Message]()
         half = math.inf if awaited is None else (len(awaited) + 1) // 2

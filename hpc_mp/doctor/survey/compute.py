@@ -1,48 +1,43 @@
-"""Compute speed of a node: a fixed piece of work, repeated on one CPU."""
+"""Compute speed of a node: the exact problem of ``doctor.compute``, repeated on one CPU."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 
-BLOCK = bytes(range(256)) * 1024  # 256 KiB
-PIECES = 4  # blocks of one piece of work: some milliseconds
+from hpc_mp.doctor.compute.problem import exact, whole
+
+SIZE = 256  # rows and columns of one piece of work: some milliseconds
 WINDOW_S = 0.3
 """Three times the period in which a cgroup gives and withholds CPU time: a window holds at most 4/3 of what it gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of one trial.
+    """The result of one trial."""
 
-    Attributes:
-        rate: pieces of work per second of wall time, in the best window, which other programs disturb least.
-        share: CPU time per wall time over all windows.
-        digest: digest of the work, the same on every node; "" if two pieces on one node differ.
-        idle: number of allowed processors that were idle meanwhile: a limit withheld them, not other programs.
-    """
-
-    rate: float
-    share: float
-    digest: str
-    idle: float
+    rate: float  # pieces of work per second of wall time, in the best window, which other programs disturb least
+    share: float  # CPU time per wall time over all windows
+    digest: str  # digest of the work, the same on every node; "" if two pieces on one node differ
+    idle: float  # number of allowed processors that were idle meanwhile: a limit withheld them, not other programs
 
 
 def compute(seconds: float) -> Computed:
     """Compute for some seconds and return the result."""
+    left, right = exact(SIZE)
     begin, used, idle = time.monotonic(), time.thread_time(), _idle()
     digests: set[str] = set()
     best = 0.0
-    while (now := time.monotonic()) - begin < seconds:
+    while (start := time.monotonic()) - begin < seconds:
         count = 0
-        while time.monotonic() - now < WINDOW_S:
-            digests.add(_piece())
+        while time.monotonic() - start < WINDOW_S:
+            digests.add(whole(np.einsum("ij,jk->ik", left, right, optimize=False)))  # one thread, no library
             count += 1
-        best = max(best, count / (time.monotonic() - now))
+        best = max(best, count / (time.monotonic() - start))
     share = (time.thread_time() - used) / (time.monotonic() - begin)
     return Computed(best, share, digests.pop() if len(digests) == 1 else "", (_idle() - idle) / (time.monotonic() - begin))
 
@@ -51,10 +46,3 @@ def _idle() -> float:
     """Return the idle seconds since boot, summed over the processors that this process may use."""
     times = psutil.cpu_times(percpu=True)
     return sum(times[cpu].idle for cpu in os.sched_getaffinity(0) if cpu < len(times))
-
-
-def _piece() -> str:
-    digest = hashlib.sha256()
-    for _ in range(PIECES):
-        digest.update(BLOCK)
-    return digest.hexdigest()

@@ -10,28 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from hpc_mp.doctor.localise import Localisation, Suspect
-from hpc_mp.doctor.survey.blame import blames
+from hpc_mp.base.text import several
+from hpc_mp.doctor.localise import Localisation, Suspect, nodes_of, of_pairs
+from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
-
-LINK = "–"  # between the two ends of a link
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A fault.
+    """A fault."""
 
-    Attributes:
-        code: stable kind of fault, a key of ``REMEDIES``.
-        members: nodes, leaf switches, "n3 rail 1", or links "n1–n3". Several mean that one of them is faulty.
-        certain: True if the evidence suffices for the single member; else it is a suspicion.
-        evidence: measured values and the values that they are compared with.
-    """
-
-    code: str
-    members: tuple[str, ...]
-    certain: bool
-    evidence: str
+    code: str  # stable kind of fault, a key of ``REMEDIES``
+    members: tuple[str, ...]  # nodes, leaf switches, "n3 rail 1", or links "n1–n3". Several mean that one of them is faulty
+    certain: bool  # True if the evidence suffices for the single member; else it is a suspicion
+    evidence: str  # measured values and the values that they are compared with
     factor: float | None = None
 
     @property
@@ -70,19 +62,19 @@ LEAST_LOST, LOSS = 3, 5e-4
 """Segments that both directions of a paced transfer must have lost together, and their share, to be called loss."""
 
 
-def diagnose(seen: SurveyEvidence, verdict: Localisation | None) -> tuple[Diagnosis, ...]:
+def diagnose(evidence: SurveyEvidence, verdict: Localisation | None) -> tuple[Diagnosis, ...]:
     """Return all faults, those that explain others first. ``verdict``: None before the first round has ended."""
-    found = (*_absent(seen), *_corrupt(seen), *_slow(seen), *_mtu(seen), *_loss(seen))
-    return found if verdict is None else tuple(_network(seen, verdict, found))
+    faults = (*_absent(evidence), *_corrupt(evidence), *_slow(evidence), *_mtu(evidence), *_loss(evidence))
+    return faults if verdict is None else tuple(_network(evidence, verdict, faults))
 
 
-def suspected_loss(seen: SurveyEvidence) -> list[Pair]:
+def suspected_loss(evidence: SurveyEvidence) -> list[Pair]:
     """Return pairs to test at a low rate, the most urgent first.
 
     Pairs that already lost segments at a low rate are tested once more. Then follow pairs that lost segments at full speed, the
     worst first, and other pairs of the lossy nodes, to tell a fault of the node from one of the link.
     """
-    pairs = by_pair(seen.legs)
+    pairs = by_pair(evidence.legs)
     tested = {pair for pair, legs in pairs.items() if any(leg.paced for leg in legs)}
     confirmed = [pair for pair in tested if lossy(pairs[pair])]
     share = {pair: _share([leg for leg in legs if not leg.paced]) for pair, legs in pairs.items()}
@@ -98,83 +90,82 @@ def lossy(legs: Iterable[Leg]) -> bool:
     return sum(leg.lost for leg in paced) >= LEAST_LOST and _share(paced) > LOSS
 
 
-def _absent(seen: SurveyEvidence) -> Iterable[Diagnosis]:
-    for node, absence in seen.absent.items():
+def _absent(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
+    for node, absence in evidence.absent.items():
         yield Diagnosis(absence.code, (node,), True, absence.why)
 
 
-def _mtu(seen: SurveyEvidence) -> Iterable[Diagnosis]:
-    for rail in range(seen.rails):
-        mtus = [facts.interfaces[rail].mtu for facts in seen.facts]
+def _mtu(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
+    for rail in range(evidence.rails):
+        mtus = [facts.interfaces[rail].mtu for facts in evidence.facts]
         usual, count = Counter(mtus).most_common(1)[0]
         odd = [node for node, mtu in enumerate(mtus) if mtu != usual]
         if 2 * count == len(mtus):  # two nodes: either may be the wrong one
-            yield Diagnosis("node-mtu", seen.nodes, False, "; ".join(_mtu_words(seen, node, rail) for node in range(len(mtus))))
+            yield Diagnosis("node-mtu", evidence.nodes, False,
+                            "; ".join(_mtu_words(evidence, node, rail) for node in range(len(mtus))))
             continue
         for node in odd:
-            words = f"{_mtu_words(seen, node, rail)}, {count} of {len(mtus)} nodes have {usual}"
-            yield Diagnosis("node-mtu", (seen.nodes[node],), True, words + _unreached(seen, node, rail))
-        judged = [echo for echo in seen.echoes
-                  if echo.rail == rail and echo.seen.small and not {echo.sender, echo.receiver} & {*odd}]
-        bad = {(echo.sender, echo.receiver) for echo in judged if not echo.seen.full}
-        yield from _blamed(seen, "mtu", bad, {(echo.sender, echo.receiver) for echo in judged} - bad,
+            message = f"{_mtu_words(evidence, node, rail)}, {count} of {len(mtus)} nodes have {usual}"
+            yield Diagnosis("node-mtu", (evidence.nodes[node],), True, message + _unreached(evidence, node, rail))
+        judged = [echo for echo in evidence.echoes
+                  if echo.rail == rail and echo.counts.small and not {echo.sender, echo.receiver} & {*odd}]
+        bad = {(echo.sender, echo.receiver) for echo in judged if not echo.counts.full}
+        yield from _blamed(evidence, "mtu", bad, {(echo.sender, echo.receiver) for echo in judged} - bad,
                            f"packets of {usual} bytes are lost, small ones are not, and every interface has MTU {usual}")
 
 
-def _mtu_words(seen: SurveyEvidence, node: int, rail: int) -> str:
-    interface = seen.facts[node].interfaces[rail]
-    return f"{interface.name} of {seen.nodes[node]} has MTU {interface.mtu}"
+def _mtu_words(evidence: SurveyEvidence, node: int, rail: int) -> str:
+    interface = evidence.facts[node].interfaces[rail]
+    return f"{interface.name} of {evidence.nodes[node]} has MTU {interface.mtu}"
 
 
-def _unreached(seen: SurveyEvidence, node: int, rail: int) -> str:
+def _unreached(evidence: SurveyEvidence, node: int, rail: int) -> str:
     """Return the probe's evidence on a node with another MTU."""
-    lost = [seen.nodes[echo.sender] for echo in seen.echoes
-            if (echo.receiver, echo.rail) == (node, rail) and echo.seen.small and not echo.seen.full]
-    return f"; full-size packets from {_listed(lost)} do not reach it" if lost else ""
+    lost = [evidence.nodes[echo.sender] for echo in evidence.echoes
+            if (echo.receiver, echo.rail) == (node, rail) and echo.counts.small and not echo.counts.full]
+    return f"; full-size packets from {several(lost)} do not reach it" if lost else ""
 
 
-def _loss(seen: SurveyEvidence) -> Iterable[Diagnosis]:
-    pairs = by_pair(seen.legs)
+def _loss(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
+    pairs = by_pair(evidence.legs)
     bad = {pair for pair, legs in pairs.items() if lossy(legs)}
     good = {pair for pair, legs in pairs.items() if pair not in bad and any(leg.segments for leg in legs)
             and (any(leg.paced for leg in legs) or _share(legs) <= SUSPECT_LOSS)}
     paced = [leg for pair in bad for leg in pairs[pair] if leg.paced]
     clean = [leg for pair in good for leg in pairs[pair]]
-    words = (f"{_share(paced):.1%} of the segments of unhurried transfers were lost and sent again "
-             f"({sum(leg.lost for leg in paced)} of {sum(leg.segments for leg in paced)}), {_share(clean):.2%} elsewhere")
-    yield from _blamed(seen, "loss", bad, good, words)
+    message = (f"{_share(paced):.1%} of the segments of unhurried transfers were lost and sent again "
+               f"({sum(leg.lost for leg in paced)} of {sum(leg.segments for leg in paced)}), {_share(clean):.2%} elsewhere")
+    yield from _blamed(evidence, "loss", bad, good, message)
 
 
-def _blamed(seen: SurveyEvidence, kind: str, bad: Iterable[Pair], good: Iterable[Pair], words: str) -> Iterable[Diagnosis]:
-    """Yield diagnoses for bad pairs; ``words``: the evidence."""
-    for culprit in blames(_named(seen, bad), _named(seen, good), seen.leaves):
-        members = (LINK.join(culprit.members),) if culprit.kind == "link" else culprit.members
-        between = _listed([f"{one} and {other}" for one, other in culprit.pairs])
-        yield Diagnosis(f"{culprit.kind}-{kind}", members, culprit.certain, f"{words}; between {between}")
+def _blamed(evidence: SurveyEvidence, kind: str, bad: Iterable[Pair], good: Iterable[Pair], message: str) -> Iterable[Diagnosis]:
+    """Yield diagnoses for bad pairs; ``message``: the evidence."""
+    for suspect in of_pairs(_named(evidence, bad), _named(evidence, good), evidence.leaves):
+        yield Diagnosis(f"{suspect.kind}-{kind}", suspect.members, suspect.certain, f"{message}; {suspect.evidence}")
 
 
-def _named(seen: SurveyEvidence, pairs: Iterable[Pair]) -> set[tuple[str, str]]:
-    return {(seen.nodes[min(pair)], seen.nodes[max(pair)]) for pair in pairs}
+def _named(evidence: SurveyEvidence, pairs: Iterable[Pair]) -> set[tuple[str, str]]:
+    return {(evidence.nodes[min(pair)], evidence.nodes[max(pair)]) for pair in pairs}
 
 
-def _network(seen: SurveyEvidence, verdict: Localisation, found: Sequence[Diagnosis]) -> Iterable[Diagnosis]:
+def _network(evidence: SurveyEvidence, verdict: Localisation, faults: Sequence[Diagnosis]) -> Iterable[Diagnosis]:
     """Yield network faults for suspects that no earlier finding explains, then the findings with the evidence they explain."""
     explained: dict[Diagnosis, str] = {}
     uplinks = {member for suspect in verdict.suspects if suspect.kind == "uplink" for member in suspect.members}
     for suspect in verdict.suspects:
-        sick = [diagnosis for diagnosis in found if _explains(diagnosis, suspect)]
-        if not sick and not (suspect.kind == "link" and _leads_through(seen, suspect, uplinks)):
-            yield Diagnosis(_code(seen, suspect), suspect.members, suspect.certain, suspect.evidence, suspect.factor)
+        sick = [diagnosis for diagnosis in faults if _explains(diagnosis, suspect)]
+        if not sick and not (suspect.kind == "link" and _leads_through(evidence, suspect, uplinks)):
+            yield Diagnosis(_code(evidence, suspect), suspect.members, suspect.certain, suspect.evidence, suspect.factor)
         explained |= dict.fromkeys(sick, f"; this explains: {suspect.evidence}")
-    for diagnosis in found:
+    for diagnosis in faults:
         yield replace(diagnosis, evidence=diagnosis.evidence + explained.get(diagnosis, ""))
 
 
-def _code(seen: SurveyEvidence, suspect: Suspect) -> str:
-    nodes = {seen.nodes.index(name) for name in _nodes(suspect.members) if name in seen.nodes}
+def _code(evidence: SurveyEvidence, suspect: Suspect) -> str:
+    nodes = {evidence.nodes.index(name) for name in nodes_of(suspect.members) if name in evidence.nodes}
     if suspect.kind == "down":
-        return "node-cut" if nodes and nodes <= seen.counters.keys() else "node-down"
-    between = [leg for leg in seen.legs if {*leg.pair} == nodes]
+        return "node-cut" if nodes and nodes <= evidence.counters.keys() else "node-down"
+    between = [leg for leg in evidence.legs if {*leg.pair} == nodes]
     cut = suspect.kind == "link" and between and all(leg.rate is None for leg in between)
     return "link-cut" if cut else f"{suspect.kind}-slow"
 
@@ -183,91 +174,78 @@ def _explains(diagnosis: Diagnosis, suspect: Suspect) -> bool:
     """Return True if the diagnosis explains the suspect. A faulty node explains itself and its links, a link or uplink only
     itself.
     """
-    touched, sick = _nodes(suspect.members), _nodes(diagnosis.members)
+    touched, sick = {*nodes_of(suspect.members)}, {*nodes_of(diagnosis.members)}
     if diagnosis.code.startswith("node"):
         return suspect.kind != "uplink" and not touched.isdisjoint(sick)
     return touched == sick
 
 
-def _leads_through(seen: SurveyEvidence, suspect: Suspect, uplinks: set[str]) -> bool:
+def _leads_through(evidence: SurveyEvidence, suspect: Suspect, uplinks: set[str]) -> bool:
     """Return True if all traffic of a suspected link crosses one of the uplinks."""
-    leaves = {seen.leaves.get(node, "") for node in _nodes(suspect.members)}
+    leaves = {evidence.leaves.get(node, "") for node in nodes_of(suspect.members)}
     return len(leaves) > 1 and not leaves.isdisjoint(uplinks)
-
-
-def _nodes(members: Iterable[str]) -> set[str]:
-    """Return the nodes in names of nodes, rails and links."""
-    return {name.partition(" rail ")[0] for member in members for name in member.split(LINK)}
 
 
 def _share(legs: Iterable[Leg]) -> float:
     """Return the fraction of lost segments."""
-    kept = [*legs]
-    return sum(leg.lost for leg in kept) / max(1, sum(leg.segments for leg in kept))
-
-
-def _listed(names: list[str]) -> str:
-    """Return at most four of the names as text, and the number of the others."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    transfers = [*legs]
+    return sum(leg.lost for leg in transfers) / max(1, sum(leg.segments for leg in transfers))
 
 
 SLOW_CPU, SUSPECT_CPU = 0.85, 0.9
 """Of what equal nodes compute in their best window; who is below the second is tested again, below the first may be slow."""
-STARVED = 0.9
-"""Of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile."""
+STARVED = 0.9  # of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile
 CPU_TRIALS = 8
 """Nobody is called slow before so many trials, nor compared with nodes of fewer: others come and go on the same CPUs."""
 
 
-def suspected_cpus(seen: SurveyEvidence) -> dict[int, float]:
+def suspected_cpus(evidence: SurveyEvidence) -> dict[int, float]:
     """Return nodes whose best window is below ``SUSPECT_CPU`` of the median of equal nodes' best windows, with that ratio."""
-    ratios = _ratios(seen, {node: max(rates) for node, rates in _computed(seen).items()})
+    ratios = _ratios(evidence, {node: max(rates) for node, rates in _rates(evidence).items()})
     return {node: ratio for node, ratio in ratios.items() if ratio < SUSPECT_CPU}
 
 
-def _corrupt(seen: SurveyEvidence) -> Iterable[Diagnosis]:
-    digests: dict[int, set[str]] = {}
-    for trial in seen.trials:
-        for node, computed in trial.items():
-            digests.setdefault(node, set()).add(computed.digest)
+def _corrupt(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
+    digests = {node: {result.digest for result in results} for node, results in _computed(evidence).items()}
     if not digests:
         return
-    right, votes = Counter(digest for own in digests.values() for digest in own).most_common(1)[0]
-    for node, own in digests.items():
-        if own != {right} and votes > 1:
-            yield Diagnosis("node-corrupt", (seen.nodes[node],), True,
+    right, votes = Counter(digest for results in digests.values() for digest in results).most_common(1)[0]
+    for node, results in digests.items():
+        if results != {right} and votes > 1:
+            yield Diagnosis("node-corrupt", (evidence.nodes[node],), True,
                             f"the same computation gave another result than on {votes} nodes")
 
 
-def _slow(seen: SurveyEvidence) -> Iterable[Diagnosis]:
+def _slow(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
     """Yield nodes that are slow in their best window and also in most trials, compared with nodes tested alternately."""
-    suspects, rates = suspected_cpus(seen), _computed(seen)
-    tested = {node: own for node, own in rates.items() if len(own) >= CPU_TRIALS}
+    suspects, results = suspected_cpus(evidence), _computed(evidence)
+    tested = {node: node_rates for node, node_rates in _rates(evidence).items() if len(node_rates) >= CPU_TRIALS}
     for node in sorted(suspects.keys() & tested.keys()):
-        model, own = seen.facts[node].model, tested[node]
-        like = [rates for other, rates in tested.items() if other not in suspects and seen.facts[other].model == model]
-        ratio = max(own) / median(map(max, like)) if like else 1.0
-        if ratio < SLOW_CPU and quantiles(own)[2] < median(quantiles(rates)[0] for rates in like):
-            most = max((trial[node] for trial in seen.trials if node in trial), key=lambda trial: trial.share)
-            starved = most.share < STARVED and most.idle < (1 - most.share) / 2
-            words = (f"computes at {ratio:.0%} of its peers' speed, in the best of {len(own)} trials; "
-                     f"it got the CPU for {most.share:.0%} of the time at most" + (", and none was idle" if starved else ""))
-            yield Diagnosis("node-busy" if starved else "node-cpu", (seen.nodes[node],), not starved, words, ratio)
+        model, node_rates = evidence.facts[node].model, tested[node]
+        like = [rates for other, rates in tested.items() if other not in suspects and evidence.facts[other].model == model]
+        ratio = max(node_rates) / median(map(max, like)) if like else 1.0
+        if ratio < SLOW_CPU and quantiles(node_rates)[2] < median(quantiles(rates)[0] for rates in like):
+            best = max(results[node], key=lambda result: result.share)
+            starved = best.share < STARVED and best.idle < (1 - best.share) / 2
+            message = (f"computes at {ratio:.0%} of its peers' speed, in the best of {len(node_rates)} trials; "
+                       f"it got the CPU for {best.share:.0%} of the time at most" + (", and none was idle" if starved else ""))
+            yield Diagnosis("node-busy" if starved else "node-cpu", (evidence.nodes[node],), not starved, message, ratio)
 
 
-def _computed(seen: SurveyEvidence) -> dict[int, list[float]]:
-    """Return the rates of every node, one per trial."""
-    rates: dict[int, list[float]] = {}
-    for trial in seen.trials:
-        for node, computed in trial.items():
-            rates.setdefault(node, []).append(computed.rate)
-    return rates
+def _computed(evidence: SurveyEvidence) -> dict[int, list[Computed]]:
+    """Return the results of every node, one per trial."""
+    nodes = dict.fromkeys(node for trial in evidence.trials for node in trial)
+    return {node: [trial[node] for trial in evidence.trials if node in trial] for node in nodes}
 
 
-def _ratios(seen: SurveyEvidence, rates: Mapping[int, float]) -> dict[int, float]:
+def _rates(evidence: SurveyEvidence) -> dict[int, list[float]]:
+    return {node: [result.rate for result in results] for node, results in _computed(evidence).items()}
+
+
+def _ratios(evidence: SurveyEvidence, rates: Mapping[int, float]) -> dict[int, float]:
     """Return the ratio of every node's rate to the median of the nodes with the same CPU."""
     equal: dict[str, list[float]] = {}
     for node, rate in rates.items():
-        equal.setdefault(seen.facts[node].model, []).append(rate)
-    usual = {model: median(found) for model, found in equal.items()}
-    return {node: rate / usual[seen.facts[node].model] for node, rate in rates.items()}
+        equal.setdefault(evidence.facts[node].model, []).append(rate)
+    usual = {model: median(values) for model, values in equal.items()}
+    return {node: rate / usual[evidence.facts[node].model] for node, rate in rates.items()}

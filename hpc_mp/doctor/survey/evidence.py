@@ -16,27 +16,18 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One direction of one transfer on one rail.
-
-    Attributes:
-        rate: rate in GB/s; None if nothing arrived.
-        segments, lost: data segments sent, and those of them retransmitted because they were lost.
-        limited: fraction of the time in which the receiver was the bottleneck.
-        latency: half a round trip in seconds; None if it was not measured.
-        paced: True if sent at a low rate, at which no queue overflows.
-        why: reason if there is no rate.
-    """
+    """One direction of one transfer on one rail."""
 
     sender: int
     receiver: int
     rail: int
-    rate: float | None
-    segments: int = 0
-    lost: int = 0
-    limited: float = 0.0
-    latency: float | None = None
-    paced: bool = False
-    why: str = ""
+    rate: float | None  # GB/s; None if nothing arrived
+    segments: int = 0  # data segments sent
+    lost: int = 0  # segments of these, retransmitted because they were lost
+    limited: float = 0.0  # fraction of the time in which the receiver was the bottleneck
+    latency: float | None = None  # half a round trip in seconds; None if it was not measured
+    paced: bool = False  # True if sent at a low rate, at which no queue overflows
+    why: str = ""  # reason if there is no rate
 
     @property
     def pair(self) -> Pair:
@@ -50,7 +41,7 @@ class Echo:
     sender: int
     receiver: int
     rail: int
-    seen: Probed
+    counts: Probed
 
 
 class Absence(NamedTuple):
@@ -62,25 +53,18 @@ class Absence(NamedTuple):
 
 @dataclass(slots=True)
 class SurveyEvidence:
-    """The evidence on the nodes with an agent; a node is its index in ``nodes``.
+    """The evidence on the nodes with an agent; a node is its index in ``nodes``."""
 
-    Attributes:
-        nodes: names, in the order of the agents.
-        absent: requested nodes without an agent, by name.
-        leaves: leaf switch by node name, as far as known.
-        reports: the nodes' own reports, by node.
-        trials: results of nodes that computed at the same time, one entry per trial.
-        counters: errors and drops of the interfaces during the survey, by node and counter.
-    """
-
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # names, in the order of the agents
     facts: tuple[NodeFacts, ...]
-    absent: Mapping[str, Absence] = field(default_factory=dict)
-    leaves: Mapping[str, str] = field(default_factory=dict)
-    reports: dict[int, NodeReport] = field(default_factory=dict)
+    absent: Mapping[str, Absence] = field(default_factory=dict)  # requested nodes without an agent, by name
+    leaves: Mapping[str, str] = field(default_factory=dict)  # leaf switch by node name, as far as known
+    reports: dict[int, NodeReport] = field(default_factory=dict)  # the nodes' own reports, by node
     legs: list[Leg] = field(default_factory=list)
     echoes: list[Echo] = field(default_factory=list)
+    # results of nodes that computed at the same time, one entry per trial
     trials: list[Mapping[int, Computed]] = field(default_factory=list)
+    # errors and drops of the interfaces during the survey, by node and counter
     counters: dict[int, dict[str, int]] = field(default_factory=dict)
 
     @property

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import psutil
 
 from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.doctor.compute.device import cpu_name
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import read_machine
 
@@ -20,38 +21,24 @@ ERRORS = ("errin", "errout", "dropin", "dropout")
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface that carries the data of one rail.
-
-    Attributes:
-        mtu: largest packet in bytes.
-        speed: link speed in Mbit/s, 0 if the driver does not report it.
-    """
+    """A network interface that carries the data of one rail."""
 
     name: str
     address: str
-    mtu: int
-    speed: int
+    mtu: int  # largest packet in bytes
+    speed: int  # link speed in Mbit/s, 0 if the driver does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as its agent sees it.
-
-    Attributes:
-        model: CPU model.
-        port: port of the agent, for TCP and UDP.
-        platform: the environment profile that matches the machine; None if none does.
-    """
+    """A node as its agent sees it."""
 
     node: str
     interfaces: tuple[Interface, ...]
-    model: str
+    model: str  # of the CPU
     cpus: int
-    port: int
-    platform: str | None = None
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
+    port: int  # of the agent, for TCP and UDP
+    platform: str | None = None  # the environment profile that matches the machine; None if none does
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> Self:
@@ -59,27 +46,26 @@ class NodeFacts:
         return cls(**{**document, "interfaces": interfaces})
 
 
-def node_facts(node: str, wanted: Sequence[str], port: int) -> NodeFacts:
-    """Return the facts of this node. ``wanted``: interfaces to measure, one per rail; empty: the interface of the node's name.
+def node_facts(node: str, requested: Sequence[str], port: int) -> NodeFacts:
+    """Return the facts of this node. ``requested``: interfaces to measure, one per rail; empty: the interface of the node's name.
 
-    Raises:
-        LookupError: a wanted interface does not exist or has no IPv4 address.
+    Raises LookupError if a requested interface does not exist or has no IPv4 address.
     """
-    return NodeFacts(node, _interfaces(node, wanted), _cpu_model(), len(os.sched_getaffinity(0)), port,
+    return NodeFacts(node, _interfaces(node, requested), cpu_name(), len(os.sched_getaffinity(0)), port,
                      platform(read_machine(NodeSource())).name)
 
 
 def counters(names: Sequence[str]) -> dict[str, int]:
     """Return errors and drops of the interfaces since the node started, by names such as ``eth0.errin``."""
-    seen = psutil.net_io_counters(pernic=True)
-    return {f"{name}.{error}": getattr(seen[name], error) for name in names if name in seen for error in ERRORS}
+    totals = psutil.net_io_counters(pernic=True)
+    return {f"{name}.{error}": getattr(totals[name], error) for name in names if name in totals for error in ERRORS}
 
 
-def _interfaces(node: str, wanted: Sequence[str]) -> tuple[Interface, ...]:
-    addresses = {name: [one.address for one in kinds if one.family == socket.AF_INET]
+def _interfaces(node: str, requested: Sequence[str]) -> tuple[Interface, ...]:
+    addresses = {name: [entry.address for entry in kinds if entry.family == socket.AF_INET]
                  for name, kinds in psutil.net_if_addrs().items()}
-    usable = {name: found[0] for name, found in addresses.items() if found}
-    names = list(wanted) or [_own(node, usable)]
+    usable = {name: ipv4[0] for name, ipv4 in addresses.items() if ipv4}
+    names = list(requested) or [_own(node, usable)]
     for name in names:
         if name not in usable:
             raise LookupError(f"no interface {name} with an IPv4 address; there are {', '.join(sorted(usable)) or 'none'}")
@@ -101,10 +87,3 @@ def _default_route(names: Sequence[str]) -> str | None:
     with open(ROUTES, encoding="ascii") as lines:
         routes = [line.split() for line in lines]
     return next((fields[0] for fields in routes if fields[1] == "00000000" and fields[0] in names), None)
-
-
-def _cpu_model() -> str:
-    """Return the model name in /proc/cpuinfo, or the architecture: Arm kernels give no name there."""
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(named, os.uname().machine)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from hpc_mp.base.text import data_rate
-from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
+from hpc_mp.cluster.topology.reading import natural
+from hpc_mp.doctor.localise import LINK
+from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.report import Report
+from hpc_mp.report import colours
+from hpc_mp.report.colours import Shade
 
 MOST_CELLS = 256  # nodes; a larger matrix is unreadable
 MOST_BARS = 48  # of more nodes only the slowest are shown
@@ -22,14 +25,6 @@ NOTHING = (58, 58, 58)  # no transfer succeeded
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixShade:
-    """A background colour and a readable text colour, as ``#rrggbb``."""
-
-    ground: str
-    ink: str
-
-
-@dataclass(frozen=True, slots=True)
 class MatrixCell:
     """A cell for one direction of one pair: row = sender, column = receiver; ``text``: percent of the expected rate."""
 
@@ -37,7 +32,7 @@ class MatrixCell:
     column: int
     text: str
     tip: str
-    shade: MatrixShade
+    shade: Shade
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class RateBar:
     rate: float | None
     share: float
     fault: str
-    shade: MatrixShade
+    shade: Shade
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +76,23 @@ class Switches:
 
 def matrix(report: Report) -> Matrix | None:
     """Return the matrix, None if nothing was measured or there are too many nodes."""
-    seen, expected = report.evidence, _expected(report)
-    if expected is None or len(seen.nodes) > MOST_CELLS:
+    evidence, expected = report.evidence, _expected(report)
+    if expected is None or len(evidence.nodes) > MOST_CELLS:
         return None
-    side = min(52.0, MATRIX / len(seen.nodes))
+    side = min(52.0, MATRIX / len(evidence.nodes))
     rates: dict[tuple[int, int], list[float | None]] = {}
     for (sender, receiver, _), rate in report.rates.items():
         rates.setdefault((sender, receiver), []).append(rate)
     cells = []
     for (sender, receiver), by_rail in sorted(rates.items()):
-        known = [rate for rate in by_rail if rate is not None]
-        worst = min(known) if len(known) == len(by_rail) else None
+        successes = [rate for rate in by_rail if rate is not None]
+        worst = min(successes) if len(successes) == len(by_rail) else None
         share = None if worst is None else worst / expected
-        words = "no transfer succeeded" if worst is None else f"{data_rate(worst)}, {share:.0%} of what is expected"
+        tip = "no transfer succeeded" if worst is None else f"{data_rate(worst)}, {share:.0%} of what is expected"
         text = "×" if share is None else f"{share * 100:.0f}"
         cells.append(MatrixCell(sender, receiver, text if side >= TEXT_FROM else "",
-                          f"{seen.nodes[sender]} → {seen.nodes[receiver]}: {words}", shade(share)))
-    return Matrix(seen.nodes, frozenset(faults_of(report.diagnoses)), side, tuple(cells))
+                          f"{evidence.nodes[sender]} → {evidence.nodes[receiver]}: {tip}", shade(share)))
+    return Matrix(evidence.nodes, frozenset(faults_of(report.diagnoses)), side, tuple(cells))
 
 
 def bars(report: Report) -> tuple[RateBar, ...]:
@@ -109,64 +104,44 @@ def bars(report: Report) -> tuple[RateBar, ...]:
     for (sender, receiver, _), rate in report.rates.items():
         for node in (sender, receiver):
             rates[node] += [] if rate is None else [rate]
-    usual = {node: median(own) if own else None for node, own in rates.items()}
+    usual = {node: median(node_rates) if node_rates else None for node, node_rates in rates.items()}
     slowest = sorted(usual, key=lambda node: usual[node] or 0.0)[:MOST_BARS]
     faults = faults_of(report.diagnoses)
-    found = []
+    rate_bars = []
     for node in sorted(slowest):
         rate, name = usual[node], report.evidence.nodes[node]
         share = None if rate is None else rate / expected
-        found.append(RateBar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
-    return tuple(found)
+        rate_bars.append(RateBar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
+    return tuple(rate_bars)
 
 
 def switches(report: Report) -> Switches:
     """Return the switch tree. Leaves with a fault are kept first; without a known topology one leaf has all nodes."""
-    seen, faults = report.evidence, faults_of(report.diagnoses)
+    evidence, faults = report.evidence, faults_of(report.diagnoses)
     members: dict[str, list[str]] = {}
-    for node in (*seen.nodes, *seen.absent):
-        members.setdefault(seen.leaves.get(node, ""), []).append(node)
-    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=_natural)))
+    for node in (*evidence.nodes, *evidence.absent):
+        members.setdefault(evidence.leaves.get(node, ""), []).append(node)
+    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=natural)))
               for name, nodes in members.items()]
-    leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), _natural(leaf.name)))
+    leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), natural(leaf.name)))
     links = tuple((diagnosis.subject, diagnosis.code) for diagnosis in report.diagnoses if diagnosis.code.startswith("link"))
-    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: _natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
+    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
 
 
 def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
     """Return the code of the first fault by node or leaf; uncertain faults get a question mark."""
-    found: dict[str, str] = {}
+    faults: dict[str, str] = {}
     for diagnosis in diagnoses:
         if LINK not in diagnosis.subject:
             for member in diagnosis.members:
-                found.setdefault(member.partition(" rail ")[0], diagnosis.code + ("" if diagnosis.certain else "?"))
-    return found
+                faults.setdefault(member.partition(" rail ")[0], diagnosis.code + ("" if diagnosis.certain else "?"))
+    return faults
 
 
-def shade(share: float | None) -> MatrixShade:
+def shade(share: float | None) -> Shade:
     """Return the colour of a fraction of the expected rate; None: no transfer succeeded."""
-    rgb = NOTHING if share is None else _mixed(share)
-    return MatrixShade(f"#{bytes(rgb).hex()}", "#ffffff" if _luminance(rgb) < 0.25 else "#111111")
+    return colours.shade(NOTHING if share is None else colours.mixed(STOPS, share))
 
 
 def _expected(report: Report) -> float | None:
     return report.verdict.expected if report.verdict is not None and report.verdict.expected else None
-
-
-def _mixed(share: float) -> tuple[int, ...]:
-    shown = min(max(share, STOPS[0][0]), STOPS[-1][0])
-    (low, before), (high, after) = next((a, b) for a, b in pairwise(STOPS) if shown <= b[0])
-    part = (shown - low) / (high - low)
-    return tuple(round(one + part * (other - one)) for one, other in zip(before, after, strict=True))
-
-
-def _luminance(rgb: Sequence[int]) -> float:
-    """Return the relative luminance, 0 … 1 (WCAG 2.2)."""
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """Return a sort key that puts n2 before n10."""
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem):] or 0)

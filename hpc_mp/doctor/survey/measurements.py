@@ -12,7 +12,7 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.doctor.localise import RailSample
 from hpc_mp.doctor.survey.agents import AgentPool, Message
 from hpc_mp.doctor.survey.compute import Computed
-from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence, by_pair
+from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence
 from hpc_mp.doctor.survey.node_report import COMPUTE_S, REPORT_S, NodeReport
 from hpc_mp.doctor.survey.probe import Probed
 from hpc_mp.doctor.survey.transfer import PACKET, TransferPlan
@@ -55,25 +55,22 @@ class Measurements:
         self.evidence.reports.update({node: NodeReport.read(answer["seen"]) for node, answer in answers.items()})
 
     def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
-        """Measure one round of disjoint pairs at the same time. Return per rail the lower rate of the two directions, as
-        ``localise.Measure`` requires.
-        """
-        legs = by_pair(self._transfer(pairs, COUNTED_S, 0))
-        return [sample for pair in pairs for sample in samples_of(pair, legs[pair], self.rails)]
+        """Measure one round of disjoint pairs at the same time."""
+        return samples_of(self._transfer(pairs, COUNTED_S, 0))
 
     def paced(self, pairs: Sequence[Pair]) -> list[Leg]:
         """Measure one round of disjoint pairs at a low rate, at which only a fault loses segments."""
         slowest = min((leg.rate for leg in self.evidence.legs if leg.rate and not leg.paced), default=float("inf"))
-        least, most = PACKETS
-        return self._transfer(pairs, PACED_S, round(max(least, min(most, PACED_SHARE * slowest * 1e9 / PACKET))))
+        lower, upper = PACKETS
+        return self._transfer(pairs, PACED_S, round(max(lower, min(upper, PACED_SHARE * slowest * 1e9 / PACKET))))
 
     def probe(self, peers: Mapping[int, Sequence[int]]) -> list[Echo]:
         """Send full-size packets from nodes to some of their peers, all at the same time."""
-        wanted = {str(self.ranks[node]): [self.ranks[peer] for peer in others] for node, others in peers.items()}
-        answers = self.order({"do": "probe", "peers": wanted, "sizes": self.sizes}, peers, PROBE_S)
+        targets = {str(self.ranks[node]): [self.ranks[peer] for peer in others] for node, others in peers.items()}
+        answers = self.order({"do": "probe", "peers": targets, "sizes": self.sizes}, peers, PROBE_S)
         node_of = {str(rank): node for node, rank in enumerate(self.ranks)}
-        echoes = [Echo(node, node_of[peer], int(rail), Probed(**seen)) for node, answer in answers.items()
-                  for rail, by_peer in answer["rails"].items() for peer, seen in by_peer.items()]
+        echoes = [Echo(node, node_of[peer], int(rail), Probed(**counts)) for node, answer in answers.items()
+                  for rail, by_peer in answer["rails"].items() for peer, counts in by_peer.items()]
         self.evidence.echoes += echoes
         return echoes
 
@@ -81,7 +78,7 @@ class Measurements:
         """Let the nodes compute at the same time and return their results."""
         answers = self.order({"do": "compute", "ranks": [self.ranks[node] for node in nodes], "seconds": seconds}, nodes,
                               5 * seconds + 5.0)
-        names = [each.name for each in fields(Computed)]
+        names = [field.name for field in fields(Computed)]
         trial = {node: Computed(**{name: answer[name] for name in names}) for node, answer in answers.items()}
         self.evidence.trials.append(trial)
         return trial
@@ -97,8 +94,7 @@ class Measurements:
         order = {"do": "transfer", "pairs": [[self.ranks[node] for node in pair] for pair in pairs], "seconds": seconds,
                  "patience": PATIENCE_S, "streams": self._streams if not packets else 1, "packets": packets}
         answers = self.order(order, nodes, plan.within)
-        legs = [leg for pair in pairs for rail in range(self.evidence.rails)
-                for leg in legs_of(pair, rail, answers.get(pair[0]), answers.get(pair[1]), packets > 0)]
+        legs = [leg for pair in pairs for rail in range(self.evidence.rails) for leg in legs_of(pair, rail, answers, packets > 0)]
         self.evidence.legs += legs
         return legs
 
@@ -106,21 +102,20 @@ class Measurements:
         """Return the answers by node. Nodes that missed the last orders may answer, but are not awaited."""
         node_of = {self.ranks[node]: node for node in nodes}
         awaited = [rank for rank, node in node_of.items() if self._missed[node] < GIVEN_UP]
-        answers = {node_of[rank]: said for rank, said in self._crew.order(order, awaited, within).items() if rank in node_of}
+        answers = {node_of[rank]: answer for rank, answer in self._crew.order(order, awaited, within).items() if rank in node_of}
         for node in node_of.values():
             self._missed[node] = 0 if node in answers else self._missed[node] + 1
         return answers
 
 
-def legs_of(pair: Pair, rail: int, caller: Message | None, answerer: Message | None, paced: bool) -> list[Leg]:
+def legs_of(pair: Pair, rail: int, answers: Mapping[int, Message], paced: bool = False) -> list[Leg]:
     """Return both directions of one pair on one rail, from the answers of its two ends; the first of the pair calls."""
+    both = [end for node in pair if node in answers for end in answers[node]["ends"] if end["rail"] == rail]
     legs = []
     for direction, (sender, receiver) in enumerate((pair, pair[::-1])):
-        sent, received = (caller, answerer) if direction == 0 else (answerer, caller)
-        ends = _ends(sent, rail, direction)
-        said = (end["why"] for end in (*_ends(received, rail, direction), *ends) if "why" in end)
-        why = next(said, "" if ends else "not tried")
-        if caller is None or answerer is None:
+        ends = [end for end in both if end["direction"] == direction]
+        why = next((end["why"] for end in ends if "why" in end), "" if ends else "not tried")
+        if not answers.keys() >= {*pair}:
             why = "no answer from the agent"
         legs.append(Leg(
             sender, receiver, rail, rate=None if why else sum(end.get("rate", 0.0) for end in ends) / 1e9,
@@ -130,17 +125,13 @@ def legs_of(pair: Pair, rail: int, caller: Message | None, answerer: Message | N
     return legs
 
 
-def _ends(answer: Message | None, rail: int, direction: int) -> list[Message]:
-    return [end for end in answer["ends"] if (end["rail"], end["direction"]) == (rail, direction)] if answer else []
-
-
-def samples_of(pair: Pair, legs: Sequence[Leg], rails: int) -> list[RailSample]:
-    """Return the slower direction of every rail."""
-    samples = []
-    for rail in range(rails):
-        rates = [leg.rate for leg in legs if leg.rail == rail]
-        samples.append(RailSample(pair, rail, None if None in rates else min(rate for rate in rates if rate is not None)))
-    return samples
+def samples_of(legs: Iterable[Leg]) -> list[RailSample]:
+    """Return the slower direction of every pair on every rail, as ``localise.Measure`` requires."""
+    rates: dict[tuple[Pair, int], list[float | None]] = {}
+    for leg in legs:
+        rates.setdefault((leg.pair, leg.rail), []).append(leg.rate)
+    return [RailSample(pair, rail, None if None in both else min(rate for rate in both if rate is not None))
+            for (pair, rail), both in rates.items()]
 
 
 GPU_SIZE = 256 << 20  # bytes: NCCL reaches its full rate from about 64 MiB on
@@ -180,10 +171,8 @@ class GpuMeasurements(Measurements):
                  "pairs": [[self.ranks[a], self.ranks[b], ports[a]["ports"]] for a, b in ready]}
         answers = self.order(order, nodes, 2 * GPU_PATIENCE_S)
         for node, answer in answers.items():
-            known = self.evidence.reports.get(node, NodeReport())
-            self.evidence.reports[node] = known.and_also(map(Finding.read, answer["found"]))
-        legs: list[Leg] = [leg for pair in pairs for rail in range(self.rails)
-                           for leg in legs_of(pair, rail, answers.get(pair[0]), answers.get(pair[1]), paced=False)]
+            report = self.evidence.reports.get(node, NodeReport())
+            self.evidence.reports[node] = report.and_also(map(Finding.read, answer["found"]))
+        legs = [leg for pair in pairs for rail in range(self.rails) for leg in legs_of(pair, rail, answers)]
         self.evidence.legs += legs
-        grouped = by_pair(legs)
-        return [sample for pair in pairs for sample in samples_of(pair, grouped[pair], self.rails)]
+        return samples_of(legs)

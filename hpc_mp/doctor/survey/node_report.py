@@ -19,8 +19,7 @@ from hpc_mp.doctor.node import DEADLINE_S, diagnose
 CODES = tuple(check.code for check in PASSIVE if not check.code.startswith("cgroup-"))
 REPORTED: tuple[Severity, ...] = ("error", "warning")
 REPORT_S = 3 * DEADLINE_S
-COMPUTE_S = 300.0
-"""Beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other."""
+COMPUTE_S = 300.0  # beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,9 @@ class NodeReport:
     traits: Mapping[str, str] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
 
-    def and_also(self, found: Iterable[Finding]) -> Self:
+    def and_also(self, findings: Iterable[Finding]) -> Self:
         """Return a copy with more findings. Of findings with the same code and subject the first is kept."""
-        firsts = {(finding.code, finding.subject): finding for finding in (*found, *self.findings[::-1])}
+        firsts = {(finding.code, finding.subject): finding for finding in (*findings, *self.findings[::-1])}
         return replace(self, findings=tuple(firsts.values()))
 
     def document(self) -> dict[str, Any]:
@@ -68,35 +67,35 @@ def conclusions(reports: Mapping[str, NodeReport]) -> tuple[SharedFinding, ...]:
     The gravest first.
     """
     grouped: dict[tuple[str, Severity, str], list[tuple[str, Finding]]] = defaultdict(list)
-    for node, seen in reports.items():
-        for finding in seen.findings:
+    for node, report in reports.items():
+        for finding in report.findings:
             grouped[finding.code, finding.severity, finding.fix].append((node, finding))
-    own = []
-    for found in grouped.values():
-        nodes = tuple(dict.fromkeys(node for node, _ in found))
-        own.append(SharedFinding(compress(nodes), nodes, _first([finding for node, finding in found if node == nodes[0]])))
-    results = [result for seen in reports.values() for result in seen.results]
-    together = [*drift({node: seen.traits for node, seen in reports.items()}), *judge(results)]
+    merged = []
+    for group in grouped.values():
+        nodes = tuple(dict.fromkeys(node for node, _ in group))
+        merged.append(SharedFinding(compress(nodes), nodes, _first([finding for node, finding in group if node == nodes[0]])))
+    results = [result for report in reports.values() for result in report.results]
+    together = [*drift({node: report.traits for node, report in reports.items()}), *judge(results)]
     compared = [SharedFinding(finding.subject, tuple(_named(finding, reports)), finding)
                 for finding in together if finding.severity in REPORTED]
-    return tuple(sorted((*own, *compared), key=lambda noted: weight(noted.finding)))
+    return tuple(sorted((*merged, *compared), key=lambda noted: weight(noted.finding)))
 
 
 def faulty(noted: tuple[SharedFinding, ...], nodes: int) -> Iterator[tuple[str, Finding]]:
     """Yield nodes with an error that fewer than half of the nodes have: a common error is no reason to avoid some nodes."""
-    for each in noted:
-        if each.finding.severity == "error" and 2 * len(each.nodes) < nodes:
-            yield from ((node, each.finding) for node in each.nodes)
+    for shared in noted:
+        if shared.finding.severity == "error" and 2 * len(shared.nodes) < nodes:
+            yield from ((node, shared.finding) for node in shared.nodes)
 
 
 def _first(same: Sequence[Finding]) -> Finding:
     """Return the first of several equal findings of one node, with its subject and the number of the others in the message."""
     first, more = same[0], f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-    words = f"{first.subject}: {first.message}" if first.subject else first.message
-    return replace(first, message=words + more)
+    text = f"{first.subject}: {first.message}" if first.subject else first.message
+    return replace(first, message=text + more)
 
 
 def _named(finding: Finding, reports: Mapping[str, NodeReport]) -> Iterator[str]:
     """Yield the nodes in a subject such as ``n3, n4`` or ``n3 cuda:5, n4 cpu``."""
-    words = [part.partition(" ")[0] for part in finding.subject.split(", ")]
-    return (node for node in dict.fromkeys(words) if node in reports)
+    names = [part.partition(" ")[0] for part in finding.subject.split(", ")]
+    return (node for node in dict.fromkeys(names) if node in reports)

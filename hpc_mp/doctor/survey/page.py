@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from hpc_mp import __version__
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import counted, data_rate
+from hpc_mp.base.text import counted, data_rate, moment
 from hpc_mp.doctor.survey.actions import drain_commands
 from hpc_mp.doctor.survey.figures import LABEL, bars, matrix, switches
 from hpc_mp.doctor.survey.report import Report
+from hpc_mp.report.html import filled, publish
 
-HERE = Path(__file__).resolve().parent
+TEMPLATE = Path(__file__).resolve().with_name("page.html.j2")
+FOR_ALL = 0o666  # less the umask: the page tells of the cluster, not of a user
 
 
 def write_page(path: Path, report: Report) -> None:
     """Write the page atomically. Raises HpcMpError if it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(render(report), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise HpcMpError(f"page {path}", f"cannot be written ({error.strerror})", "name another place with --html") from None
+    publish(path, render(report), FOR_ALL, "--html")
 
 
 def render(report: Report) -> str:
     """Render the page. All text from the nodes is escaped."""
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                              lstrip_blocks=True)
-    environment.filters["rate"] = data_rate
-    seen, verdict = report.evidence, report.verdict
-    moved = {name: ", ".join(f"{counter} +{count}" for counter, count in seen.counters.get(node, {}).items())
-             for node, name in enumerate(seen.nodes)}
-    return environment.get_template("page.html.j2").render(
-        report=report, title=report.cluster or "cluster", when=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.time)),
-        state=_state(report), nodes=seen.facts, moved=moved, rounds=verdict.rounds if verdict else 0,
-        expected=data_rate(verdict.expected) if verdict and verdict.expected else None, drains=drain_commands(report.diagnoses),
-        heat=matrix(report), bars=bars(report), tree=switches(report), label=LABEL, version=__version__,
-        style=(HERE / "page.css").read_text(encoding="utf-8"))
+    evidence, verdict = report.evidence, report.verdict
+    moved = {name: ", ".join(f"{counter} +{count}" for counter, count in evidence.counters.get(node, {}).items())
+             for node, name in enumerate(evidence.nodes)}
+    return filled(
+        TEMPLATE, report.time + report.seconds, verb="doctor", report=report, title=report.cluster or "cluster",
+        when=moment(report.time), state=_state(report), nodes=evidence.facts, moved=moved,
+        rounds=verdict.rounds if verdict else 0, expected=data_rate(verdict.expected) if verdict and verdict.expected else None,
+        drains=drain_commands(report.diagnoses), heat=matrix(report), bars=bars(report), tree=switches(report), label=LABEL)
 
 
 def _state(report: Report) -> dict[str, str]:

@@ -40,13 +40,8 @@ def start_echo(answering: socket.socket) -> None:
 
 
 def probe(mine: str, peers: Sequence[tuple[str, int]], size: int, token: str) -> list[Probed]:
-    """Send packets of ``size`` bytes (IP header included) to all peers.
-
-    Args:
-        mine: own address.
-        peers: address and port of each.
-    """
-    came: set[tuple[int, int, int]] = set()
+    """Send packets of ``size`` bytes (IP header included) from the own address to all peers (address and port of each)."""
+    echoes: set[tuple[int, int, int]] = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
         sender.bind((mine, 0))
@@ -56,20 +51,20 @@ def probe(mine: str, peers: Sequence[tuple[str, int]], size: int, token: str) ->
                     packet = MARK.pack(token.encode(), number, attempt, full).ljust(length - HEADERS, b".")
                     with suppress(OSError):  # larger than our own interface's MTU, or no route
                         sender.sendto(packet, peer)
-            _collect(sender, token.encode(), came, time.monotonic() + (LAST_S if attempt == TRIES - 1 else PAUSE_S))
+            _collect(sender, token.encode(), echoes, time.monotonic() + (LAST_S if attempt == TRIES - 1 else PAUSE_S))
     def count(number: int, full: int) -> int:
-        return sum((number, attempt, full) in came for attempt in range(TRIES))
+        return sum((number, attempt, full) in echoes for attempt in range(TRIES))
 
     return [Probed(count(number, 0), count(number, 1)) for number in range(len(peers))]
 
 
-def _collect(sender: socket.socket, token: bytes, came: set[tuple[int, int, int]], until: float) -> None:
-    while (left := until - time.monotonic()) > 0:
-        sender.settimeout(left)
+def _collect(sender: socket.socket, token: bytes, echoes: set[tuple[int, int, int]], until: float) -> None:
+    while (remaining := until - time.monotonic()) > 0:
+        sender.settimeout(remaining)
         with suppress(OSError, struct.error):  # timeout, port unreachable, or a foreign packet
-            whose, number, attempt, full = MARK.unpack(sender.recv(MARK.size))
-            if whose == token:
-                came.add((number, attempt, full))
+            packet_token, number, attempt, full = MARK.unpack(sender.recv(MARK.size))
+            if packet_token == token:
+                echoes.add((number, attempt, full))
 
 
 def _echo(answering: socket.socket) -> None:

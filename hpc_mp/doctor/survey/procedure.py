@@ -12,10 +12,8 @@ from hpc_mp.doctor.survey.diagnosis import Diagnosis, diagnose, suspected_cpus, 
 from hpc_mp.doctor.survey.evidence import Pair, SurveyEvidence
 from hpc_mp.doctor.survey.measurements import Measurements
 
-ALL_PAIRS = 16
-"""Nodes up to which every pair is probed and measured."""
-TURNS = 4
-"""Groups that compute one after the other: nodes that share a machine (virtual ones) disturb each other less."""
+ALL_PAIRS = 16  # nodes up to which every pair is probed and measured
+TURNS = 4  # groups that compute one after the other: nodes that share a machine (virtual ones) disturb each other less
 COMPUTE_S = WINDOW_S
 RETESTS = 12  # of one window each, suspects and others alternately, so that both have the same disturbances
 PACED_ROUNDS = 4
@@ -34,32 +32,32 @@ class SurveyState:
 
 def survey(tools: Measurements) -> Iterator[SurveyState]:
     """Measure everything and yield a state after every step, the last one complete."""
-    seen, nodes, verdict = tools.evidence, range(len(tools.evidence.nodes)), None
+    evidence, nodes, verdict = tools.evidence, range(len(tools.evidence.nodes)), None
 
-    def now(step: str, complete: bool = False) -> SurveyState:
-        return SurveyState(step, verdict, diagnose(seen, verdict), complete)
+    def state(step: str, complete: bool = False) -> SurveyState:
+        return SurveyState(step, verdict, diagnose(evidence, verdict), complete)
 
     before = tools.counters()
     tools.report()
     for turn in range(min(TURNS, len(nodes))):
         tools.compute(nodes[turn::TURNS], COMPUTE_S)
-    yield now("computed")
+    yield state("computed")
     tools.probe(peers(len(nodes)))
-    yield now("probed")
+    yield state("probed")
     if len(nodes) > 1:
-        for verdict in localise(seen.nodes, tools.bandwidth, seen.leaves or None, tools.rails):
-            yield now(f"{verdict.rounds} rounds of pairs measured")
+        for verdict in localise(evidence.nodes, tools.bandwidth, evidence.leaves or None, tools.rails):
+            yield state(f"{verdict.rounds} rounds of pairs measured")
     for _ in range(PASSES):
-        for pairs in rounds(suspected_loss(seen), PACED_ROUNDS):
+        for pairs in rounds(suspected_loss(evidence), PACED_ROUNDS):
             tools.paced(pairs)
-            yield now("lost segments counted")
+            yield state("lost segments counted")
     for _ in range(RETESTS):
-        if suspects := suspected_cpus(seen):
+        if suspects := suspected_cpus(evidence):
             tools.compute([*suspects], WINDOW_S)
-            tools.compute(_others(seen, suspects), WINDOW_S)
-            yield now("computed again")
-    seen.counters = _since(before, tools.counters())
-    yield now("done", complete=True)
+            tools.compute(_others(evidence, suspects), WINDOW_S)
+            yield state("computed again")
+    evidence.counters = _since(before, tools.counters())
+    yield state("done", complete=True)
 
 
 def peers(count: int) -> dict[int, list[int]]:
@@ -68,27 +66,27 @@ def peers(count: int) -> dict[int, list[int]]:
     return {node: [(node + step) % count for step in steps] for node in range(count)} if count > 1 else {}
 
 
-def rounds(pairs: Sequence[Pair], most: int) -> list[list[Pair]]:
+def rounds(pairs: Sequence[Pair], limit: int) -> list[list[Pair]]:
     """Distribute pairs over rounds of disjoint pairs, the first pairs in the first rounds. Pairs that do not fit are dropped."""
-    made: list[list[Pair]] = [[] for _ in range(most)]
-    busy: list[set[int]] = [set() for _ in range(most)]
+    plan: list[list[Pair]] = [[] for _ in range(limit)]
+    busy: list[set[int]] = [set() for _ in range(limit)]
     for pair in pairs:
-        for taken, one in zip(busy, made, strict=True):
+        for taken, round_ in zip(busy, plan, strict=True):
             if taken.isdisjoint(pair):
-                one.append(pair)
+                round_.append(pair)
                 taken.update(pair)
                 break
-    return [one for one in made if one]
+    return [round_ for round_ in plan if round_]
 
 
-def _others(seen: SurveyEvidence, suspects: Mapping[int, float]) -> list[int]:
-    """Return as many unsuspected nodes as there are suspects: the most tested, so that every round has the same ones."""
-    trials = Counter(node for trial in seen.trials for node in trial)
-    well = [node for node in range(len(seen.nodes)) if node not in suspects]
+def _others(evidence: SurveyEvidence, suspects: Mapping[int, float]) -> list[int]:
+    """Return as many unsuspected nodes as there are suspects: the most tested, so that every round has the same nodes."""
+    trials = Counter(node for trial in evidence.trials for node in trial)
+    well = [node for node in range(len(evidence.nodes)) if node not in suspects]
     return sorted(well, key=lambda node: -trials[node])[: len(suspects)]
 
 
 def _since(before: Mapping[int, Mapping[str, int]], after: Mapping[int, Mapping[str, int]]) -> dict[int, dict[str, int]]:
     """Return the increments of counters that grew, for the nodes that still answer."""
-    return {node: {name: value - before.get(node, {}).get(name, value) for name, value in now.items()
-                   if value > before.get(node, {}).get(name, value)} for node, now in after.items()}
+    return {node: {name: value - before.get(node, {}).get(name, value) for name, value in counters.items()
+                   if value > before.get(node, {}).get(name, value)} for node, counters in after.items()}

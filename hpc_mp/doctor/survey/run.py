@@ -24,31 +24,28 @@ ASK_S = 30.0  # between two queries to Slurm while the job is queued
 START_S = 60.0  # for the other agents after the first: Python from a slow file system
 ATTEMPTS = 3  # srun ends if a node is unreachable or drops its connection; it is started again without that node
 
-Show = Callable[[str, SurveyState | None], None]
-"""Called with what is being done, in words, and what is known by then."""
+Show = Callable[[str, SurveyState | None], None]  # called with what is being done, in words, and what is known by then
 
 
 def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
     """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
 
-    Raises:
-        HpcMpError: no Slurm, no nodes, or no node has the interface.
-        RunFailed: no agent could be started.
+    Raises HpcMpError for no Slurm, no nodes, or no node with the interface; RunFailed if no agent could be started.
     """
     start: AgentStart | None = plan(request, environ)
-    words: list[str] = []
+    messages: list[str] = []
     for _ in range(ATTEMPTS):
         if start is None or start.count < 1:
             break
         with AgentPool([start()]) as crew:
             report, nodes = _with(crew, start, show)
-        words, fewer = crew.words, without(start, crew.words, nodes)
+        messages, fewer = crew.words, without(start, crew.words, nodes)
         lost = report is not None and report.complete and not crew.alive  # srun gave up midway and ended all agents
         if report is not None and not (lost and fewer):
             return report
         start = fewer
     absent = [f"{node}: {why}" for node, why in start.absent.items()] if start is not None else []
-    raise RunFailed("\n".join(["no agent could be started on the nodes", *(absent or words[-5:])]))
+    raise RunFailed("\n".join(["no agent could be started on the nodes", *(absent or messages[-5:])]))
 
 
 def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None, tuple[str, ...]]:
@@ -59,10 +56,10 @@ def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None
     def missing(_period: int) -> str:
         return out_of_service(start.request)
 
-    def waiting(words: str) -> None:
+    def waiting(message: str) -> None:
         """Show srun's last line; while the job is queued, also the nodes out of service, queried once per period."""
-        down = missing(int(time.monotonic() / ASK_S)) if is_queue_notice(words) else ""
-        show(f"{words}: {down}" if down else words if is_queue_notice(words) else "starting agents", None)
+        down = missing(int(time.monotonic() / ASK_S)) if is_queue_notice(message) else ""
+        show(f"{message}: {down}" if down else message if is_queue_notice(message) else "starting agents", None)
 
     hellos = crew.assemble(lambda hello: len(expand(hello["slurm"]["nodelist"])), START_S, waiting)
     if not crew.alive:
@@ -86,15 +83,15 @@ def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start
         node, absence = next(iter(lame.items()))
         raise HpcMpError(f"node {node}", absence.why, "name one that all nodes have, with --interface")
     slurm = next(iter(hellos.values()))["slurm"]
-    there = {one.node for one in facts.values()}
-    silent = [node for node in expand(slurm["nodelist"]) if node not in there and node not in lame]
+    present = {entry.node for entry in facts.values()}
+    silent = [node for node in expand(slurm["nodelist"]) if node not in present and node not in lame]
     absent = {node: Absence("node-down", why) for node, why in start.absent.items()}
     absent |= dict.fromkeys(silent, Absence("node-down", f"its agent has said nothing within {START_S:.0f} s"))
     tree = load_topology(start.request.topology) if start.request.topology else _tree(hellos)
-    leaves = {node: leaf for node in there if (leaf := tree.leaf(node)) is not None}
-    if len(leaves) < len(there):  # useless: the switches between the other nodes are unknown
+    leaves = {node: leaf for node in present if (leaf := tree.leaf(node)) is not None}
+    if len(leaves) < len(present):  # useless: the switches between the other nodes are unknown
         leaves = {}
-    evidence = SurveyEvidence(tuple(one.node for one in facts.values()), tuple(facts.values()), absent | lame, leaves)
+    evidence = SurveyEvidence(tuple(entry.node for entry in facts.values()), tuple(facts.values()), absent | lame, leaves)
     gpus, seconds = start.request.gpus, start.request.load_seconds
     tools = (GpuMeasurements(crew, list(facts), evidence, Gpus(gpus), seconds) if gpus
              else Measurements(crew, list(facts), evidence, seconds))

@@ -14,21 +14,13 @@ SIZE = 220  # bytes that Linux 5.0 and newer return
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """The state of a sending connection at one moment.
+    """The state of a sending connection at one moment."""
 
-    Attributes:
-        acked: bytes that have arrived.
-        segments: data segments sent, including retransmissions.
-        lost: retransmitted segments, without those that the receiver reported as duplicates.
-        rate: last delivery rate in bytes per second; None if the sender did not fill the path.
-        limited: fraction of the busy time so far in which the receiver's window was full: it reads too slowly.
-    """
-
-    acked: int
-    segments: int
-    lost: int
-    rate: float | None
-    limited: float
+    acked: int  # bytes that have arrived
+    segments: int  # data segments sent, including retransmissions
+    lost: int  # retransmitted segments, without those that the receiver reported as duplicates
+    rate: float | None  # last delivery rate in bytes per second; None if the sender did not fill the path
+    limited: float  # fraction of the busy time so far in which the receiver's window was full: it reads too slowly
 
 
 def info(connection: socket.socket) -> Info:

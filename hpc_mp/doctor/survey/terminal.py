@@ -47,7 +47,7 @@ def _bars(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for bar in bars(report):
         line = "█" * round(min(bar.share, 1.2) * BAR)
-        drawn = Text.assemble((line[:BAR].ljust(BAR), bar.shade.ground), "│", (line[BAR:], bar.shade.ground))
+        drawn = Text.assemble((line[:BAR].ljust(BAR), bar.shade.fill), "│", (line[BAR:], bar.shade.fill))
         rate = "nothing" if bar.rate is None else data_rate(bar.rate)
         table.add_row(Text(bar.name, FAULT if bar.fault else ""), drawn, rate, Text(bar.fault, FAULT))
     return table
@@ -56,7 +56,7 @@ def _bars(report: Report) -> Table:
 def _cell(cell: MatrixCell | None) -> Text:
     if cell is None:
         return Text("  ·  ", "dim")
-    return Text(f"{cell.text:^5}", Style(color=cell.shade.ink, bgcolor=cell.shade.ground))
+    return Text(f"{cell.text:^5}", Style(color=cell.shade.ink, bgcolor=cell.shade.fill))
 
 
 def _tree(report: Report) -> Tree:

@@ -32,23 +32,14 @@ HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: unread and unsent data is di
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Parameters of a transfer, shared by both sides.
+    """Parameters of a transfer, shared by both sides."""
 
-    Attributes:
-        token: token of the survey, 16 characters; callers without it are not served.
-        order: number of the order.
-        seconds: counted seconds in each direction.
-        patience: timeout in seconds to answer a call; after that a peer may pause for twice as long.
-        streams: connections per rail and direction.
-        packets: segments per second and connection; 0 = at full speed.
-    """
-
-    token: str
-    order: int
-    seconds: float
-    patience: float
-    streams: int = 1
-    packets: int = 0
+    token: str  # of the survey, 16 characters; callers without it are not served
+    order: int  # its number
+    seconds: float  # counted seconds in each direction
+    patience: float  # timeout in seconds to answer a call; after that a peer may pause for twice as long
+    streams: int = 1  # connections per rail and direction
+    packets: int = 0  # segments per second and connection; 0 = at full speed
 
     @property
     def longest(self) -> float:
@@ -75,34 +66,21 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """The sender's measurement.
-
-    Attributes:
-        rate: rate in bytes per second.
-        segments, lost, limited: as in ``Info``.
-        latency: half a round trip in seconds; None if it was not measured.
-    """
-
-    rate: float
-    segments: int
-    lost: int
-    limited: float
-    latency: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TransferEnd:
-    """The result of one end of a connection. ``sent``: None at a receiver; ``why``: the error, "" if there was none."""
+    """The result of one end of a connection; a receiver has only its error."""
 
     key: Key
-    sent: Sent | None = None
-    why: str = ""
+    rate: float = 0.0  # bytes per second
+    segments: int = 0  # this and the next two as in ``Info``
+    lost: int = 0
+    limited: float = 0.0
+    latency: float | None = None  # half a round trip in seconds; None if it was not measured
+    why: str = ""  # the error, "" if there was none
 
 
 def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[TransferEnd]:
     """Call the peer for both directions. ``addresses``: own address, the peer's address and its port, for every rail."""
-    def one(key: Key) -> TransferEnd:
+    def connect(key: Key) -> TransferEnd:
         mine, theirs, port = addresses[key.rail]
         with socket.create_connection((theirs, port), plan.patience, (mine, 0)) as connection:
             connection.settimeout(plan.pause)
@@ -111,13 +89,13 @@ def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[
                 _pull(connection, plan)
                 return TransferEnd(key)
             latency = median(_echoes(connection))
-            return TransferEnd(key, replace(_push(connection, plan), latency=latency))
+            return replace(_push(connection, plan, key), latency=latency)
 
     ends = []
     with ThreadPoolExecutor(len(addresses) * plan.streams) as pool:
         for direction in (0, 1):
             keys = [key for key in _keys(len(addresses), plan.streams) if key.direction == direction]
-            ends += _gathered([(key, pool.submit(one, key)) for key in keys])
+            ends += _gathered([(key, pool.submit(connect, key)) for key in keys])
             if all(end.why for end in ends):  # the other direction would only time out too
                 break
     return ends
@@ -125,10 +103,10 @@ def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[
 
 def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[TransferEnd]:
     """Serve the peer's calls until all have come, or no call has come within the timeout."""
-    def one(connection: socket.socket, key: Key) -> TransferEnd:
+    def serve(connection: socket.socket, key: Key) -> TransferEnd:
         with connection:
             if key.direction:
-                return TransferEnd(key, _push(connection, plan))
+                return _push(connection, plan, key)
             _echo(connection)
             _pull(connection, plan)
             return TransferEnd(key)
@@ -140,7 +118,7 @@ def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[Tran
             if key not in missing:
                 connection.close()
                 continue
-            served.append((key, pool.submit(one, connection, key)))
+            served.append((key, pool.submit(serve, connection, key)))
             missing.discard(key)
             if not missing:
                 break
@@ -151,8 +129,8 @@ def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[Tran
 def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket.socket, Key]]:
     """Yield the calls for this transfer until no more come within the timeout."""
     end = time.monotonic() + plan.patience + LATE_S
-    while (left := end - time.monotonic()) > 0:
-        listener.settimeout(left)
+    while (remaining := end - time.monotonic()) > 0:
+        listener.settimeout(remaining)
         try:
             connection, _ = listener.accept()
             connection.settimeout(plan.pause)
@@ -167,7 +145,7 @@ def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket
         yield connection, Key(rail, stream, direction)
 
 
-def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
+def _push(connection: socket.socket, plan: TransferPlan, key: Key) -> TransferEnd:
     """Send for the planned time. Raises OSError if the receiver stops reading."""
     connection.settimeout(plan.pause)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANG_UP)
@@ -186,7 +164,7 @@ def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
     (since, first), (until, last) = samples[0], samples[-1]
     rates = [sample.rate for _, sample in samples if sample.rate is not None]
     rate = median(rates) if len(rates) >= SAMPLES else (last.acked - first.acked) / (until - since)
-    return Sent(rate, last.segments, last.lost, last.limited)
+    return TransferEnd(key, rate, last.segments, last.lost, last.limited)
 
 
 def _enough(samples: Sequence[tuple[float, Info]], plan: TransferPlan) -> bool:

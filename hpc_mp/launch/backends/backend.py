@@ -12,6 +12,7 @@ from hpc_mp.launch.depends import Dependencies
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.model_check import ModelChecker
 from hpc_mp.launch.plan import JobPlan, Target
+from hpc_mp.launch.render import JobScript
 from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.submit.worker import SubmittedCall
 from hpc_mp.report.conclude import conclude
@@ -48,11 +49,20 @@ def concluded(
 ) -> Outcome:
     """Return the outcome of a run that has ended: the supervisor's verdict; without one the result of ``guess``."""
     run = attempt.run
-    found, numbers = verdict(run), figures(run, attempt.number)
-    if found is not None:
-        return Outcome(run.path, found.state, job_id, cause=found.cause, report=found.report, **numbers)
+    conclusion, numbers = verdict(run), figures(run, attempt.number)
+    if conclusion is not None:
+        return Outcome(run.path, conclusion.state, job_id, cause=conclusion.cause, report=conclusion.report, **numbers)
     state, cause = guess()
     return conclude(Outcome(run.path, state, job_id, cause=cause, **numbers), run.attempt(), launch.listener.note)
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedPlans:
+    """A scheduler's test of a script: the plans that it accepts, their script, and its message as rows of the summary."""
+
+    plans: tuple[JobPlan, ...]
+    script: JobScript
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,7 @@ class SubmittedTasks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
+class BackEnd:
     """A back end: it starts and follows the ranks of a plan.
 
     Attributes:
@@ -97,8 +107,8 @@ class Launcher:
         arrays: True if it starts all runs of a sweep at once; else they are passed one after the other.
         depends: resolves ``slurm.depends``; raises HpcMpError. None if the key has no effect there.
         named: True if ``--on`` accepts its name; else only ``auto`` selects it.
-        rehearse: has the scheduler test the script of plans, for these runs, before anything is written. Returns the plans that
-            it accepts, and its message; raises HpcMpError if it refuses. None if no script is submitted.
+        rehearse: has the scheduler test the script of plans, for these runs, before anything is written; raises HpcMpError if it
+            refuses. None if no script is submitted.
         submit: starts the tasks of a Python callable (``hpc_mp.submit``); None if not implemented.
     """
 
@@ -107,5 +117,5 @@ class Launcher:
     arrays: bool = False
     depends: Callable[[AnySpec], Dependencies] | None = None
     named: bool = True
-    rehearse: Callable[[tuple[JobPlan, ...], Sequence[Path]], tuple[tuple[JobPlan, ...], str]] | None = None
+    rehearse: Callable[[tuple[JobPlan, ...], Sequence[Path]], RehearsedPlans] | None = None
     submit: Callable[[CallRequest], SubmittedTasks] | None = None

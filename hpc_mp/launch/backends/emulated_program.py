@@ -1,4 +1,4 @@
-"""Run a program on emulated nodes of this machine, to its end: every rank is a process that becomes the program."""
+"""The back end for a program on emulated nodes of this machine: every rank is a process that becomes the program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.diagnosis.watchdogs import collective_timeout
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd, judge, watch
@@ -28,22 +29,18 @@ from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.rundir.watchdogs import collective_timeout
 from hpc_mp.supervisor.begun import say_begun, say_ended
+from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, where
 from hpc_mp.supervisor.prepare import port
 from hpc_mp.supervisor.silence import SilenceWatch, rank_files
-from hpc_mp.supervisor.stacks import add_what_logs_say, explained, where
 
 MODULE = "hpc_mp.program.rank"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
-    """Start every rank, follow them to their end and say what became of them.
-
-    Raises:
-        HpcMpError: the run directory cannot be written; not Linux.
-    """
+    """Start every rank, follow all to their end and return the outcome. Raises HpcMpError if the run directory cannot be written,
+    or this is not Linux."""
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
     spec, listener = plan.spec, launch.listener
@@ -71,34 +68,31 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         ended = replace(ended, exits=tuple(replace(end, ours=end.ours or end.time >= hang.time) for end in ended.exits))
     waited = collective_timeout({rank: attempt.last_lines(rank) for rank in range(tasks)}, tasks)
     hangs = [(hang.rank, str(hang))] if hang is not None else [(waited.apart, str(waited))] if waited is not None else []
-    alone = _alone(ended, attempt, plan, names, hangs)
-    state, cause = judge(ended, attempt, plan.placement, alone, spec.program)
+    joint_failures = _joint_failures(ended, attempt, plan, names, hangs)
+    state, cause = judge(ended, attempt, plan.placement, joint_failures, spec.program)
     if cause is not None and cause.kind == "hang" and hangs and hangs[0][0] is None:
         cause = Cause("hang", sentence("the job", "hang", hangs[0][1]), time=cause.time)
     elif cause is not None:
-        for failure in alone:
+        for failure in joint_failures:
             if failure.rank == cause.rank and failure.kind != cause.kind:
-                continue  # what it has said itself tells more
-            with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                continue  # the rank's own record is more specific
+            with suppress(OSError):  # a full disk must not hide how the run ended
                 write_failure(run, failure)
     if cause is not None:
         log = LineFile(run.main_log)
-        for words in (*([where(run)] if hang is not None else ()), f"attempt {number} failed: {cause.message}"):
-            log.write(f"{datetime.now():%H:%M:%S} {words}")
+        for message in (*([where(run)] if hang is not None else ()), f"attempt {number} failed: {cause.message}"):
+            log.write(f"{datetime.now():%H:%M:%S} {message}")
         log.close()
     say_ended(run, number, state)
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 
-def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
-           hangs: Sequence[tuple[int | None, str]]) -> list[RankFailure]:
-    """What no single end of a process shows: that all hung, and who had ended well before the others failed.
-
-    Args:
-        hangs: the rank for which the others waited, None where nobody can tell, and what is known of it.
-    """
+def _joint_failures(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
+                    hangs: Sequence[tuple[int | None, str]]) -> list[RankFailure]:
+    """Return failures that no single process end shows: a hang of all ranks, and ranks that had ended successfully before the
+    others failed. ``hangs``: the rank that the others waited for, None if it cannot be determined, and a description."""
     bad = [end for end in ended.exits if end.code not in (0, *plan.spec.program.stop_codes)]
-    if not bad or (ended.asked and not hangs):
+    if not bad or (ended.interrupted and not hangs):
         return []
 
     def failure(rank: int, kind: str, message: str, moment: float) -> RankFailure:
@@ -106,43 +100,43 @@ def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Se
         return RankFailure(rank, names[place.node], kind, message, moment, attempt.number,
                            of_node=plan.spec.program.start == "node")
 
-    found = [failure(rank or 0, "hang", text, time.time()) for rank, text in hangs]
+    failures = [failure(rank or 0, "hang", text, time.time()) for rank, text in hangs]
     first_bad = min(bad, key=lambda end: end.time)
-    before = [end for end in ended.exits if end.code == 0 and end.time < first_bad.time]
-    if before:
-        first = min(before, key=lambda end: end.time)
-        others = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hangs else f'rank {first_bad.rank} failed'}"
-        found.append(failure(first.rank, "early", f"with exit code 0, {others}", first.time))
-    return found
+    earlier = [end for end in ended.exits if end.code == 0 and end.time < first_bad.time]
+    if earlier:
+        first = min(earlier, key=lambda end: end.time)
+        detail = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hangs else f'rank {first_bad.rank} failed'}"
+        failures.append(failure(first.rank, "early", f"with exit code 0, {detail}", first.time))
+    return failures
 
 
 def _ranks(plan: ProgramPlan, run: RunDirectory, shared: Mapping[str, str]) -> list[EmulatedRank]:
-    """All ranks in their order; rank 0 will listen on a port of this machine that is free now."""
-    where = str(_free_port(run))
-    found = []
+    """Return all ranks in order. Rank 0 will listen on a port of this machine that is free now."""
+    master_port = str(_free_port(run))
+    ranks = []
     for place in plan.placement.ranks:
-        environ = rank_variables(plan.placement, place.rank, "127.0.0.1", where)
-        # Of the process that forks it is the launcher's own search path; the program gets what its user has.
+        environ = rank_variables(plan.placement, place.rank, "127.0.0.1", master_port)
+        # The forking process has the launcher's search path; the program gets the user's own.
         environ |= {"PYTHONPATH": shared.get("PYTHONPATH", ""), "SLURMD_NODENAME": emulated_node(place.node)}
         environ |= _gpus(plan, place.node, shared)
-        found.append(EmulatedRank(run.rank_log(place.rank), environ))
-    return found
+        ranks.append(EmulatedRank(run.rank_log(place.rank), environ))
+    return ranks
 
 
 def _gpus(plan: ProgramPlan, node: int, shared: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of an emulated node: every node has its own, so that no two ranks of the same local number share one."""
-    each = plan.spec.job.ranks_per_node
+    """Return the GPUs of an emulated node. Every node has its own, so that no two ranks with the same local number share one."""
+    per_node = plan.spec.job.ranks_per_node
     if plan.device.kind != "cuda" or len(plan.device.pools) < plan.spec.ranks or plan.placement.nodes == 1:
         return {}
     visible = shared[GPUS].split(",") if shared.get(GPUS) else list(map(str, range(plan.spec.ranks)))
-    return {GPUS: ",".join(visible[node * each:(node + 1) * each])}
+    return {GPUS: ",".join(visible[node * per_node:(node + 1) * per_node])}
 
 
 def _free_port(run: RunDirectory) -> int:
-    """Below those that connections get by themselves, so that nothing takes it before rank 0 does."""
+    """Return a free port below the ephemeral range, so that no connection takes it before rank 0 does."""
     for count in range(100):
-        wanted = port(run.path, f"{os.getpid()}.{count}")
-        with suppress(OSError), socket.create_server(("127.0.0.1", wanted)):
-            return wanted
+        candidate = port(run.path, f"{os.getpid()}.{count}")
+        with suppress(OSError), socket.create_server(("127.0.0.1", candidate)):
+            return candidate
     raise HpcMpError("MASTER_PORT", "cannot be found: 100 ports of this machine are taken", "end what listens on them")
 

@@ -46,8 +46,8 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return self
         self._old_fd = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
-        kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-        self._old = {number: signal.signal(number, lambda *_: None) for number in WATCHED - kept}
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        self._old = {number: signal.signal(number, lambda *_: None) for number in WATCHED - ignored}
         return self
 
     def __exit__(self, *_: object) -> None:

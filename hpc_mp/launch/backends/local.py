@@ -23,7 +23,7 @@ from hpc_mp.launch.backends.emulated_program import start_program
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import judge, watch
 from hpc_mp.launch.choices import GpuRequest, as_given
-from hpc_mp.launch.emulator.emulator import ENTRY, EmulatedRank, Emulator
+from hpc_mp.launch.emulator.emulator import ASSEMBLY, ENTRY, EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, shared_environment, srun_environments
 from hpc_mp.launch.facts import ClusterFacts, outside
 from hpc_mp.launch.plan import JobPlan, Target, TrainingPlan
@@ -62,7 +62,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     plan, listener = launch.plan, launch.listener
     if isinstance(plan, ProgramPlan):
         by_mpirun = plan.spec.program.start == "mpi"
-        return mpi.start_program(launch, plan, here=True) if by_mpirun else start_program(launch, plan)
+        return mpi.start_program(launch, plan, emulated=True) if by_mpirun else start_program(launch, plan)
     assert isinstance(plan, TrainingPlan)
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
@@ -70,7 +70,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     spec = plan.spec
     groups = spec.parallel.tensor + spec.data_degree * spec.parallel.context  # gloo connects all members of a group
     check_open_files(spec.ranks + groups, resource.getrlimit(resource.RLIMIT_NOFILE)[1], "on this machine")
-    modules = (entry.partition(":")[0], *family_of(plan.shape.model_type).modules)
+    modules = (entry.partition(":")[0], ASSEMBLY, *family_of(plan.shape.model_type).modules)
     environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)), EMULATED)
     with ExitStack() as stack:
         emulator = stack.enter_context(Emulator(modules, environment))
@@ -102,6 +102,6 @@ def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
     """Return all ranks in order; rank 0 listens on ``port`` of this machine."""
     step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             SECRET: secrets.token_hex(16), **plan.spec.environment.set}
-    places = [TaskPlace(each.node, each.local_rank) for each in plan.placement.ranks]
+    places = [TaskPlace(place.node, place.local_rank) for place in plan.placement.ranks]
     environs = srun_environments(places, str(os.getpid()), step)
     return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(environs)]

@@ -30,11 +30,8 @@ TARGET = Target("in this allocation", _facts, slurm_gpus, in_script=True)
 
 
 def start(launch: Launch) -> Outcome:
-    """Run the script in the allocation that ``SLURM_JOB_ID`` names, to its end.
-
-    Raises:
-        HpcMpError: the run directory cannot be written.
-    """
+    """Run the script in the allocation that ``SLURM_JOB_ID`` names, to its end. Raises HpcMpError if the run directory cannot be
+    written."""
     launch.check(check_model)
     job_id = os.environ["SLURM_JOB_ID"]
     with begin(launch.plan, launch.resumed) as begun:

@@ -1,4 +1,4 @@
-"""Run the supervisor (``hpc_mp.supervisor``) as a child of the launch: what the back ends ``step`` and ``mpi`` share."""
+"""The supervisor (``hpc_mp.supervisor``) as a child of the launch: the common part of the back ends ``step`` and ``mpi``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.diagnosis.cause import cause
 from hpc_mp.launch.backends.backend import Launch, concluded
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.run_files import Begun
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause
+from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State
 
 POLL_S = 1.0  # between two polls of the child
-REPEAT_S = 2.0  # between two signals: of two that come at once, the shell of a job script passes one on
-SIGNALS = (signal.SIGUSR2, signal.SIGINT)  # what the first and the second interrupt send to the supervisor
+REPEAT_S = 2.0  # between two signals: of two at the same time, the shell of a job script forwards one
+SIGNALS = (signal.SIGUSR2, signal.SIGINT)  # sent to the supervisor at the first and the second interrupt
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorCommand:
-    """``argv`` with the environment ``environ`` becomes the supervisor; ``log`` gets what it prints.
+    """The command of the supervisor: ``argv`` with the environment ``environ``; ``log`` receives its output.
 
-    ``job_id``: the Slurm job whose allocation it runs in; None outside of Slurm.
+    ``job_id``: the Slurm job of its allocation; None outside of Slurm.
     """
 
     argv: Sequence[str]
@@ -37,7 +38,7 @@ class SupervisorCommand:
 
 
 def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
-    """Run it to its end, with progress; the first interrupt saves and stops, the second kills."""
+    """Run the supervisor to its end, with progress. The first interrupt saves and stops, the second kills."""
     launch.listener.say(f"run       {begun.run.path}")
     attempt = AttemptReader(begun.run, begun.attempt)
     with open(command.log, "ab") as output, Interrupts() as interrupts:
@@ -52,11 +53,11 @@ def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
                 return ("stopped" if code else "completed"), None
             return "failed", cause(begun.run) or unsaid
 
-        return concluded(launch, attempt, command.job_id, guess)  # no interrupt that came too late ends this
+        return concluded(launch, attempt, command.job_id, guess)  # an interrupt that comes too late does not end this
 
 
 def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> int:
-    """Show progress and pass interrupts on until the child has ended; its exit code, ``STOPPED`` after interrupts."""
+    """Show progress and forward interrupts until the child has ended. Return its exit code, or ``STOPPED`` after interrupts."""
     pressed, sent = 0, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(interrupts, selectors.EVENT_READ)

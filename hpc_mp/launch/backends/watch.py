@@ -1,4 +1,4 @@
-"""Follow emulated ranks to their end, and say what became of them."""
+"""The watch over emulated ranks: it follows them to their end and determines the outcome."""
 
 from __future__ import annotations
 
@@ -7,46 +7,45 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.ends import unsaid_end
+from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.job.program import Program
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.ends import awaited_in_vain, unsaid_end
-from hpc_mp.rundir.failures import KINDS, RankFailure, coordinates, read_failures, root_cause, write_failure
-from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
+from hpc_mp.rundir.outcome import STOPPED, Cause, State
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.rundir.waits import read_standings
+from hpc_mp.rundir.standings import read_standings
 
-POLL_S = 1.0  # between two questions whether the ranks hang
-ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # what ranks that hang get, and seconds between
-COMMANDS = ("stop", "kill")  # what the first and the second interrupt ask of the ranks
+POLL_S = 1.0  # between two checks for a hang
+ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # commands for ranks that hang, and seconds between them
+COMMANDS = ("stop", "kill")  # commands for the ranks at the first and the second interrupt
 
 
 @dataclass(frozen=True, slots=True)
 class RanksEnd:
-    """How all ranks ended.
+    """The ends of all ranks.
 
     Attributes:
-        asked: whether the user asked for the end.
-        broken: why the emulator itself failed; None when it did not.
+        interrupted: True if the user asked for the end.
+        broken: reason why the emulator itself failed; None if it did not.
     """
 
     exits: tuple[Exit, ...]
-    asked: bool = False
+    interrupted: bool = False
     broken: str | None = None
 
 
 def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener,
           hung: Callable[[], bool] | None = None) -> RanksEnd:
-    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs any more.
-
-    Args:
-        hung: asked every second whether the ranks hang; then they are ended. None: they notice it themselves.
-    """
+    """Show progress and forward interrupts (the first saves and stops, the second kills) until nothing runs any more. ``hung``
+    is called every second, and True ends the ranks, because they hang. None: they notice a hang themselves."""
     pressed, due, ending = 0, -math.inf, list(ENDING_A_HANG)
     pause = listener.interval if hung is None else min(listener.interval or POLL_S, POLL_S)
     with selectors.DefaultSelector() as selector:
@@ -66,62 +65,52 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
                 listener.update(attempt.status(), attempt.steps())
                 listener.evaluated(attempt.evaluations())
         listener.evaluated(attempt.evaluations())
-        emulator.close()  # the run is free once its launcher lets it go, and that still heeds interrupts then
+        emulator.close()  # frees the run, which the launcher holds open, while interrupts are still handled
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)
 
 
 def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
-          more: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
-    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record.
+          joint_failures: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
+    """Return the state of an emulated attempt, and the cause of its failure. Ranks that ended without a record get one.
 
     Args:
-        more: failures that no end of a single rank shows.
-        program: that ranks are, which have no coordinates then; None: our own engine's.
+        joint_failures: failures that the end of a single rank does not show.
+        program: the program that the ranks run, without coordinates unless it has axes; None for our own engine.
     """
     orderly = (0, STOPPED) if program is None else (0, *program.stop_codes)
-    bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.asked)]
+    bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.interrupted)]
     if ended.broken is not None:
         return "failed", Cause("launcher", ended.broken)
-    others = {failure.rank for failure in more}
-    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in others}
+    covered = {failure.rank for failure in joint_failures}
+    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in covered}
     for end in bad:
         if end.rank not in failures:
             failures[end.rank] = _silent(end, attempt, placement, program)
-            if end.rank not in others or failures[end.rank].kind != "straggled":
-                with suppress(OSError):  # a full disk is no reason to hide how the run ended
+            if end.rank not in covered or failures[end.rank].kind != "straggled":
+                with suppress(OSError):  # a full disk must not hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
-    ends = [*(failures[end.rank] for end in bad), *more]
-    if program is not None:
-        ends = _of_program(ends, placement, more)
-    failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
-                         [emulated_node(node) for node in range(placement.nodes)])
-    if failure is not None and not (ended.asked and failure.kind == "peer"):
-        return "failed", cause_of(attempt.run, failure)
-    by_user = program is not None and ended.asked  # many programs end well after SIGTERM
+    ends = (*(failures[end.rank] for end in bad), *joint_failures)
+    if program is not None:  # a rank that we had to end is the cause only if all others have waited for it
+        ends = tuple(failure for failure in ends if failure.kind != "straggled") or ends
+    root_cause = _root_cause(attempt, ends, placement, program) if ends else None
+    if root_cause is not None and not (ended.interrupted and root_cause.kind == "peer"):
+        return "failed", root_cause
+    by_user = program is not None and ended.interrupted  # many programs exit with 0 after SIGTERM
     return ("stopped" if by_user or any(end.code for end in ended.exits) else "completed"), None
 
 
-def _of_program(ends: Sequence[RankFailure], placement: Placement, more: Sequence[RankFailure]) -> list[RankFailure]:
-    """What may be the cause of a program's end. Of what ranks have failed of by themselves it is the first, whatever it was: in
-    their words nothing is surer than the rest. A rank that we had to end is one only where all others have waited for it."""
-    own = [failure for failure in ends if KINDS[failure.kind].level <= KINDS["error"].level]
-    if own:
-        return [min(own, key=lambda failure: failure.time)]
-    complaints = {failure.rank: failure for failure in ends if failure.kind == "peer"}
-    found = awaited_in_vain({rank: failure.message for rank, failure in complaints.items()}, range(len(placement.ranks)))
-    known = [failure for failure in ends if failure.kind != "straggled"] or list(ends)
-    if found is None or more:
-        return known
-    rank, text = found
-    time = min(failure.time for failure in complaints.values())
-    node = emulated_node(placement.ranks[rank].node)
-    of_rank = next((failure for failure in ends if failure.rank == rank), RankFailure(rank, node, "hang", text, time))
-    return [*(failure for failure in known if failure.rank != rank),
-            replace(of_rank, kind="hang", message=text, time=time, traceback="")]
+def _root_cause(
+    attempt: AttemptReader, ends: tuple[RankFailure, ...], placement: Placement, program: Program | None,
+) -> Cause:
+    return classify(Evidence(
+        failures=ends, standings=tuple(read_standings(attempt.run, attempt.number)), run=attempt.run,
+        places={place.rank: place for place in placement.ranks},
+        hosts=tuple(emulated_node(node) for node in range(placement.nodes)), program=program is not None,
+        axes=program is not None and program.axes is not None, of_node=program is not None and program.start == "node"))
 
 
 def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
-    """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
+    """Return the failure of a rank that left no record, but perhaps a traceback in its log."""
     place = placement.ranks[end.rank]
     node, has_axes = emulated_node(place.node), program is None or program.axes is not None
     return unsaid_end(attempt, end.rank, node, end.code, end.time, program=program is not None, ours=end.ours,

@@ -29,11 +29,7 @@ class EventChannel:
         self._end.sendall(data[sent:])
 
     def receive(self) -> list[dict[str, Any]]:
-        """Wait for data and return the messages that are complete by now.
-
-        Raises:
-            EOFError: the other side is gone.
-        """
+        """Wait for data and return the messages that are complete by now. Raises EOFError if the other side is gone."""
         try:
             data, files, _, _ = socket.recv_fds(self._end, CHUNK, FILES)
         except ConnectionError:

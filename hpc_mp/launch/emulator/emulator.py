@@ -18,6 +18,7 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.emulator.channel import EventChannel
 
 ENTRY = "hpc_mp.train.rank.main:main"
+ASSEMBLY = "hpc_mp.train.rank.assemble"  # imported by ranks when they have met, unless the zygote has imported it
 STDERR = 2
 NOT_IMPORTED = "what ranks need cannot be imported ({why})"
 

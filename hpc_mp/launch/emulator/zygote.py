@@ -93,12 +93,12 @@ def answer(channel: EventChannel, question: dict[str, Any]) -> None:
     try:
         die_with(zygote)
         try:
-            said = {"event": "answer", "value": pkgutil.resolve_name(question["call"])(*question["arguments"])}
+            reply = {"event": "answer", "value": pkgutil.resolve_name(question["call"])(*question["arguments"])}
         except HpcMpError as error:
-            said = {"event": "refused", "value": error.value, "rule": error.rule, "remedy": error.remedy}
+            reply = {"event": "refused", "value": error.value, "rule": error.rule, "remedy": error.remedy}
         except Exception as error:
-            said = {"event": "failed", "why": f"{question['call']}: {type(error).__name__}: {error}"}
-        channel.send(said)
+            reply = {"event": "failed", "why": f"{question['call']}: {type(error).__name__}: {error}"}
+        channel.send(reply)
         code = 0
     finally:
         os._exit(code)

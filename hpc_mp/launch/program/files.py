@@ -12,8 +12,6 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.job import ProgramSpec
 
-MADE_BY_SETUP = re.compile(r"\bADOPTED_(COMMAND|DIRECTORY)\b")  # variables of a job file written by `hpc-mp adopt`
-
 
 def check_files(spec: ProgramSpec, in_script: bool) -> None:
     """Refuse a command whose own files, named relative to its directory, are missing. All nodes see that directory as we do.
@@ -24,19 +22,18 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
         in_script: True if a job script with ``slurm.setup`` runs before the ranks.
 
     Raises:
-        HpcMpError: a program is missing or not executable, a Python script is missing, only ``slurm.setup`` can make the
-            command but does not run, or an environment to stage is unknown.
+        HpcMpError: a program is missing or not executable, a script is missing, or an environment to stage is unknown.
     """
     command, directory = spec.program.command, Path(spec.program.directory)
-    for copied in spec.program.stage:
-        if not os.path.exists(copied):
-            raise HpcMpError(f"program.stage: {copied}", "is not there", "name files or directories that all nodes see")
+    for source in spec.program.stage:
+        if not os.path.exists(source):
+            raise HpcMpError(f"program.stage: {source}", "does not exist", "name files or directories that all nodes see")
     if in_script and spec.environment.stage:
         program_python(spec)
-    if not in_script and any(MADE_BY_SETUP.search(word) for word in command) and spec.slurm.setup:
-        raise HpcMpError("program.command", "is made by lines of slurm.setup, which run in a job script of Slurm alone",
-                         "launch it with --on slurm, or write the words themselves into program.command")
     program = command[0]
+    if spec.by_script:
+        _check_job_script(directory / program)
+        return
     if "/" in program and not program.startswith("/"):
         path = directory / program
         if not path.exists():
@@ -54,6 +51,19 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
                          "name a script that is there, or its directory in program.directory")
 
 
+def _check_job_script(path: Path) -> None:
+    """Refuse a job script that cannot be read, or that its first line does not name an interpreter for. Raises HpcMpError."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            first = file.readline()
+    except OSError as error:
+        raise HpcMpError(f"program.command[0] = {str(path)!r}", f"cannot be read ({error.strerror})",
+                         "name the job script that is given to sbatch") from None
+    if not first.startswith("#!"):
+        raise HpcMpError(f"program.command[0] = {str(path)!r}", "does not begin with #!, so that sbatch refuses it",
+                         "write #!/bin/bash into its first line")
+
+
 def _own_path(spec: ProgramSpec) -> bool:
     """Return True if the program gets the PATH of this machine: the job file does not replace it."""
     slurm = spec.slurm
@@ -63,19 +73,16 @@ def _own_path(spec: ProgramSpec) -> bool:
 
 def program_python(spec: ProgramSpec) -> str:
     """Return the Python of the program's environment: that of ``slurm.venv`` or ``slurm.conda``, else the one in its command.
-
-    Raises:
-        HpcMpError: it cannot be determined.
-    """
+    Raises HpcMpError if it cannot be determined."""
     environment = spec.slurm.venv or spec.slurm.conda
     if environment is not None:
         return f"{environment}/bin/python"
     name = spec.program.command[0]
-    found = shutil.which(name) if PYTHON.fullmatch(Path(name).name) else None
-    if found is None:
+    path = shutil.which(name) if PYTHON.fullmatch(Path(name).name) else None
+    if path is None:
         raise HpcMpError("environment.stage = true", f"packs the environment of the program's Python, and {name!r} does not say "
                          "which that is", "name it in slurm.venv or slurm.conda")
-    return found
+    return path
 
 
 def _script(command: Sequence[str]) -> str | None:

@@ -8,43 +8,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
+from hpc_mp.base import launchers as base
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.launchers import MODULES, MPIRUNS
 from hpc_mp.base.programs import PYTHON
 from hpc_mp.cluster.slurm.variables import STARTERS
 from hpc_mp.job import ProgramSpec
-from hpc_mp.lint.sbatch.shell import SHELLS
+from hpc_mp.lint.sbatch.shell import PREFIXES, SHELLS, for_a_shell, read_shell
 
-# Programs that start the ranks of another program, and the equivalent Python modules.
-MPIRUNS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "ibrun"})  # of ranks on all nodes
-LAUNCHERS = MPIRUNS | STARTERS | {
-    "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai", "torchx", "jsrun", "aprun"}
-MODULES = frozenset({
-    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic", "accelerate.commands.launch",
-    "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "horovod.runner.launch",
-    "composer.cli.launcher"})
+LAUNCHERS = STARTERS | base.LAUNCHERS.keys()
 # Programs that become another one, whose name follows their own options.
-BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "nohup", "time", "timeout", "exec", "uv",
-                    "poetry", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace", "ltrace", "perf", "apptainer",
-                    "singularity"})
+BEFORE = PREFIXES.keys() | {"ionice", "taskset", "uv", "poetry", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace",
+                            "ltrace", "perf", "apptainer", "singularity"}
 SCRIPT = re.compile(r".+\.(py|pyz)")
-
 
 # Options that a torch launcher needs on each of several nodes; without them each node trains alone.
 MEET = ("--nnodes {nodes} --node-rank {node_rank} --nproc-per-node {ranks_per_node} --master-addr {master_addr} "
         "--master-port {master_port}")
 
-
 # Options of launchers for the number of nodes, and of ranks on each.
-NODES = frozenset({"nnodes", "num-nodes", "num-machines"})
-RANKS_PER_NODE = frozenset({"nproc-per-node", "num-gpus", "ppn", "npernode", "ntasks-per-node"})
+NODES = frozenset(row.nodes for row in base.LAUNCHERS.values() if row.nodes)
+RANKS_PER_NODE = frozenset({*(row.per_node for row in base.LAUNCHERS.values() if row.per_node), "npernode"})  # of Open MPI
 
-
-# An mpirun started in a line of a shell; and words of scripts that act differently on each node.
-STARTED = re.compile(r"(?:^|[;&|({`]|\b(?:then|else|do|if|exec|time|nohup|env|timeout +\S+))[ \t]*(?:\w+=\S* +)*"
-                     rf"(?:[\w./~${{}}-]*/)?({'|'.join(map(re.escape, sorted(MPIRUNS, reverse=True)))})(?=\s)", re.MULTILINE)
+# Words of scripts that act differently on each node.
 APART = re.compile(r"NODE_?RANK|NODE_?ID|PROCID|node_rank|hostname|localhost", re.IGNORECASE)
-COMMENT = re.compile(r"^\s*#(?!!).*", re.MULTILINE)
-SHEBANG = re.compile(rf"#!.*[/ ]({'|'.join(SHELLS)})\b")
 MOST = 1 << 16  # maximum of characters read from a file
 
 
@@ -52,39 +39,42 @@ def check_command(spec: ProgramSpec) -> None:
     """Refuse a launcher as the command of every rank, which would start all of them again. As a node's command, refuse one of
     Slurm's, and one without a rendezvous address for the nodes. Raises HpcMpError."""
     command = spec.program.command
-    found = launcher(command)
+    if spec.by_script:
+        return
+    value, name = f"program.command = {shlex.join(command)}", launcher(command)
     mpirun = _on_all_nodes(spec) if spec.program.start == "node" and spec.job.nodes > 1 else None
     if mpirun is not None:
         raise HpcMpError(
-            f"program.command = {shlex.join(command)}",
-            f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
+            value, f"starts ranks on all {spec.job.nodes} nodes itself ({mpirun}), and is started on each of them",
             f'leave {mpirun} out, with program.start = "mpi" and slurm.mpi = "mpirun" (or "pmix", "pmi2"); or have the first '
             'node alone run it: if [ "$NODE_RANK" = 0 ]')
-    if found is None:
+    if name is None:
         return
-    value = f"program.command = {shlex.join(command)}"
     if spec.program.start == "node":
-        if found in STARTERS:
-            raise HpcMpError(value, f"starts tasks on all nodes itself ({found}), and is started on each of them",
-                             f"leave {found} out: hpc-mp starts the command once on every node")
-        if spec.job.nodes > 1 and "torch" in found and not any("{master_addr}" in word for word in command):
+        if name in STARTERS:
+            raise HpcMpError(value, f"starts tasks on all nodes itself ({name}), and is started on each of them",
+                             f"leave {name} out: hpc-mp starts the command once on every node")
+        if spec.job.nodes > 1 and "torch" in name and not any("{master_addr}" in word for word in command):
             raise HpcMpError(value, f"does not say where the {spec.job.nodes} nodes meet, so that each would train alone",
-                             f"write {found} {MEET} and then the program")
+                             f"write {name} {MEET} and then the program")
         return
-    at = next((number for number, word in enumerate(command) if SCRIPT.fullmatch(word)), None)
-    inner = shlex.join(["python", *command[at:]]) if at is not None else "and then the program that it starts"
-    nodes, each = (_said(command, names) or given for names, given in (
+    script_index = next((number for number, word in enumerate(command) if SCRIPT.fullmatch(word)), None)
+    inner = shlex.join(["python", *command[script_index:]]) if script_index is not None else "and then the program that it starts"
+    nodes, per_node = (_option_number(command, names) or default for names, default in (
         (NODES, spec.job.nodes), (RANKS_PER_NODE, spec.job.ranks_per_node)))
-    raise HpcMpError(value, f"starts ranks by itself ({found}), and every rank would start all of them again",
-                     f"leave {found} out, for hpc-mp starts the ranks: hpc-mp run --nodes {nodes} --ranks-per-node "
-                     f'{each} -- {inner}; or set program.start = "node"')
+    raise HpcMpError(value, f"starts ranks by itself ({name}), and every rank would start all of them again",
+                     f"leave {name} out, for hpc-mp starts the ranks: hpc-mp run --nodes {nodes} --ranks-per-node "
+                     f'{per_node} -- {inner}; or set program.start = "node"')
 
 
 def _on_all_nodes(spec: ProgramSpec) -> str | None:
     """Return the mpirun that the command or its shell script would start on every node; None if none is found."""
-    command, found = spec.program.command, launcher(spec.program.command)
-    text = COMMENT.sub("", "\n".join(_shell_lines(command, Path(spec.program.directory))))
-    started = found if found in MPIRUNS else next((found[1] for found in STARTED.finditer(text)), None)
+    command, name = spec.program.command, launcher(spec.program.command)
+    text = "\n".join(_shell_lines(command, Path(spec.program.directory)))
+    shell = read_shell(text)
+    started = name if name in MPIRUNS else next((call.name for call in shell.commands if call.name in MPIRUNS), None)
+    for _, comment in shell.comments:
+        text = text.replace(comment, "")
     return None if APART.search(text) or APART.search(shlex.join(command)) else started
 
 
@@ -95,14 +85,15 @@ def _shell_lines(command: Sequence[str], directory: Path) -> Iterator[str]:
         text = word if shell and " " in word else ""
         with suppress(OSError, ValueError), open(directory / word, encoding="utf-8", errors="replace") as file:
             text = file.read(MOST)  # else it is not a file, or not a valid file name
-        yield text if shell or SHEBANG.match(text) else ""
+        if shell or for_a_shell(text.partition("\n")[0]):
+            yield text
 
 
-def _said(command: Sequence[str], names: frozenset[str]) -> int | None:
+def _option_number(command: Sequence[str], names: frozenset[str]) -> int | None:
     """Return the number given by an option of a launcher, in its own spelling."""
-    for word, after in zip(command, (*command[1:], ""), strict=True):
+    for word, next_word in zip(command, (*command[1:], ""), strict=True):
         name, equals, value = word.lstrip("-").replace("_", "-").partition("=")
-        text = value if equals else after
+        text = value if equals else next_word
         if word.startswith("-") and name in names and text.isdecimal() and int(text):
             return int(text)
     return None
@@ -131,8 +122,8 @@ def _module(arguments: Sequence[str]) -> str | None:
             next(words, None)
         elif word == "-m" or word.startswith("-m"):
             module = word[2:] or next(words, "")
-            found = any(module == each or module.startswith(f"{each}.") for each in MODULES)
-            return f"python -m {module}" if found or module in LAUNCHERS else None
+            is_launcher = any(module == package or module.startswith(f"{package}.") for package in MODULES)
+            return f"python -m {module}" if is_launcher or module in LAUNCHERS else None
         elif not word.startswith("-"):
             name = PurePath(word).name
             return name if name in LAUNCHERS else None

@@ -1,4 +1,4 @@
-"""From the job file of a program to a plan. Tasks of a program without axes are alike: all lie along the data axis, in order."""
+"""The plan of a program's job file. Tasks of a program without axes are all placed along the data axis, in order."""
 
 from __future__ import annotations
 
@@ -25,96 +25,92 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.plan import RunPlan, Traffic
 
 MPI = "slurm.mpi"
-PLUGINS = ("pmix", "pmi2")  # its values, in the order in which they are taken: Open MPI 5 knows PMIx alone, MPICH both
-MPIRUN = "mpirun"  # and what is taken where srun has none of them
+PLUGINS = ("pmix", "pmi2")  # values in order of preference: Open MPI 5 knows only PMIx, MPICH both
+MPIRUN = "mpirun"  # used if srun has none of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPlan(JobPlan):
-    """That of somebody's program."""
+    """The plan of a user's program."""
 
-    given: ProgramSpec
+    user_spec: ProgramSpec
     spec: ProgramSpec
     resolution: ProgramChoices
 
 
-def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_version: Version | None = None,
+def compose_program(user_spec: ProgramSpec, where: Where, target: Target, slurm_version: Version | None = None,
                     resumed: RunDirectory | None = None) -> ProgramPlan:
-    """Make all choices and all checks.
-
-    Raises:
-        HpcMpError: for a command that starts ranks by itself, a directory or program that is not there, a back end of MPI alone,
-            a GPU that is not there, an environment profile that there is not, a job that could never start.
-    """
-    check_command(given)
-    if where.place == "mpi" and given.program.start != "mpi":
+    """Make all choices and all checks. Raises HpcMpError if the command starts ranks itself, a directory or program is missing, a
+    back end is only for MPI, a GPU is missing, an environment profile does not exist, or the job could never start."""
+    check_command(user_spec)
+    if where.place == "mpi" and user_spec.program.start != "mpi":
         raise HpcMpError("--on mpi", "is for programs whose ranks meet through MPI",
                          'set program.start = "mpi", or use --on slurm or --on local')
-    if not Path(given.program.directory).is_dir():
-        raise HpcMpError(f"program.directory = {toml_value(given.program.directory)}", "is no directory here",
+    if user_spec.by_script and where.place != "slurm":
+        raise HpcMpError('program.start = "script"', "is for jobs of its own: sbatch would give its script other variables",
+                         "launch it with --on slurm on a machine of the cluster")
+    if not Path(user_spec.program.directory).is_dir():
+        raise HpcMpError(f"program.directory = {toml_value(user_spec.program.directory)}", "is no directory here",
                          "name one that all nodes see")
-    check_files(given, target.in_script)
-    facts = target.facts(given, slurm_version)
+    check_files(user_spec, target.in_script)
+    facts = target.facts(user_spec, slurm_version)
     bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
-    gpus = target.gpus(given, facts)
-    machine = machine_choices(given, target, facts, bad, gpus, measured)
+    gpus = target.gpus(user_spec, facts)
+    machine = machine_choices(user_spec, target, facts, bad, gpus, measured)
     choices = ProgramChoices(machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,
-                             _plugin(given, facts, target))
-    exclude = fitting(given, choices, target, facts, bad)
+                             _plugin(user_spec, facts, target))
+    exclude = fitting(user_spec, choices, target, facts, bad)
     choices = replace(choices, exclude=exclude)
-    placement = _placement(given)
-    record = RunPlan((), Traffic(), (), choices=tuple(key for key in choices.keys if key.why))
+    placement = _placement(user_spec)
+    record = RunPlan((), Traffic(), (), choices=tuple(key for key in choices.keys if key.why), place=where.place)
     return ProgramPlan(
-        given=given, resolution=choices, spec=resolved(given, choices.keys), where=where, placement=placement, device=gpus.device,
-        record=record, facts=facts, measured=measured, avoided=avoided(given, exclude, bad), resumes=resumed)
+        user_spec=user_spec, resolution=choices, spec=resolved(user_spec, choices.keys), where=where, placement=placement,
+        device=gpus.device, record=record, facts=facts, measured=measured, avoided=avoided(user_spec, exclude, bad),
+        resumes=resumed)
 
 
-def _placement(given: ProgramSpec) -> Placement:
-    """Along the data axis, or as the program numbers its ranks on its axes. Raises HpcMpError for a rank map of other nodes."""
-    p, each = given.parallel, given.tasks_per_node
-    if given.program.axes is None:
-        return place(Degrees(data=given.job.nodes * each), "cluster", each, "block")
-    degrees = Degrees(p.tensor, p.pipeline, given.data_degree, p.context)
-    return numbered(degrees, given.program.axes, p.order, each, p.rank_map)
+def _placement(spec: ProgramSpec) -> Placement:
+    """Place ranks along the data axis, or as the program's axes number them. Raises HpcMpError if the rank map does not fit."""
+    p, per_node = spec.parallel, spec.tasks_per_node
+    if spec.program.axes is None:
+        return place(Degrees(data=spec.job.nodes * per_node), "cluster", per_node, "block")
+    degrees = Degrees(p.tensor, p.pipeline, spec.data_degree, p.context)
+    return numbered(degrees, spec.program.axes, p.order, per_node, p.rank_map)
 
 
-def _plugin(given: ProgramSpec, facts: ClusterFacts, target: Target) -> ResolvedKey[str]:
-    """The value of ``slurm.mpi``: the job's own, else the first of those that it may have which the site's srun has, else mpirun.
-
-    Raises:
-        HpcMpError: srun has not the one that is wanted, or nothing could bring the mpirun that is.
-    """
-    wanted, known = given.slurm.mpi, facts.mpi_plugins
-    if not meets_through_mpi(given) or not target.in_script:
-        return ResolvedKey(MPI, wanted)
-    shown = ", ".join(known or ())
-    if wanted == MPIRUN:
-        _check_mpirun(given, f"slurm.mpi = {toml_value(wanted)}")
-        return ResolvedKey(MPI, wanted)
-    if wanted != "none":
-        if known is not None and wanted not in known:
-            raise HpcMpError(f"slurm.mpi = {toml_value(wanted)}", f"is none of what this site's srun has: {shown}",
+def _plugin(spec: ProgramSpec, facts: ClusterFacts, target: Target) -> ResolvedKey[str]:
+    """Return the value of ``slurm.mpi``: the job's own, else the first allowed one that the site's srun has, else mpirun. Raises
+    HpcMpError if srun lacks the requested plug-in, or nothing could provide the requested mpirun."""
+    requested, available = spec.slurm.mpi, facts.mpi_plugins
+    if not meets_through_mpi(spec) or not target.in_script:
+        return ResolvedKey(MPI, requested)
+    shown = ", ".join(available or ())
+    if requested == MPIRUN:
+        _check_mpirun(spec, f"slurm.mpi = {toml_value(requested)}")
+        return ResolvedKey(MPI, requested)
+    if requested != "none":
+        if available is not None and requested not in available:
+            raise HpcMpError(f"slurm.mpi = {toml_value(requested)}", f"is none of what this site's srun has: {shown}",
                              'leave slurm.mpi out, choose one of these, or set slurm.mpi = "mpirun" with program.start = "mpi"')
-        return ResolvedKey(MPI, wanted)
-    if known is None:
+        return ResolvedKey(MPI, requested)
+    if available is None:
         return ResolvedKey(MPI, PLUGINS[0], "what most sites have; `srun --mpi=list` did not tell")
-    found = next((name for name in PLUGINS if name in known), None)
-    if found is None:
+    plugin = next((name for name in PLUGINS if name in available), None)
+    if plugin is None:
         why = f"this site's srun has none of {', '.join(PLUGINS)} (it has {shown})"
-        _check_mpirun(given, f'program.start = "mpi": {why}, and mpirun')
+        _check_mpirun(spec, f'program.start = "mpi": {why}, and mpirun')
         return ResolvedKey(MPI, MPIRUN, f"mpirun, for {why}")
-    return ResolvedKey(MPI, found, f"the first of {', '.join(PLUGINS)} that this site's srun has")
+    return ResolvedKey(MPI, plugin, f"the first of {', '.join(PLUGINS)} that this site's srun has")
 
 
-def _check_mpirun(given: ProgramSpec, asked: str) -> None:
-    """Raises HpcMpError where there is no mpirun here, nor anything in the job that could bring it, or where it is not to start
-    ranks."""
-    slurm = given.slurm
+def _check_mpirun(spec: ProgramSpec, value: str) -> None:
+    """Raise HpcMpError if mpirun is not here and nothing in the job could provide it, or if it must not start ranks."""
+    slurm = spec.slurm
     if slurm.container is not None:
-        raise HpcMpError(asked, "starts ranks outside of the image, whose MPI would not meet that mpirun",
+        raise HpcMpError(value, "starts ranks outside of the image, whose MPI would not meet that mpirun",
                          "let program.command start the container")
-    brought = slurm.modules or slurm.setup or slurm.conda or slurm.venv or "PATH" in given.environment.set
-    if not brought and shutil.which("mpirun") is None:
-        raise HpcMpError(asked, "is not on PATH here, which the job keeps, and nothing in it could bring it",
+    provided = slurm.modules or slurm.setup or slurm.conda or slurm.venv or "PATH" in spec.environment.set
+    if not provided and shutil.which("mpirun") is None:
+        raise HpcMpError(value, "is not on PATH here, which the job keeps, and nothing in it could bring it",
                          "name the site's MPI module in slurm.modules, or let slurm.setup put its directory on PATH")

@@ -40,24 +40,24 @@ def size_of(
         return ProgramSize(nodes, ranks_per_node, "")
     where = place(on).place
     if where == "step":
-        found = allocated_tasks(environ)
-        each, why = _each(found, spec)
-        return ProgramSize(nodes or found.nodes, ranks_per_node or each,
-                           f"{counted(found.nodes, 'node')} of the allocation, {why}")
+        allocation = allocated_tasks(environ)
+        ranks, why = _allocated_ranks(allocation, spec)
+        return ProgramSize(nodes or allocation.nodes, ranks_per_node or ranks,
+                           f"{counted(allocation.nodes, 'node')} of the allocation, {why}")
     if ranks_per_node is not None:
         return ProgramSize(nodes or 1, ranks_per_node, "1 node")
-    here = 0
+    count = 0
     if spec.job.device != "cpu":
         partition = facts(spec).partition if where == "slurm" else None
-        here = gpus() if where != "slurm" else max((kind.gpu_count for kind in partition.kinds), default=0) if partition else 0
+        count = gpus() if where != "slurm" else max((kind.gpu_count for kind in partition.kinds), default=0) if partition else 0
     owner = "the partition's nodes" if where == "slurm" else "this machine"
-    why = f"a rank per GPU of {owner}" if here else "one rank per node, as no GPU is known"
-    return ProgramSize(nodes or 1, max(1, here), why)
+    why = f"a rank per GPU of {owner}" if count else "one rank per node, as no GPU is known"
+    return ProgramSize(nodes or 1, max(1, count), why)
 
 
-def _each(found: AllocatedTasks, spec: ProgramSpec) -> tuple[int, str]:
-    if found.tasks_per_node:
-        return found.tasks_per_node, "as many ranks as it has tasks on a node"
-    if found.gpus_per_node and spec.job.device != "cpu":
-        return found.gpus_per_node, "a rank per GPU"
+def _allocated_ranks(allocation: AllocatedTasks, spec: ProgramSpec) -> tuple[int, str]:
+    if allocation.tasks_per_node:
+        return allocation.tasks_per_node, "as many ranks as it has tasks on a node"
+    if allocation.gpus_per_node and spec.job.device != "cpu":
+        return allocation.gpus_per_node, "a rank per GPU"
     return 1, "one rank per node, as it says neither tasks nor GPUs"

@@ -28,7 +28,7 @@ def check_values(spec: AnySpec, runs: Sequence[Path], python: str) -> None:
             raise HpcMpError(f"{name} = {path!r}", "holds a control character, a backslash or no UTF-8, or is not absolute",
                              "choose another directory")
     extras = [("slurm.extra", spec.slurm.extra),
-              *((f"slurm.components[{number}].extra", one.extra) for number, one in enumerate(spec.slurm.components))]
+              *((f"slurm.components[{number}].extra", component.extra) for number, component in enumerate(spec.slurm.components))]
     lines = [(f"{where}.{name}", str(value)) for where, extra in extras for name, value in extra.items()]
     lines += [(f"slurm.{name}", value) for name, value in spec.slurm if isinstance(value, str)]
     for key, value in lines:
@@ -49,7 +49,7 @@ def check_forms(spec: AnySpec, facts: ClusterFacts) -> None:
     if spec.sweep.given and slurm.components:
         raise HpcMpError("[sweep] and slurm.components", "exclude each other: Slurm has no arrays of heterogeneous jobs",
                          "leave one of them out")
-    nodes = sum(one.nodes for one in slurm.components)
+    nodes = sum(component.nodes for component in slurm.components)
     if slurm.components and nodes != spec.job.nodes:
         raise HpcMpError(f"slurm.components with {nodes} nodes", f"must have job.nodes = {spec.job.nodes} in all",
                          "change the nodes of a component, or job.nodes")
@@ -74,9 +74,9 @@ def check_forms(spec: AnySpec, facts: ClusterFacts) -> None:
             if word is not None and word.startswith("-"):
                 raise HpcMpError(f"{key} = {word!r}", "would be read as an option", "write the name without leading dashes")
     if slurm.container:
-        for key, given in (("slurm.venv", slurm.venv), ("slurm.conda", slurm.conda),
-                           ("environment.stage", spec.environment.stage)):
-            if given:
+        for key, setting in (("slurm.venv", slurm.venv), ("slurm.conda", slurm.conda),
+                             ("environment.stage", spec.environment.stage)):
+            if setting:
                 raise HpcMpError(f"{key} with slurm.container", "has no effect: ranks run the container's Python",
                                  "leave one of them out; slurm.python names an interpreter inside the container")
     elif slurm.container_mounts:
@@ -84,20 +84,17 @@ def check_forms(spec: AnySpec, facts: ClusterFacts) -> None:
 
 
 def check_directives(lines: Iterable[str], version: Version | None) -> None:
-    """Refuse an option given twice, since sbatch would use the last one, and options that sbatch refuses together.
-
-    Args:
-        lines: lines of the script, from the template and ``slurm.extra``.
-    """
+    """Refuse an option given twice, since sbatch would use the last one, and options that sbatch refuses together. ``lines``:
+    lines of the script, from the template and ``slurm.extra``."""
     options: dict[str, str] = {}
     for line in itertools.takewhile(lambda line: line.startswith("#"), lines):
         if line == "#SBATCH hetjob":
             options = {}
-        found = re.match(r"#SBATCH --([a-z-]+)=?(.*)", line)
-        if found and found[1] in options:
-            raise HpcMpError(f"slurm.extra.{found[1]}", "is set by the script already", "leave it out")
-        if found:
-            options[found[1]] = found[2]
+        match = re.match(r"#SBATCH --([a-z-]+)=?(.*)", line)
+        if match and match[1] in options:
+            raise HpcMpError(f"slurm.extra.{match[1]}", "is already set by the script", "leave it out")
+        if match:
+            options[match[1]] = match[2]
         check_together(options, version)
 
 
@@ -109,21 +106,15 @@ SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.
 
 
 def check_sweep(runs: Sequence[AnySpec]) -> None:
-    """Refuse runs that cannot share one script.
-
-    Args:
-        runs: the job of each run of a sweep, with its own values.
-
-    Raises:
-        HpcMpError: a run changes a key that the script contains.
-    """
+    """Refuse runs that cannot share one script. ``runs``: the job of each run of a sweep, with its own values. Raises HpcMpError
+    if a run changes a key that the script contains."""
     first = runs[0]
     for number, run in enumerate(runs):
         for section, name in (key.split(".") for key in SHARED):
             if not hasattr(run, section):  # of a training, or of a program
                 continue
-            key, given = f"{section}.{name}", getattr(getattr(run, section), name)
-            if given != getattr(getattr(first, section), name):
-                raise HpcMpError(f"{key} = {toml_value(given)} in run {number + 1} of the sweep",
+            key, value = f"{section}.{name}", getattr(getattr(run, section), name)
+            if value != getattr(getattr(first, section), name):
+                raise HpcMpError(f"{key} = {toml_value(value)} in run {number + 1} of the sweep",
                                  "is held by the job script, which all runs of a sweep share",
                                  "give it the same value in every run, or launch a job of its own")

@@ -23,15 +23,12 @@ def runtime(spec: AnySpec, facts: ClusterFacts) -> str | None:
 
 
 def mounts(spec: AnySpec) -> list[str]:
-    """Return ``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names.
-
-    Raises:
-        HpcMpError: the container's options would read a path as two, or a path would hide the image.
-    """
+    """Return ``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names. Raises
+    HpcMpError if the container's options would read a path as two, or a path would hide the image."""
     if spec.slurm.container is None:
         return []
-    own = [_mount(text) for text in spec.slurm.container_mounts]
-    return [*(f"{path}:{path}" for path in map(_plain, _needed(spec))), *own]
+    requested = [_mount(text) for text in spec.slurm.container_mounts]
+    return [*(f"{path}:{path}" for path in map(_plain, _needed(spec))), *requested]
 
 
 def _needed(spec: AnySpec) -> list[str]:
@@ -41,8 +38,8 @@ def _needed(spec: AnySpec) -> list[str]:
     else:
         paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
                  *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files))]
-    found = sorted({PurePosixPath(path) for path in paths if path})
-    return [str(path) for path in found if not any(other in path.parents for other in found)]
+    directories = sorted({PurePosixPath(path) for path in paths if path})
+    return [str(path) for path in directories if not any(other in path.parents for other in directories)]
 
 
 def _fixed(pattern: str) -> str:
@@ -62,9 +59,9 @@ def _plain(path: str) -> str:
 
 
 def _mount(text: str) -> str:
-    found = MOUNT.fullmatch(text)
-    if not found:
+    match = MOUNT.fullmatch(text)
+    if not match:
         raise HpcMpError(f"slurm.container_mounts: {text!r}", "does not read SOURCE[:TARGET[:FLAGS]] with absolute paths",
                          'write for example "/data:/inside:ro"')
-    flags = f":{found['flags']}" if found["flags"] else ""
-    return f"{found['source']}:{found['target'] or found['source']}{flags}"
+    flags = f":{match['flags']}" if match["flags"] else ""
+    return f"{match['source']}:{match['target'] or match['source']}{flags}"

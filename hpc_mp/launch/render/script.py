@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
@@ -30,12 +30,15 @@ _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
 class JobScript:
     """A rendered script, the reasons of its lines, and the path of its template.
 
-    ``explanations``: (line, reason) in order, without empty lines.
+    Attributes:
+        explanations: (line, reason) in order, without empty lines.
+        runs: the run directories that it names.
     """
 
     text: str
     explanations: tuple[tuple[str, str], ...]
     template: str
+    runs: tuple[Path, ...] = ()
 
 
 def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
@@ -65,6 +68,7 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "program": isinstance(spec, ProgramSpec),
         "tasks": spec.srun_tasks_per_node if isinstance(spec, ProgramSpec) else spec.job.ranks_per_node,
         "by_mpirun": isinstance(spec, ProgramSpec) and spec.by_mpirun,
+        "by_script": isinstance(spec, ProgramSpec) and spec.by_script,
         "runs": list(map(str, runs)),
         "log": values.slurm_log(runs[0], array=spec.sweep.given),
         "clean": RunDirectory.clean_environment.name,
@@ -86,7 +90,7 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         raise HpcMpError(f"template {script.template}", "starts ranks of hpc-mp's own engine alone, and knows no [program]",
                          "take over the lines under `if program` of the template that hpc-mp ships")
     checks.check_directives((line for line, _ in script.explanations), facts.version)
-    return script
+    return replace(script, runs=tuple(runs))
 
 
 def fill(template: ScriptTemplate, values: Mapping[str, object]) -> JobScript:
@@ -116,5 +120,5 @@ def _marked(template: str) -> str:
 
 
 def _reason(line: str) -> str:
-    found = _REASON.search(line)
-    return found[1] if found else ""
+    match = _REASON.search(line)
+    return match[1] if match else ""

@@ -32,21 +32,14 @@ def shipped() -> ScriptTemplate:
 
 
 def find_template(project: Path, environ: Mapping[str, str] = os.environ) -> ScriptTemplate:
-    """Return the template for job files in the directory ``project``.
-
-    Raises:
-        HpcMpError: it exists but cannot be read.
-    """
-    own = _find(TEMPLATE, project, environ)
-    return _read(own) if own else shipped()
+    """Return the template for job files in the directory ``project``. Raises HpcMpError if it cannot be read."""
+    template = _find(TEMPLATE, project, environ)
+    return _read(template) if template else shipped()
 
 
 def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the parsed tables of ``site.toml``, the defaults for job files; empty without the file.
-
-    Raises:
-        HpcMpError: it cannot be read, or sets keys that a site may not set.
-    """
+    """Return the parsed tables of ``site.toml``, the defaults for job files; empty without the file. Raises HpcMpError if it
+    cannot be read, or sets keys that a site may not set."""
     path = _find(DEFAULTS, project, environ)
     if path is None:
         return {}
@@ -62,8 +55,8 @@ def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dic
 
 
 def _find(name: str, project: Path, environ: Mapping[str, str]) -> Path | None:
-    found = (folder / name for folder in (project / FOLDER, *config_folders(environ)))
-    return next((path for path in found if path.is_file()), None)
+    paths = (folder / name for folder in (project / FOLDER, *config_folders(environ)))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _read(path: Path) -> ScriptTemplate:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.options import options_of
-from hpc_mp.job import AnySpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.quoting import Verbatim, literal
 from hpc_mp.rundir import RunDirectory
@@ -51,19 +51,20 @@ def parts(spec: AnySpec, facts: ClusterFacts) -> list[JobComponent]:
     if not slurm.components:
         return [JobComponent(spec.job.nodes, slurm.partition, slurm.constraint, gpus, cpus, common)]
     repeated = {name: value for name, value in options_of(spec, "component").items() if name != "cpus-per-task"}
-    found = []
-    for number, one in enumerate(slurm.components):
-        own = {name: value for name, value in one.extra.items() if name != "cpus-per-task"}
-        asks_itself = {"gres", "gpus-per-node"} & one.extra.keys()
-        found.append(JobComponent(one.nodes, one.partition or slurm.partition, one.constraint or slurm.constraint,
-                          None if asks_itself else gpus, _whole(one.extra.get("cpus-per-task")) or cpus,
-                          {**(repeated if number else common), **own}))
-    return found
+    components = []
+    for number, component in enumerate(slurm.components):
+        options = {name: value for name, value in component.extra.items() if name != "cpus-per-task"}
+        asks_itself = {"gres", "gpus-per-node"} & component.extra.keys()
+        components.append(JobComponent(
+            component.nodes, component.partition or slurm.partition, component.constraint or slurm.constraint,
+            None if asks_itself else gpus, _whole(component.extra.get("cpus-per-task")) or cpus,
+            {**(repeated if number else common), **options}))
+    return components
 
 
 def gpu_request(spec: AnySpec) -> str | None:
     """Return the option of sbatch, without its dashes, that requests one GPU per rank; None if the job requests none."""
-    if spec.job.device == "cpu" or spec.slurm.gpu_request == "none":
+    if spec.job.device == "cpu" or spec.slurm.gpu_request == "none" or (isinstance(spec, ProgramSpec) and spec.by_script):
         return None
     kind = f"{spec.slurm.gpu_type}:" if spec.slurm.gpu_type else ""
     return GPU_REQUESTS[spec.slurm.gpu_request].format(f"{kind}{spec.job.ranks_per_node}")
@@ -75,11 +76,12 @@ def cpus_per_task(spec: AnySpec, facts: ClusterFacts) -> int | None:
     The share is in whole cores, of the CPUs that jobs get rather than all those of a node. On a shared node a rank takes the
     CPUs that belong to one GPU.
     """
-    given = [_whole(extra.get("cpus-per-task")) for extra in (spec.slurm.extra, *(c.extra for c in spec.slurm.components))]
-    if any(given):
-        return min(filter(None, given))
-    elsewhere = any(one.partition not in (None, spec.slurm.partition) for one in spec.slurm.components)
-    if facts.cpus is None or elsewhere or "cpus-per-gpu" in spec.slurm.extra:
+    requested = [_whole(extra.get("cpus-per-task")) for extra in (spec.slurm.extra, *(c.extra for c in spec.slurm.components))]
+    if any(requested):
+        return min(filter(None, requested))
+    elsewhere = any(component.partition not in (None, spec.slurm.partition) for component in spec.slurm.components)
+    by_script = isinstance(spec, ProgramSpec) and spec.by_script
+    if facts.cpus is None or elsewhere or by_script or "cpus-per-gpu" in spec.slurm.extra:
         return None
     shares = spec.job.ranks_per_node
     if spec.slurm.extra.get("exclusive") is False or "oversubscribe" in spec.slurm.extra:

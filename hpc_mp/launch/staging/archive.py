@@ -52,11 +52,7 @@ class Packed:
 
 def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) -> None:
     """Pack the ranks' Python environment if the job asks for it, and record the archive's path in its runs, for the supervisor.
-    The listener receives the number of packed bytes.
-
-    Raises:
-        HpcMpError: the environment cannot be packed.
-    """
+    The listener receives the number of packed bytes. Raises HpcMpError if the environment cannot be packed."""
     if not spec.environment.stage:
         return
     if isinstance(spec, ProgramSpec):

@@ -49,22 +49,16 @@ class Interpreter:
 
 
 def interpreter(python: Sequence[str], run: Runner = lambda argv: ask(argv, ASK_S)) -> Interpreter:
-    """Query the ranks' interpreter for its environment.
-
-    Args:
-        python: its command, for example its path.
-
-    Raises:
-        HpcMpError: it does not run, or it is the system's.
-    """
+    """Query the ranks' interpreter for its environment. ``python``: its command, for example its path. Raises HpcMpError if it
+    does not run, or it is the system's."""
     try:
         answer = json.loads(run((*python, "-I", "-c", QUESTION)))
     except (CommandFailed, ValueError) as error:
         raise HpcMpError(f"environment.stage: the interpreter {python[0]}", f"does not say what it is ({error})",
                          "name a working one in slurm.python, slurm.venv or slurm.conda") from None
     prefix, base, version, executable, *libraries = answer
-    found = Interpreter(Path(prefix), Path(base), version, Path(executable), tuple(map(Path, libraries)))
-    if found.prefix in SYSTEM:
+    installation = Interpreter(Path(prefix), Path(base), version, Path(executable), tuple(map(Path, libraries)))
+    if installation.prefix in SYSTEM:
         raise HpcMpError(f"environment.stage with the system's Python {executable}", "cannot be packed apart from the system",
                          f"install into a virtual environment ({executable} -m venv DIRECTORY) and name it in slurm.venv")
-    return found
+    return installation

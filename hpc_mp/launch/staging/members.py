@@ -1,6 +1,6 @@
 """The files of a Python environment as members of a relocatable archive.
 
-- Symbolic links inside the environment stay links and become relative; files that others lead to are copied.
+- Symbolic links inside the environment stay links and become relative; the targets of other links are copied.
 - A virtual environment's Python, unless it is the system's, comes along under ``base/``.
 - The checkout of an editable install comes along under ``editable/``, and its ``.pth`` file leads there.
 - Files that name the environment's own place get ``PLACEHOLDER`` instead and are listed in ``.relocate``, each name ended
@@ -48,15 +48,15 @@ class Member:
 
 def members(python: Interpreter) -> list[Member]:
     """Return all files of the environment, sorted by name. Raises HpcMpError if one cannot be packed."""
-    found = {member.name: member for member in _environment(python)}
-    moved = sorted(name for name, member in found.items() if member.text is not None and PLACEHOLDER.encode() in member.text)
-    found[RELOCATE] = _text(RELOCATE, b"".join(os.fsencode(name) + b"\0" for name in moved))
-    return [found[name] for name in sorted(found)]
+    by_name = {member.name: member for member in _environment(python)}
+    moved = sorted(name for name, member in by_name.items() if member.text is not None and PLACEHOLDER.encode() in member.text)
+    by_name[RELOCATE] = _text(RELOCATE, b"".join(os.fsencode(name) + b"\0" for name in moved))
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def write_tar(content: Sequence[Member], file: IO[bytes], show: Callable[[int], None]) -> None:
     """Write an uncompressed archive; ``show(bytes so far)`` is called repeatedly. Raises HpcMpError if a file is gone."""
-    done = 0
+    written = 0
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as tar:
         for member in content:
             info = tarfile.TarInfo(member.name)
@@ -65,12 +65,12 @@ def write_tar(content: Sequence[Member], file: IO[bytes], show: Callable[[int], 
                 info.type, info.linkname = tarfile.SYMTYPE, member.link
                 tar.addfile(info)
                 continue
-            with _content(member) as content_:
-                info.size = content_.seek(0, os.SEEK_END)
-                content_.seek(0)
-                tar.addfile(info, content_)
-            done += info.size
-            show(done)
+            with _content(member) as stream:
+                info.size = stream.seek(0, os.SEEK_END)
+                stream.seek(0)
+                tar.addfile(info, stream)
+            written += info.size
+            show(written)
 
 
 def _content(member: Member) -> IO[bytes]:
@@ -193,11 +193,11 @@ def _checkout(directory: Path, at: str) -> list[Member]:
         listed = subprocess.run(("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"), cwd=directory,
                                 stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout
         names = (os.fsdecode(name) for name in listed.split(b"\0") if name)
-        found = [_file(f"{at}/{name}", path, os.stat(path)) for name in names if os.path.isfile(path := f"{directory}/{name}")]
+        files = [_file(f"{at}/{name}", path, os.stat(path)) for name in names if os.path.isfile(path := f"{directory}/{name}")]
     except (OSError, subprocess.CalledProcessError):
-        found = list(_tree(directory, f"{at}/"))
-    size = sum(member.size for member in found)
+        files = list(_tree(directory, f"{at}/"))
+    size = sum(member.size for member in files)
     if size > MOST_CHECKOUT:
         raise HpcMpError(f"environment.stage: the editable install {directory}",
                          f"holds {data_size(size)}, more than code does", "install that package without -e")
-    return found
+    return files

@@ -81,12 +81,12 @@ class SubmittedJob:
 
         For a Slurm job it is at most half a minute old. Files that tasks wrote about their end take precedence.
         """
-        said = self._running.state()
-        if said in FINAL:
-            return said
+        reported = self._running.state()
+        if reported in FINAL:
+            return reported
         if any(failure_file(self.folder, task).exists() for task in range(self.tasks)):
             return "FAILED"
-        return "COMPLETED" if all(self._result(task).exists() for task in range(self.tasks)) else said
+        return "COMPLETED" if all(self._result(task).exists() for task in range(self.tasks)) else reported
 
     @property
     def logs(self) -> list[Path]:
@@ -115,7 +115,13 @@ class SubmittedJob:
                 raise TimeoutError(f"job {self.id} is {self.state} after {timeout:g} s")
             time.sleep(POLL_S)
         self._check()
-        return [self._load(task) for task in range(self.tasks)]
+        results = []
+        for task in range(self.tasks):
+            kind, value = pickle.loads(self._result(task).read_bytes())
+            if kind == "error":
+                raise RunFailed(f"task {task} failed:\n{value}its log: {self.logs[task]}")
+            results.append(value)
+        return results
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result of task 0; raises as ``results`` does."""
@@ -127,18 +133,11 @@ class SubmittedJob:
 
     def _check(self) -> None:
         """Raise RunFailed for the earliest failure that a task has recorded."""
-        found = [read_json(path) for task in range(self.tasks) if (path := failure_file(self.folder, task)).exists()]
-        if found:
-            first = min(found, key=lambda failure: float(failure["time"]))
+        failures = [read_json(path) for task in range(self.tasks) if (path := failure_file(self.folder, task)).exists()]
+        if failures:
+            first = min(failures, key=lambda failure: float(failure["time"]))
             raise RunFailed(f"task {first['rank']} on {first['node']} failed: {first['message']}\n{first['traceback']}"
                             f"its log: {self.logs[first['rank']]}")
 
     def _result(self, task: int) -> Path:
         return self.folder / f"{self.id}_{task}_result.pkl"
-
-    def _load(self, task: int) -> Any:
-        with open(self._result(task), "rb") as file:
-            kind, value = pickle.load(file)
-        if kind == "error":
-            raise RunFailed(f"task {task} failed:\n{value}its log: {self.logs[task]}")
-        return value

@@ -20,26 +20,26 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
+from hpc_mp.diagnosis.lines import task_ends
 from hpc_mp.launch.backends.backend import CallRequest, SubmittedTasks
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.supervisor.log_patterns import task_ends
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
-# A USR2 before submitit's handler is there would kill the task (Slurm sends it up to 60 s early); one that is ignored
-# stays so only until the handler is set.
+# A USR2 before submitit's handler is installed would kill the task (Slurm sends it up to 60 s early). An ignored signal is
+# ignored only until the handler is set.
 PYTHON = shlex.join(["sh", "-c", 'trap "" USR2; exec "$@"', "-", sys.executable])
-WARNING_S = 90  # submitit's, before the time limit; a call that still runs then ends. Slurm may warn a minute earlier
+WARNING_S = 90  # submitit's, before the time limit, when a running call ends. Slurm may warn a minute earlier
 LIMIT_MIN = 5  # submitit's, unless "time" gives another
 SRUN = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]  # ALL: else a site's --export=NONE reaches the tasks
 
 
 class SlurmTasks(SubmittedTasks):
-    """A Slurm job. submitit renders and pickles; we hand in, ask and end, for it cannot without accounting.
+    """A Slurm job. submitit renders and pickles; we submit, query and cancel, since it cannot without accounting.
 
     Raises:
-        HpcMpError: a name in ``options`` is none of submitit's.
+        HpcMpError: a name in ``options`` is not one of submitit's.
         RunFailed: sbatch refuses.
     """
 
@@ -47,22 +47,22 @@ class SlurmTasks(SubmittedTasks):
         executor, folder = _executor(request), request.folder
         self.id = executor.submit(request.call).job_id
         self.words = executor.words
-        self._log = folder / f"{self.id}_0_log.out"  # what srun says stands there too
-        self._seen, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
+        self._log = folder / f"{self.id}_0_log.out"  # srun's messages are there too
+        self._job, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
 
     def state(self) -> str:
-        """As Slurm said half a minute ago at most: it is asked ever more rarely, whoever asks us."""
-        if not self._seen.ended and time.monotonic() >= self._due:
+        """Return Slurm's state, at most half a minute old: Slurm is asked at growing intervals, however often this is called."""
+        if not self._job.ended and time.monotonic() >= self._due:
             self._due = time.monotonic() + next(self._delays, queue.DELAYS_S[-1])
-            self._seen = queue.job_states([self.id])[self.id]
-        return self._seen.state
+            self._job = queue.job_states([self.id])[self.id]
+        return self._job.state
 
     def why(self) -> str:
-        code = f", {ending(self._seen.exit_code)}" if self._seen.exit_code else ""
-        reason = f" ({self._seen.meaning or self._seen.reason})" if self._seen.reason else ""
-        said = self._log.read_text(errors="replace").splitlines() if self._log.exists() else ()
-        first = next((f"; {end.line}" for end in task_ends(said)), "")  # Slurm's code is the greatest of all tasks'
-        return f"Slurm job {self.id} is {self._seen.state}{code}{reason}{first}"
+        code = f", {ending(self._job.exit_code)}" if self._job.exit_code else ""
+        reason = f" ({self._job.meaning or self._job.reason})" if self._job.reason else ""
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else ()
+        first = next((f"; {end.line}" for end in task_ends(lines)), "")  # Slurm's code is the greatest of all tasks'
+        return f"Slurm job {self.id} is {self._job.state}{code}{reason}{first}"
 
     def cancel(self) -> None:
         slurm.cancel(self.id)
@@ -70,7 +70,7 @@ class SlurmTasks(SubmittedTasks):
 
 
 class _Executor(submitit.SlurmExecutor):
-    """submitit's, which renders and pickles; handed in by us, from a clean environment and with the site's words kept."""
+    """submitit's executor, which renders and pickles. We submit, from a clean environment, and keep the site's messages."""
 
     words = ""
 
@@ -83,18 +83,18 @@ class _Executor(submitit.SlurmExecutor):
 
 
 def _executor(request: CallRequest) -> _Executor:
-    """Return the executor that hands a call in. Raises HpcMpError: a name in its options is none of submitit's."""
+    """Return the executor that submits a call. Raises HpcMpError if a name in its options is not one of submitit's."""
     folder, options = request.folder, request.options
     executor = _Executor(folder, python=PYTHON)
-    path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
+    path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # tasks can import what we can
     limit = options.get("time", LIMIT_MIN)
     warning = min(WARNING_S, limit * 60 // 4) if isinstance(limit, int) else WARNING_S  # else at a short job's start
     # sites refuse wckeys that they do not know
-    ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True, "signal_delay_s": warning}
+    defaults = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True, "signal_delay_s": warning}
     cpus = [f"--cpus-per-task={options['cpus_per_task']}"] if "cpus_per_task" in options else []  # not inherited on 22.05
     try:
         executor.update_parameters(**{
-            **ours, **options, "nodes": request.nodes, "ntasks_per_node": request.tasks_per_node,
+            **defaults, **options, "nodes": request.nodes, "ntasks_per_node": request.tasks_per_node,
             "setup": [path, *options.get("setup", ())], "srun_args": [*SRUN, *cpus, *options.get("srun_args", ())]})
     except (ValueError, TypeError, NameError) as error:
         raise HpcMpError(f"slurm = {dict(options)}", str(error).replace("\n", " "),
@@ -103,12 +103,8 @@ def _executor(request: CallRequest) -> _Executor:
 
 
 class EmulatedTasks(SubmittedTasks):
-    """Processes here, one per task, with the names that srun sets; they live no longer than this object. ``options`` are
-    Slurm's alone, and checked.
-
-    Raises:
-        HpcMpError: as ``SlurmTasks``.
-    """
+    """Processes on this machine, one per task, with srun's variables; they live no longer than this object. ``options`` are only
+    for Slurm, but checked. Raises HpcMpError as ``SlurmTasks``."""
 
     def __init__(self, request: CallRequest) -> None:
         _executor(request)
@@ -120,7 +116,8 @@ class EmulatedTasks(SubmittedTasks):
         self._stack = ExitStack()
         self._emulator = self._stack.enter_context(Emulator([ENTRY.partition(":")[0], "submitit.core.submission"], shared))
         environs = srun_environments(in_blocks(nodes, tasks_per_node), self.id, {})
-        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, each) for task, each in enumerate(environs)]
+        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, environ)
+                 for task, environ in enumerate(environs)]
         with socket.create_server(("127.0.0.1", 0)) as listener, open(folder / ".lock", "w") as lock:
             self._emulator.start(tasks, folder, listener, lock.fileno(), ENTRY)
 
@@ -144,6 +141,6 @@ class EmulatedTasks(SubmittedTasks):
             self._emulator.command("kill")
 
     def _ended(self) -> list[Exit]:
-        """All ends of tasks so far; does not wait."""
+        """Return all ends of tasks so far, without waiting."""
         self._emulator.receive()
         return self._emulator.exits

@@ -42,11 +42,7 @@ def failure_file(folder: Path, rank: int) -> Path:
 
 def torch_names(folder: Path, rank: int) -> dict[str, str]:
     """Return the variables that ``torch.distributed`` and similar libraries read. Task 0 publishes its address: its host may be
-    anywhere in Slurm's list.
-
-    Raises:
-        TimeoutError: task 0 has published nothing.
-    """
+    anywhere in Slurm's list. Raises TimeoutError if task 0 has published nothing."""
     meeting = folder / f"meeting-{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.json"
     if rank == 0:
         emulated = os.environ.get("HPC_MP_EMULATED") == "1"
@@ -56,9 +52,9 @@ def torch_names(folder: Path, rank: int) -> dict[str, str]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"task 0 has not written {meeting} in {MEET_S:g} s")
         time.sleep(0.1)
-    where = read_json(meeting)
+    endpoint = read_json(meeting)
     return {"RANK": str(rank), "WORLD_SIZE": os.environ["SLURM_NTASKS"], "LOCAL_RANK": os.environ["SLURM_LOCALID"],
-            "MASTER_ADDR": where["address"], "MASTER_PORT": str(where["port"])}
+            "MASTER_ADDR": endpoint["address"], "MASTER_PORT": str(endpoint["port"])}
 
 
 def emulated(folder: Path) -> int:

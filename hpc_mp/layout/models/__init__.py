@@ -22,31 +22,9 @@ from hpc_mp.layout.models.tensor import TensorCut, check_attention, check_tensor
 from hpc_mp.layout.models.weight_files import check_weights
 
 __all__ = [
-    "FAMILIES",
-    "ExpertCut",
-    "Family",
-    "LayerCosts",
-    "ModelProfile",
-    "ModelShape",
-    "StageCut",
-    "TensorCut",
-    "UnitProfile",
-    "Weight",
-    "check_layout",
-    "check_pretrained",
-    "chunk_sizes",
-    "conditions",
-    "expert_capacity",
-    "expert_cut",
-    "family_of",
-    "kv_copies",
-    "layer_costs",
-    "left_whole",
-    "read_config",
-    "read_profile",
-    "read_shape",
-    "stage_cut",
-    "stage_layers",
+    "FAMILIES", "ExpertCut", "Family", "LayerCosts", "ModelProfile", "ModelShape", "StageCut", "TensorCut", "UnitProfile",
+    "Weight", "check_layout", "check_pretrained", "chunk_sizes", "conditions", "expert_capacity", "expert_cut", "family_of",
+    "kv_copies", "layer_costs", "left_whole", "read_config", "read_profile", "read_shape", "stage_cut", "stage_layers",
     "write_profile",
 ]
 
@@ -63,7 +41,7 @@ def family_of(model_type: str) -> Family:
         return FAMILIES[model_type]
     slip = "" if model_type in OTHERS or model_type[:-1] in ("llama", "qwen") else did_you_mean(model_type, FAMILIES)
     raise HpcMpError(f"model_type = {model_type!r}", f"is not one of {', '.join(FAMILIES)}",
-                     f"{slip} Use a model of one of these families, or start its own training program with hpc-mp run".lstrip())
+                     f"{slip} Use a model of one of these families, or start its own training program with `hpc-mp run`".lstrip())
 
 
 def check_pretrained(spec: JobSpec) -> None:
@@ -75,11 +53,8 @@ def check_pretrained(spec: JobSpec) -> None:
 
 
 def read_shape(spec: JobSpec) -> ModelShape:
-    """Return the shape of a job's model.
-
-    Raises:
-        HpcMpError: for a missing checkpoint, an unknown family, impossible sizes, or an unknown field of its configuration.
-    """
+    """Return the shape of a job's model. Raises HpcMpError for a missing checkpoint, an unknown family, impossible sizes, or an
+    unknown field of its configuration."""
     config = read_config(spec)
     family = family_of(config["model_type"])
     check_fields(config, family.fields, family.model_type, spec.model.pretrained)

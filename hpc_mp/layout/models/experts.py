@@ -19,11 +19,8 @@ from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 
 @dataclass(frozen=True, slots=True)
 class ExpertCut:
-    """An expert rank, and the number of expert ranks.
-
-    Attributes:
-        shards: number of ranks with the same experts over which ZeRO shards their state.
-    """
+    """An expert rank, and the number of expert ranks. ``shards``: number of ranks with the same experts over which ZeRO shards
+    their state."""
 
     size: int = 1
     rank: int = 0
@@ -62,10 +59,10 @@ def check_experts(shape: ModelShape, spec: JobSpec) -> None:
         return
     if not shape.experts:
         raise HpcMpError(f"parallel.expert = {ranks}", f"has nothing to share out: {shape.model_type} has no experts",
-                         "leave parallel.expert = 1")
+                         "set parallel.expert = 1")
     sizes = chunk_sizes(shape.experts, ranks)
     if empty := sizes.count(0):
-        most = max(each for each in range(1, ranks) if 0 not in chunk_sizes(shape.experts, each))
+        largest = max(degree for degree in range(1, ranks) if 0 not in chunk_sizes(shape.experts, degree))
         raise HpcMpError(f"parallel.expert = {ranks}", f"cuts the {shape.experts} experts of a block into pieces of "
                          f"{sizes[0]}, so that {empty} ranks of a group get none",
-                         f"use {most}, or another number of ranks that all get one")
+                         f"use {largest}, or another number with an expert for every rank")

@@ -32,7 +32,7 @@ class ConfigField:
     in_job: bool = True
 
 
-def only(*values: Any, rule: str = "is not built yet", remedy: str = "leave it out") -> ConfigField:
+def only(*values: Any, rule: str = "is not supported yet", remedy: str = "leave it out") -> ConfigField:
     """Return a field that the engine supports only with these values."""
     return ConfigField(lambda value: value in values, rule, remedy)
 
@@ -57,7 +57,7 @@ ACTIVATIONS = (
     "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu",
     "sqrtsoftplus", "swish", "tanh",
 )
-ACTIVATION = ConfigField(lambda value: value in ACTIVATIONS, "is no activation that is built",
+ACTIVATION = ConfigField(lambda value: value in ACTIVATIONS, "is not a supported activation",
                          f"choose one of {', '.join(ACTIVATIONS)}")
 
 # Without effect on training, and kept in the configuration of an exported model. Formats of numbers are
@@ -67,7 +67,7 @@ CARRIED = frozenset((
     "output_attentions", "output_hidden_states", "problem_type", "return_dict", "torch_dtype", "transformers_version",
     "use_cache",
 ))
-# Fields that older releases of transformers wrote beside them, and that nothing reads any more, including generation settings.
+# Fields that older releases of transformers wrote in addition, and that are no longer read, including generation settings.
 LEFT_OVER = frozenset((
     "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels", "bad_words_ids", "begin_suppress_tokens",
     "cls_token_id", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
@@ -88,7 +88,7 @@ COMMON: Mapping[str, ConfigField] = {
     "quantization_config": ConfigField(in_job=False),
     "attn_implementation": ATTENTION,
     "_attn_implementation": ATTENTION,
-    "is_causal": only(True, remedy="leave it out, or set it to true: a token sees the earlier ones alone"),
+    "is_causal": only(True, remedy="leave it out, or set it to true: a token sees only the earlier ones"),
     "is_encoder_decoder": only(False),
     "add_cross_attention": only(False),
     "cross_attention_hidden_size": only(None),
@@ -98,15 +98,13 @@ COMMON: Mapping[str, ConfigField] = {
 
 
 def check_fields(config: Mapping[str, Any], table: Mapping[str, ConfigField], model_type: str, checkpoint: str | None) -> None:
-    """Check that every field of a configuration is known and allowed.
+    """Check that every field of a configuration is known and allowed. Raises HpcMpError for a field without an entry, or a value
+    that its entry does not allow.
 
     Args:
         config: the result of ``read_config``.
         table: the family's table.
         checkpoint: the directory that it comes from; None: the job file.
-
-    Raises:
-        HpcMpError: a field without an entry, or a value that its entry does not allow.
     """
     for key, value in config.items():
         entry = table.get(key)
@@ -116,7 +114,7 @@ def check_fields(config: Mapping[str, Any], table: Mapping[str, ConfigField], mo
                              did_you_mean(key, keys, f"the keys are {', '.join(sorted(keys))}", likeness=0.5))
         if entry is None and value is not None:
             raise HpcMpError(f"model.pretrained = {checkpoint}: its config.json has {key} = {shown(value)}",
-                             f"is no field that is known of a {model_type} model: it may change what the model computes",
-                             "take it out of config.json if it does not")
+                             f"is an unknown field of a {model_type} model: it may change what the model computes",
+                             "remove it from config.json if it does not")
         if entry is not None and not entry.holds(value):
             raise HpcMpError(f"the model's {key} = {shown(value)}", entry.rule, entry.remedy)

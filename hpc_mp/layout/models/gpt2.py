@@ -5,42 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, EPSILON, PROBABILITY, READ, ConfigField, only
 from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
 
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
-FIELDS: Mapping[str, ConfigField] = {
+SUMMARY = ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout")
+SHARED: Mapping[str, ConfigField] = {  # with GPT-J
     **COMMON,
     **dict.fromkeys(("n_embd", "n_head", "n_inner", "n_layer", "n_positions", "vocab_size", "initializer_range"), READ),
     **dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"), READ),  # second names
-    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx"), READ),
-    **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-                     "summary_first_dropout"), READ),  # of the classification model, not of a language model
     **dict.fromkeys(DROPOUTS, PROBABILITY),
     "pad_token_id": READ,  # not part of the embedding, unlike in Llama
     "activation_function": ACTIVATION,
     "layer_norm_epsilon": EPSILON,
+}
+FIELDS: Mapping[str, ConfigField] = {
+    **SHARED,
+    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx"), READ),
+    **dict.fromkeys(SUMMARY, READ),  # of the classification model, not of a language model
     "reorder_and_upcast_attn": only(False),
 }
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape. Defaults: transformers' GPT2Config (the 124 M model)."""
+    return read_gpt(config, "gpt2", hidden=768, heads=12, layers=12, vocabulary=50257, positions=1024, tied=True,
+                    attention_bias=True)
+
+
+def read_gpt(config: Mapping[str, Any], model_type: str, *, hidden: int, heads: int, layers: int, vocabulary: int,
+             positions: int, tied: bool, attention_bias: bool) -> ModelShape:
+    """Read the shape of a family with GPT-2's names of sizes. ``hidden`` to ``tied`` are the family's defaults."""
     c = ConfigReader(config)
-    hidden = c.count("n_embd", "hidden_size", default=768)
-    heads = c.count("n_head", "num_attention_heads", default=12)
-    if hidden % heads:
-        raise HpcMpError(f"the model's n_embd({hidden}) / n_head({heads})", "must be a whole number",
-                         "choose n_embd as a multiple of n_head")
+    hidden = c.count("n_embd", "hidden_size", default=hidden)
+    heads = c.count("n_head", "num_attention_heads", default=heads)
+    head_dim = c.quotient("n_embd", hidden, "n_head", heads)
     return ModelShape(
-        model_type="gpt2", layers=c.count("n_layer", "num_hidden_layers", default=12, most=MOST_LAYERS),
-        hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
-        intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=50257),
-        positions=c.count("n_positions", "max_position_embeddings", default=1024),
-        tied=c.flag("tie_word_embeddings", True), attention_bias=True, mlp_bias=True, gated_mlp=False,
+        model_type=model_type, layers=c.count("n_layer", "num_hidden_layers", default=layers, limit=MOST_LAYERS),
+        hidden=hidden, heads=heads, kv_heads=heads, head_dim=head_dim,
+        intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=vocabulary),
+        positions=c.count("n_positions", "max_position_embeddings", default=positions),
+        tied=c.flag("tie_word_embeddings", tied), attention_bias=attention_bias, mlp_bias=True, gated_mlp=False,
         initializer_range=c.number("initializer_range", 0.02),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, EPSILON, PROBABILITY, READ, ConfigField
 from hpc_mp.layout.models.rotary import ROTARY_FIELDS, check_rotary
@@ -27,25 +26,35 @@ FIELDS: Mapping[str, ConfigField] = {
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Read the shape. Defaults: transformers' LlamaConfig (the 7 B model)."""
+    """Read the shape. Defaults: transformers' LlamaConfig (the 7 B model). It divides the heads even with a ``head_dim``."""
+    shape = read_decoder(config, "llama", intermediate=11008, vocabulary=32000, positions=2048)
+    ConfigReader.quotient("hidden_size", shape.hidden, "num_attention_heads", shape.heads)
+    return shape
+
+
+def read_decoder(config: Mapping[str, Any], model_type: str, *, intermediate: int, vocabulary: int, positions: int,
+                 kv_heads: int | None = None, derived: bool = True) -> ModelShape:
+    """Read the shape of a family with Llama's attention and gated MLP.
+
+    Args:
+        intermediate, vocabulary, positions, kv_heads: defaults of the family's configuration class; ``kv_heads`` None: all heads.
+        derived: see ``check_rotary``.
+    """
     c = ConfigReader(config)
     hidden = c.count("hidden_size", default=4096)
     heads = c.count("num_attention_heads", default=32)
-    kv_heads = c.count("num_key_value_heads", default=heads)
-    if hidden % heads:
-        raise HpcMpError(f"the model's hidden_size({hidden}) / num_attention_heads({heads})", "must be a whole number",
-                         "choose hidden_size as a multiple of num_attention_heads")
-    if heads % kv_heads:
-        raise HpcMpError(f"the model's num_attention_heads({heads}) / num_key_value_heads({kv_heads})",
-                         "must be a whole number", "choose num_key_value_heads as a divisor of num_attention_heads")
-    head_dim, vocabulary = c.count("head_dim", default=hidden // heads), c.count("vocab_size", default=32000)
-    check_rotary(config, head_dim)
-    c.row("pad_token_id", vocabulary)
+    if config.get("head_dim") is None:
+        c.quotient("hidden_size", hidden, "num_attention_heads", heads)
+    kv = c.count("num_key_value_heads", default=heads if kv_heads is None or "num_key_value_heads" in config else kv_heads)
+    c.quotient("num_attention_heads", heads, "num_key_value_heads", kv)
+    head_dim, rows = c.count("head_dim", default=hidden // heads), c.count("vocab_size", default=vocabulary)
+    check_rotary(config, head_dim, derived)
+    c.row("pad_token_id", rows)
     return ModelShape(
-        model_type="llama", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        intermediate=c.count("intermediate_size", default=11008), vocabulary=vocabulary,
-        positions=c.count("max_position_embeddings", default=2048), tied=c.flag("tie_word_embeddings", False),
+        model_type=model_type, layers=c.count("num_hidden_layers", default=32, limit=MOST_LAYERS), hidden=hidden,
+        heads=heads, kv_heads=kv, head_dim=head_dim,
+        intermediate=c.count("intermediate_size", default=intermediate), vocabulary=rows,
+        positions=c.count("max_position_embeddings", default=positions), tied=c.flag("tie_word_embeddings", False),
         attention_bias=c.flag("attention_bias", False), mlp_bias=c.flag("mlp_bias", False), gated_mlp=True,
         initializer_range=c.number("initializer_range", 0.02),
     )
@@ -54,10 +63,10 @@ def read(config: Mapping[str, Any]) -> ModelShape:
 def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     h, f, q, kv = s.hidden, s.intermediate, s.heads * s.head_dim, s.kv_heads * s.head_dim
     weights = [Weight("input_layernorm.weight", (h,), init="ones")]
-    for name, out, most in (("q_proj", q, None), ("k_proj", kv, s.kv_heads), ("v_proj", kv, s.kv_heads)):
-        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0, most_parts=most))
+    for name, out, parts in (("q_proj", q, None), ("k_proj", kv, s.kv_heads), ("v_proj", kv, s.kv_heads)):
+        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0, most_parts=parts))
         if s.attention_bias:
-            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros", most_parts=most))
+            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros", most_parts=parts))
     weights.append(Weight("self_attn.o_proj.weight", (h, q), cut=1))
     if s.attention_bias:
         weights.append(Weight("self_attn.o_proj.bias", (h,), init="zeros"))

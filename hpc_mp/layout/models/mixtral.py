@@ -13,8 +13,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import llama
 from hpc_mp.layout.models.family import Weight
 from hpc_mp.layout.models.fields import READ, ConfigField, only
-from hpc_mp.layout.models.rotary import check_rotary
-from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
+from hpc_mp.layout.models.shape import ConfigReader, ModelShape
 
 STORED = "block_sparse_moe"  # name of the module ``mlp`` in checkpoints
 
@@ -30,33 +29,16 @@ FIELDS: Mapping[str, ConfigField] = {
 
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape. Defaults: transformers' MixtralConfig (the 8 x 7 B model)."""
+    shape = llama.read_decoder(config, "mixtral", kv_heads=8, intermediate=14336, vocabulary=32000, positions=4096 * 32,
+                               derived=False)
     c = ConfigReader(config)
-    hidden = c.count("hidden_size", default=4096)
-    heads = c.count("num_attention_heads", default=32)
-    kv_heads = c.count("num_key_value_heads", default=heads if "num_key_value_heads" in config else 8)
-    if config.get("head_dim") is None and hidden % heads:
-        raise HpcMpError(f"the model's hidden_size({hidden}) / num_attention_heads({heads})", "must be a whole number",
-                         "choose hidden_size as a multiple of num_attention_heads, or give head_dim")
-    if heads % kv_heads:
-        raise HpcMpError(f"the model's num_attention_heads({heads}) / num_key_value_heads({kv_heads})",
-                         "must be a whole number", "choose num_key_value_heads as a divisor of num_attention_heads")
-    head_dim, vocabulary = c.count("head_dim", default=hidden // heads), c.count("vocab_size", default=32000)
-    check_rotary(config, head_dim, derived=False)
-    c.row("pad_token_id", vocabulary)
     experts = c.count("num_local_experts", "num_experts", default=8)
     chosen = c.count("num_experts_per_tok", default=2)
     if chosen > experts:
         raise HpcMpError(f"the model's num_experts_per_tok({chosen})", f"is more than its num_local_experts({experts})",
                          "send each token to fewer experts")
-    return ModelShape(
-        model_type="mixtral", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        intermediate=c.count("intermediate_size", default=14336), vocabulary=vocabulary,
-        positions=c.count("max_position_embeddings", default=4096 * 32), tied=c.flag("tie_word_embeddings", False),
-        attention_bias=False, mlp_bias=False, gated_mlp=True, initializer_range=c.number("initializer_range", 0.02),
-        experts=experts, experts_per_token=chosen,
-        window=None if config.get("sliding_window") is None else c.count("sliding_window", default=4096),
-    )
+    window = None if config.get("sliding_window") is None else c.count("sliding_window", default=4096)
+    return replace(shape, experts=experts, experts_per_token=chosen, window=window)
 
 
 def block_weights(s: ModelShape) -> tuple[Weight, ...]:

@@ -75,38 +75,35 @@ def write_profile(path: Path, profile: ModelProfile) -> None:
 
 
 def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
-    """Return the job's profile.
-
-    Raises:
-        HpcMpError: the file does not exist, is not a profile, or is a profile of something else.
-    """
+    """Return the job's profile. Raises HpcMpError if the file does not exist, is not a profile, or is a profile of something
+    else."""
     path = spec.profile
     value = f"the profile {path}"
     try:
         tree = read_json(path)
     except OSError as error:
-        raise HpcMpError(value, f"cannot be read ({error.strerror}), and parallel.partition = \"profile\" needs it",
+        raise HpcMpError(value, f"cannot be read ({error.strerror}), but parallel.partition = \"profile\" needs it",
                          REMEDY) from None
     except (ValueError, RecursionError) as error:
         raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
     try:
         embedding, block, head = (_unit(tree[name]) for name in ("embedding", "block", "head"))
         memory = None if tree.get("memory") is None else int(tree["memory"])
-        found = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head,
+        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head,
                              memory)
     except (KeyError, TypeError, ValueError) as error:
         raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
-    now = conditions(spec, shape)
-    for name in sorted(now.keys() | found.measured.keys()):
-        if (there := found.measured.get(name)) != (here := now.get(name)):
-            raise HpcMpError(value, f"was measured with {name} = {there}, and the job has {here}", REMEDY)
-    return found
+    current = conditions(spec, shape)
+    for name in sorted(current.keys() | profile.measured.keys()):
+        if (measured := profile.measured.get(name)) != (required := current.get(name)):
+            raise HpcMpError(value, f"was measured with {name} = {measured}, but the job has {required}", REMEDY)
+    return profile
 
 
 def _unit(tree: dict[str, Any]) -> UnitProfile:
     unit = UnitProfile(float(tree["seconds"]), int(tree["activations"]), int(tree["parameters"]), float(tree.get("spread", 0.0)))
     if not (0 <= unit.seconds < float("inf") and unit.activations >= 0 and unit.parameters >= 0):
-        raise ValueError(f"{unit} is no measurement")
+        raise ValueError(f"{unit} is not a measurement")
     return unit
 
 

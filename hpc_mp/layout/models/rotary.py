@@ -33,18 +33,15 @@ ROTARY_FIELDS: Mapping[str, ConfigField] = {
     "rope_parameters": READ,
     "rope_scaling": READ,  # the same setting in older releases, with rope_theta beside it
     "rope_theta": number("a number above 0", lambda value: value > 0),
-    "partial_rotary_factor": only(None, 1.0, remedy="leave it out: the positions turn whole heads"),
+    "partial_rotary_factor": only(None, 1.0, remedy="leave it out: positions rotate whole heads"),
 }
 
 
 def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True) -> None:
-    """Check that transformers can compute the settings of rotary positions. Raises HpcMpError.
-
-    Args:
-        derived: True if the family's configuration class computes a missing ``head_dim``.
-    """
+    """Check that transformers can compute the settings of rotary positions. Raises HpcMpError. ``derived``: True if the family's
+    configuration class computes a missing ``head_dim``."""
     if head_dim % 2:
-        raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be turned by their positions, in pairs of elements",
+        raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be rotated in pairs of elements",
                          "choose sizes that make it an even number")
     for field in ("rope_parameters", "rope_scaling"):
         settings = config.get(field)
@@ -53,7 +50,7 @@ def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True)
             kind = settings.get("rope_type", settings.get("type"))
             if kind in WITH_HEAD_DIM and not derived and config.get("head_dim") is None:
                 raise HpcMpError("the model's head_dim", f"is required for rope_type = {shown(kind)}",
-                                 f"give head_dim = {head_dim}")
+                                 f"set head_dim = {head_dim}")
 
 
 def _check(where: str, settings: Any, head_dim: int) -> None:
@@ -62,23 +59,23 @@ def _check(where: str, settings: Any, head_dim: int) -> None:
                          'write for example { rope_type = "linear", factor = 2.0 }')
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in NEEDED:
-        raise HpcMpError(f"{where}: rope_type = {shown(kind)}", "is no kind of rotary positions that is built",
+        raise HpcMpError(f"{where}: rope_type = {shown(kind)}", "is not a supported kind of rotary positions",
                          f"choose one of {', '.join(NEEDED)}")
     for key in NEEDED[kind]:
         if settings.get(key) is None:
-            raise HpcMpError(f"{where}: {key}", f"is required for rope_type = {shown(kind)}", "give it")
+            raise HpcMpError(f"{where}: {key}", f"is required for rope_type = {shown(kind)}", "add it")
     for key, value in settings.items():
         if key not in (*LISTS, *NUMBERS, *OTHERS):
-            raise HpcMpError(f"{where}: {key} = {shown(value)}", "is no setting of rotary positions that is built",
+            raise HpcMpError(f"{where}: {key} = {shown(value)}", "is not a supported setting of rotary positions",
                              "leave it out")
         if key in LISTS and value is not None and not (
                 isinstance(value, list | tuple) and len(value) == head_dim // 2 and all(map(is_number, value))):
             raise HpcMpError(f"{where}: {key}", f"must be a list of {head_dim // 2} numbers, half the size of a head",
-                             "give the list that belongs to the model")
+                             "use the list of the model's own config.json")
         positive = key in POSITIVE
         if key in NUMBERS and (value is not None or positive) and not (is_number(value) and (value > 0 or not positive)):
             raise HpcMpError(f"{where}: {key} = {shown(value)}", f"must be a number{' above 0' if positive else ''}",
                              "change that value")
     if settings.get("partial_rotary_factor") not in (None, 1.0):
-        raise HpcMpError(f"{where}: partial_rotary_factor = {shown(settings['partial_rotary_factor'])}", "is not built yet",
-                         "leave it out: the positions turn whole heads")
+        raise HpcMpError(f"{where}: partial_rotary_factor = {shown(settings['partial_rotary_factor'])}", "is not supported yet",
+                         "leave it out: positions rotate whole heads")

@@ -46,32 +46,27 @@ class ModelShape:
 
 
 def read_config(spec: JobSpec) -> dict[str, Any]:
-    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json.
-
-    Raises:
-        HpcMpError: the checkpoint or its config.json is missing or unreadable.
-    """
+    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json. Raises HpcMpError if
+    the checkpoint or its config.json is missing or unreadable."""
     if spec.model.config is not None:
         return dict(spec.model.config)
     assert spec.model.pretrained is not None  # JobSpec has exactly one of the two
     directory = Path(spec.model.pretrained)
+    value, remedy = f"model.pretrained = {directory}", "use a directory written by save_pretrained"
     if not directory.is_dir():
-        raise HpcMpError(f"model.pretrained = {directory}", "is not a directory (models are never downloaded)",
-                         "give the directory of a Hugging Face checkpoint on this file system")
+        raise HpcMpError(value, "is not a directory (models are never downloaded)",
+                         "use the directory of a Hugging Face checkpoint on this file system")
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise HpcMpError(f"model.pretrained = {directory}", f"its config.json cannot be read ({error.strerror})",
-                         "give a directory written by save_pretrained") from None
+        raise HpcMpError(value, f"its config.json cannot be read ({error.strerror})", remedy) from None
     except (ValueError, RecursionError) as error:
-        raise HpcMpError(f"model.pretrained = {directory}", f"its config.json is not JSON ({error})",
-                         "give a directory written by save_pretrained") from None
+        raise HpcMpError(value, f"its config.json is not JSON ({error})", remedy) from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise HpcMpError(f"model.pretrained = {directory}", "its config.json names no model_type",
-                         "give a directory written by save_pretrained")
+        raise HpcMpError(value, "its config.json names no model_type", remedy)
     if not any(directory.glob("*.safetensors")):
-        raise HpcMpError(f"model.pretrained = {directory}", "holds no *.safetensors file",
+        raise HpcMpError(value, "holds no *.safetensors file",
                          "save it again with save_pretrained (pickle files are not read)")
     return config
 
@@ -86,10 +81,10 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
-    def count(self, *names: str, default: int, most: int = 2**31 - 1) -> int:
-        """Return a whole number from 1 to ``most``."""
-        return self._read(names, default, f"must be a whole number from 1 to {most}",
-                          lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most)
+    def count(self, *names: str, default: int, limit: int = 2**31 - 1) -> int:
+        """Return a whole number from 1 to ``limit``."""
+        return self._read(names, default, f"must be a whole number from 1 to {limit}",
+                          lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit)
 
     def flag(self, name: str, default: bool) -> bool:
         return self._read((name,), default, "must be true or false", lambda value: isinstance(value, bool))
@@ -105,16 +100,24 @@ class ConfigReader:
             isinstance(value, int) and not isinstance(value, bool) and -rows <= value < rows))
         return None if value is None else value % rows
 
+    @staticmethod
+    def quotient(whole: str, size: int, part: str, parts: int) -> int:
+        """Return ``size / parts``, which must be whole; ``whole`` and ``part`` are the names of the sizes."""
+        if size % parts:
+            raise HpcMpError(f"the model's {whole}({size}) / {part}({parts})", "must be a whole number",
+                             f"choose {whole} as a multiple of {part}")
+        return size // parts
+
     def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
-        given = {name: self.config[name] for name in names if self.config.get(name) is not None}
-        for name, value in given.items():
+        values = {name: self.config[name] for name in names if self.config.get(name) is not None}
+        for name, value in values.items():
             if not holds(value):
                 raise HpcMpError(f"the model's {name} = {shown(value)}", rule, "write for example "
                                  f"{name} = {shown(default)}, in model.config or in the checkpoint's config.json")
-        if len(set(given.values())) > 1:
-            both = " and ".join(f"{name} = {value}" for name, value in given.items())
-            raise HpcMpError(f"the model's {both}", "are two names of one size and differ", "leave one of them out")
-        return next(iter(given.values()), default)
+        if len(set(values.values())) > 1:
+            both = " and ".join(f"{name} = {value}" for name, value in values.items())
+            raise HpcMpError(f"the model's {both}", "are two names for one size, with different values", "leave one of them out")
+        return next(iter(values.values()), default)
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:

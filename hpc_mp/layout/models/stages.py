@@ -98,24 +98,22 @@ MEASURES: Mapping[str, Measure] = {
 def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
     """Return the layers of every global stage, as ``parallel.partition`` requires.
 
-    A resolved job states them. They are computed for a job that has just been written, and for ranks started by hand.
-
-    Raises:
-        HpcMpError: a pattern that names too few or too many stages, a profile that is missing or of something else.
+    A resolved job states them. They are computed for a job that has just been written, and for ranks started by hand. Raises
+    HpcMpError for a pattern that names too few or too many stages, a profile that is missing or of something else.
     """
-    asked = spec.parallel.partition
-    if not isinstance(asked, str):
-        return StageCut(asked, "as given")
-    if asked.startswith(AT):
-        return _at(asked, family, shape, spec.stages)
-    what, measure = MEASURES[asked]
-    what = "measured time" if asked == "profile" and spec.memory_weight == 0 else what
+    requested = spec.parallel.partition
+    if not isinstance(requested, str):
+        return StageCut(requested, "as given")
+    if requested.startswith(AT):
+        return _at(requested, family, shape, spec.stages)
+    what, measure = MEASURES[requested]
+    what = "measured time" if requested == "profile" and spec.memory_weight == 0 else what
     costs = measure(family, shape, spec)
     layers = partition(costs.blocks, spec.stages, costs.embedding, costs.head)
     if spec.stages == 1:
-        return StageCut(layers, "one stage has them all")
-    return StageCut(layers, f"as equal in {what} as layers can be cut: {_balance(costs, layers)} of the mean"
-                    + (_noise(read_profile(spec, shape)) if asked == "profile" else ""))
+        return StageCut(layers, "one stage has all layers")
+    return StageCut(layers, f"the most even cut in {what}: {_balance(costs, layers)} of the mean"
+                    + (_noise(read_profile(spec, shape)) if requested == "profile" else ""))
 
 
 def _noise(profile: ModelProfile) -> str:
@@ -127,22 +125,22 @@ def _noise(profile: ModelProfile) -> str:
 def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
     """Return the costs of the stages relative to their mean."""
     ends = accumulate(layers, initial=0)
-    each = [sum(costs.blocks[begin:end]) for begin, end in pairwise(ends)]
-    each[0] += costs.embedding
-    each[-1] += costs.head
-    mean = sum(each) / len(each) or 1.0
-    relative = [f"{one / mean:.2f}" for one in each]
-    return ", ".join(relative) if len(each) <= FEW else f"{min(each) / mean:.2f} to {max(each) / mean:.2f}"
+    totals = [sum(costs.blocks[begin:end]) for begin, end in pairwise(ends)]
+    totals[0] += costs.embedding
+    totals[-1] += costs.head
+    mean = sum(totals) / len(totals) or 1.0
+    relative = [f"{total / mean:.2f}" for total in totals]
+    return ", ".join(relative) if len(totals) <= FEW else f"{min(totals) / mean:.2f} to {max(totals) / mean:.2f}"
 
 
-def _at(asked: str, family: Family, shape: ModelShape, stages: int) -> StageCut:
+def _at(requested: str, family: Family, shape: ModelShape, stages: int) -> StageCut:
     names = [*(f"{family.blocks}.{layer}" for layer in range(shape.layers)), family.norm]
-    pattern = re.compile(asked.removeprefix(AT))
+    pattern = re.compile(requested.removeprefix(AT))
     begins = [place for place, name in enumerate(names) if pattern.fullmatch(name)]
     if len(begins) != stages - 1:
         some = ", ".join(names[place] for place in begins[:FEW]) + ", …" * (len(begins) > FEW)
-        raise HpcMpError(f"parallel.partition = {shown(asked)}",
-                         f"matches {len(begins)} modules{f' ({some})' if begins else ''}, and {stages - 1} of the {stages} "
+        raise HpcMpError(f"parallel.partition = {shown(requested)}",
+                         f"matches {len(begins)} modules{f' ({some})' if begins else ''}, but {stages - 1} of the {stages} "
                          "stages begin at one", "name the first module of every stage but stage 0, among "
                          f"{names[0]} … {names[-2]} and {names[-1]}, by its whole name")
     layers = tuple(end - begin for begin, end in pairwise((0, *begins, shape.layers)))
@@ -151,21 +149,21 @@ def _at(asked: str, family: Family, shape: ModelShape, stages: int) -> StageCut:
 
 def check_stages(family: Family, shape: ModelShape, spec: JobSpec) -> None:
     """Raise HpcMpError, with the arithmetic, if the model cannot be cut into the stages that ``spec.parallel`` requires."""
-    pipeline, asked = spec.parallel.pipeline, spec.parallel.partition
+    pipeline, requested = spec.parallel.pipeline, spec.parallel.partition
     if spec.data.sequence_length > shape.positions:
         raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}",
                          f"is longer than the model's {shape.positions} positions",
                          f"use at most {shape.positions}, or a model with more positions")
     if spec.stages > most_stages(shape.layers):
-        each = spec.stages // pipeline
-        stages = "" if each == 1 else f" × {each} stages per rank ({spec.parallel.schedule}) = {spec.stages}"
+        per_rank = spec.stages // pipeline
+        stages = "" if per_rank == 1 else f" × {per_rank} stages per rank ({spec.parallel.schedule}) = {spec.stages}"
         raise HpcMpError(f"parallel.pipeline = {pipeline}{stages}",
                          f"is more stages than the model's {shape.layers} layers, the embedding and the head can fill",
                          f"use at most {most_stages(shape.layers)} stages")
     check_schedule(spec)
-    if not isinstance(asked, str) and sum(asked) != shape.layers:
-        raise HpcMpError(f"parallel.partition = {shown(asked)}",
-                         f"has {sum(asked)} layers, the model has {shape.layers}",
+    if not isinstance(requested, str) and sum(requested) != shape.layers:
+        raise HpcMpError(f"parallel.partition = {shown(requested)}",
+                         f"has {sum(requested)} layers, but the model has {shape.layers}",
                          "change the layers of a stage so that the sum is right")
-    if isinstance(asked, str) and asked.startswith(AT):
-        _at(asked, family, shape, spec.stages)
+    if isinstance(requested, str) and requested.startswith(AT):
+        _at(requested, family, shape, spec.stages)

@@ -24,11 +24,8 @@ ROW_BIAS = "added once, to the sum over the ranks"
 
 @dataclass(frozen=True, slots=True)
 class TensorCut:
-    """A tensor rank, and the number of tensor ranks.
-
-    Attributes:
-        modules: name patterns of the modules that are cut; all others stay whole.
-    """
+    """A tensor rank, and the number of tensor ranks. ``modules``: name patterns of the modules that are cut; all others stay
+    whole."""
 
     size: int = 1
     rank: int = 0
@@ -95,7 +92,7 @@ def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
     idle = [pattern for pattern in patterns if not any(fnmatchcase(module, pattern) for module in modules)]
     if idle or not patterns:
         names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
-        raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "names no module that can be cut" + (
+        raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
             f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
     attention = [name for name in modules if name.endswith(f".{family.attention}")]
     if any(matches(name, patterns) for name in attention):
@@ -106,7 +103,7 @@ def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
         if empty:
             shared = f" / parallel.context({spec.parallel.context}) = {length}" if spec.parallel.context > 1 else ""
             raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}{shared}",
-                             f"is cut over tensor({tensor}) ranks into pieces of {-(-length // tensor)}, so that {empty} of them "
+                             f"is cut over tensor({tensor}) ranks into pieces of {-(-length // tensor)}, and {empty} of them "
                              "get no token", "use fewer tensor ranks, or parallel.sequence = false")
 
 
@@ -114,17 +111,17 @@ def check_attention(family: Family, shape: ModelShape, spec: JobSpec) -> None:
     """Raise HpcMpError if the model's attention does not support ``spec.parallel``: selective recomputation, or attention over
     the tokens of ``context`` ranks."""
     p, length = spec.parallel, spec.data.sequence_length
-    own = f"is not built for {family.model_type} with transformers before 5.24, where its attention is its own code"
+    own = f"is not supported for {family.model_type} with transformers before 5.24, which has its own attention code for it"
     if family.own_attention and p.recompute == "selective":
         raise HpcMpError('parallel.recompute = "selective"', own, 'install transformers>=5.24, or use "full" or "every-N"')
     if p.context == 1:
         return
     if family.own_attention:
-        raise HpcMpError(f"parallel.context = {p.context}", f"{own}, which sees the tokens of one rank alone",
-                         "install transformers>=5.24, or leave parallel.context = 1")
+        raise HpcMpError(f"parallel.context = {p.context}", f"{own}, for the tokens of one rank",
+                         "install transformers>=5.24, or set parallel.context = 1")
     if shape.window is not None and shape.window < length:
-        raise HpcMpError(f"parallel.context = {p.context}", f"is not built for a window of {shape.window} tokens within "
-                         f"data.sequence_length({length})", f"leave parallel.context = 1, or use a sequence_length of at most "
+        raise HpcMpError(f"parallel.context = {p.context}", f"is not supported for a window of {shape.window} tokens within "
+                         f"data.sequence_length({length})", f"set parallel.context = 1, or use a sequence_length of at most "
                          f"{shape.window}")
     if p.context_method != "ulysses":
         return
@@ -149,16 +146,16 @@ def _check_heads(shape: ModelShape, tensor: int) -> None:
 
 def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
     """Return a short description of what several tensor ranks share, grouped by the reason; empty if there is nothing."""
-    found: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
+    groups: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
     for weight in family.all_weights(shape) if tensor.size > 1 else ():
         reason = _reason(family, weight, part_of(family, weight, tensor), tensor)
         if reason is not None:
             module = family.module_of(weight.name) if reason == NOT_CHOSEN else None
             name, layer = family.without_layer(module or (weight.name if reason == ROW_BIAS else weight.name.rpartition(".")[0]))
-            layers = found.setdefault(reason, {}).setdefault(name, [])
+            layers = groups.setdefault(reason, {}).setdefault(name, [])
             layers += [layer] if layer not in layers else []
     return "; ".join(f"{reason}: {', '.join(name.format(_ranges(layers, shape.layers)) for name, layers in names.items())}"
-                     for reason, names in found.items())
+                     for reason, names in groups.items())
 
 
 def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut) -> str | None:
@@ -171,7 +168,7 @@ def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut)
     if family.is_row_bias(weight.name):
         return ROW_BIAS
     if weight.partial:
-        return "a router, which every rank asks alike"
+        return "a router, which every rank computes in full"
     return "a vector of hidden size" if len(weight.shape) == 1 else "looked up by position, not by token"
 
 

@@ -39,11 +39,8 @@ class StoredWeight:
 
 
 def weight_files(directory: Path) -> dict[str, Path]:
-    """Return the file of each weight, as transformers finds it: ``model.safetensors``, else the files of the index.
-
-    Raises:
-        HpcMpError: neither exists, or it cannot be read.
-    """
+    """Return the file of each weight, as transformers finds it: ``model.safetensors``, else the files of the index. Raises
+    HpcMpError if neither exists, or it cannot be read."""
     single, index = directory / SINGLE, directory / INDEX
     if single.exists():
         return dict.fromkeys(stored_in(single), single)
@@ -66,56 +63,53 @@ def stored_weights(directory: Path) -> dict[str, StoredWeight]:
     if missing := sorted(name for name in names if not (directory / name).exists()):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise HpcMpError(f"model.pretrained = {directory}",
-                         f"is an incomplete copy: of the {len(names)} files that its {INDEX} names {missing[0]}{more} "
-                         f"{'are' if more else 'is'} not there", COPY)
+                         f"is an incomplete copy: of the {len(names)} files in its {INDEX}, {missing[0]}{more} "
+                         f"{'are' if more else 'is'} missing", COPY)
     headers = {file: stored_in(file) for file in set(files.values())}
     for name, file in files.items():
         if name not in headers[file]:
             raise HpcMpError(f"model.pretrained = {directory}",
-                             f"its {INDEX} says that {name} lies in {file.name}, and it does not", SAVE)
+                             f"{file.name} lacks {name}, which its {INDEX} lists there", SAVE)
     return {name: headers[file][name] for name, file in files.items()}
 
 
 def check_weights(directory: Path, config: Mapping[str, Any], family: Family, shape: ModelShape) -> None:
-    """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else.
-
-    Raises:
-        HpcMpError: it has not.
-    """
+    """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else. Raises
+    HpcMpError if a weight is missing, superfluous, of another shape, or not stored as plain numbers."""
     value = f"model.pretrained = {directory}"
     if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "of some kind")
-        raise HpcMpError(value, f"is quantized ({method}): its numbers mean nothing without their scales",
-                         "give the checkpoint that it was made from, or save it again dequantized")
+        method = config["quantization_config"].get("quant_method", "unknown method")
+        raise HpcMpError(value, f"is quantized ({method}): its numbers are meaningless without their scales",
+                         "use the original checkpoint, or save it again dequantized")
     held = stored_weights(directory)
-    wanted = family.all_weights(shape)
-    parts = {weight.name: stored_parts(weight, held, family) for weight in wanted}
-    for weight, at, name in ((each, *part) for each in wanted for part in parts[each.name]):
+    weights = family.all_weights(shape)
+    parts = {weight.name: stored_parts(weight, held, family) for weight in weights}
+    for weight, at, name in ((expected, *part) for expected in weights for part in parts[expected.name]):
         if name not in held:
             raise HpcMpError(value, f"holds no weight named {name}",
-                             "give the checkpoint of a causal language model of this family")
-        asked = weight.shape[len(at):]
-        if held[name].shape != asked and (at or held[name].shape != weight.fused_shape):
+                             "use the checkpoint of a causal language model of this family")
+        dimensions = weight.shape[len(at):]
+        if held[name].shape != dimensions and (at or held[name].shape != weight.fused_shape):
             raise HpcMpError(f"{held[name].file}: {name}",
-                             f"has the shape {held[name].shape}, the model's configuration asks for {asked}",
-                             "give a config.json that belongs to these weights")
+                             f"has the shape {held[name].shape}, but the model's configuration requires {dimensions}",
+                             "use a config.json that matches these weights")
         if held[name].dtype not in FLOATING:
             raise HpcMpError(f"{held[name].file}: {name}",
-                             f"is stored as {held[name].dtype}, which is no plain floating-point format",
-                             "give the checkpoint before it was quantized")
+                             f"is stored as {held[name].dtype}, which is not a plain floating-point format",
+                             "use the checkpoint before it was quantized")
     head = f"{family.head}.weight"
-    used = {name for those in parts.values() for _, name in those}
-    left = sorted(name for name in held.keys() - used if not BUFFERS.search(name))
-    if shape.tied and head in left:
+    used = {name for places in parts.values() for _, name in places}
+    extra = sorted(name for name in held.keys() - used if not BUFFERS.search(name))
+    if shape.tied and head in extra:
         (_, embedding), = parts[f"{family.embedding}.weight"]
         if not _same(held[head], held[embedding]):
             raise HpcMpError(f"{held[head].file}: {head}",
-                             "is stored and differs from the embedding, and tie_word_embeddings is true",
-                             "set tie_word_embeddings to false in its config.json, as its weights are")
-        left.remove(head)
-    if left:
-        raise HpcMpError(value, f"holds {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else "") +
-                         f", which no part of a {family.model_type} model uses", "give the checkpoint of the plain model")
+                             "is stored and differs from the embedding, but tie_word_embeddings is true",
+                             "set tie_word_embeddings to false in its config.json")
+        extra.remove(head)
+    if extra:
+        raise HpcMpError(value, f"holds {extra[0]}" + (f" and {len(extra) - 1} more" if len(extra) > 1 else "") +
+                         f", which no part of a {family.model_type} model uses", "use the checkpoint of the plain model")
 
 
 def find(name: str, held: Container[str], family: Family) -> str | None:
@@ -137,22 +131,22 @@ def stored_in(path: Path) -> dict[str, StoredWeight]:
         with path.open("rb") as file:
             size, first = os.fstat(file.fileno()).st_size, file.read(8)
             if first == POINTER or size < len(POINTER):
-                raise _incomplete(path, "a pointer of Git LFS" if first == POINTER else f"{size} bytes are there")
+                raise _incomplete(path, "a Git LFS pointer" if first == POINTER else f"only {size} bytes")
             length = int.from_bytes(first, "little")
             if length > MOST_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             text = file.read(length)
         if len(text) < length:
-            raise _incomplete(path, f"{len(text)} of the {length} bytes of its header are there")
+            raise _incomplete(path, f"only {len(text)} of the {length} bytes of its header")
         document = json.loads(text)
         held = {name: StoredWeight(path, entry["dtype"], tuple(entry["shape"]),
                                    *(8 + length + offset for offset in entry["data_offsets"]))
                 for name, entry in document.items() if name != "__metadata__"}
         if size < (end := max((weight.end for weight in held.values()), default=0)):
-            raise _incomplete(path, f"{size:,} of its {end:,} bytes are there")
+            raise _incomplete(path, f"only {size:,} of its {end:,} bytes")
         return held
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HpcMpError(f"model.pretrained: {path}", f"is no safetensors file ({error})", SAVE) from None
+        raise HpcMpError(f"model.pretrained: {path}", f"is not a safetensors file ({error})", SAVE) from None
 
 
 def _incomplete(path: Path, why: str) -> HpcMpError:

@@ -133,11 +133,8 @@ class Placement:
 
 
 def normalize_order(order: str, context: int = 1) -> str:
-    """Return the letters of an order or of its alias. With ``context`` > 1 an order without C gets it directly before T.
-
-    Raises:
-        HpcMpError: neither ``cluster``, ``spread`` nor a permutation of DPT or DPCT in capitals.
-    """
+    """Return the letters of an order or of its alias. With ``context`` > 1 an order without C gets it directly before T. Raises
+    HpcMpError if it is neither ``cluster``, ``spread`` nor a permutation of DPT or DPCT in capitals."""
     letters = ALIASES.get(order, order)
     if not _is_permutation(letters):
         named = f"use cluster, spread, or letters such as {', '.join(ORDERS)}"
@@ -151,21 +148,18 @@ def place(degrees: Degrees, order: str, ranks_per_node: int = 8, rank_map: RankM
 
     The order gives every rank its coordinates, the map its node: ``block`` fills node after node, ``cyclic`` puts rank r on node
     r mod N, a tuple names the node of every rank. ``auto`` is ``block``: with known switches the hosts are sorted, not the ranks.
-    Local ranks count up on each node in the order of ranks.
-
-    Raises:
-        HpcMpError: an unknown order or map, a map that does not assign these ranks to nodes 0 to N − 1 with at most
-            ``ranks_per_node`` on each, or ``ranks_per_node`` < 1.
+    Local ranks count up on each node in the order of ranks. Raises HpcMpError for an unknown order or map, for a map that does
+    not assign these ranks to nodes 0 to N − 1 with at most ``ranks_per_node`` on each, and for ``ranks_per_node`` < 1.
     """
     _at_least_one("ranks_per_node", ranks_per_node)
     letters = normalize_order(order, degrees.context)
     sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
 
     def coordinates(rank: int) -> dict[str, int]:
-        found = dict.fromkeys(AXES.values(), 0)
+        indices = dict.fromkeys(AXES.values(), 0)
         for letter in reversed(letters):
-            rank, found[AXES[letter]] = divmod(rank, sizes[letter])
-        return found
+            rank, indices[AXES[letter]] = divmod(rank, sizes[letter])
+        return indices
 
     taken: Counter[int] = Counter()  # ranks on each node so far
     ranks = []
@@ -228,11 +222,8 @@ def to_dict(placement: Placement) -> dict[str, Any]:
 
 
 def from_dict(tree: dict[str, Any]) -> Placement:
-    """Read the result of ``to_dict``; groups are derived again from the coordinates.
-
-    Raises:
-        HpcMpError: a key is missing or of the wrong type.
-    """
+    """Read the result of ``to_dict``; groups are derived again from the coordinates. Raises HpcMpError if a key is missing or of
+    the wrong type."""
     try:
         rank_map = tree["rank_map"]
         return Placement(tree["order"], Degrees(**tree["degrees"]), tree["ranks_per_node"],

@@ -10,23 +10,7 @@ from hpc_mp.layout.schedule.simulate import Timeline, simulate
 from hpc_mp.layout.schedule.validate import peak_in_flight, validate
 
 __all__ = [
-    "Action",
-    "Chunk",
-    "Kind",
-    "Reduce",
-    "Residency",
-    "Schedule",
-    "Timeline",
-    "arrivals",
-    "build",
-    "check_schedule",
-    "most_stages",
-    "partition",
-    "peak_away",
-    "peak_in_flight",
-    "peak_resident",
-    "residency",
-    "schedule_of",
-    "simulate",
+    "Action", "Chunk", "Kind", "Reduce", "Residency", "Schedule", "Timeline", "arrivals", "build", "check_schedule",
+    "most_stages", "partition", "peak_away", "peak_in_flight", "peak_resident", "residency", "schedule_of", "simulate",
     "validate",
 ]

@@ -9,7 +9,7 @@ SEND_F      send the output of stage s to stage s + 1
 RECV_F      receive the input of stage s from stage s − 1
 SEND_B      send the input gradient of stage s to stage s − 1
 RECV_B      receive the output gradient of stage s from stage s + 1
-REDUCE      synchronise the stage's gradients over the data axis, after the B or W of that microbatch; behind its SEND_B
+REDUCE      synchronise the stage's gradients over the data axis, after the B or W of that microbatch, and after its SEND_B
 ==========  ==========================================================================================
 
 Every (stage, microbatch) has one F, and either one B or one I and later one W. A B is an I and a W together, and an I makes what
@@ -27,9 +27,9 @@ Payload = Literal["F", "B"]
 
 COMPUTE: tuple[Kind, ...] = ("F", "B", "I", "W")
 PRECEDING: dict[Kind, Kind] = {"B": "F", "I": "F", "W": "I"}
-"""What a computation needs on its own stage, of the same microbatch."""
+"""Computation → the computation that it needs first, on its own stage for the same microbatch."""
 PAYLOADS: dict[Kind, Payload] = {"F": "F", "B": "B", "I": "B", "SEND_F": "F", "RECV_F": "F", "SEND_B": "B", "RECV_B": "B"}
-"""What an action makes and consumes, sends or receives: outputs of forwards (F) or input gradients (B)."""
+"""Action → its data: outputs of forwards (F) or input gradients (B)."""
 SENDS: dict[Payload, Kind] = {"F": "SEND_F", "B": "SEND_B"}
 RECEIVES: dict[Payload, Kind] = {"F": "RECV_F", "B": "RECV_B"}
 

@@ -31,23 +31,23 @@ def arrivals(schedule: Schedule, rank: int) -> Mapping[Action, tuple[Action, ...
         schedule: complete and valid. The result also holds for the forwards of an evaluation, which has no backwards.
 
     Returns:
-        computation of the rank -> its sends whose arrival is first proved once the computation's input is there. Sends that
-        nothing proves appear nowhere.
+        computation of the rank -> the rank's sends whose arrival is first proved when the computation's input arrives. Sends
+        without a proof are left out.
     """
     placement, stages = schedule.placement, schedule.stages
-    made: dict[Message | None, int] = {}  # a message -> place in its sender's list of the computation that makes it
-    used: dict[Message | None, int] = {}  # place in its receiver's list of the computation that consumes it
+    production: dict[Message | None, int] = {}  # message -> place of the computation that makes it, in its sender's list
+    consumption: dict[Message | None, int] = {}  # message -> place of the computation that consumes it, in its receiver's list
     for computations in compute(schedule):
         for place, action in enumerate(computations):
-            made[produced(action, stages)] = used[consumed(action, stages)] = place
+            production[produced(action, stages)] = consumption[consumed(action, stages)] = place
     under_way: defaultdict[int, list[tuple[int, Action]]] = defaultdict(list)  # receiving rank -> (place of its use, send)
-    found: dict[Action, tuple[Action, ...]] = {}
+    proofs: dict[Action, tuple[Action, ...]] = {}
     for action in schedule.ranks[rank]:
         if action.kind.startswith("SEND") and (sent := produced(action, stages)):
-            under_way[placement[sent.receiver]].append((used[sent], action))
+            under_way[placement[sent.receiver]].append((consumption[sent], action))
         elif action.kind in COMPUTE and (needed := consumed(action, stages)) and needed.travels(placement):
-            waiting, known = under_way[placement[needed.sender]], made[needed]
-            under_way[placement[needed.sender]] = [(place, send) for place, send in waiting if place > known]
-            if proved := tuple(send for place, send in waiting if place <= known):
-                found[action] = proved
-    return found
+            waiting, limit = under_way[placement[needed.sender]], production[needed]
+            under_way[placement[needed.sender]] = [(place, send) for place, send in waiting if place > limit]
+            if proved := tuple(send for place, send in waiting if place <= limit):
+                proofs[action] = proved
+    return proofs

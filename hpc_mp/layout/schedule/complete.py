@@ -15,14 +15,12 @@ Reduce = Literal["last", "each"]
 
 
 def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
-    """Return a complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks.
+    """Return a complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks. Raises HpcMpError
+    for an unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
 
     Args:
         virtual_stages: stages per rank, if the schedule leaves that open.
         reduce: synchronise a stage's gradients after its ``last`` backward, or after ``each`` (for ZeRO-2 and 3).
-
-    Raises:
-        HpcMpError: an unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
     """
     check_sizes(name, pipeline, microbatches, virtual_stages)
     return complete(ORDERS[name](pipeline, microbatches, stages_per_rank(name, virtual_stages)), reduce)
@@ -35,7 +33,7 @@ def complete(order: Schedule, reduce: Reduce) -> Schedule:
 
 
 def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> list[Action]:
-    """Put a SEND behind each computation that makes a message for another rank, and post each RECV one computation early.
+    """Put a SEND after each computation that makes a message for another rank, and post each RECV one computation early.
 
     A RECV precedes the computation before its consumer, so that it is in flight while that computation runs. Neighbouring stages
     on one rank need neither.
@@ -45,17 +43,17 @@ def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> l
         if message and message.travels(placement):
             yield message.receive
 
-    found = [*receive(actions[0] if actions else None)]
+    sequence = [*receive(actions[0] if actions else None)]
     for action, following in zip_longest(actions, actions[1:]):
-        found += [*receive(following), action]
+        sequence += [*receive(following), action]
         message = produced(action, len(placement))
         if message and message.travels(placement):
-            found.append(message.send)
-    return found
+            sequence.append(message.send)
+    return sequence
 
 
 def _with_reductions(actions: list[Action], reduce: Reduce) -> Iterator[Action]:
-    """Put a REDUCE after ``each`` B and W, or the ``last`` one of every stage: behind a SEND_B, for which another rank waits."""
+    """Put a REDUCE after ``each`` B and W, or the ``last`` one of every stage: after a SEND_B, for which another rank waits."""
     finished = [action for action in actions if action.kind in ("B", "W")]
     synchronising = set(finished if reduce == "each" else {action.stage: action for action in finished}.values())
     waiting: list[Action] = []

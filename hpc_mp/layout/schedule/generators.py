@@ -72,17 +72,17 @@ def interleaved_1f1b(pipeline: int, microbatches: int, stages_per_rank: int) -> 
 def zero_bubble(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
     """Return ZB-H1: 1F1B with split backwards; rank r delays every W by r microbatches (Qi et al. 2023, arXiv:2401.10241).
 
-    The later a rank begins, the more of its Ws fill the wait for the last gradients. Each rank holds what the first one holds in
-    1F1B.
+    The later a rank begins, the more of its Ws fill the wait for the last gradients. Each rank holds as much as the first rank
+    in 1F1B.
     """
     def order(rank: int) -> tuple[Action, ...]:
         weights = iter(_each("W", rank, microbatches))
-        found: list[Action] = []
+        actions: list[Action] = []
         for action in _alternate(_each("F", rank, microbatches), _each("I", rank, microbatches), warmup=pipeline - rank - 1):
-            found.append(action)
+            actions.append(action)
             if action.kind == "I" and action.microbatch >= rank:
-                found.append(next(weights))
-        return (*found, *weights)
+                actions.append(next(weights))
+        return (*actions, *weights)
 
     return Schedule(tuple(map(order, range(pipeline))), looped(pipeline, stages_per_rank), microbatches)
 

@@ -15,15 +15,13 @@ def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: flo
 
     It is at least 1, except for the first and the last of several stages, which have the embedding and the head and may have no
     layer. The most expensive stage is as cheap as possible. Among such cuts the most even one is taken (least sum of squared
-    stage costs), among equally even ones the one with fewer layers in front, where more microbatches are in flight.
+    stage costs), among equally even ones the one with fewer layers in front, where more microbatches are in flight. Raises
+    HpcMpError for more stages than layers and ends, or no stage.
 
     Args:
         costs: cost of each layer, any unit (time, parameters, …).
         stages: number of stages.
         first, last: extra cost of the first and the last stage (embedding, head), in the same unit.
-
-    Raises:
-        HpcMpError: more stages than layers and ends, or no stage.
     """
     layers = len(costs)
     if not 1 <= stages <= most_stages(layers):
@@ -52,7 +50,7 @@ def most_stages(layers: int) -> int:
 def _best(
     layers: int, stages: int, cost: Callable[[int, int, int], int], join: Callable[[int, int], int | None]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the least value over all cuts, with its counts; ``join`` adds a stage's cost to the value of the stages behind it.
+    """Return the least value over all cuts, with its counts; ``join`` adds a stage's cost to the value of the stages after it.
 
     Dynamic programme from the last stage: ``tails[begin]`` is the best cut of the layers from ``begin`` on into the stages from
     the present one on. A ``join`` of None forbids the cut.
@@ -60,13 +58,13 @@ def _best(
     ends = {0, stages - 1} if stages > 1 else set()
     tails: dict[int, tuple[int, tuple[int, ...]]] = {layers: (0, ())}
     for stage in reversed(range(stages)):
-        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        cuts: dict[int, tuple[int, tuple[int, ...]]] = {}
         fewest = 0 if stage in ends else 1
         for begin in range(layers + 1) if stage else (0,):
             joined = ((join(cost(stage, begin, end), value), end) for end, (value, _) in tails.items() if end >= begin + fewest)
             options = [(value, end) for value, end in joined if value is not None]
             if options:
                 value, end = min(options)
-                found[begin] = value, (end - begin, *tails[end][1])
-        tails = found
+                cuts[begin] = value, (end - begin, *tails[end][1])
+        tails = cuts
     return tails[0]

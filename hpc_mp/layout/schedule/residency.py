@@ -6,7 +6,7 @@ after the F, and are prefetched when ``horizon`` computations remain before the 
 
     horizon 1    F0  F1  F2  F3  B0  B1 …     chunk 0 goes after F0 and comes while F3 runs: it is away during F1 and F2
                                               chunk 1 goes after F1 and comes while B0 runs: it is away during F2 and F3
-                                              chunk 3, with its B three computations behind, is away during B0 and B1
+                                              chunk 3, with its B three computations later, is away during B0 and B1
 
 So a chunk is away for the number of computations in between, minus the horizon. With a horizon of 0 it comes when it is needed,
 and the computation waits for it; a larger horizon gives the copy time and costs memory. Data kept between I and W stays on the

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from hpc_mp.layout.schedule.actions import PRECEDING, Action, Kind, Message, Schedule, compute, consumed, produced
 
 Times = Mapping[Kind, float | Mapping[int, float]]
-"""How long each kind of computation takes: on every stage, or global stage → its own."""
+"""The duration of each kind of computation: one for every stage, or global stage → duration."""
 
 TIMES: Times = {"F": 1, "B": 2, "I": 1, "W": 1}
 SLOTS: Times = {"F": 1, "B": 1, "I": 1, "W": 1}
-"""Every computation one slot of a table long."""
+"""Every computation takes one slot of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +43,31 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Timeline:
-    """Start every computation as soon as its rank is free and its inputs have arrived.
+    """Start every computation as soon as its rank is free and its inputs have arrived. Raises ValueError if the schedule
+    deadlocks, naming the first action that can never start.
 
     Args:
         schedule: complete, or only computations; only the order of computations counts.
         times: durations of all kinds that occur; by default a backward takes two forwards, its parts one each.
         latency: time from the end of a computation to the arrival of its output on another rank.
-
-    Raises:
-        ValueError: the schedule deadlocks; the first action that can never start is named.
     """
     placement, stages = schedule.placement, schedule.stages
     todo = [list(reversed(actions)) for actions in compute(schedule)]
     done: dict[Action, float] = {}  # an F or I → its end, for the B, I or W of that stage and microbatch
-    made: dict[Message, float] = {}  # a message for another stage, on another or the same rank → its arrival
+    arrivals: dict[Message, float] = {}  # a message for another stage, on another or the same rank → its arrival
     slots: list[list[Slot]] = [[] for _ in todo]
 
     def duration(action: Action) -> float:
-        given = times[action.kind]
-        return given[action.stage] if isinstance(given, Mapping) else given
+        length = times[action.kind]
+        return length[action.stage] if isinstance(length, Mapping) else length
 
     def start(action: Action) -> float | None:
         """Return the earliest start given the inputs; None if one has no end yet."""
         before, message = PRECEDING.get(action.kind), consumed(action, stages)
         inputs = [done.get(replace(action, kind=before))] if before else []
-        inputs += [made.get(message)] if message else []
-        known = [time for time in inputs if time is not None]
-        return max(known, default=0) if len(known) == len(inputs) else None
+        inputs += [arrivals.get(message)] if message else []
+        ends = [time for time in inputs if time is not None]
+        return max(ends, default=0) if len(ends) == len(inputs) else None
 
     moved = True
     while moved:
@@ -81,7 +79,7 @@ def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Ti
                 end = begin + duration(action)
                 done[action] = end
                 if message := produced(action, stages):
-                    made[message] = end + latency * message.travels(placement)
+                    arrivals[message] = end + latency * message.travels(placement)
                 slots[rank].append(Slot(action, begin, end))
                 moved = True
     for actions in todo:

@@ -53,24 +53,21 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
 
 def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
     """Return the complete and valid schedule of a table. Empty lines, and the positions of empty cells in a line, do not matter.
-
-    Raises:
-        ValueError: naming the malformed cell, or the action that is missing, superfluous, on the wrong rank, out of order or
-            never possible.
-    """
+    Raises ValueError, naming the malformed cell, or the action that is missing, superfluous, on the wrong rank, out of order or
+    never possible."""
     lines = [line for line in csv.reader(io.StringIO(text)) if line]
-    ranks = tuple(tuple(_action(one, rank) for one in line if one.strip()) for rank, line in enumerate(lines))
-    given = {action: rank for rank, actions in enumerate(ranks) for action in actions}
-    if not given:
+    ranks = tuple(tuple(_action(field, rank) for field in line if field.strip()) for rank, line in enumerate(lines))
+    rank_of = {action: rank for rank, actions in enumerate(ranks) for action in actions}
+    if not rank_of:
         raise ValueError("it has no cell")
-    holders = {action.stage: rank for action, rank in given.items()}
+    holders = {action.stage: rank for action, rank in rank_of.items()}
     for stage in range(max(holders)):
         if stage not in holders:
-            raise ValueError(f"stage {stage} is missing, there is a stage {max(holders)}")
-    microbatches = 1 + max(action.microbatch for action in given)
+            raise ValueError(f"stage {stage} is missing, but there is a stage {max(holders)}")
+    microbatches = 1 + max(action.microbatch for action in rank_of)
     for microbatch in range(microbatches):  # before anything is counted for a microbatch of nine digits
-        if Action("F", 0, microbatch) not in given:
-            raise ValueError(f"{Action('F', 0, microbatch)} stands 0 times, expected once")
+        if Action("F", 0, microbatch) not in rank_of:
+            raise ValueError(f"{Action('F', 0, microbatch)} appears 0 times, expected once")
     placement = tuple(holders[stage] for stage in range(len(holders)))
     schedule = complete(Schedule(ranks, placement, microbatches), reduce)
     validate(schedule)
@@ -78,12 +75,9 @@ def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
 
 
 def read_table(path: Path, reduce: Reduce = "last") -> Schedule:
-    """Return the schedule in a file.
-
-    Raises:
-        HpcMpError: the file cannot be read, or its table is not a valid schedule, with the reason.
-    """
-    value, remedy = f"schedule {path}", "mend the table; `hpc-mp schedule --csv` prints valid ones"
+    """Return the schedule in a file. Raises HpcMpError, with the reason, if the file cannot be read or its table is not a valid
+    schedule."""
+    value, remedy = f"schedule {path}", "correct the table; `hpc-mp schedule --csv` prints valid ones"
     try:
         return from_csv(path.read_text(encoding="utf-8-sig"), reduce)
     except OSError as error:
@@ -91,7 +85,7 @@ def read_table(path: Path, reduce: Reduce = "last") -> Schedule:
     except UnicodeDecodeError:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except (ValueError, csv.Error) as error:
-        raise HpcMpError(value, f"is no valid schedule: {error}", remedy) from None
+        raise HpcMpError(value, f"is not a valid schedule: {error}", remedy) from None
 
 
 def _action(text: str, rank: int) -> Action:

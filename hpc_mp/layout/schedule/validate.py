@@ -33,16 +33,9 @@ def own_stream(channel: Channel) -> Hashable:
     return channel
 
 
-def shared_stream(channel: Channel) -> Hashable:
-    return None
-
-
 def validate(schedule: Schedule) -> None:
-    """Check a complete schedule, communication and reductions included.
-
-    Raises:
-        ValueError: naming the action that is missing, superfluous, on the wrong rank, out of order or never possible.
-    """
+    """Check a complete schedule, communication and reductions included. Raises ValueError, naming the action that is missing,
+    superfluous, on the wrong rank, out of order or never possible."""
     _check_ranks(schedule)
     _check_computations(schedule)
     _check_messages(schedule)
@@ -63,7 +56,7 @@ def _check_ranks(schedule: Schedule) -> None:
     for rank, actions in enumerate(schedule.ranks):
         for action in actions:
             if not 0 <= action.stage < schedule.stages:
-                raise ValueError(f"{action} is on a stage that there is not: there are {schedule.stages}")
+                raise ValueError(f"{action} is on a stage that does not exist: there are {schedule.stages}")
             if schedule.placement[action.stage] != rank:
                 raise ValueError(f"{action} is on rank {rank}, its stage on rank {schedule.placement[action.stage]}")
         if rank not in schedule.placement:
@@ -72,29 +65,29 @@ def _check_ranks(schedule: Schedule) -> None:
 
 def _check_computations(schedule: Schedule) -> None:
     """Check that every (stage, microbatch) has one F, and either one B or one I and one W."""
-    given = Counter(action for actions in compute(schedule) for action in actions)
+    counts = Counter(action for actions in compute(schedule) for action in actions)
     for stage in range(schedule.stages):
         for microbatch in range(schedule.microbatches):
-            split = given.keys() & {Action("I", stage, microbatch), Action("W", stage, microbatch)}
+            split = counts.keys() & {Action("I", stage, microbatch), Action("W", stage, microbatch)}
             for kind in ("F", "I", "W") if split else ("F", "B"):
                 action = Action(kind, stage, microbatch)
-                if given.pop(action, 0) != 1:
-                    raise ValueError(f"{action} stands {_times(schedule, action)}, expected once")
-    for action in given:
-        raise ValueError(f"{action} stands {_times(schedule, action)}, expected 0 times")
+                if counts.pop(action, 0) != 1:
+                    raise ValueError(f"{action} appears {_times(schedule, action)}, expected once")
+    for action in counts:
+        raise ValueError(f"{action} appears {_times(schedule, action)}, expected 0 times")
 
 
 def _check_messages(schedule: Schedule) -> None:
     """Check that every message between two ranks appears once at either end, and no other message appears."""
-    made = [produced(action, schedule.stages) for actions in compute(schedule) for action in actions]
-    travelling = [message for message in made if message and message.travels(schedule.placement)]
-    wanted = {action for message in travelling for action in (message.send, message.receive)}
-    given = Counter(action for actions in schedule.ranks for action in actions if action.kind not in (*COMPUTE, "REDUCE"))
-    for action in wanted - given.keys():
-        raise ValueError(f"{action} stands 0 times, expected once")
-    for action, times in given.items():
-        if times != 1 or action not in wanted:
-            raise ValueError(f"{action} stands {times} times, expected {'once' if action in wanted else '0 times'}")
+    messages = [produced(action, schedule.stages) for actions in compute(schedule) for action in actions]
+    travelling = [message for message in messages if message and message.travels(schedule.placement)]
+    expected = {action for message in travelling for action in (message.send, message.receive)}
+    counts = Counter(action for actions in schedule.ranks for action in actions if action.kind not in (*COMPUTE, "REDUCE"))
+    for action in expected - counts.keys():
+        raise ValueError(f"{action} appears 0 times, expected once")
+    for action, times in counts.items():
+        if times != 1 or action not in expected:
+            raise ValueError(f"{action} appears {times} times, expected {'once' if action in expected else '0 times'}")
 
 
 def _times(schedule: Schedule, action: Action) -> str:
@@ -114,7 +107,7 @@ def _check_reductions(schedule: Schedule) -> None:
                 if done is None or done.microbatch != action.microbatch or before not in (done, sent):
                     raise ValueError(f"{action} does not directly follow its B or W")
                 if after == sent:
-                    raise ValueError(f"{action} holds up {after}, for which another rank waits")
+                    raise ValueError(f"{action} delays {after}, for which another rank waits")
         for action in open_stages.values():
             raise ValueError(f"{replace(action, kind='REDUCE')} is missing after the last {action.kind} of its stage")
 
@@ -122,16 +115,14 @@ def _check_reductions(schedule: Schedule) -> None:
 def check_streams(schedule: Schedule, stream_of: Streams) -> None:
     """Execute with messages under NCCL's rule, put into streams by ``stream_of``.
 
-    A rank stops only before a computation whose input is missing. If no rank can move any more, they are in a deadlock.
-
-    Raises:
-        ValueError: naming the computation at which each rank stops and the messages that have not met, or the two messages of a
-            channel that its sides have in different orders.
+    A rank stops only before a computation that lacks its input. If no rank can continue, the ranks are in a deadlock. Raises
+    ValueError, naming the computation at which each rank stops and the messages that have not met, or the two messages of a
+    channel that its sides have in different orders.
     """
     placement, stages = schedule.placement, schedule.stages
     done: set[Action] = set()
-    made: set[Message] = set()  # and must be sent
-    there: set[Message] = set()  # made on the same rank, or received
+    outbox: set[Message] = set()  # messages that must still be sent
+    inbox: set[Message] = set()  # messages made on the same rank, or received
     streams: dict[tuple[int, Hashable], deque[Message]] = defaultdict(deque)  # (rank, stream) → messages not yet through
     todo = [list(reversed(actions)) for actions in schedule.ranks]
 
@@ -143,19 +134,19 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
         if before and replace(action, kind=before) not in done:
             return False
         message = consumed(action, stages)
-        return message is None or message in there
+        return message is None or message in inbox
 
     def run(action: Action) -> None:
         done.add(action)
         if message := produced(action, stages):
-            (there if not message.travels(placement) else made).add(message)
+            (inbox if not message.travels(placement) else outbox).add(message)
 
     def post(action: Action, rank: int) -> None:
         sending = action.kind.startswith("SEND")
         message = produced(action, stages) if sending else consumed(action, stages)
-        assert message is not None  # a computation made or needs it, so it is in the list
-        if sending and message not in made:
-            raise ValueError(f"{action} stands before what it sends")
+        assert message is not None  # a computation makes or needs it
+        if sending and message not in outbox:
+            raise ValueError(f"{action} precedes the computation of its message")
         place = rank, stream_of(channel_of(message))
         streams[place].append(message)
         waiting = deque([place])
@@ -179,7 +170,7 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
             return []
         for side in sides:
             streams[side].popleft()
-        there.add(message)
+        inbox.add(message)
         return sides
 
     moved = True

@@ -1,4 +1,4 @@
-"""The ``#SBATCH`` lines of a script, parsed as sbatch does it (src/sbatch/opt.c), and the parts that sbatch would refuse."""
+"""The ``#SBATCH`` lines of a script, parsed as sbatch parses them (src/sbatch/opt.c), and the parts that sbatch would refuse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_mp.lint.sbatch.options import Option, parse, syntax
+from hpc_mp.cluster.slurm.option_syntax import Option, parse, syntax
 from hpc_mp.lint.sbatch.word import Word
 
 MAGIC = "#SBATCH"
@@ -14,7 +14,7 @@ _SEPARATOR = re.compile(r"\s*(hetjob|packjob)(\s|$)", re.IGNORECASE)
 
 
 class Unmatched(ValueError):
-    """An unclosed quote, at which sbatch gives up."""
+    """An unclosed quote: sbatch refuses the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class Header:
     """The part of a script that sbatch reads.
 
     Attributes:
-        components: the options of each component of the job in order; one unless it is a heterogeneous job.
+        components: the options of each component of the job, in order; only a heterogeneous job has several.
         words: every word of every directive.
         strays: words that are not options; sbatch refuses them.
         unmatched: lines with an unclosed quote.
-        end: the line of the first command, where sbatch stops reading; one past the last line if no command exists.
+        end: the line of the first command, at which sbatch stops reading; one past the last line if no command exists.
     """
 
     components: tuple[tuple[Option, ...], ...]
@@ -63,7 +63,7 @@ def arguments(text: str) -> list[str]:
     A backslash also escapes between quotes. ``#`` outside quotes ends the line, even inside a word.
 
     Raises:
-        Unmatched: a quote is not closed.
+        Unmatched: a quote is unclosed.
     """
     words: list[str] = []
     word = quote = ""

@@ -2,40 +2,88 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from hpc_mp.base.launchers import LAUNCHERS, MODULES
+from hpc_mp.base.programs import PYTHON
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.word import Word
 
-TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-FLAGS = frozenset({"standalone", "module", "m", "no-python", "run-path", "use-env"})  # options of torchrun without a value
-HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a Python that does not train
-_PYTHON = re.compile(r"python[\d.]*")
+HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a python call that does not train
 
 
 @dataclass(frozen=True, slots=True)
-class Torchrun:
-    """A torchrun call. ``options`` maps dashed names to (value, line)."""
+class NodeLauncher:
+    """A program that starts the ranks of a node.
 
+    Attributes:
+        key: its key in ``LAUNCHERS``.
+        name: its command as the script has it: ``torchrun``, ``torch.distributed.run``, ``accelerate launch``.
+        machines: the number of nodes in its options; "" without it.
+        rank: the number of this node; "" without it.
+        per_node: the number of processes to start per node; "" without it.
+        elsewhere: True if a file or a variable may set the missing values.
+        options: dashed name → (value, line).
+    """
+
+    key: str
+    name: str
+    machines: str
+    rank: str
+    per_node: str
+    elsewhere: bool
     options: dict[str, tuple[str, int]]
     line: int
 
-    def value(self, name: str) -> str | None:
-        return self.options[name][0] if name in self.options else None
+    def option(self, name: str) -> tuple[str, int]:
+        """Return an option's value and line; ("", 0) without it."""
+        return self.options.get(name, ("", 0))
+
+    @property
+    def alone(self) -> bool:
+        """True if its options name no other node."""
+        return self.machines in ("", "1", "1:1")
+
+    @property
+    def meets(self) -> bool:
+        """True if its nodes meet on a server that numbers them as they arrive."""
+        return self.option("rdzv-backend")[0] in ("c10d", "etcd", "etcd-v2")
 
 
-def torchrun(words: Sequence[Word]) -> Torchrun | None:
-    """Return the torchrun among the words; None if there is none."""
-    at = next((at for at, word in enumerate(words) if word.base in TORCHRUN and " " not in word.text), None)
-    if at is None:
-        return None
-    return Torchrun(_options(words[at + 1:], FLAGS), words[at].line)
+def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
+    """Return the launcher of a node's ranks in the words; None without one."""
+    for at, word in enumerate(words, start=1):
+        key = _launcher_of_node(word)
+        if key is None:
+            continue
+        launcher, rest = LAUNCHERS[key], words[at:]
+        if launcher.verb and word.base == key:
+            if not rest or rest[0].text != launcher.verb:
+                continue
+            rest = rest[1:]
+        options = _options(rest, launcher.flags)
+        machines, rank, per_node = (options.get(name, ("", 0))[0] for name in (
+            launcher.nodes, launcher.node_rank, launcher.per_node))
+        return NodeLauncher(key, f"{key} {launcher.verb}" if launcher.verb else word.base, machines, rank, per_node,
+                            any(name in options for name in launcher.elsewhere), options, word.line)
+    return None
+
+
+def _launcher_of_node(word: Word) -> str | None:
+    """Return the key of a launcher of a node's ranks, if the word is its name or module."""
+    key = MODULES.get(word.base, word.base)
+    return key if " " not in word.text and key in LAUNCHERS and LAUNCHERS[key].of_node else None
+
+
+def torchrun(words: Sequence[Word]) -> NodeLauncher | None:
+    """Return the torchrun call in the words; None without one."""
+    launcher = node_launcher(words)
+    return launcher if launcher is not None and launcher.key == "torchrun" else None
 
 
 def _options(words: Sequence[Word], flags: Collection[str]) -> dict[str, tuple[str, int]]:
-    """Return the options before the first other word: dashed name → (value, line). ``flags`` have no value."""
+    """Return the options before the first positional word: dashed name → (value, line). ``flags`` have no value."""
     options: dict[str, tuple[str, int]] = {}
     rest = list(words)
     while rest and rest[0].text.startswith("-"):
@@ -50,64 +98,15 @@ def _options(words: Sequence[Word], flags: Collection[str]) -> dict[str, tuple[s
     return options
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLauncher:
-    """A program that starts the ranks of a node.
-
-    Attributes:
-        name: the name of the command: ``torchrun``, ``accelerate launch``, ``deepspeed``.
-        machines: the number of nodes that it is given; "" if none, or only by a file or a variable.
-        rank: the number of this node; "" if not given.
-        per_node: the number of processes to start per node; "" if not given.
-        elsewhere: True if a file or a variable may contain what the options do not.
-        options: as in ``Torchrun``.
-    """
-
-    name: str
-    machines: str
-    rank: str
-    per_node: str
-    elsewhere: bool
-    options: dict[str, tuple[str, int]]
-    line: int
-
-
-_LAUNCHERS = {  # options for nodes, node rank and processes; options that give them by other means; flags
-    "accelerate": ("num-machines", "machine-rank", "", ("config-file", "*"), (
-        "multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "m", "module", "no-python",
-        "debug", "quiet", "q")),
-    "deepspeed": ("num-nodes", "node-rank", "num-gpus", ("hostfile", "H", "launcher", "no-ssh", "include", "i", "*"), (
-        "no-ssh", "force-multi", "module", "no-python", "save-pid", "no-local-rank")),
-}
-
-
-def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
-    """Return the launcher of a node's ranks among the words; None if there is none."""
-    if found := torchrun(words):
-        name = next(word.base for word in words if word.base in TORCHRUN)
-        return NodeLauncher(name, found.value("nnodes") or "", found.value("node-rank") or "",
-                            found.value("nproc-per-node") or "", "*" in found.options, found.options, found.line)
-    for at, word in enumerate(words):
-        launch = [following.text for following in words[at + 1:at + 2]] == ["launch"]
-        if (word.base == "deepspeed" or (word.base == "accelerate" and launch)) and " " not in word.text:
-            nodes, rank, processes, others, flags = _LAUNCHERS[word.base]
-            options = _options(words[at + 1 + (word.base == "accelerate"):], flags)
-            given = {name: options.get(name, ("", 0))[0] for name in (nodes, rank, processes)}
-            name = "accelerate launch" if word.base == "accelerate" else word.base
-            return NodeLauncher(name, given[nodes], given[rank], given[processes],
-                                any(other in options for other in others), options, word.line)
-    return None
-
-
 def is_training(words: Sequence[Word]) -> bool:
     """Return True if the words start a long-running program: python with a script, a launcher, a shell script, a variable."""
     for at, word in enumerate(words):
-        if word.base in (*TORCHRUN, "accelerate", "deepspeed") or (at == 0 and word.text.startswith("$")):
+        if _launcher_of_node(word) is not None or (at == 0 and word.text.startswith("$")):
             return True
-        if _PYTHON.fullmatch(word.base):
-            return not any(each.text in HELPERS for each in words[at + 1:at + 3])
+        if PYTHON.fullmatch(word.base):
+            return not any(argument.text in HELPERS for argument in words[at + 1:at + 3])
         if word.base in SHELLS:
-            return any("python" in each.text or "torchrun" in each.text or each.text.endswith(".sh") or
-                       each.text.lstrip().startswith("$")
-                       for each in words[at + 1:])
+            return any("python" in argument.text or "torchrun" in argument.text or argument.text.endswith(".sh") or
+                       argument.text.lstrip().startswith("$")
+                       for argument in words[at + 1:])
     return False

@@ -1,4 +1,4 @@
-"""A job script, parsed once and with its variables expanded, and the queries that rules make."""
+"""A job script, parsed once and with its variables expanded, and the queries of the rules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpc_mp.base.launchers import MPIRUNS
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.header import Header, read_header
-from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.shell import (
-    SHELLS,
     Command,
     Shell,
     ShellAssignment,
+    for_a_shell,
     inner_script,
     named_assignment,
     read_shell,
@@ -25,7 +26,7 @@ from hpc_mp.lint.sbatch.step import Step, read_step
 from hpc_mp.lint.sbatch.word import Word
 
 DEPTH = 6  # nesting of srun and bash -c
-ELSEWHERE = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "clush", "parallel"})  # they run on other nodes
+ELSEWHERE = MPIRUNS | {"ssh", "pdsh", "clush", "parallel"}  # they run on other nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +53,33 @@ class Script:
         """The options of the job, or of the first component of a heterogeneous job."""
         return self.header.components[0]
 
+    @property
+    def directives(self) -> tuple[Option, ...]:
+        """The options of all components."""
+        return tuple(option for options in self.header.components for option in options)
+
+    @property
+    def everywhere(self) -> tuple[Option, ...]:
+        """The options of the job and of its steps."""
+        return (*self.options, *(option for step in self.steps for option in step.options))
+
+    @property
+    def starts_here(self) -> bool:
+        """True if the job's own shell starts the programs, hence on its first node: no step or other launcher does."""
+        return not self.steps and not any(self.commands(*ELSEWHERE))
+
     def option(self, name: str) -> Option | None:
-        """Return the last option of that name in the directives, which is the one that sbatch uses."""
+        """Return the last option of that name in the directives: sbatch uses the last."""
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:
-        found = self.option(name)
-        return found.value if found else None
+        option = self.option(name)
+        return option.value if option else None
 
     def number(self, name: str) -> int | None:
-        """Return the value of a directive if it is a number; of a range, the minimum."""
-        found = re.match(r"\d+", self.value(name) or "")
-        return int(found[0]) if found else None
+        """Return the value of a directive if it is a number; for a range, the minimum."""
+        match = re.match(r"\d+", self.value(name) or "")
+        return int(match[0]) if match else None
 
     @property
     def nodes(self) -> int:
@@ -79,14 +95,14 @@ class Script:
         return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
 
     def of(self, step: Step) -> Script:
-        """Return this script as the step sees it, with only its component of a heterogeneous job."""
+        """Return this script with only the step's component of a heterogeneous job."""
         group = step.value("het-group") or ""
         components = self.header.components
         at = int(group) if group.isdecimal() and int(group) < len(components) else 0
         return replace(self, header=replace(self.header, components=(components[at],)))
 
     def several_tasks(self, step: Step) -> bool:
-        """Return True if a step has, or may have, more than one task."""
+        """Return True if a step may have more than one task."""
         job = self.of(step)
         ntasks, nodes, per_node = (step.value(name) for name in ("ntasks", "nodes", "ntasks-per-node"))
         if ntasks is not None:
@@ -104,13 +120,13 @@ class Script:
         return (command for command in self.shell.commands if command.name in names)
 
     def sets(self, name: str) -> bool:
-        return any(each.name == name for each in self.shell.assignments)
+        return any(assignment.name == name for assignment in self.shell.assignments)
 
     def shell_option(self, letter: str, name: str) -> Command | None:
-        """Return the ``set`` in the job's own shell that turns an option on: ("u", "nounset"), ("", "pipefail")."""
+        """Return the ``set`` in the job's own shell that enables an option: ("u", "nounset"), ("", "pipefail")."""
         for command in self.commands("set"):
-            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", each)
-                                       for each in command.arguments)
+            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument)
+                                       for argument in command.arguments)
             by_name = any(re.fullmatch(r"-[a-zA-Z]*o", option) and value == name
                           for option, value in itertools.pairwise(command.arguments))
             if not command.task and (by_letter or by_name):
@@ -123,19 +139,11 @@ def read_script(text: str, *, directory: Path, version: tuple[int, int] | None) 
     header = read_header(lines)
     shell = Shell()
     steps: list[Step] = []
-    if _is_for_a_shell(lines[0]):
+    if not lines[0].startswith("#!") or for_a_shell(lines[0]):
         shell = read_shell("\n".join(lines))
         shell = replace(shell, assignments=(*_exports(header.components[0], task=False), *shell.assignments))
         shell, steps = _with_inner(shell)
     return Script(text, lines, header, shell, tuple(steps), directory, version)
-
-
-def _is_for_a_shell(first: str) -> bool:
-    """Return True if the first line names a shell by ``#!``, or has no ``#!``, which counts as bash."""
-    if not first.startswith("#!"):
-        return True
-    words = [part.rpartition("/")[2] for part in first[2:].split()]
-    return any(word in SHELLS for word in words)
 
 
 def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
@@ -145,10 +153,10 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
     exported = set(outer.exported)
     faults = list(outer.faults)
     steps: list[Step] = []
-    known: dict[str, tuple[Word, ...]] = {}
+    variables: dict[str, tuple[Word, ...]] = {}
 
     def visit(command: Command, depth: int) -> None:
-        if not command.words:  # it was an empty variable
+        if not command.words:  # only an empty variable
             return
         commands.append(command)
         if not depth:
@@ -158,29 +166,30 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
             steps.append(step)
             assignments.extend(_exports(step.options, task=True))
             if step.program:
-                prefixes, given, words = split_prefixes(step.program)
+                prefixes, env_words, words = split_prefixes(step.program)
                 inner = Command(words or step.program, step.program[0].line, prefixes,
-                                tuple(named_assignment(word, task=True) for word in given), task=True)
+                                tuple(named_assignment(word, task=True) for word in env_words), task=True)
                 assignments.extend(inner.assignments)
                 visit(inner, depth - 1)
-        elif found := inner_script(command.words):
-            inside = read_shell(_with_results(found), found.line, task=command.task or command.name in ELSEWHERE)
+        elif script := inner_script(command.words):
+            inside = read_shell(_with_results(script), script.line, task=command.task or command.name in ELSEWHERE)
             assignments.extend(inside.assignments)
             exported.update(inside.exported)
-            faults.extend(inside.faults if not found.expands else ())  # an expanded variable may stand for a list
-            for each in inside.commands:
-                visit(replace(each, words=expanded(each.words, known)), depth - 1)
+            faults.extend(inside.faults if not script.expands else ())  # an expanded variable may stand for a list
+            for nested in inside.commands:
+                visit(replace(nested, words=expanded(nested.words, variables)), depth - 1)
 
-    ahead = deque(sorted((each for each in outer.assignments if not each.captured), key=lambda each: each.line))
+    ahead = deque(sorted((assignment for assignment in outer.assignments if not assignment.captured),
+                         key=lambda assignment: assignment.line))
     for command in outer.commands:
         while ahead and ahead[0].line < command.line:
-            assign(known, ahead.popleft())
-        visit(replace(command, words=expanded(command.words, known)), DEPTH)
+            assign(variables, ahead.popleft())
+        visit(replace(command, words=expanded(command.words, variables)), DEPTH)
     return Shell(tuple(commands), tuple(assignments), outer.comments, frozenset(exported), tuple(faults)), steps
 
 
 def _with_results(script: Word) -> str:
-    """Return the text of a ``bash -c "…"`` as that shell gets it, with a placeholder for output of the job's own shell."""
+    """Return the text of a ``bash -c "…"`` that this shell gets, with a placeholder for output of the job's own shell."""
     text = script.text
     for part in script.evaluated:
         text = text.replace(part, "$_" + "\n" * part.count("\n"))
@@ -193,35 +202,36 @@ def _exports(options: Iterable[Option], *, task: bool) -> list[ShellAssignment]:
             for part in (option.value or "").split(",") if "=" in part]
 
 
-MOST_LETTERS = 20_000  # of one value: a script may double a variable on every line
+MOST_LETTERS = 20_000  # in one value: a script may double a variable on every line
 _WHOLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
 _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})")
 
 Variables = Mapping[str, tuple[Word, ...]]
 
 
-def assign(known: MutableMapping[str, tuple[Word, ...]], each: ShellAssignment) -> None:
-    """Record the value of a variable from here on, as far as the script's text shows."""
-    words = expanded(each.words if each.array else [part for word in each.words for part in _split(word)], known)
-    known[each.name] = _bounded(known.get(each.name, ()) + words if each.appended else words)
+def assign(variables: MutableMapping[str, tuple[Word, ...]], assignment: ShellAssignment) -> None:
+    """Record the value of a variable from this assignment on, as far as the script's text shows it."""
+    words = expanded(assignment.words if assignment.array else [part for word in assignment.words for part in _split(word)],
+                     variables)
+    variables[assignment.name] = _bounded(variables.get(assignment.name, ()) + words if assignment.appended else words)
 
 
-def expanded(words: Iterable[Word], known: Variables) -> tuple[Word, ...]:
+def expanded(words: Iterable[Word], variables: Variables) -> tuple[Word, ...]:
     """Expand known variables in words. A word that is only a variable is replaced by the variable's words."""
-    found: list[Word] = []
+    output: list[Word] = []
     for word in words:
         use = _WHOLE.fullmatch(word.text) if word.expands else None
-        if use and (value := known.get(use[1] or use[2])) is not None:
-            found += value
+        if use and (value := variables.get(use[1] or use[2])) is not None:
+            output += value
         elif word.expands:
-            own = [substituted(each, known) for each in word.evaluated]
-            put_in = [each.replace("\n", " ") for name, _ in word.expands for value in known.get(name, ())
-                      for each in value.evaluated]
-            text = substituted(word.text, known)[:MOST_LETTERS]
-            found.append(replace(word, text=text, evaluated=(*own, *dict.fromkeys(put_in))))
+            evaluated = [substituted(part, variables) for part in word.evaluated]
+            inserted = [part.replace("\n", " ") for name, _ in word.expands for value in variables.get(name, ())
+                        for part in value.evaluated]
+            text = substituted(word.text, variables)[:MOST_LETTERS]
+            output.append(replace(word, text=text, evaluated=(*evaluated, *dict.fromkeys(inserted))))
         else:
-            found.append(word)
-    return _bounded(found)
+            output.append(word)
+    return _bounded(output)
 
 
 def _bounded(words: Sequence[Word]) -> tuple[Word, ...]:
@@ -229,10 +239,10 @@ def _bounded(words: Sequence[Word]) -> tuple[Word, ...]:
     return tuple(word for word, length in zip(words, lengths, strict=True) if length <= MOST_LETTERS)
 
 
-def substituted(text: str, known: Variables) -> str:
+def substituted(text: str, variables: Variables) -> str:
     """Expand known variables in a text, each value on one line, so that line numbers do not change."""
     def value(use: re.Match[str]) -> str:
-        words = known.get(use[1] or use[2])
+        words = variables.get(use[1] or use[2])
         return use[0] if words is None else " ".join(word.text.replace("\n", " ") for word in words)
 
     return _USE.sub(value, text)

@@ -1,4 +1,4 @@
-"""A shell script as a flat list of commands and assignments, each with its line. Nothing of it is ever run.
+"""A shell script as a flat list of commands and assignments, each with its line. No part of it is ever run.
 
 The grammar is tree-sitter's for bash: it continues after text that it cannot parse, and knows the position of every word.
 (bashlex stops at the first construct it does not know, and its licence is the GPL.)
@@ -29,7 +29,6 @@ PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
 _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
-_PASSING = frozenset({"list", "pipeline", "redirected_statement"})  # they fail if a command in them fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class ShellAssignment:
 
     @property
     def expands(self) -> tuple[tuple[str, int], ...]:
-        return tuple(found for word in self.words for found in word.expands)
+        return tuple(variable for word in self.words for variable in word.expands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A parsed script: ``comments`` are (line, text), ``exported`` are names, ``faults`` are lines that could not be parsed."""
+    """A parsed script: ``comments`` are (line, text), ``exported`` are names, ``faults`` are lines that the parser rejects."""
 
     commands: tuple[Command, ...] = ()
     assignments: tuple[ShellAssignment, ...] = ()
@@ -108,7 +107,6 @@ class Around:
     tested: bool = False
     captured: bool = False
     piped: tuple[str, ...] = ()
-    checked: bool = False
 
 
 @functools.cache
@@ -118,32 +116,32 @@ def _parser() -> Parser:
 
 def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[Node, NodeReader]:
     """Return the tree of a script and the reader of its nodes. The arguments are those of ``read_shell``."""
-    line_ends = tuple(found.start() for found in re.finditer("\n", source))
+    line_ends = tuple(match.start() for match in re.finditer("\n", source))
     plain = _UNSAFE.sub("x", source)
     root = _parser().parse(_words_kept_together(plain).encode("ascii")).root_node
     if root.has_error:
         root = min(root, _parser().parse(plain.encode("ascii")).root_node, key=_faults)
     if root.has_error and "<<" in plain:
-        again = _parser().parse(_without_here_documents(plain).encode("ascii")).root_node
-        root = min(root, again, key=_faults)
+        alternative = _parser().parse(_without_here_documents(plain).encode("ascii")).root_node
+        root = min(root, alternative, key=_faults)
     return root, NodeReader(source, line_ends, first_line, task)
 
 
 def _words_kept_together(plain: str) -> str:
-    """Replace letters at which the grammar ends a word but bash does not. The length of the text does not change.
+    """Replace letters that end a word in the grammar but not in bash. The length of the text does not change.
 
     The grammar finds a command ``NAME/x`` in ``A=$ROOT/$NAME/x``: the letter after a variable is replaced by a harmless one. It
     joins a line that begins with ``\\rm`` to the line before. In ``python - <<EOF`` it loses the last word, which begins with
     ``-``.
     """
-    kept = _TOGETHER.sub(lambda found: found[1] or f"{found[2]}:", plain)
-    return _LAST_WORD.sub("x", _NO_ALIAS.sub(r"\1x", kept))
+    joined = _TOGETHER.sub(lambda match: match[1] or f"{match[2]}:", plain)
+    return _LAST_WORD.sub("x", _NO_ALIAS.sub(r"\1x", joined))
 
 
 def _without_here_documents(plain: str) -> str:
     """Blank out here-documents, which can confuse the grammar. The length of the text does not change.
 
-    The grammar fails on some with quotes and other here-documents, and on those without a command (``<<NOTES``).
+    The grammar fails on some that contain quotes or other here-documents, and on those without a command (``<<NOTES``).
     """
     done: list[str] = []
     ends: list[tuple[str, bool, str]] = []  # of documents that begin after this line: delimiter, ``-``, filler
@@ -157,14 +155,14 @@ def _without_here_documents(plain: str) -> str:
                 done.append(fill * len(line))
             continue
         bare = re.match(r"\s*<<", line) is not None
-        for found in _HERE_DOCUMENT.finditer(line):
-            ends.append((found[2] or found[3], found[1] == "-", "#" if bare else "x"))
+        for match in _HERE_DOCUMENT.finditer(line):
+            ends.append((match[2] or match[3], match[1] == "-", "#" if bare else "x"))
         done.append("#" * len(line) if bare and ends else line)
     return "\n".join(done)
 
 
 def _faults(root: Node) -> int:
-    """Return the number of letters that the grammar could not parse, plus one for each node it had to insert."""
+    """Return the number of letters that the grammar could not parse, plus one for each inserted node."""
     return sum(node.end_byte - node.start_byte + 1 for node in _descendants(root) if node.type == "ERROR" or node.is_missing)
 
 
@@ -173,7 +171,7 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
 
     Args:
         first_line: the number of its first line.
-        task: True if it runs in the tasks of a step.
+        task: True if the script runs in the tasks of a step.
     """
     commands: list[Command] = []
     assignments: list[ShellAssignment] = []
@@ -191,8 +189,8 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
                 commands.append(command)
                 assignments += command.assignments
             case "declaration_command":
-                found, names = reader.declaration(node, captured=around.captured)
-                assignments += found
+                declared, names = reader.declaration(node, captured=around.captured)
+                assignments += declared
                 exported |= names
             case "variable_assignment" if parent not in _WITH_ASSIGNMENTS:
                 assignments.append(reader.assignment(node, captured=around.captured))
@@ -202,29 +200,34 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
     return Shell(tuple(commands), tuple(assignments), tuple(comments), frozenset(exported), tuple(faults))
 
 
+def for_a_shell(first: str) -> bool:
+    """Return True if the first line of a script names a shell after ``#!``."""
+    return first.startswith("#!") and any(part.rpartition("/")[2] in SHELLS for part in first[2:].split())
+
+
 def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word, ...], tuple[Word, ...]]:
     """Return (wrappers of the command, the ``NAME=value`` words passed to env, the command itself).
 
     A program called with ``-- srun …`` counts as a wrapper that starts the step: ``python -m watchdog -- srun …``.
     """
     prefixes: list[str] = []
-    given: list[Word] = []
+    env_words: list[Word] = []
     while words and words[0].base in PREFIXES:
         name, words = words[0].base, words[1:]
         prefixes.append(name)
         while (words and words[0].text.startswith("-")) or (name == "env" and words and _NAMED.match(words[0].text)):
-            given += words[:1] if not words[0].text.startswith("-") else ()
+            env_words += words[:1] if not words[0].text.startswith("-") else ()
             words = words[2 if words[0].text in PREFIXES[name] else 1:]
         if name == "timeout":
             words = words[1:]
     for at, (before, word) in enumerate(itertools.pairwise(words), start=1):
         if before.text == "--" and word.base == "srun":
-            return (*prefixes, words[0].base), tuple(given), words[at:]
-    return tuple(prefixes), tuple(given), words
+            return (*prefixes, words[0].base), tuple(env_words), words[at:]
+    return tuple(prefixes), tuple(env_words), words
 
 
 def inner_script(words: tuple[Word, ...]) -> Word | None:
-    """Return the text that a ``bash -c TEXT`` among the words runs."""
+    """Return the text that a ``bash -c TEXT`` in the words runs."""
     for at, word in enumerate(words):
         if word.base in SHELLS:
             for behind, option in enumerate(words[at + 1:], start=at + 2):
@@ -242,7 +245,7 @@ def _unescaped(text: str) -> str:
 
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
 _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
-# Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter after it.
+# Arithmetic and ``${…}``, in which the letter is an operator; or a variable in a word and the letter after it.
 _TOGETHER = re.compile(r"(\$?\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\[[^\]]*\])|(\$\w+)[/,.+^-]")
 _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
@@ -278,9 +281,7 @@ class NodeReader:
         if node.type in ("command_substitution", "process_substitution"):
             around = Around(captured=True)
         elif node.type == "negated_command":
-            around = replace(around, tested=True, checked=True)
-        elif node.type not in _PASSING:
-            around = replace(around, checked=False)
+            around = replace(around, tested=True)
         stages = [child for child in children if child.is_named] if node.type == "pipeline" else []
         for at, child in enumerate(children):
             held = around
@@ -288,7 +289,7 @@ class NodeReader:
             if mark == "background":
                 held = replace(held, background=True)
             elif mark == "tested" or (node.type in _CONDITIONS and node.field_name_for_child(at) == "condition"):
-                held = replace(held, tested=True, checked=held.checked or children[at + 1].type != "&&")
+                held = replace(held, tested=True)
             if child in stages:
                 later = stages[stages.index(child) + 1:]
                 held = replace(held, piped=tuple(map(self.first_name, later)) + around.piped)
@@ -301,11 +302,11 @@ class NodeReader:
         return self.plain(name) if name else ""
 
     def word(self, node: Node) -> Word:
-        expands = tuple(dict.fromkeys((self.raw(each), self.line(each))
-                                      for each in _descendants(node) if each.type == "variable_name"))
-        evaluated = tuple(_unescaped(self.raw(each)) if node.type == "string" else self.raw(each)
-                          for each in _descendants(node) if each.type == "command_substitution")
-        return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"), evaluated)
+        expands = tuple(dict.fromkeys((self.raw(part), self.line(part))
+                                      for part in _descendants(node) if part.type == "variable_name"))
+        evaluated = tuple(_unescaped(self.raw(part)) if node.type == "string" else self.raw(part)
+                          for part in _descendants(node) if part.type == "command_substitution")
+        return Word(self.plain(node), self.line(node), expands, evaluated)
 
     def plain(self, node: Node) -> str:
         """Return the text without its quotes. Expansions, and a backslash before a line end, stay as written."""
@@ -327,25 +328,25 @@ class NodeReader:
 
     def command(self, node: Node, around: Around) -> Command | None:
         name = node.children[0] if node.type == "unset_command" else node.child_by_field_name("name")
-        given = tuple(self.assignment(child, exported=True, captured=around.captured)
-                      for child in node.children if child.type == "variable_assignment")
+        assignments = tuple(self.assignment(child, exported=True, captured=around.captured)
+                            for child in node.children if child.type == "variable_assignment")
         words = tuple(self.word(child) for child in (*node.children, *behind_redirections(node))
                       if child.is_named and child.type not in _SKIPPED)
         if name is None or not (heading := self.word(name)).text:
             return None
         prefixes, named, rest = split_prefixes((heading, *words))
-        given += tuple(named_assignment(word, task=self.task) for word in named)
-        return Command(rest or (heading,), heading.line, prefixes, given, around.background, around.piped,
+        assignments += tuple(named_assignment(word, task=self.task) for word in named)
+        return Command(rest or (heading,), heading.line, prefixes, assignments, around.background, around.piped,
                        around.tested, around.captured, self.task)
 
     def declaration(self, node: Node, *, captured: bool) -> tuple[list[ShellAssignment], set[str]]:
         kind = self.raw(node.children[0])
         flags = "".join(self.raw(child) for child in node.children if child.type == "word")
         exports = kind == "export" or "x" in flags
-        found = [self.assignment(child, exported=exports, captured=captured)
-                 for child in node.children if child.type == "variable_assignment"]
+        assignments = [self.assignment(child, exported=exports, captured=captured)
+                       for child in node.children if child.type == "variable_assignment"]
         names = {self.raw(child) for child in node.children if child.type == "variable_name"} if exports else set()
-        return found, names | {each.name for each in found if each.exported}
+        return assignments, names | {assignment.name for assignment in assignments if assignment.exported}
 
     def assignment(self, node: Node, *, exported: bool = False, captured: bool) -> ShellAssignment:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -358,7 +359,7 @@ class NodeReader:
 
 
 def behind_redirections(command: Node) -> Iterator[Node]:
-    """Yield the words of a command after ``> FILE``, which the grammar takes for more files."""
+    """Yield the words of a command after ``> FILE``: the grammar treats them as more files."""
     parent = command.parent
     if parent is None or parent.type != "redirected_statement" or parent.child_by_field_name("body") != command:
         return
@@ -366,7 +367,7 @@ def behind_redirections(command: Node) -> Iterator[Node]:
         if redirection.type == "file_redirect":
             yield from redirection.children_by_field_name("destination")[1:]
         elif redirection.type == "heredoc_redirect":
-            yield from (word for each in redirection.children if each.type == "ERROR" for word in each.children)
+            yield from (word for child in redirection.children if child.type == "ERROR" for word in child.children)
 
 
 def _descendants(node: Node) -> Iterator[Node]:

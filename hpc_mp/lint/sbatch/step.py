@@ -1,10 +1,10 @@
-"""A line with srun: its options, its tasks and their program."""
+"""An srun line: its options, its tasks and their program."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_mp.lint.sbatch.options import Option, parse, syntax
+from hpc_mp.cluster.slurm.option_syntax import Option, parse, syntax
 from hpc_mp.lint.sbatch.shell import Command
 from hpc_mp.lint.sbatch.word import Word
 
@@ -28,12 +28,12 @@ class Step:
         return self.command.words[0].line
 
     def option(self, name: str) -> Option | None:
-        """Return the last option of that name, which is the one that srun uses."""
+        """Return the last option of that name: srun uses the last."""
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def value(self, name: str) -> str | None:
-        found = self.option(name)
-        return found.value if found else None
+        option = self.option(name)
+        return option.value if option else None
 
 
 def read_step(command: Command) -> Step:

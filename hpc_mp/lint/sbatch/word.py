@@ -13,14 +13,12 @@ class Word:
         text: the text without quotes; ``$NAME`` and ``$(…)`` stay.
         line: the line, counted from 1.
         expands: the variables that the shell expands in this word, each with its line.
-        quoted: True if the whole word is quoted, so that the shell does not split it.
         evaluated: each ``$(…)`` in the text that the shell replaces by its output.
     """
 
     text: str
     line: int
     expands: tuple[tuple[str, int], ...] = ()
-    quoted: bool = False
     evaluated: tuple[str, ...] = ()
 
     @property

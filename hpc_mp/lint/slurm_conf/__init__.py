@@ -1,1 +1,1 @@
-"""Description of an existing Slurm cluster, and of its settings that are wrong for training."""
+"""Description of an existing Slurm cluster, and rules on settings that are wrong for training."""

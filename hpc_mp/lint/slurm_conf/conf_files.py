@@ -27,7 +27,7 @@ class ConfFiles:
         path: the path of slurm.conf.
         lines: the lines of slurm.conf and of the files that it includes.
         gres, cgroup: the lines of gres.conf and cgroup.conf beside it; None if the file does not exist.
-        release: the release of Slurm that the files are judged for; None for any.
+        release: the release of Slurm that reads the files; None for any.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class ConfFiles:
 
     @property
     def whole(self) -> bool:
-        """True if the files are complete: no other slurm.conf includes this one, and all files that it includes are here."""
+        """True if the files are complete: no other slurm.conf includes this one, and all of its includes were read."""
         return not any(line.unread for line in self.lines) and (self.path.name == "slurm.conf" or "ClusterName" in self.settings)
 
     @cached_property
@@ -48,33 +48,33 @@ class ConfFiles:
 
     @cached_property
     def node_lines(self) -> tuple[tuple[ConfigLine, tuple[str, ...], Words], ...]:
-        """The lines of nodes, the names in them, and their fields, with those of the DEFAULT lines before them."""
+        """The lines of nodes, the names in them, and their fields, with the fields of DEFAULT lines before them."""
         return tuple((line, expanded(fields["NodeName"]), fields) for line, fields in self._records("NodeName"))
 
     @cached_property
     def partition_lines(self) -> tuple[tuple[ConfigLine, Words], ...]:
-        """The lines of partitions, likewise. ``Nodes`` names each node, also if the file has ALL or a node set."""
+        """The lines of partitions, likewise. ``Nodes`` names each node, even if the file has ALL or a node set."""
         everyone = {node: fields for _, nodes, fields in self.node_lines for node in nodes}
         sets = {fields["NodeSet"]: [*expanded(fields.get("Nodes", "")), *(
-            node for node, of in everyone.items() if fields.get("Features") in of.get("Features", "").split(","))]
+            node for node, values in everyone.items() if fields.get("Features") in values.get("Features", "").split(","))]
             for _, fields in self._records("NodeSet")}
-        found = []
+        rows = []
         for line, fields in self._records("PartitionName"):
             named = everyone if fields.get("Nodes", "").upper() == "ALL" else expanded(fields.get("Nodes", ""))
             nodes = dict.fromkeys(node for name in named for node in ([name] if name in everyone else sets.get(name, [name])))
             shown = {key: _SHOWN.get(value.upper(), value.upper()) if key in _WORDS else value for key, value in fields.items()}
-            found.append((line, {**shown, "Nodes": compress(nodes), "TotalNodes": str(len(nodes))}))
-        return tuple(found)
+            rows.append((line, {**shown, "Nodes": compress(nodes), "TotalNodes": str(len(nodes))}))
+        return tuple(rows)
 
     @cached_property
     def gres_lines(self) -> tuple[tuple[ConfigLine, Words, frozenset[str] | None], ...]:
-        """The lines of gres.conf, their fields by lower-case key, and the nodes that they apply to; None for all."""
+        """The lines of gres.conf, their fields by lower-case key, and the nodes to which they apply; None for all."""
         return tuple((line, line.fields, frozenset(expanded(line.fields["nodename"])) if "nodename" in line.fields else None)
                      for line in self.gres or ())
 
     @property
     def facts(self) -> SlurmFacts:
-        """The settings that ``scontrol`` would show for this cluster, as far as the files contain them."""
+        """The settings that ``scontrol`` would show for this cluster, as far as the files set them."""
         nodes = tuple({**fields, **({"CPUTot": str(processors(fields)[1])} if {"CPUs", "Sockets"} & fields.keys() else {}),
                        "NodeName": node} for _, names, fields in self.node_lines for node in names)
         return SlurmFacts(self.settings, None if self.cgroup is None else first_pairs(self.cgroup),
@@ -84,8 +84,8 @@ class ConfFiles:
         keys, default = conf_keys(kind), dict[str, str]()
         for line in self.lines:
             if line.pairs and line.pairs[0][0].casefold() == kind.casefold():
-                known = [(keys.get(key.casefold(), (key, ""))[0], value) for key, value in line.pairs[1:]]
-                fields = {_ALSO.get(key, key): value for key, value in known}
+                pairs = [(keys.get(key.casefold(), (key, ""))[0], value) for key, value in line.pairs[1:]]
+                fields = {_ALSO.get(key, key): value for key, value in pairs}
                 if line.pairs[0][1].upper() == "DEFAULT" and kind != "NodeSet":
                     default |= fields
                 else:
@@ -98,12 +98,12 @@ def processors(fields: Words) -> tuple[frozenset[int], int]:
     Source: _parse_nodename in src/common/read_config.c, releases 22.05 to 26.05.
     """
     cores, threads, boards = (number(fields, key) or 1 for key in ("CoresPerSocket", "ThreadsPerCore", "Boards"))
-    said, per_board, sockets = (number(fields, key) for key in ("CPUs", "SocketsPerBoard", "Sockets"))
+    cpus, per_board, sockets = (number(fields, key) for key in ("CPUs", "SocketsPerBoard", "Sockets"))
     if per_board is not None or sockets is None:
-        inferred = said // (cores * threads) if said and said % (cores * threads) == 0 else boards
+        inferred = cpus // (cores * threads) if cpus and cpus % (cores * threads) == 0 else boards
         sockets = inferred if per_board is None else boards * per_board
     fitting = frozenset({sockets, sockets * cores, sockets * cores * threads})
-    return fitting, said if said in fitting else max(fitting)
+    return fitting, cpus if cpus in fitting else max(fitting)
 
 
 def expanded(nodelist: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from hpc_mp.cluster.topology.model import chosen
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
-    """The known facts about a cluster. A value that Slurm shows as nothing is an empty string.
+    """The known facts about a cluster. A value that Slurm leaves blank is an empty string.
 
     Attributes:
         config: the main section of ``scontrol show config``.
@@ -43,10 +43,14 @@ class SlurmFacts:
     def says(self, key: str) -> str:
         return self.config.get(key, "")
 
+    def shown(self, key: str) -> str:
+        """Return a setting as the subject of a finding."""
+        return f"{key}={self.says(key) or '(none)'}"
+
     def seconds(self, key: str) -> int | None:
         """Return the number of seconds in ``30 sec``; None if Slurm does not report it."""
-        found = re.match(r"\d+", self.says(key))
-        return int(found[0]) if found else None
+        match = re.match(r"\d+", self.says(key))
+        return int(match[0]) if match else None
 
     def listed(self, key: str) -> tuple[str, ...]:
         """Return the words of ``a,b``, in lower case."""
@@ -54,8 +58,8 @@ class SlurmFacts:
 
     @property
     def release(self) -> tuple[int, int] | None:
-        found = re.match(r"(\d+)\.(\d+)", self.says("SLURM_VERSION"))
-        return (int(found[1]), int(found[2])) if found else None
+        match = re.match(r"(\d+)\.(\d+)", self.says("SLURM_VERSION"))
+        return (int(match[1]), int(match[2])) if match else None
 
     @property
     def gpu_nodes(self) -> tuple[Words, ...]:

@@ -17,12 +17,11 @@ from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
 from hpc_mp.lint.slurm_conf.report import RULES
 
-_SWITCHES = "Name each node under one switch, and each switch in a line of its own."
+_SWITCHES = "Name each node under one switch, and each switch on a separate line."
 
 
 def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> list[Finding]:
-    """Return findings on values that Slurm refuses or that ``cluster describe`` reports. Only settings in the files are judged,
-    not missing ones."""
+    """Return findings on values that Slurm refuses or that ``cluster describe`` reports. Missing settings are not judged."""
     gres, cgroup = (read_beside(path.parent / name) for name in ("gres.conf", "cgroup.conf"))
     files = ConfFiles(path, read_conf(text, path), gres, cgroup, release)
     facts = files.facts
@@ -31,24 +30,24 @@ def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> li
 
 
 def lint_topology(text: str, path: Path) -> list[Finding]:
-    """Return findings on keys that Slurm refuses or interprets differently, on disconnected fabrics, and on the line at which
-    Slurm's reader stops."""
-    refused = [Finding("topology-amiss", severity, "", f"{words}.", _SWITCHES, str(line.file), line.number)
-               for severity, words, line in rules_files.topology_hits(read_conf(text, path))]
+    """Return findings on keys that Slurm refuses or interprets differently, on disconnected fabrics, and on the line that stops
+    Slurm's reader."""
+    refused = [Finding("topology-amiss", severity, "", f"{fault}.", _SWITCHES, str(line.file), line.number)
+               for severity, fault, line in rules_files.topology_hits(read_conf(text, path))]
     try:
         topologies = read_topologies(text, path)
         notes = [note for topology in topologies if topology.tree for note in amiss(topology)]
     except HpcMpError as error:
         return [Finding("topology-unreadable", "error", error.value, f"{error.rule}.", error.remedy, str(path))]
     facts = SlurmFacts({}, topologies=topologies)
-    apart = [found for rule in RULES if rule.code == "topology-apart" for found in rule.apply(facts, str(path))]
+    apart = [finding for rule in RULES if rule.code == "topology-apart" for finding in rule.apply(facts, str(path))]
     wrong = [Finding("topology-amiss", "error" if "Slurm refuses" in note else "warning", "", f"{note}.", _SWITCHES, str(path))
              for note in notes if "both switches and nodes" not in note]
     return [*refused, *apart, *wrong]
 
 
 def _placed(finding: Finding, files: ConfFiles) -> Finding:
-    """Return the finding with the line of the setting that it is about, if that line can be found."""
+    """Return the finding with the file and line of its setting, if the line can be located."""
     about, _, rest = finding.subject.partition(": ")
     if about in ("gres.conf", "cgroup.conf"):
         return replace(finding, file=str(files.path.parent / about), subject=rest)

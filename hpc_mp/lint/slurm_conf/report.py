@@ -1,4 +1,4 @@
-"""A description of a cluster: partitions, GPUs, networks, switches, the way jobs are run, and faults."""
+"""A description of a cluster: partitions, GPUs, networks, switches, job settings, and faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = ("SLURM_VERSION", "SelectType", "SelectTypeParameters", "TaskPlugin",
             "AccountingStorageType", "AccountingStorageEnforce", "HealthCheckProgram", "HealthCheckInterval", "JobRequeue",
             "KillWait", "PriorityType", "PreemptType", "PreemptMode", "PrologFlags", "JobSubmitPlugins",
             "TopologyPlugin", "TopologyParam", "SlurmdTimeout", "ReturnToService", "GresTypes", "SuspendTime")
-"""What bears on training, in the order in which it is shown; prologs are shown beside."""
+"""Settings that matter for training, in the order of display; prologs are shown in addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Description:
     """The description of a cluster.
 
     Attributes:
-        settings: the settings of slurm.conf in ``SETTINGS`` and the prologs, as Slurm shows them; empty if not set.
+        settings: the settings of slurm.conf in ``SETTINGS`` and the prologs, as Slurm shows them; "" for an unset one.
         constrain: the resources that cgroup.conf constrains; None if unknown.
         networks: NICs in features and GRES, and the platform that the doctor noted; empty if Slurm reports none.
         switches: the number of switches per level of the topology, the leaves first.
-        findings: settings that are wrong for training, the gravest first; the subject is the setting as Slurm shows it.
+        findings: settings that are wrong for training, the most serious first; the subject is the setting as Slurm shows it.
         unseen: queries that failed.
     """
 
@@ -86,7 +86,7 @@ class Description:
 
 
 def describe(facts: SlurmFacts) -> Description:
-    """Describe a cluster. A pure function of the facts."""
+    """Return the description of a cluster. A pure function of the facts."""
     findings = [finding for rule in RULES for finding in rule.apply(facts)]
     settings = {key: facts.says(key) for key in SETTINGS if key in facts.config}
     settings |= {key: value for key, value in facts.config.items() if re.match(r"(Task)?(Prolog|Epilog)(Slurmctld)?(\[|$)", key)}

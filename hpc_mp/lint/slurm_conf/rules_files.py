@@ -14,17 +14,17 @@ from hpc_mp.cluster.slurm.releases import exists
 from hpc_mp.cluster.topology.reading import listed
 from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded, processors
 
-_LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # with their own fields
+_LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # records with fields
 _SEVERAL = ("frontendname", "poweraction", "slurmctldhost")  # other lines with several keys
-_SHARED = ("mps", "shard")  # several share one device
+_SHARED = ("mps", "shard")  # resources that share a device
 
 
-def _hit(line: ConfigLine, subject: str, it: str = "", advice: str = "") -> Hit:
-    return Hit(line.number, it, advice, str(line.file) if line.file else None, subject)
+def _hit(line: ConfigLine, subject: str, item: str = "", advice: str = "") -> Hit:
+    return Hit(line.number, item, advice, str(line.file) if line.file else None, subject)
 
 
 def _tables(files: ConfFiles) -> Iterator[tuple[ConfigLine, str, list[str]]]:
-    """Yield each line with the table of its keys and its keys; lines of nodes and similar records twice."""
+    """Yield each line with the table of its keys and its keys; a line of a node or similar record twice."""
     for line in files.lines:
         keys = [key for key, _ in line.pairs]
         yield line, "setting", keys[:1]
@@ -47,26 +47,26 @@ def _not_included(files: ConfFiles) -> Iterator[Hit]:
 
 def _unknown_keys(files: ConfFiles) -> Iterator[Hit]:
     for line, table, keys in _tables(files):
-        known = conf_keys(table)
+        names = conf_keys(table)
         for key in keys:
-            if key.casefold() not in known:
-                yield _hit(line, key, "", did_you_mean(key, (name for name, _ in known.values())) or "leave it out")
-            elif files.release and not exists(known[key.casefold()][1], files.release):
+            if key.casefold() not in names:
+                yield _hit(line, key, "", did_you_mean(key, (name for name, _ in names.values())) or "leave it out")
+            elif files.release and not exists(names[key.casefold()][1], files.release):
                 yield _hit(line, key, "", "leave it out")
 
 
 def _of_some_releases(files: ConfFiles) -> Iterator[Hit]:
     for line, table, keys in _tables(files) if files.release is None else ():
-        known = conf_keys(table)
-        yield from (_hit(line, key, _refusing(releases)) for key in keys if (releases := known.get(key.casefold(), ("", ""))[1]))
+        names = conf_keys(table)
+        yield from (_hit(line, key, _refusing(releases)) for key in keys if (releases := names.get(key.casefold(), ("", ""))[1]))
     for values, releases in conf_table("values").items():
         pairs = [pair.split("=") for pair in values.split()]
-        given = [line for line in files.lines for key, value in pairs if line.fields.get(key.casefold(), "").casefold() == value]
+        lines = [line for line in files.lines for key, value in pairs if line.fields.get(key.casefold(), "").casefold() == value]
         if all(files.settings.get(key, "").casefold() == value for key, value in pairs) and not (
                 files.release and exists(releases, files.release)):
-            yield _hit(given[-1], values, _refusing(releases))
+            yield _hit(lines[-1], values, _refusing(releases))
     if files.whole and files.node_lines and not files.partition_lines and (files.release or (22, 5)) <= (22, 5):
-        yield Hit(it="Slurm before 23.02", subject="no PartitionName")
+        yield Hit(item="Slurm before 23.02", subject="no PartitionName")
 
 
 def _refusing(releases: str) -> str:
@@ -75,19 +75,19 @@ def _refusing(releases: str) -> str:
 
 
 def _twice(files: ConfFiles) -> Iterator[Hit]:
-    seen: set[tuple[str, str]] = set()
+    definitions: set[tuple[str, str]] = set()
     for line, kind, names in (*((line, "node", nodes) for line, nodes, _ in files.node_lines),
                               *((line, "partition", (fields["PartitionName"],)) for line, fields in files.partition_lines)):
-        again = [name for name, count in Counter(names).items() if count > 1 or (kind, name) in seen]
-        seen |= {(kind, name) for name in names}
+        again = [name for name, count in Counter(names).items() if count > 1 or (kind, name) in definitions]
+        definitions |= {(kind, name) for name in names}
         if again:
             yield _hit(line, f"{kind} {listed(again)}")
 
 
 def _nodes_from_nowhere(files: ConfFiles) -> Iterator[Hit]:
-    known = {node for _, nodes, _ in files.node_lines for node in nodes}
+    names = {node for _, nodes, _ in files.node_lines for node in nodes}
     for line, fields in files.partition_lines if files.whole else ():
-        lost = [node for node in expanded(fields["Nodes"]) if node not in known]
+        lost = [node for node in expanded(fields["Nodes"]) if node not in names]
         if lost and not line.rest:
             yield _hit(line, f"{fields['PartitionName']}: {listed(lost)}")
 
@@ -121,53 +121,53 @@ def _devices(record: Words) -> tuple[str, ...]:
 
 
 def _count(record: Words) -> int | None:
-    """Return the number of devices that a line of gres.conf defines; None if its count has letters."""
+    """Return the number of devices that a line of gres.conf defines; None if its count contains letters."""
     count = record.get("count", str(1 if "multiplefiles" in record else len(_devices(record)) or 1))
     return int(count) if count.isdecimal() else None
 
 
-def _wrong(records: Sequence[Words], asked: int) -> str:
-    """Return the fault in the lines of gres.conf for a node that has ``asked`` such devices in slurm.conf; empty if none.
+def _wrong(records: Sequence[Words], requested: int) -> str:
+    """Return the fault in the lines of gres.conf for a node with ``requested`` of these devices in slurm.conf; "" without one.
 
     Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and the output of slurmd 22.05.8 -G.
     """
     for record in records:
         files = 1 if "multiplefiles" in record else len(_devices(record))
         if "multiplefiles" in record and ({"file", "files"} & record.keys() or len(_devices(record)) < 2):
-            return "MultipleFiles is beside File, or names one file"
+            return "MultipleFiles next to File, or with a single file"
         if files and record["name"].casefold() not in _SHARED and _count(record) not in (None, files):
-            return f"Count={record['count']}, and {files} files"
+            return f"Count={record['count']}, but {files} files"
     if records[0]["name"].casefold() in _SHARED:
         return ""
     filed, typed = ([bool(_devices(record)) for record in records], ["type" in record for record in records])
-    for key, given in (("File", filed), ("Type", typed)):
-        if any(given) and not all(given):
-            return f"some lines have {key}, others have not"
+    for key, flags in (("File", filed), ("Type", typed)):
+        if any(flags) and not all(flags):
+            return f"only some lines have {key}"
     if len(records) > 1 and not any(filed + typed):
-        return f"{len(records)} lines for the same, without File and Type"
+        return f"{len(records)} lines for the same resource without File and Type"
     devices = Counter(device for record in records if "multiplefiles" not in record for device in _devices(record))
     twice = [device for device, count in devices.items() if count > 1]
-    too_many = sum(filter(None, map(_count, records))) > asked > 0  # slurmd drops excess devices, duplicates included
+    too_many = sum(filter(None, map(_count, records))) > requested > 0  # slurmd drops excess devices, duplicates included
     return f"{several(twice)} twice" if twice and not too_many else ""
 
 
 def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfigLine, Words]]]:
     """Return the lines of gres.conf that apply to a node, by the name of the resource."""
-    found: dict[str, list[tuple[ConfigLine, Words]]] = {}
+    records: dict[str, list[tuple[ConfigLine, Words]]] = {}
     for line, record, nodes in files.gres_lines:
         if "name" in record and (nodes is None or node in nodes):
-            found.setdefault(record["name"].casefold(), []).append((line, record))
-    return found
+            records.setdefault(record["name"].casefold(), []).append((line, record))
+    return records
 
 
 def _gres_records(files: ConfFiles) -> Iterator[Hit]:
     hits: dict[tuple[int, str], Hit] = {}
     for _, nodes, fields in files.node_lines:
-        asked = Counter[str]()
+        requested = Counter[str]()
         for name, _, many in parse_gres(fields.get("Gres", "")):
-            asked[name.casefold()] += many
+            requested[name.casefold()] += many
         for name, rows in ((name, rows) for node in nodes for name, rows in _records(files, node).items()):
-            if wrong := _wrong([record for _, record in rows], asked[name]):
+            if wrong := _wrong([record for _, record in rows], requested[name]):
                 hits.setdefault((rows[-1][0].number, wrong), _hit(rows[-1][0], name, wrong))
     yield from hits.values()
 
@@ -181,49 +181,50 @@ def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
             for name, kind, many in parse_gres(fields.get("Gres", "")):
                 counts = [_count(row) for _, row in records.get(name.casefold(), ())
                           if kind is None or row.get("type", kind).casefold() == kind.casefold()]
-                if None not in counts and (there := sum(filter(None, counts))) < many:
-                    few.setdefault(f"{name}{f':{kind}' if kind else ''} {many}, and {there} in gres.conf", []).append(node)
-        yield from (_hit(line, f"{listed(lacking)}: {words}") for words, lacking in few.items())
+                if None not in counts and (count := sum(filter(None, counts))) < many:
+                    few.setdefault(f"{name}{f':{kind}' if kind else ''} {many}, but {count} in gres.conf", []).append(node)
+        yield from (_hit(line, f"{listed(lacking)}: {shortage}") for shortage, lacking in few.items())
 
 
 # --- topology.conf ---------------------------------------------------------------------------------------------------
 
 
 def topology_hits(lines: Iterable[ConfigLine]) -> Iterator[tuple[Severity, str, ConfigLine]]:
-    """Yield (severity, fault, line) of a topology.conf for text that hpc-mp's reader accepts but Slurm refuses in a file."""
+    """Yield (severity, fault, line) of a topology.conf for text that hpc-mp accepts but Slurm refuses in a file."""
     shown = {key.casefold() for key in conf_table("topology")["shown"]}
     for line in lines:
         fields, name = line.fields, line.pairs[0][1] if line.pairs else ""
         if strange := [key for key, _ in line.pairs[1:] if key.casefold() in shown]:
-            yield "error", f"{name} has {strange[0]}, which `scontrol show topology` prints and Slurm refuses in a file", line
+            yield "error", f"{name} has {strange[0]}, which `scontrol show topology` prints but Slurm refuses in a file", line
         elif {"switchname", "nodes", "switches"} <= fields.keys():
-            yield "error", f"{name} has both switches and nodes: Slurm refuses that", line
+            yield "error", f"{name} has both switches and nodes: Slurm refuses this", line
         elif "switchname" in fields and not {"nodes", "switches"} & fields.keys():
-            yield "warning", f"{name} has neither switches nor nodes: Slurm before 25.05 refuses that", line
+            yield "warning", f"{name} has neither switches nor nodes: Slurm before 25.05 refuses this", line
         elif not fields.get("linkspeed", "1").isdecimal():
-            yield "error", f"{name} has LinkSpeed={fields['linkspeed']}, which is no number: Slurm refuses that", line
+            yield "error", f"{name} has LinkSpeed={fields['linkspeed']}, which is not a number: Slurm refuses this", line
 
 
 _REFUSED = ": Slurm does not start with it"
 RULES: tuple[Rule[ConfFiles], ...] = (
-    Rule("conf-unread", "error", _unread, "no KEY=VALUE, or a second one on the line of a setting" + _REFUSED,
-         "one KEY=VALUE, without blanks in the value or in quotes; fields of one node or partition on one line"),
-    Rule("conf-include", "error", _not_included, "the file cannot be read: Slurm waits for it for a minute, and does not start",
-         "name a file, without * and relative to the folder of slurm.conf"),
-    Rule("conf-key", "error", _unknown_keys, "no key of this file" + _REFUSED, "{advice}"),
+    Rule("conf-unread", "error", _unread, "not KEY=VALUE, or a second KEY=VALUE on the line of a setting" + _REFUSED,
+         "write one KEY=VALUE, quoted if the value has blanks; put all fields of a node or partition on one line"),
+    Rule("conf-include", "error", _not_included, "the file cannot be read: Slurm waits a minute for it, and does not start",
+         "name a file without *, relative to the folder of slurm.conf"),
+    Rule("conf-key", "error", _unknown_keys, "not a key of this file" + _REFUSED, "{advice}"),
     Rule("conf-release", "warning", _of_some_releases, "{it} does not start with it",
-         "look at `slurmctld -V`; leave it out if that is such a release"),
-    Rule("defined-twice", "error", _twice, "it is defined a second time" + _REFUSED, "one line for each node and each partition"),
-    Rule("partition-nodes", "error", _nodes_from_nowhere, "no line with NodeName defines these nodes" + _REFUSED,
-         "define them, or take them out of Nodes="),
-    Rule("cpus-contradict", "error", _processors, "with these sockets, cores and threads it can be {it}: Slurm takes {advice}",
-         "the line that `slurmd -C` prints there"),
-    Rule("gres-undeclared", "error", _undeclared, "it is not in GresTypes: Slurm passes over it, and no job can ask for it",
+         "leave it out if `slurmctld -V` shows one of these releases"),
+    Rule("defined-twice", "error", _twice, "it is defined twice" + _REFUSED, "write one line for each node and each partition"),
+    Rule("partition-nodes", "error", _nodes_from_nowhere, "no NodeName line defines these nodes" + _REFUSED,
+         "define them, or remove them from Nodes="),
+    Rule("cpus-contradict", "error", _processors, "these sockets, cores and threads allow {it}: Slurm uses {advice}",
+         "use the line that `slurmd -C` prints on the node"),
+    Rule("gres-undeclared", "error", _undeclared, "it is not in GresTypes: Slurm ignores it, and no job can request it",
          "slurm.conf: GresTypes={it}"),
-    Rule("gres-typed", "error", _typed, "some have a type, others have not: slurmd does not start with it",
-         "name the type of each, or of none"),
+    Rule("gres-typed", "error", _typed, "only some have a type: slurmd does not start with it",
+         "name the type of all, or of none"),
     Rule("gres-records", "error", _gres_records, "{it}: slurmd does not start with it",
-         "one line for each kind of device of a node, with its files: Name=gpu File=/dev/nvidia[0-7]; with AutoDetect, none"),
-    Rule("gres-count", "error", _fewer_devices, "Slurm drains a node that has fewer than slurm.conf says",
-         "make the numbers in slurm.conf and gres.conf agree with `nvidia-smi -L` there"),
+         "write one line for each kind of device of a node, with its files: Name=gpu File=/dev/nvidia[0-7]; with AutoDetect, "
+         "no line"),
+    Rule("gres-count", "error", _fewer_devices, "Slurm drains a node with fewer devices than slurm.conf has",
+         "set the number that `nvidia-smi -L` shows on the node in slurm.conf and gres.conf"),
 )

@@ -8,16 +8,16 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
 
 GRACE_S = 120
-"""Seconds in which hpc-mp's ranks want to save (checkpoint.grace, slurm.grace by default)."""
+"""Seconds that hpc-mp's ranks have to save (checkpoint.grace, slurm.grace by default)."""
 
 SHORT_KILL_S = 30
 """Slurm's own default of KillWait."""
 
 LATE_S = 600
-"""A node that is dead for so long and not noticed costs more than a restart; Slurm's default is 300."""
+"""Seconds from which an unnoticed dead node costs more than a restart; Slurm's default is 300."""
 
 UNKILLABLE_S = 180
-"""A process that waits for a GPU or a file server often needs more than Slurm's 60 s to die."""
+"""Seconds for a process that waits for a GPU or a file server to die; Slurm's default of 60 s is often too short."""
 
 SWITCH_WAIT_S = 300
 """Slurm's default of max_switch_wait."""
@@ -25,18 +25,28 @@ SWITCH_WAIT_S = 300
 Judge = Callable[[SlurmFacts], Iterator[Hit]]
 
 
-def _is(key: str, *wrong: str) -> Judge:
+def has_value(key: str, *wrong: str) -> Judge:
     """Make a rule that yields a setting if Slurm shows it and its lower-case value is in ``wrong``."""
     def judge(facts: SlurmFacts) -> Iterator[Hit]:
         if key in facts.config and facts.says(key).lower() in wrong:
-            yield Hit(subject=f"{key}={facts.says(key) or '(none)'}")
+            yield Hit(subject=facts.shown(key))
     return judge
 
 
-def _task_plugin(facts: SlurmFacts) -> Iterator[Hit]:
-    found = facts.listed("TaskPlugin")
-    if "TaskPlugin" in facts.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(found):
-        yield Hit(subject=f"TaskPlugin={facts.says('TaskPlugin') or '(none)'}")
+def _lacks(key: str, *flags: str) -> Judge:
+    """Make a rule that yields a setting if Slurm shows it and it has none of the flags."""
+    def judge(facts: SlurmFacts) -> Iterator[Hit]:
+        if key in facts.config and not set(flags) & set(facts.listed(key)):
+            yield Hit(subject=facts.shown(key))
+    return judge
+
+
+def _lasts(key: str, wrong: Callable[[int], bool]) -> Judge:
+    """Make a rule that yields a setting if its seconds are wrong."""
+    def judge(facts: SlurmFacts) -> Iterator[Hit]:
+        if (wait := facts.seconds(key)) is not None and wrong(wait):
+            yield Hit(subject=f"{key}={wait} s")
+    return judge
 
 
 def _fence(key: str, gpus_only: bool = False) -> Judge:
@@ -50,42 +60,17 @@ def _fence(key: str, gpus_only: bool = False) -> Judge:
 
 def _memlock(facts: SlurmFacts) -> Iterator[Hit]:
     """Yield the setting that propagates memlock. Slurm uses only one of the two settings."""
-    kept = facts.listed("PropagateResourceLimitsExcept")
-    if {"all", "memlock"} & set(facts.listed("PropagateResourceLimits")) and not kept:
-        yield Hit(subject=f"PropagateResourceLimits={facts.says('PropagateResourceLimits')}")
-    elif kept and not {"all", "memlock"} & set(kept):
-        yield Hit(subject=f"PropagateResourceLimitsExcept={facts.says('PropagateResourceLimitsExcept')}")
-
-
-def _kill_wait(low: int, high: int) -> Judge:
-    def judge(facts: SlurmFacts) -> Iterator[Hit]:
-        wait = facts.seconds("KillWait")
-        if wait is not None and low <= wait < high:
-            yield Hit(subject=f"KillWait={wait} s")
-    return judge
-
-
-def _late(facts: SlurmFacts) -> Iterator[Hit]:
-    timeout = facts.seconds("SlurmdTimeout")
-    if timeout is not None and (timeout == 0 or timeout >= LATE_S):
-        yield Hit(subject=f"SlurmdTimeout={timeout} s")
-
-
-def _unkillable(facts: SlurmFacts) -> Iterator[Hit]:
-    timeout = facts.seconds("UnkillableStepTimeout")
-    if timeout is not None and timeout < UNKILLABLE_S:
-        yield Hit(subject=f"UnkillableStepTimeout={timeout} s")
+    exceptions = facts.listed("PropagateResourceLimitsExcept")
+    if {"all", "memlock"} & set(facts.listed("PropagateResourceLimits")) and not exceptions:
+        yield Hit(subject=facts.shown("PropagateResourceLimits"))
+    elif exceptions and not {"all", "memlock"} & set(exceptions):
+        yield Hit(subject=facts.shown("PropagateResourceLimitsExcept"))
 
 
 def _prolog(facts: SlurmFacts) -> Iterator[Hit]:
     has = any(value for key, value in facts.config.items() if key.partition("[")[0] == "Prolog")
     if has and not {"alloc", "contain", "x11"} & set(facts.listed("PrologFlags")):  # the other two imply Alloc
-        yield Hit(subject=f"PrologFlags={facts.says('PrologFlags') or '(none)'}")
-
-
-def _contain(facts: SlurmFacts) -> Iterator[Hit]:
-    if "PrologFlags" in facts.config and not {"contain", "x11"} & set(facts.listed("PrologFlags")):
-        yield Hit(subject=f"PrologFlags={facts.says('PrologFlags') or '(none)'}")
+        yield Hit(subject=facts.shown("PrologFlags"))
 
 
 def _no_warning(facts: SlurmFacts) -> Iterator[Hit]:
@@ -95,66 +80,68 @@ def _no_warning(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _switch_wait(facts: SlurmFacts) -> Iterator[Hit]:
-    words = dict(word.partition("=")[::2] for word in facts.listed("SchedulerParameters"))
-    wait = words.get("max_switch_wait", str(SWITCH_WAIT_S))
+    parameters = dict(word.partition("=")[::2] for word in facts.listed("SchedulerParameters"))
+    wait = parameters.get("max_switch_wait", str(SWITCH_WAIT_S))
     if facts.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S:
         yield Hit(subject=f"max_switch_wait={wait} s")
 
 
 _ADMIN = "slurm.conf: "
 RULES: tuple[Rule[SlurmFacts], ...] = (
-    Rule("task-plugin", "warning", _task_plugin,
-         "Slurm neither binds tasks to processors nor fences them: ranks crowd one core or run beside their GPU's socket",
+    Rule("task-plugin", "warning", _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
+         "Slurm neither binds tasks to processors nor confines them: ranks share one core, or run far from their GPU's socket",
          _ADMIN + "TaskPlugin=task/cgroup,task/affinity"),
-    Rule("proctrack", "warning", _is("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
-         "what a job leaves behind (a hung rank, a data loader) is not found, and keeps GPU memory and ports from the next",
+    Rule("proctrack", "warning", has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
+         "Slurm misses leftover processes of a job (a hung rank, a data loader), which keep GPU memory and ports from the next "
+         "job",
          _ADMIN + "ProctrackType=proctrack/cgroup"),
     Rule("constrain-cores", "warning", _fence("ConstrainCores"),
-         "jobs on one node take each other's processors: ranks become slow without a trace",
+         "jobs on one node take each other's processors: ranks slow down without a visible reason",
          "cgroup.conf: ConstrainCores=yes"),
     Rule("constrain-devices", "warning", _fence("ConstrainDevices", gpus_only=True),
-         "every job sees every GPU of the node, and a leftover of one holds memory that another was given",
+         "every job sees every GPU of the node, and a leftover process holds memory of another job's GPU",
          "cgroup.conf: ConstrainDevices=yes"),
     Rule("constrain-memory", "info", _fence("ConstrainRAMSpace"),
-         "a job that takes too much memory ends others, not itself",
+         "a job that uses too much memory ends other jobs, not itself",
          "cgroup.conf: ConstrainRAMSpace=yes"),
     Rule("memlock", "warning", _memlock,
-         "the login node's limit of locked memory goes with the job; where it is 64 KiB, RDMA cannot register memory and "
+         "the job inherits the login node's limit on locked memory; if that is 64 KiB, RDMA cannot register memory, and "
          "NCCL fails or falls back to TCP",
-         _ADMIN + "PropagateResourceLimitsExcept=MEMLOCK in place of PropagateResourceLimits, and LimitMEMLOCK=infinity for "
+         _ADMIN + "PropagateResourceLimitsExcept=MEMLOCK instead of PropagateResourceLimits, and LimitMEMLOCK=infinity for "
          "slurmd"),
-    Rule("kill-wait", "warning", _kill_wait(0, SHORT_KILL_S),
-         f"after scancel or preemption ranks are killed before they have saved (they want {GRACE_S} s)",
+    Rule("kill-wait", "warning", _lasts("KillWait", lambda wait: wait < SHORT_KILL_S),
+         f"after scancel or preemption, ranks are killed before they have saved (they need {GRACE_S} s)",
          _ADMIN + f"KillWait={GRACE_S}"),
-    Rule("kill-wait-short", "info", _kill_wait(SHORT_KILL_S, GRACE_S),
-         f"after scancel or preemption a large checkpoint may not be finished (ranks want {GRACE_S} s); `hpc-mp cancel` "
-         "waits by itself",
+    Rule("kill-wait-short", "info", _lasts("KillWait", lambda wait: SHORT_KILL_S <= wait < GRACE_S),
+         f"after scancel or preemption, a large checkpoint may be incomplete (ranks need {GRACE_S} s); `hpc-mp cancel` waits "
+         "for it",
          _ADMIN + f"KillWait={GRACE_S}"),
-    Rule("slurmd-timeout", "warning", _late, "a dead node is noticed late or never: the job holds all others until then",
-         _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends such a job before"),
-    Rule("unkillable", "info", _unkillable,
-         "a rank that dies slowly, in a GPU's driver or a file server, has Slurm drain its node (\"Kill task failed\")",
+    Rule("slurmd-timeout", "warning", _lasts("SlurmdTimeout", lambda timeout: timeout == 0 or timeout >= LATE_S),
+         "a dead node is noticed late or never: until then, the job keeps all its other nodes",
+         _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends its jobs earlier"),
+    Rule("unkillable", "info", _lasts("UnkillableStepTimeout", lambda timeout: timeout < UNKILLABLE_S),
+         "Slurm drains a node with a rank that dies slowly, in a GPU driver or a file server (\"Kill task failed\")",
          _ADMIN + f"UnkillableStepTimeout={UNKILLABLE_S}"),
-    Rule("return-to-service", "warning", _is("ReturnToService", "2"),
-         "a node that broke down and came up again gets jobs at once, with whatever broke it",
-         _ADMIN + "ReturnToService=1, or a HealthCheckProgram that looks before (`hpc-mp doctor install`)"),
-    Rule("no-requeue", "warning", _is("JobRequeue", "0"),
-         "a job whose node died is not queued again unless it says --requeue (hpc-mp's scripts do)",
+    Rule("return-to-service", "warning", has_value("ReturnToService", "2"),
+         "a node that failed and restarted gets jobs at once, even if the fault persists",
+         _ADMIN + "ReturnToService=1, or a HealthCheckProgram that checks the node first (`hpc-mp doctor install`)"),
+    Rule("no-requeue", "warning", has_value("JobRequeue", "0"),
+         "a job is not requeued after a node failure unless it has --requeue (hpc-mp's scripts do)",
          _ADMIN + "JobRequeue=1"),
     Rule("prolog-late", "warning", _prolog,
-         "the prolog of a node runs at its first step, inside of srun's time, not when the job gets it: a slow one looks "
-         "like a hung start",
+         "a node's prolog runs at the first step, within srun's time, not at the allocation: a slow prolog looks like a hung "
+         "start",
          _ADMIN + "PrologFlags=Alloc,Contain"),
-    Rule("prolog-contain", "info", _contain,
-         "a job has no external step: ssh into it is not fenced (pam_slurm_adopt), and what it leaves is not cleared away",
+    Rule("prolog-contain", "info", _lacks("PrologFlags", "contain", "x11"),
+         "a job has no external step: ssh sessions are not confined (pam_slurm_adopt), and leftover processes are not cleaned up",
          _ADMIN + "PrologFlags=Alloc,Contain"),
     Rule("preempt-signal", "info", _no_warning,
-         "preemption sends SIGTERM, not the signal of --signal; hpc-mp saves on both, other programs may not",
+         "preemption sends SIGTERM, not the signal in --signal; hpc-mp saves on both, other programs may not",
          _ADMIN + "PreemptParameters=send_user_signal; in 22.05 SlurmctldParameters=preempt_send_user_signal"),
     Rule("switch-wait", "info", _switch_wait,
-         "jobs that ask for one leaf switch (slurm.switches) wait for it so long at most, and are then spread",
+         "a job that requests one leaf switch (slurm.switches) waits at most this long, and is then spread over several",
          _ADMIN + "SchedulerParameters=…,max_switch_wait=86400"),
-    Rule("part-limits", "info", _is("EnforcePartLimits", "no"),
-         "a job beyond its partition's limits is queued and never starts, instead of being refused",
+    Rule("part-limits", "info", has_value("EnforcePartLimits", "no"),
+         "a job above its partition's limits is queued and never starts; Slurm does not refuse it",
          _ADMIN + "EnforcePartLimits=ALL"),
 )

@@ -178,11 +178,11 @@ def _states(held: Iterable[Held]) -> Iterator[State]:
     order. A tied weight is saved only by the embedding's stage; the head's copy is loaded from there.
     """
     filled: dict[bool, list[int]] = {}
-    for each in sorted(held, key=lambda held: (held.of_experts, -held.values.numel())):
-        loads = filled.setdefault(each.of_experts, [0] * each.replicas.size)
+    for item in sorted(held, key=lambda held: (held.of_experts, -held.values.numel())):
+        loads = filled.setdefault(item.of_experts, [0] * item.replicas.size)
         owner = loads.index(min(loads))
-        loads[owner] += each.values.numel()
-        yield State(each, owner)
+        loads[owner] += item.values.numel()
+        yield State(item, owner)
 
 
 def _stage_axes(groups: Groups) -> tuple[Axis, ...]:
@@ -211,6 +211,6 @@ def _together(action: Callable[[], None], host: Tree) -> None:
             f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
         refused = isinstance(error, OSError)
     if facts.largest(reason is not None, host):
-        reasons = {rank: given for rank, given in enumerate(facts.gather((reason, refused), host)) if given[0]}
-        raise SaveFailed("; ".join(dict.fromkeys(words for words, _ in reasons.values())), tuple(reasons),
+        reasons = {rank: reply for rank, reply in enumerate(facts.gather((reason, refused), host)) if reply[0]}
+        raise SaveFailed("; ".join(dict.fromkeys(text for text, _ in reasons.values())), tuple(reasons),
                          all(system for _, system in reasons.values()))

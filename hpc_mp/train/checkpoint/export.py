@@ -33,7 +33,7 @@ from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, Shar
 from hpc_mp.train.data.bpe import CLASS
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
-from hpc_mp.train.engine.section import hugging_face_config
+from hpc_mp.train.engine.causal_model import hugging_face_config
 
 FILE_BYTES = 5_000_000_000  # limit of weights per output file: huggingface_hub's default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -109,22 +109,22 @@ def export(
     total: int = split.metadata["total_size"]
 
     done = 0
-    with publishing(output) as made:
+    with publishing(output) as temporary:
         for file, names in split.filename_to_tensors.items():
-            done += _convert(reader, {name: outputs[name] for name in names}, config.dtype, made / file)
+            done += _convert(reader, {name: outputs[name] for name in names}, config.dtype, temporary / file)
             progress(done, total)
         if split.is_sharded:
-            write_json(made / "model.safetensors.index.json",
+            write_json(temporary / "model.safetensors.index.json",
                        {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
-        config.save_pretrained(made)
-        _save_generation_config(spec, config, made)
+        config.save_pretrained(temporary)
+        _save_generation_config(spec, config, temporary)
         for file in split.filename_to_tensors:
-            shutil.copymode(made / "config.json", made / file)  # safetensors makes files that only the owner can read
+            shutil.copymode(temporary / "config.json", temporary / file)  # safetensors makes files that only the owner can read
         for path in sorted(tokenizer.iterdir()) if tokenizer is not None else ():
             if path.name != SUMS:
-                shutil.copyfile(path, made / path.name)
+                shutil.copyfile(path, temporary / path.name)
         if settings:
-            loaded_by = made / "tokenizer_config.json"
+            loaded_by = temporary / "tokenizer_config.json"
             write_json(loaded_by, read_object(loaded_by) | settings)
     return Exported(
         output=output, checkpoint=checkpoint, step=step_of(checkpoint),
@@ -152,8 +152,8 @@ def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
 
 def _tokenizer(run: RunDirectory) -> Path | None:
     """Return the directory of the run's tokenizer; it is also found if the run was moved together with its cache."""
-    given = Path(run.tokenizer.read_text(encoding="utf-8"))
-    return next((path for path in (given, run.cache / given.name) if path.is_dir()), None)
+    directory = Path(run.tokenizer.read_text(encoding="utf-8"))
+    return next((path for path in (directory, run.cache / directory.name) if path.is_dir()), None)
 
 
 def _text_there(spec: JobSpec) -> Sequence[Path]:
@@ -167,16 +167,16 @@ def _text_there(spec: JobSpec) -> Sequence[Path]:
 def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
     """Return the model's configuration with its own dropout. Ids of special tokens that it does not name come from the
     tokenizer, because a family's defaults belong to another vocabulary."""
-    given = read_config(spec)
-    family = family_of(given["model_type"])
+    fields = read_config(spec)
+    family = family_of(fields["model_type"])
     if tokenizer is not None:
         try:
             loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
         except Exception as error:  # of many classes, depending on how a file is damaged
             raise HpcMpError(f"tokenizer {tokenizer}", f"cannot be loaded ({error})",
                              "delete that directory to export without it") from None
-        given = {"bos_token_id": loaded.bos_token_id, "eos_token_id": loaded.eos_token_id} | given
-    config = hugging_face_config(given, family, dropout=None)
+        fields = {"bos_token_id": loaded.bos_token_id, "eos_token_id": loaded.eos_token_id} | fields
+    config = hugging_face_config(fields, family, dropout=None)
     config.architectures = [family.architecture]
     return config
 
@@ -217,13 +217,13 @@ def _convert(reader: ShardReader, outputs: dict[str, _Output], dtype: torch.dtyp
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, made: Path) -> None:
+def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, directory: Path) -> None:
     """Copy the generation config of the checkpoint that training began with, or write one made from the model's config."""
-    given = Path(spec.model.pretrained or ".", GENERATION)
-    if spec.model.pretrained is not None and given.exists():
-        shutil.copyfile(given, made / GENERATION)
+    source = Path(spec.model.pretrained or ".", GENERATION)
+    if spec.model.pretrained is not None and source.exists():
+        shutil.copyfile(source, directory / GENERATION)
     else:
-        GenerationConfig.from_model_config(config).save_pretrained(made)
+        GenerationConfig.from_model_config(config).save_pretrained(directory)
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -255,17 +255,17 @@ def publishing(output: Path) -> Iterator[Path]:
     Raises:
         HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).
     """
-    made = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
-    old = made.with_name(f"{made.name}.old")
+    temporary = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
+    old = temporary.with_name(f"{temporary.name}.old")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        made.mkdir()
-        yield made
-        for path in (*made.iterdir(), made):
+        temporary.mkdir()
+        yield temporary
+        for path in (*temporary.iterdir(), temporary):
             sync(path)
         if output.exists():
             output.rename(old)
-        made.rename(output)
+        temporary.rename(output)
         sync(output.parent)
     except (OSError, SafetensorError) as error:
         if old.exists() and not output.exists():
@@ -274,5 +274,5 @@ def publishing(output: Path) -> Iterator[Path]:
         raise HpcMpError(f"--output {output}", f"cannot be written ({reason})",
                          "name a directory that you may write to, on a file system with enough room") from None
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

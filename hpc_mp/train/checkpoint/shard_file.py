@@ -77,10 +77,10 @@ def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
         hashed.write(header)
         for part in parts:
             before = tensors[part.name].parts if part.name in tensors else ()
-            here = StoredPart(path.name, hashed.size, *_rectangle(part.box))
-            tensors[part.name] = StoredTensor(NAMES[part.values.dtype], part.shape, (*before, here))
-            for some in part.pieces():
-                hashed.write(_bytes(some))
+            rectangle = StoredPart(path.name, hashed.size, *_rectangle(part.box))
+            tensors[part.name] = StoredTensor(NAMES[part.values.dtype], part.shape, (*before, rectangle))
+            for piece in part.pieces():
+                hashed.write(_bytes(piece))
         os.fsync(file.fileno())
     return CheckpointIndex({path.name: hashed.end()}, tensors)
 
@@ -110,14 +110,14 @@ class ShardReader:
             Damaged: a block is not what was saved, or the parts do not cover a rectangle.
             OSError: a file cannot be read.
         """
-        wanted = [part for part in parts if part.values.numel()]
-        found = [(stored.file, stored.begin, number, stored) for number, part in enumerate(wanted)
+        targets = [part for part in parts if part.values.numel()]
+        sources = [(stored.file, stored.begin, number, stored) for number, part in enumerate(targets)
                  for stored in self._index.tensors[part.name].parts if _common(part.box, stored) is not None]
-        filled = [0] * len(wanted)
-        for _, _, number, stored in sorted(found, key=lambda each: each[:3]):
-            part = wanted[number]
+        filled = [0] * len(targets)
+        for _, _, number, stored in sorted(sources, key=lambda source: source[:3]):
+            part = targets[number]
             filled[number] += self._read_part(self._index.tensors[part.name].dtype, stored, part)
-        for part, elements in zip(wanted, filled, strict=True):
+        for part, elements in zip(targets, filled, strict=True):
             if elements != part.values.numel():
                 raise Damaged(f"{part.name} is not there as a whole: {elements} of {part.values.numel()} elements are")
 
@@ -126,9 +126,9 @@ class ShardReader:
         common = _common(part.box, stored)
         if common is None:
             return 0
-        size, shape = FORMATS[dtype].itemsize, tuple(each.stop - each.start for each in common)
+        size, shape = FORMATS[dtype].itemsize, tuple(side.stop - side.start for side in common)
         for piece in pieces(shape, PIECE // size):
-            some = [slice(c.start + each.start, c.start + each.stop) for c, each in zip(common, piece, strict=True)]
+            some = [slice(c.start + side.start, c.start + side.stop) for c, side in zip(common, piece, strict=True)]
             inside = tuple(slice(c.start - offset, c.stop - offset) for c, offset in zip(some, stored.offsets, strict=True))
             into = part.values[tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(some, part.box, strict=True))]
             buffer = bytearray(into.numel() * size)
@@ -156,8 +156,8 @@ class ShardReader:
         if (name, number) != (self._file, self._number):
             with (self.directory / name).open("rb", buffering=0) as file:
                 block = os.pread(file.fileno(), BLOCK, number * BLOCK)
-            given = self._index.files[name].blocks
-            if number >= len(given) or block_hash(block) != given[number]:
+            hashes = self._index.files[name].blocks
+            if number >= len(hashes) or block_hash(block) != hashes[number]:
                 raise Damaged(changed(name))
             self._file, self._number, self._block = name, number, block
         return self._block
@@ -207,7 +207,7 @@ def _header(parts: Sequence[LocalPart]) -> bytes:
 
 def _key(part: LocalPart) -> str:
     """Return the part's name in the file, which states its rectangle: ``NAME[0:5, 0:32]``."""
-    return f"{part.name}[{', '.join(f'{each.start}:{each.stop}' for each in part.box)}]"
+    return f"{part.name}[{', '.join(f'{side.start}:{side.stop}' for side in part.box)}]"
 
 
 def _rectangle(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -222,10 +222,10 @@ def _bytes(values: Tensor) -> memoryview:
 
 
 def _common(box: Box, part: StoredPart) -> Box | None:
-    found = []
-    for wanted, offset, size in zip(box, part.offsets, part.sizes, strict=True):
-        start, stop = max(wanted.start, offset), min(wanted.stop, offset + size)
+    overlap = []
+    for side, offset, size in zip(box, part.offsets, part.sizes, strict=True):
+        start, stop = max(side.start, offset), min(side.stop, offset + size)
         if start >= stop:
             return None
-        found.append(slice(start, stop))
-    return tuple(found)
+        overlap.append(slice(start, stop))
+    return tuple(overlap)

@@ -59,17 +59,17 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     check_tokenizer(None, vocabulary)
 
-    def build(made: Path) -> None:
+    def build(directory: Path) -> None:
         encoder = byte_level(models.BPE())
         if model_type in SPLITS:
             encoder = _of_family(encoder, SPLITS[model_type])
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, min_frequency=MIN_FREQUENCY, special_tokens=[END],
                                       initial_alphabet=alphabet, show_progress=False)
         _polled(lambda: encoder.train_from_iterator(_sample(files), trainer), poll)
-        (made / "tokenizer.json").write_text(encoder.to_str(pretty=True), encoding="utf-8")
+        (directory / "tokenizer.json").write_text(encoder.to_str(pretty=True), encoding="utf-8")
         special = {"bos_token": END, "eos_token": END}
-        write_json(made / "special_tokens_map.json", special)
-        write_json(made / "tokenizer_config.json", special | {"tokenizer_class": CLASS})
+        write_json(directory / "special_tokens_map.json", special)
+        write_json(directory / "tokenizer_config.json", special | {"tokenizer_class": CLASS})
 
     return entry(cache / trained_name(contents, vocabulary, model_type), build)
 
@@ -104,9 +104,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def _sample(files: Sequence[Path]) -> Iterator[str]:
     """Yield all pieces of the text, or evenly spread pieces of at most ``TEXT`` characters in total."""
     total = sum(path.stat().st_size for path in files)
-    seen = taken = 0
+    position = taken = 0
     for piece in pieces(files):
-        seen += len(piece.text)
-        if (taken + len(piece.text)) * total <= TEXT * seen:
+        position += len(piece.text)
+        if (taken + len(piece.text)) * total <= TEXT * position:
             taken += len(piece.text)
             yield piece.text

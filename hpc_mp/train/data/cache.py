@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import sync
+from hpc_mp.rundir.checkpoints import sha256
 
 SUMS = "SHA256SUMS"  # of every other file, in the format of `sha256sum`; its presence marks a complete directory
 
@@ -21,13 +22,7 @@ def key(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path], str] = file_hash) -> Path:
+def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path], str] = sha256) -> Path:
     """Return ``directory`` with the files that ``build(temporary directory)`` writes. It is built only if no intact one exists.
 
     Processes may build the same entry at once: the first to finish publishes it, and the others use its result. A damaged entry
@@ -41,28 +36,28 @@ def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path
     """
     if _intact(directory, hashed):
         return directory
-    made = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
+    temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
     try:
-        made.mkdir(parents=True)
-        build(made)
-        _seal(made)
-        _publish(made, directory)
+        temporary.mkdir(parents=True)
+        build(temporary)
+        _seal(temporary)
+        _publish(temporary, directory)
     except OSError as error:
         raise HpcMpError(f"cache {directory.parent}", f"cannot be written ({error.strerror})",
                          "free space there, or set job.directory to a place that can be written") from None
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return directory
 
 
-def _intact(directory: Path, hashed: Callable[[Path], str] = file_hash) -> bool:
+def _intact(directory: Path, hashed: Callable[[Path], str] = sha256) -> bool:
     try:
         return (directory / SUMS).read_text(encoding="utf-8") == _sums(directory, hashed)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _sums(directory: Path, hashed: Callable[[Path], str] = file_hash) -> str:
+def _sums(directory: Path, hashed: Callable[[Path], str] = sha256) -> str:
     files = sorted(path for path in directory.iterdir() if path.name != SUMS)
     return "".join(f"{hashed(path)}  {path.name}\n" for path in files)
 
@@ -73,16 +68,16 @@ def _seal(directory: Path) -> None:
         sync(path)
 
 
-def _publish(made: Path, directory: Path) -> None:
+def _publish(temporary: Path, directory: Path) -> None:
     while True:
         try:
-            made.rename(directory)
+            temporary.rename(directory)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             if _intact(directory):
                 return  # another process was first
-            damaged = made.with_name(f"{made.name}.damaged")
+            damaged = temporary.with_name(f"{temporary.name}.damaged")
             with suppress(FileNotFoundError):  # another process moved it away
                 directory.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from hpc_mp.rundir import read_json, write_json
+from hpc_mp.rundir.checkpoints import sha256
 
 FILE = "hashes.json"  # in the cache: absolute path -> [bytes, nanoseconds of the last change, inode, SHA-256]
 SETTLED_NS = 2_000_000_000  # a file that was just written may be written again within one clock tick, unnoticed
@@ -26,25 +26,24 @@ class HashMemory:
         self._file = cache / FILE
         self._known: dict[str, list[int | str]] = {}
         with suppress(OSError, ValueError):
-            found = read_json(self._file)
-            self._known = found if isinstance(found, dict) else {}
+            tree = read_json(self._file)
+            self._known = tree if isinstance(tree, dict) else {}
         self._new = False
 
     def __call__(self, path: Path) -> str:
         """Return the SHA-256 of a file in hexadecimal. Raises OSError."""
-        if known := self.remembered(path):
-            return known
+        if stored := self.remembered(path):
+            return stored
         status = os.stat(path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256(path)
         if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
             self._known[os.path.abspath(path)], self._new = [*_mark(status), digest], True
         return digest
 
     def remembered(self, path: Path) -> str | None:
         """Return the hash without reading the file; None if the file would have to be read. Raises OSError."""
-        known = self._known.get(os.path.abspath(path))
-        return str(known[-1]) if isinstance(known, list) and known[:-1] == _mark(os.stat(path)) else None
+        entry = self._known.get(os.path.abspath(path))
+        return str(entry[-1]) if isinstance(entry, list) and entry[:-1] == _mark(os.stat(path)) else None
 
     def keep(self) -> None:
         """Write new hashes to the cache."""

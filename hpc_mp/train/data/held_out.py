@@ -26,7 +26,7 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
                      training: TokenSet) -> TokenSet | None:
     """Return the tokens of ``evaluate.files``, made with the training's tokenizer; None for a job that does not evaluate.
 
-    A file that is also trained on is named in a warning. The rest is as in ``prepare``.
+    A warning names each file that is also trained on. Everything else is as in ``prepare``.
 
     Raises:
         HpcMpError: for the reasons of ``prepare`` and ``HeldOut``.
@@ -36,10 +36,10 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
     files = find_files(spec.evaluate.files, KEY)
     if both := [str(path) for path in files if path in {*find_files(spec.data.files)}]:
         log.warning(f"{KEY} and data.files both name {several(both)}: this loss is not that on text new to the model")
-    found = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key=KEY,
+    tokens = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key=KEY,
                     tokenizer_directory=training.tokenizer_directory, pretrained=None)
-    HeldOut(found, spec.data.sequence_length, spec.data.documents)
-    return found
+    HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
+    return tokens
 
 
 class HeldOut:

@@ -47,12 +47,12 @@ def sample(files: Sequence[Path], tokenizer: Path) -> Sampled:
     for number, path in enumerate(files[:: -(-len(files) // FILES)]):
         looked = 0
         for piece, ids in encode(pieces([path]), loaded.encoder, batch=1):
-            made = len(ids) + (piece.last and loaded.end is not None)
-            tokens += made
+            count = len(ids) + (piece.last and loaded.end is not None)
+            tokens += count
             looked += piece.size
             if number == 0 and not whole:
-                first += made
-                counted += made * piece.counts
+                first += count
+                counted += count * piece.counts
                 whole = piece.last
             if looked >= PART:
                 break

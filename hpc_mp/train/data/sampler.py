@@ -25,9 +25,7 @@ def positions(first: int, *, global_batch: int, data_degree: int, data_rank: int
     Args:
         first: the position of the step's first sample.
         global_batch: sequences per optimizer step over all replicas; a multiple of data_degree × microbatches.
-        data_degree: number of replicas.
-        data_rank: number of this replica, from 0.
-        microbatches: microbatches per replica and step.
+        data_degree, data_rank: number of replicas, and the number of this one, from 0.
     """
     size = global_batch // (data_degree * microbatches)
     own = first + data_rank * microbatches * size
@@ -41,10 +39,8 @@ class Samples:
     documents, see ``rows``. Tokens after the last whole sequence are not used.
 
     Args:
-        token_set: the tokens.
         sequence_length: S, tokens.
-        seed: ``train.seed``.
-        documents: ``data.documents``.
+        seed, documents: ``train.seed`` and ``data.documents``.
 
     Raises:
         HpcMpError: the text is shorter than one sequence.

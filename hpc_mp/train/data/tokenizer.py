@@ -17,8 +17,9 @@ from tokenizers import models
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, check_fit, check_kind, files_there, find_tokenizer, read_object
+from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, trained_name, write_json
-from hpc_mp.train.data.cache import entry, file_hash, key
+from hpc_mp.train.data.cache import entry, key
 
 # Files that accompany the ``VOCABULARY_FILES``.
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
@@ -43,24 +44,20 @@ class Tokenizer:
         return self.special.get("eos")
 
 
-def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | None, pretrained: Path | None,
+def resolve(files: Sequence[Path], contents: Sequence[str], *, directory: Path | None, pretrained: Path | None,
             vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Tokenizer:
-    """Return the tokenizer of a job, kept in ``cache``.
+    """Return the tokenizer of a job and keep it in ``cache``.
 
     Args:
-        files: training text for a new tokenizer if none is given.
-        contents: identifies each file's content.
-        given: ``data.tokenizer``.
-        pretrained: directory of the model's checkpoint.
+        files: training text for a new tokenizer, if the job names none; ``contents`` identifies each file's content.
+        directory: ``data.tokenizer``; ``pretrained``: the model's checkpoint, whose tokenizer is the second choice.
         vocabulary: rows of the model's embedding.
-        cache: directory.
-        poll: called repeatedly during training; an exception from it ends the training.
-        model_type: the model's type, for a tokenizer that is trained.
+        poll, model_type: as in ``train``, for a tokenizer that is trained.
 
     Raises:
         HpcMpError: the tokenizer cannot be read, is of an unsupported kind, or has ids beyond ``vocabulary``.
     """
-    source = find_tokenizer(given, pretrained)
+    source = find_tokenizer(directory, pretrained)
     tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll, model_type=model_type))
     check_fit(tokenizer.directory, tokenizer.size, vocabulary)
     return tokenizer if source is None else replace(tokenizer, directory=_keep(tokenizer, cache))
@@ -101,29 +98,30 @@ def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
     """Copy a tokenizer into the cache, completed so that AutoTokenizer loads it without the model's config.json."""
     names = files_there(tokenizer.directory, VOCABULARY_FILES + SIDE_FILES)
 
-    def build(made: Path) -> None:
+    def build(directory: Path) -> None:
         for name in names:
-            shutil.copyfile(tokenizer.directory / name, made / name)
-        config = read_object(made / "tokenizer_config.json")
+            shutil.copyfile(tokenizer.directory / name, directory / name)
+        config = read_object(directory / "tokenizer_config.json")
         if "tokenizer.json" not in names:
-            (made / "tokenizer.json").write_text(tokenizer.encoder.to_str(pretty=True), encoding="utf-8")
+            (directory / "tokenizer.json").write_text(tokenizer.encoder.to_str(pretty=True), encoding="utf-8")
             ends = {} if tokenizer.end is None else {"eos_token": tokenizer.encoder.id_to_token(tokenizer.end)}
-            write_json(made / "tokenizer_config.json", config | ends | {"tokenizer_class": CLASS})
+            write_json(directory / "tokenizer_config.json", config | ends | {"tokenizer_class": CLASS})
         elif "tokenizer_class" not in config:
-            write_json(made / "tokenizer_config.json", config | {"tokenizer_class": CLASS})
+            write_json(directory / "tokenizer_config.json", config | {"tokenizer_class": CLASS})
 
     return entry(cache / _kept_name(tokenizer.directory), build)
 
 
-def kept_name(contents: Sequence[str], *, given: Path | None, pretrained: Path | None, vocabulary: int, model_type: str) -> str:
+def kept_name(contents: Sequence[str], *, directory: Path | None, pretrained: Path | None, vocabulary: int,
+              model_type: str) -> str:
     """Return the cache directory name of the tokenizer that ``resolve`` returns, without building it. Raises HpcMpError."""
-    source = find_tokenizer(given, pretrained)
+    source = find_tokenizer(directory, pretrained)
     return trained_name(contents, vocabulary, model_type) if source is None else _kept_name(source)
 
 
 def _kept_name(directory: Path) -> str:
     names = files_there(directory, VOCABULARY_FILES + SIDE_FILES)
-    return f"tokenizer-{key([(name, file_hash(directory / name)) for name in names])}"
+    return f"tokenizer-{key([(name, sha256(directory / name)) for name in names])}"
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -41,26 +41,26 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
     """
     from transformers import AutoTokenizer
 
-    own = load(directory)
-    texts = (PROBE, *_beginnings(files), *_around_added(own))
-    ids = [own.encoder.encode(text, add_special_tokens=False).ids for text in texts]
+    tokenizer = load(directory)
+    texts = (PROBE, *_beginnings(files), *_around_added(tokenizer))
+    ids = [tokenizer.encoder.encode(text, add_special_tokens=False).ids for text in texts]
     differences: list[str] = []
     with TemporaryDirectory() as temporary:
-        made = Path(temporary)
+        copy = Path(temporary)
         for name in files_there(directory, VOCABULARY_FILES + SIDE_FILES):
-            shutil.copyfile(directory / name, made / name)
-        if not (made / "tokenizer.json").exists():
-            (made / "tokenizer.json").write_text(own.encoder.to_str(), encoding="utf-8")
-        write_json(made / "config.json", {"model_type": config["model_type"]})
-        given = read_object(made / "tokenizer_config.json")
+            shutil.copyfile(directory / name, copy / name)
+        if not (copy / "tokenizer.json").exists():
+            (copy / "tokenizer.json").write_text(tokenizer.encoder.to_str(), encoding="utf-8")
+        write_json(copy / "config.json", {"model_type": config["model_type"]})
+        defaults = read_object(copy / "tokenizer_config.json")
         for settings in CANDIDATES:
-            write_json(made / "tokenizer_config.json", given | settings)
+            write_json(copy / "tokenizer_config.json", defaults | settings)
             try:
-                theirs = AutoTokenizer.from_pretrained(made, local_files_only=True)
+                theirs = AutoTokenizer.from_pretrained(copy, local_files_only=True)
                 other = [theirs(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] for text in texts]
             except Exception:  # of many classes, one for each tokenizer class; the next setting may work
                 continue
-            if (difference := next(_differences(own, theirs, ids, other), None)) is None:
+            if (difference := next(_differences(tokenizer, theirs, ids, other), None)) is None:
                 return settings
             differences.append(difference)
     raise HpcMpError(
@@ -69,16 +69,16 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
         remedy)
 
 
-def _differences(own: Tokenizer, theirs: Any, ids: Ids, other: Ids) -> Iterator[str]:
+def _differences(tokenizer: Tokenizer, theirs: Any, ids: Ids, other_ids: Ids) -> Iterator[str]:
     """Yield differences in the ids of the same text, in the vocabulary with added tokens, and in the run's special tokens."""
-    if ids != other:
-        yield f"{sum(map(len, ids))} tokens here, {sum(map(len, other))} there for the same text"
-    here, there = own.encoder.get_vocab(), theirs.get_vocab()
-    if moved := sorted(token for token in here.keys() | there.keys() if here.get(token) != there.get(token)):
-        yield f"the id of {moved[0]!r} is {here.get(moved[0])} here, {there.get(moved[0])} there"
-    for name in ("eos", *own.special):
-        if (known := own.special.get(name)) != (loaded := getattr(theirs, f"{name}_token_id")):
-            yield f"{name}_token_id is {known} here, {loaded} there"
+    if ids != other_ids:
+        yield f"{sum(map(len, ids))} tokens here, {sum(map(len, other_ids))} there for the same text"
+    vocab, other_vocab = tokenizer.encoder.get_vocab(), theirs.get_vocab()
+    if moved := sorted(token for token in vocab.keys() | other_vocab.keys() if vocab.get(token) != other_vocab.get(token)):
+        yield f"the id of {moved[0]!r} is {vocab.get(moved[0])} here, {other_vocab.get(moved[0])} there"
+    for name in ("eos", *tokenizer.special):
+        if (token_id := tokenizer.special.get(name)) != (other_id := getattr(theirs, f"{name}_token_id")):
+            yield f"{name}_token_id is {token_id} here, {other_id} there"
 
 
 def _around_added(tokenizer: Tokenizer) -> Iterator[str]:

@@ -17,8 +17,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import Kind, find_files, kind
 from hpc_mp.layout.models import read_config
+from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
-from hpc_mp.train.data.cache import entry, file_hash, key
+from hpc_mp.train.data.cache import entry, key
 from hpc_mp.train.data.documents import pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
@@ -79,7 +80,7 @@ class TokenizedFile:
 
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
-            cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files",
+            cache: Path, progress: Callable[[int, int], None] = lambda done, total: None, files_key: str = "data.files",
             model_type: str = "gpt2", begun: str | None = None) -> TokenSet:
     """Tokenize ``files`` into the cache, or find the result there: the same bytes are tokenized once.
 
@@ -101,19 +102,19 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     Raises:
         HpcMpError: a file, a row or the tokenizer cannot be used, no token counts, or the cache cannot be written.
     """
-    hashed, report = HashMemory(cache), progress or _quiet
+    hashed = HashMemory(cache)
     sources = tuple(_source(path, hashed, files_key) for path in files)
     total = sum(source.size for source in sources)
     contents = [source.content for source in sources]
     if begun == trained_name(contents, vocabulary):
         model_type = "gpt2"
-    tokenizer = resolve(files, contents, given=tokenizer_directory,
-                        pretrained=pretrained, vocabulary=vocabulary, cache=cache, poll=lambda: report(0, total),
+    tokenizer = resolve(files, contents, directory=tokenizer_directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
+                        poll=lambda: progress(0, total),
                         model_type=model_type)
 
-    def build(made: Path) -> None:
-        meta = _tokenize(made, sources, tokenizer, report, files_key)
-        (made / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    def build(temporary: Path) -> None:
+        meta = _tokenize(temporary, sources, tokenizer, progress, files_key)
+        (temporary / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
     directory = entry(cache / _name(tokenizer.directory.name, contents), build, hashed)
     hashed.keep()
@@ -133,9 +134,9 @@ def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
-    """Return the earlier result of ``prepare_job`` for this text; None if there is none.
+    """Return the earlier result of ``prepare_job`` for this text; None if it does not exist.
 
-    None also if much of the text would have to be read to find out.
+    Return None also if the search would have to read much of the text.
 
     Raises:
         HpcMpError: a file or the tokenizer does not exist.
@@ -144,9 +145,8 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
     new = [path for path in files if hashed.remembered(path) is None]
     if sum(path.stat().st_size for path in new) > SMALL:
         return None
-    known = map(hashed, files)
-    contents = [f"{kind(path)} {sha256}" for path, sha256 in zip(files, known, strict=True)]
-    tokenizer = kept_name(contents, given=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
+    contents = [f"{kind(path)} {hashed(path)}" for path in files]
+    tokenizer = kept_name(contents, directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
                           pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary,
                           model_type=read_config(spec)["model_type"])
     try:
@@ -193,14 +193,14 @@ def _source(path: Path, hashed: HashMemory, files_key: str) -> TokenizedFile:
         raise unreadable(path, error, files_key) from None
 
 
-def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer,
+def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer,
               progress: Callable[[int, int], None], files_key: str) -> dict[str, Any]:
-    """Write the token files into ``made`` and return their metadata."""
+    """Write the token files into ``target`` and return their metadata."""
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     total = sum(source.size for source in sources)
     count = counted = done = shown = first = documents = 0  # first: the document's first token
     replaced: Counter[Path] = Counter()
-    with (made / TOKENS).open("wb") as tokens, (made / LOSS).open("wb") as loss, (made / DOCUMENTS).open("wb") as firsts:
+    with (target / TOKENS).open("wb") as tokens, (target / LOSS).open("wb") as loss, (target / DOCUMENTS).open("wb") as firsts:
         for piece, ids in encode(pieces((source.path for source in sources), files_key), tokenizer.encoder):
             some = count + len(ids) > first
             if piece.last and some and tokenizer.end is not None:  # a document without tokens has no end
@@ -219,7 +219,7 @@ def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer
                 progress(done, total)
     _check_some(f"{files_key} ({len(sources)} files, {total} bytes)", tokenizer, count, counted)
     if counted == count:
-        (made / LOSS).unlink()
+        (target / LOSS).unlink()
     progress(total, total)
     return {
         "format": FORMAT,
@@ -228,7 +228,7 @@ def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer
         "documents": documents,
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
-        "tokenizer_sha256": file_hash(tokenizer.directory / "tokenizer.json"),
+        "tokenizer_sha256": sha256(tokenizer.directory / "tokenizer.json"),
         "sources": [vars(source) | {"path": str(source.path)} for source in sources],
         "notes": _notes(tokenizer, +replaced),
     }
@@ -255,7 +255,3 @@ def _notes(tokenizer: Tokenizer, replaced: Counter[Path]) -> list[str]:
 
 def _little_endian(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
-
-
-def _quiet(done: int, total: int) -> None:
-    """Show no progress."""

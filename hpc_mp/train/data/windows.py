@@ -89,15 +89,15 @@ class _Splice:
 
     def encoded(self, windows: Sequence[TextWindow]) -> list[EncodedWindow]:
         """Encode windows, in order. Token positions are computed only for windows that overlap, because it takes time."""
-        found: dict[int, EncodedWindow] = {}
+        by_number: dict[int, EncodedWindow] = {}
         for goes_on, encoder in self.encoders.items():
             for whole, act in (True, encoder.encode_batch_fast), (False, encoder.encode_batch):
                 chosen = [number for number, window in enumerate(windows) if (window.goes_on, window.whole) == (goes_on, whole)]
                 encodings = act([windows[number].text for number in chosen], add_special_tokens=False)
                 for number, encoding in zip(chosen, encodings, strict=True):
                     edges = ([], []) if whole else _edges(encoding, windows[number])
-                    found[number] = EncodedWindow(windows[number], encoding.ids, *edges)
-        return [found[number] for number in range(len(windows))]
+                    by_number[number] = EncodedWindow(windows[number], encoding.ids, *edges)
+        return [by_number[number] for number in range(len(windows))]
 
     def add(self, encoded: EncodedWindow) -> Iterator[tuple[TextPiece, list[int]]]:
         """Yield the ids that are final now that this window of a text is known."""
@@ -178,13 +178,13 @@ def _windows(stream: Iterable[TextPiece]) -> Iterator[TextWindow]:
         piece = following
 
 
-def _batches(windows: Iterable[TextWindow], most: int) -> Iterator[list[TextWindow]]:
+def _batches(windows: Iterable[TextWindow], limit: int) -> Iterator[list[TextWindow]]:
     batch: list[TextWindow] = []
     size = 0
     for window in windows:
         batch.append(window)
         size += len(window.text)
-        if size >= most:
+        if size >= limit:
             yield batch
             batch, size = [], 0
     if batch:
@@ -203,7 +203,7 @@ def _bare(part: Any) -> Any:
     """Remove from a normalizer or pre-tokenizer of tokenizer.json everything that treats the beginning of a text specially."""
     if part is None or part["type"] == "Prepend":
         return None
-    lists = {key: [kept for each in part[key] if (kept := _bare(each)) is not None] for key in ("normalizers", "pretokenizers")
-             if key in part}
+    lists = {key: [remainder for child in part[key] if (remainder := _bare(child)) is not None]
+             for key in ("normalizers", "pretokenizers") if key in part}
     changed = {"ByteLevel": {"add_prefix_space": False}, "Metaspace": {"prepend_scheme": "never"}}
     return part | lists | changed.get(part["type"], {})

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,6 +33,7 @@ from hpc_mp.train.engine.groups import Groups, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.assemble import assemble
+from hpc_mp.train.rank.rendezvous import process_group
 
 CPU = torch.device("cpu")
 
@@ -98,7 +98,7 @@ def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -
     """Build and step one rank. It has a GPU and uses NCCL unless ``job.device`` is "cpu"."""
     began, on_gpu = time.perf_counter(), spec.job.device != "cpu"
     schedule = schedule_of(spec)
-    with _alone(rank, spec.ranks):
+    with process_group("fake", rank=rank, world_size=spec.ranks):
         new = partial(_fake_group, rank)
         groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
                        everyone(new=new), kv_copies(shape, spec.parallel.tensor), new, expert_cut(spec).shards)
@@ -138,8 +138,8 @@ def _stepped_without_disk(spec: JobSpec, shape: ModelShape, groups: Groups, sche
         return stepped(spec, shape, groups, schedule)
     parallel = spec.parallel.model_copy(update={"offload_directory": None})
     engine, step = stepped(spec.model_copy(update={"parallel": parallel}), shape, groups, schedule)
-    there = engine.optimizer.home.nbytes.host
-    return engine, replace(step, state=replace(step.state, host=step.state.host - there, disk=there))
+    disk_bytes = engine.optimizer.home.nbytes.host
+    return engine, replace(step, state=replace(step.state, host=step.state.host - disk_bytes, disk=disk_bytes))
 
 
 def _share(spec: JobSpec) -> Microbatches:
@@ -180,7 +180,7 @@ def _on_host(engine: Engine) -> Iterator[Tensor]:
 
 def _slab_bytes(data: DataAxis) -> int:
     taken = [unit.gradient.whole for unit in data.units.values() if not unit.gradient.kept]
-    slabs = [*data.slabs.free, *(slab for _, slab in data.slabs.running), *(each for each in taken if each is not None)]
+    slabs = [*data.slabs.free, *(slab for _, slab in data.slabs.running), *(buffer for buffer in taken if buffer is not None)]
     return sum(slab.nbytes for slab in slabs)
 
 
@@ -196,16 +196,6 @@ def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
     for (sender, receiver, payload), channel in groups.channels.groups.items():
         assert channel is not None
         yield channel.group_name, (f"pipeline {sender}→{receiver} {payload}", 2)
-
-
-@contextmanager
-def _alone(rank: int, world: int) -> Iterator[None]:
-    """Make this process the given rank of a world without other ranks."""
-    dist.init_process_group("fake", rank=rank, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def _fake_group(rank: int, ranks: list[int], **options: Any) -> dist.ProcessGroup | None:

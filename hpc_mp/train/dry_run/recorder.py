@@ -169,8 +169,8 @@ class Recorder(TorchDispatchMode):
                 self._alive[key] = storage.nbytes(), weakref.ref(storage, partial(self._freed, key))
                 self.live += self._alive[key][0]
         elif isinstance(result, list | tuple):
-            for each in result:
-                self._track(each)
+            for element in result:
+                self._track(element)
 
     def _freed(self, key: int, _: object = None) -> None:
         self.live -= self._alive.pop(key)[0]

@@ -18,21 +18,24 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig
 
 from hpc_mp.train.engine.dropout import HashDropout
 from hpc_mp.train.engine.groups import Axis
 from hpc_mp.train.engine.masks import added_mask
 from hpc_mp.train.engine.ring_attention import ring_attention
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 CONTEXT = "hpc_mp_context"  # the name of our attention function in transformers' table
 
 AttentionResult = tuple[Tensor, Tensor | None]  # (batch, sequence, heads, head_dim), and weights where a function has them
+AttentionFunction = Callable[..., AttentionResult]
 
 
 class ContextAxis:
@@ -57,16 +60,17 @@ class ContextAxis:
         """What attention gets for a mask where a token of a sample sees no tokens before ``first``, see ``masks``."""
         return (added_mask if self.axis.size == 1 else self.method.mask)(first, dtype)
 
-    def attach(self, attention: nn.Module, heads: int) -> None:
+    def attach(self, attention: nn.Module, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
         """Let an attention module of transformers attend over the whole sequence.
 
         Args:
             heads: query heads of this tensor rank.
+            functions: transformers' table of attention functions.
         """
         if self.axis.size == 1:
             return
-        config = copy.copy(cast(PreTrainedConfig, attention.config))  # the model's other modules share it
-        setattr(attention, "context", Attached(self, str(config._attn_implementation)))  # noqa: B010
+        config = copy.copy(cast("PreTrainedConfig", attention.config))  # the model's other modules share it
+        setattr(attention, "context", Attached(self, functions(str(config._attn_implementation))))  # noqa: B010
         config._attn_implementation = CONTEXT
         setattr(attention, "config", config)  # noqa: B010
         self.method.attach(attention, self.axis, heads)
@@ -74,10 +78,10 @@ class ContextAxis:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What an attention module gets: its axis, and the name of the attention function that it would use alone."""
+    """What an attention module gets: its axis, and the attention function that it would use alone."""
 
     axis: ContextAxis
-    inner: str
+    inner: AttentionFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Method:
     """
 
     positions: Callable[[Tensor, int, int], Tensor]
-    attend: Callable[..., AttentionResult]
+    attend: AttentionFunction
     attach: Callable[[nn.Module, Axis, int], None] = lambda module, axis, heads: None
     mask: Callable[[Tensor, torch.dtype], Tensor] = added_mask
 
@@ -109,14 +113,11 @@ def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]))
 
 
-def _attend(
+def context_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any,
 ) -> AttentionResult:
     """query, key, value: (batch, heads, this rank's tokens, head_dim); attention_mask: as the method makes it."""
     return cast(Attached, module.context).axis.method.attend(module, query, key, value, attention_mask, **more)
-
-
-AttentionInterface.register(CONTEXT, _attend)
 
 
 def _fewer_heads(module: nn.Module, axis: Axis, heads: int) -> None:
@@ -144,8 +145,7 @@ def _ulysses(
     came: Tensor = _AllToAll.apply(sent, axis)
     query, key, value = (part.movedim(0, 2).flatten(2, 3)
                          for part in came.split([part.shape[1] // axis.size for part in parts], 2))
-    attend = AttentionInterface()[attached.inner]
-    output, _ = attend(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
+    output, _ = attached.inner(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
     back: Tensor = _AllToAll.apply(output.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
     return back.movedim(0, 2).flatten(2, 3), None
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from hpc_mp.train.engine.readback import to_device
 
@@ -95,9 +94,6 @@ def attention(
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     weights = cast(HashDropout, module.attention_site)(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-AttentionInterface.register(ATTENTION, attention)
 
 
 def keep(keys: Tensor, index: Tensor, probability: float) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -40,8 +41,11 @@ from hpc_mp.train.engine.precision import PRECISIONS
 from hpc_mp.train.engine.projection import TensorAxis, WeightGradients
 from hpc_mp.train.engine.readback import Instant, Readback
 from hpc_mp.train.engine.router_loss import RouterLoss
-from hpc_mp.train.engine.section import HIDDEN, Batch, CausalModel, StageSection
+from hpc_mp.train.engine.section import HIDDEN, Batch, StageSection
 from hpc_mp.train.engine.sequence import SequenceAxis
+
+if TYPE_CHECKING:
+    from hpc_mp.train.engine.causal_model import CausalModel
 
 
 @dataclass(frozen=True, slots=True)

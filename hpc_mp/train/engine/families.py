@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from hpc_mp.layout.models import FAMILIES, Family, ModelShape
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.masks import added_mask, first_seen, restarted
 from hpc_mp.train.engine.projection import TensorAxis
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class Surroundings(Protocol):

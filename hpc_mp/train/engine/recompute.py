@@ -23,12 +23,10 @@ inputs, so a schedule with W keeps a chunk's inputs of products from I to W.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hpc_mp.layout.flat import blocks_together
 from hpc_mp.train.engine.dropout import ATTENTION
@@ -50,7 +48,7 @@ def attention_name(drops: bool, recompute: str) -> str:
         drops: whether attention weights are dropped.
     """
     name = ATTENTION if drops else FUSED
-    return _recomputed(name) if recompute == "selective" else name
+    return recomputed_name(name) if recompute == "selective" else name
 
 
 def computed_again(function: Callable[..., Computed], *tensors: Tensor | None) -> Computed:
@@ -58,24 +56,6 @@ def computed_again(function: Callable[..., Computed], *tensors: Tensor | None) -
     return cast(Computed, checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False))
 
 
-def _recomputed(name: str) -> str:
+def recomputed_name(name: str) -> str:
+    """The name of an attention function beside its own, under which its inside is computed again."""
     return f"hpc_mp_recomputed_{name}"
-
-
-def _register(name: str) -> None:
-    """Put a function of transformers' table beside it once more, as one whose inside is computed again."""
-
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any,
-    ) -> tuple[Tensor, None]:
-        def core(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> Tensor:
-            function = ALL_ATTENTION_FUNCTIONS[name]
-            return cast(Tensor, function(module, query, key, value, attention_mask, **settings)[0])
-
-        return computed_again(core, query, key, value, attention_mask), None
-
-    AttentionInterface.register(_recomputed(name), attention)
-
-
-for each in (ATTENTION, FUSED):
-    _register(each)

@@ -6,20 +6,16 @@ the data axis owns. The module tree carries Hugging Face's names, so that ``name
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together
-from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.train.engine.capacity import Capacity, Intake
 from hpc_mp.train.engine.compilation import as_it_is, compile_block, compiled
 from hpc_mp.train.engine.context import ContextAxis
@@ -31,9 +27,12 @@ from hpc_mp.train.engine.families import HALVES
 from hpc_mp.train.engine.gradients import Sink
 from hpc_mp.train.engine.precision import Precision
 from hpc_mp.train.engine.projection import Projection, TensorAxis
-from hpc_mp.train.engine.recompute import attention_name, computed_again, groups_of
+from hpc_mp.train.engine.recompute import computed_again, groups_of
 from hpc_mp.train.engine.router_loss import RouterLoss
 from hpc_mp.train.engine.vocabulary import NextToken, VocabularyEmbedding
+
+if TYPE_CHECKING:  # a rank imports transformers when it has met the others
+    from hpc_mp.train.engine.causal_model import CausalModel
 
 Boundary = dict[str, Tensor]  # what crosses from one stage to the next, by name
 HIDDEN = "hidden"
@@ -57,48 +56,6 @@ class Batch:
         """What this rank of a context group computes of whole samples."""
         ids, labels = (None if each is None else context.own(each) for each in (self.ids, self.labels))
         return Batch(ids, labels, self.begins)
-
-
-@dataclass(frozen=True, slots=True)
-class CausalModel:
-    """What is cut into stages.
-
-    Attributes:
-        config: Hugging Face's configuration.
-    """
-
-    config: PreTrainedConfig
-    family: Family
-    shape: ModelShape
-
-    def skeleton(self) -> nn.Module:
-        """Modules of Hugging Face without values, as of a model of one layer. Stages take what is at its ends, each once."""
-        config = copy.copy(self.config)
-        config.num_hidden_layers = 1
-        with torch.device("meta"):
-            whole = cast(nn.Module, AutoModelForCausalLM.from_config(config))
-        _check_table(self.family, replace(self.shape, layers=1), whole)
-        return whole
-
-    def block(self, skeleton: nn.Module, layer: int) -> nn.Module:
-        """A layer's module, without values: a rank makes those of its stages alone."""
-        kind = type(skeleton.get_submodule(f"{self.family.blocks}.0"))
-        with torch.device("meta"):
-            return kind(skeleton.config, layer)
-
-
-def hugging_face_config(
-    config: Mapping[str, Any], family: Family, dropout: float | None, recompute: str = "none",
-) -> PreTrainedConfig:
-    """The model's configuration; ``dropout`` overrides every probability. Attention weights that are dropped need our
-    own attention function, all others use torch's fused one, unless the family knows no function but its own."""
-    values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
-    if dropout is not None:
-        values |= dict.fromkeys(family.dropouts, dropout)
-    built = AutoConfig.for_model(family.model_type, **values)
-    drops_attention = max(getattr(built, name) for name in family.dropouts if name.startswith("att")) > 0
-    built._attn_implementation = "eager" if family.own_attention else attention_name(drops_attention, recompute)
-    return built
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +94,7 @@ class StageSection(nn.Module):
         self.config, self.family, self.shape = model.config, model.family, model.shape
         self.span, self.tensor, self.context_axis, self.precision = span, tensor, context, precision
         self.positions = context.positions
-        self.torch_half = HALVES[self.family.model_type]
+        self.torch_half, self.attention_function = HALVES[self.family.model_type], model.attention_function
         self._rotary: list[nn.Module] = []  # no part of the tree: it has no parameters, and its buffers are made with values
         if self.family.rotary is not None:
             with precision.computing():
@@ -374,16 +331,7 @@ class StageSection(nn.Module):
             attention.attention_site = HashDropout(probability, f"attention.{layer}", clock, rows)
             if inner is not None:
                 setattr(attention, inner, attention.attention_site)
-            self.context_axis.attach(attention, heads)
-
-
-def _check_table(family: Family, shape: ModelShape, whole: nn.Module) -> None:
-    """Raises RuntimeError when a family's table is not what transformers has."""
-    given = {weight.name: prod(weight.shape) for weight in family.all_weights(shape)}
-    found = {name: parameter.numel() for name, parameter in whole.named_parameters()}
-    if given != found:
-        different = sorted(dict(given.items() ^ found.items()))
-        raise RuntimeError(f"the table of {family.model_type} does not match transformers: {', '.join(different)}")
+            self.context_axis.attach(attention, heads, self.attention_function)
 
 
 def _check_buffers(section: StageSection) -> None:

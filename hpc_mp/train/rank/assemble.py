@@ -1,12 +1,10 @@
-"""The parts that a rank trains with: its tokens, its engine, and the engine's values."""
+"""The engine that a rank trains with, and the engine's values. This is what a rank imports transformers for."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,94 +19,20 @@ from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
 from hpc_mp.rundir.origin import Counters, Origin, check_resumable, counters_of, first_difference, model_fields
-from hpc_mp.rundir.staged import stage_directory, staged, staging_root
+from hpc_mp.rundir.staged import staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
-from hpc_mp.train.data import TokenSet, load_tokens, prepare_held_out, prepare_job
+from hpc_mp.train.data import TokenSet
 from hpc_mp.train.engine import initial
+from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
 from hpc_mp.train.engine.engine import Engine, EngineSettings
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.loss_scale import Unscaled
 from hpc_mp.train.engine.optimizer import HomeMaker
 from hpc_mp.train.engine.optimizer_state import OnDevice, Streamed
-from hpc_mp.train.engine.section import CausalModel, hugging_face_config
 from hpc_mp.train.engine.state_stores import DeviceStore, FileStore, HostStore
 from hpc_mp.train.rank import facts
-from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
-from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT
-from hpc_mp.train.rank.signals import Stopped
-
-PROGRESS_S = 0.5  # between two progress reports of tokenization
-
-
-def tokens_of(
-    spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys, asked: Callable[[], str | None],
-) -> tuple[TokenSet, TokenSet | None]:
-    """Return the training tokens, and the held-out tokens if the job evaluates.
-
-    Rank 0 tokenizes the text or finds it in the cache; the other ranks wait. All ranks read the same files.
-
-    Args:
-        asked: called repeatedly by rank 0; returns the reason to stop, or None to continue.
-
-    Raises:
-        Stopped: on all ranks, if rank 0 had to stop.
-    """
-    key = "token set"
-    if context.who.rank == 0:
-        try:
-            tokens = _tokenize(spec, shape, context, asked)
-        except Stopped as stopped:
-            store.set(key, json.dumps({"stopped": str(stopped)}))
-            raise
-        store.set(key, json.dumps({"directories": [str(each.directory) for each in tokens]}))
-    context.waits.behind(key, 0, lambda: store.wait([key], FILES_TIMEOUT))
-    answer = json.loads(store.get(key))
-    if "stopped" in answer:
-        raise Stopped(answer["stopped"])
-    training, *held_out = map(load_tokens, _near([Path(each) for each in answer["directories"]], spec, context, store))
-    return training, held_out[0] if held_out else None
-
-
-def _near(directories: Sequence[Path], spec: JobSpec, context: RankContext, store: SignedKeys) -> Sequence[Path]:
-    """Return the token sets to read: with ``data.stage`` copies on this node's own disk, made by the node's first rank;
-    otherwise the given ones."""
-    root = staging_root() if spec.data.stage else None
-    if root is None:
-        return directories
-    key = f"staged {context.who.node}"
-    if context.who.local_rank == 0:
-        for directory in directories:
-            stage_directory(directory, root)
-        store.set(key, "")
-    first = next(place.rank for place in context.placement.ranks if (place.node, place.local_rank) == (context.place.node, 0))
-    context.waits.behind(key, first, lambda: store.wait([key], FILES_TIMEOUT))
-    return [staged(directory, root) for directory in directories]
-
-
-def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Callable[[], str | None]) -> list[TokenSet]:
-    last = [0.0]
-
-    def progress(done: int, total: int) -> None:
-        if time.monotonic() - last[0] < PROGRESS_S:
-            return
-        last[0] = time.monotonic()
-        status(context, "preparing data", done=done, total=total)
-        reason = asked()
-        if reason is not None:
-            raise Stopped(reason)
-
-    status(context, "preparing data")
-    named = context.run.tokenizer
-    begun = Path(named.read_text(encoding="utf-8")).name if named.exists() else None
-    tokens = prepare_job(spec, shape.vocabulary, context.run.cache, progress, begun)
-    named.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
-    held_out = prepare_held_out(spec, shape.vocabulary, context.run.cache, progress, tokens)
-    found = [tokens] if held_out is None else [tokens, held_out]
-    context.run.tokens.write_text("".join(f"{each.directory.name}\n" for each in found), encoding="utf-8")
-    return found
 
 
 def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
@@ -174,8 +98,8 @@ def restore(
     now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
                  tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     damaged: set[Path] = set()
-    while (found := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
-        path = Path(found)
+    while (newest := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
+        path = Path(newest)
         context.log.say(f"going on from {path}")
         counters = _counters(path, now, spec, context)
         try:

@@ -109,11 +109,11 @@ def read_job(job_file: Path, who: RankEnv) -> tuple[JobSpec, ModelShape]:
 
 def threads(environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of threads for this rank's matrix products, from OpenMP's variable. Raises HpcMpError."""
-    given = environ.get("OMP_NUM_THREADS", "1")
-    if not given.isdigit() or int(given) == 0:
-        raise HpcMpError(f"OMP_NUM_THREADS = {given!r}", "must be a whole number of at least 1",
+    value = environ.get("OMP_NUM_THREADS", "1")
+    if not value.isdigit() or int(value) == 0:
+        raise HpcMpError(f"OMP_NUM_THREADS = {value!r}", "must be a whole number of at least 1",
                          "mend it in the environment or in environment.set")
-    return int(given)
+    return int(value)
 
 
 def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: SignedKeys) -> RankContext:
@@ -128,8 +128,8 @@ def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: SignedKeys) 
     key = "run directory"
     if who.rank == 0:
         run = create_run(Path(spec.job.directory), spec.job.name)
-        found = cut(ResolvedKey("parallel.partition", stage_layers(spec, shape)))
-        run.job.write_text(dump_job(resolved(spec, found)), encoding="utf-8")
+        partition = cut(ResolvedKey("parallel.partition", stage_layers(spec, shape)))
+        run.job.write_text(dump_job(resolved(spec, partition)), encoding="utf-8")
         write_json(run.placement, to_dict(lay_out(spec)))
         store.set(key, str(run.path))
     return RunDirectory(Path(store.get(key)))

@@ -12,7 +12,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir.rank_env import RankEnv
 
 
-def choose_device(asked: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.device, str]:
+def choose_device(requested: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.device, str]:
     """Return the device of this rank and the communication backend.
 
     ``auto`` takes a GPU if every rank of the machine gets one. ``cuda`` with fewer GPUs shares them, over gloo. All emulated
@@ -22,16 +22,16 @@ def choose_device(asked: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.
         HpcMpError: cuda is requested and no GPU exists.
     """
     emulated = os.environ.get("HPC_MP_EMULATED") == "1"
-    here, ranks = (who.rank, who.world) if emulated else (who.local_rank, ranks_per_node)
-    found = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
-    if asked == "cpu" or (asked == "auto" and found < ranks):
+    index, ranks = (who.rank, who.world) if emulated else (who.local_rank, ranks_per_node)
+    gpus = torch.cuda.device_count() if requested != "cpu" and torch.cuda.is_available() else 0
+    if requested == "cpu" or (requested == "auto" and gpus < ranks):
         return torch.device("cpu"), "gloo"
-    if found == 0:
+    if gpus == 0:
         raise HpcMpError("job.device = cuda", f"torch {torch.__version__} sees no GPU on {who.node}",
                          "install a CUDA build of torch and a driver, or set job.device = \"cpu\"")
-    device = torch.device("cuda", here % found)
+    device = torch.device("cuda", index % gpus)
     torch.cuda.set_device(device)
-    return device, "cpu:gloo,cuda:nccl" if found >= ranks else "gloo"
+    return device, "cpu:gloo,cuda:nccl" if gpus >= ranks else "gloo"
 
 
 def device_name(device: torch.device) -> str:
@@ -46,17 +46,17 @@ def device_memory(device: torch.device, ranks_per_node: int) -> int:
     return psutil.virtual_memory().total // ranks_per_node
 
 
-def check_devices(found: Sequence[tuple[str, str]]) -> None:
+def check_devices(devices: Sequence[tuple[str, str]]) -> None:
     """Check that all ranks compute on devices of the same model, and on whole devices.
 
     Args:
-        found: node and device name of every rank.
+        devices: node and device name of every rank.
 
     Raises:
         HpcMpError: with the nodes of each model.
     """
     nodes: dict[str, dict[str, None]] = {}
-    for node, name in found:
+    for node, name in devices:
         nodes.setdefault(name, {})[node] = None
     listed = "; ".join(f"{name} on {', '.join(hosts)}" for name, hosts in nodes.items())
     if any("MIG" in name.split() for name in nodes):

@@ -17,13 +17,12 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.train.data import HeldOut, passes
-from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.signals import REASONS, StopFlag
-from hpc_mp.train.rank.trainer import batches, evaluation_is_due
+from hpc_mp.train.rank.trainer import evaluation_is_due, share
 from hpc_mp.train.rank.watchdog import Watchdog
 
 
@@ -77,17 +76,14 @@ class Evaluator:
                            data_rank=data):
             if reason is not None:
                 return reason
-            found = self.engine.evaluate(self._share(step, mine), self._notes)
-            loss, labels, reason = loss + found.loss, labels + found.labels, REASONS.get(int(found.notes[0]))
+            result = self.engine.evaluate(self._own(step, mine), self._notes)
+            loss, labels, reason = loss + result.loss, labels + result.labels, REASONS.get(int(result.notes[0]))
         self.watchdog.now("step")
         self._say(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
         return None
 
-    def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
-        return Microbatches(
-            batches(self.held_out, mine, self.spec.stages, self.device),
-            lambda microbatch: Moment(step, tuple(mine[microbatch])), 0,
-            lambda microbatch: self.context.waits.at(step, microbatch))
+    def _own(self, step: int, mine: Sequence[range]) -> Microbatches:
+        return share(self.spec, self.held_out, mine, step, self.device, 0, lambda part: self.context.waits.at(step, part))
 
     def _notes(self) -> tuple[float]:
         self.watchdog.now("evaluation")
@@ -95,21 +91,16 @@ class Evaluator:
             duty()
         return float(self.stop.reason),
 
-    def _say(self, found: Evaluation) -> None:
+    def _say(self, evaluation: Evaluation) -> None:
         status(self.context, "training")
         if self.context.who.rank == 0:
-            self.lines.write(line_of(found))
-        self.context.log.say(f"held out after step {found.step}: {loss_words(found.loss)} over "
-                             f"{found.label_tokens:,} tokens in {duration(found.seconds)}")
+            self.lines.write(line_of(evaluation))
+        self.context.log.say(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)} over "
+                             f"{evaluation.label_tokens:,} tokens in {duration(evaluation.seconds)}")
 
 
 def last_evaluated(context: RankContext) -> int:
     """Return the step of the newest evaluation in the run directory; 0 for none. All ranks call this."""
     mine = read_records(context.run.evaluations, Evaluation) if context.who.rank == 0 else []
-    found: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
-    return found
-
-
-def not_asked(step: int, stop: str | None) -> str | None:
-    """Replace ``Evaluator.after`` in a run that does not evaluate."""
-    return None
+    step: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
+    return step

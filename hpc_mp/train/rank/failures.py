@@ -1,4 +1,4 @@
-"""How a rank's failure is written down: ``failures/attempt-K-rank-RRRRR.json``, its log, and the first one in the main log."""
+"""Records of rank failures: ``failures/attempt-K-rank-RRRRR.json``, the rank's log, and the first failure in the main log."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
-from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failures, write_failure
+from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.engine.groups import Tree
 from hpc_mp.train.rank.fencing import Fence, RunRemoved
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.waits import Waits
 
-LAST_FILES = 16  # descriptors that a rank keeps for its last words
-LAST_WORDS_S = 5.0  # in which a file system must take them: one behind a lost link never does
+LAST_FILES = 16  # descriptors that a rank reserves for its last words
+LAST_WORDS_S = 5.0  # time limit to write them: a file system behind a lost link never answers
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class RankContext:
     """A rank's context in a run.
 
     Attributes:
-        attempt: counts the starts of the run, from 1.
-        record: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
+        attempt: number of this start of the run, from 1.
+        record: the launcher's record of this attempt; None if the launcher does not distinguish attempts.
         host: all ranks; None until they are connected.
     """
 
@@ -51,7 +52,7 @@ class RankContext:
 
     @property
     def everyone(self) -> Tree:
-        """All ranks, who are connected."""
+        """All ranks, which must be connected."""
         assert self.host is not None
         return self.host
 
@@ -62,12 +63,12 @@ class RankContext:
 
 
 class NodeLost(Exception):
-    """A node gives no sign of life, or its process has gone without a word.
+    """A node gives no sign of life, or its process ended without taking leave.
 
     Args:
         nodes: the nodes to blame.
-        silent: whether their beats stopped; else connections broke, and their hosts' kernels still answered.
-        ambiguous: whether the reporting node may be the lost one as well.
+        silent: True if their heartbeats stopped; otherwise connections broke while their hosts' kernels still answered.
+        ambiguous: True if the reporting node may be the lost one.
     """
 
     def __init__(self, message: str, nodes: tuple[str, ...], silent: bool, ambiguous: bool = False) -> None:
@@ -80,15 +81,15 @@ class Hung(Exception):
 
 
 class Unwritable(Exception):
-    """This rank's node cannot write checkpoints, and others can."""
+    """This rank's node cannot write checkpoints, and other nodes can."""
 
 
 class PeerGone(Exception):
-    """Another rank, of whose failure all know, has gone."""
+    """Another rank has ended, and its failure is known to all ranks."""
 
 
-MISUSE = "enforce fail"  # gloo: the ranks of a message do not mean the same one
-# What an error or its cause is; of several the first one holds.
+MISUSE = "enforce fail"  # gloo: the ranks disagree about a message
+# Kinds by the class of an error or its cause; the first match counts.
 ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (NodeLost, "lost"),
     (Hung, "hang"),
@@ -102,27 +103,27 @@ ERRORS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def failure_kind(error: BaseException) -> str:
-    """A key of ``rundir.failures.KINDS``: by what an error or its cause is, else by what it says, else by where it came from."""
+    """Return a key of ``rundir.failures.KINDS``: by the class of an error or its cause, else by message, else by origin."""
     if isinstance(error, HpcMpError):
         return "user"
     chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
-    for types, known in ERRORS:
+    for types, category in ERRORS:
         if any(isinstance(e, types) for e in chain):
-            return known
+            return category
     named = next((kind for e in chain if (kind := kind_of(str(e))) is not None), None)
     if named is None and any(hasattr(e, "waited") for e in chain) and not any(MISUSE in str(e) for e in chain):
-        return "peer"  # whatever a wait breaks off with
+        return "peer"  # any error that breaks off a wait
     return named or "error"
 
 
 def record_failure(context: RankContext, error: BaseException) -> str:
-    """Write down why this rank ends; returns the kind. A stale rank writes to its own log alone."""
+    """Record why this rank ends. Return the kind of failure. A stale rank writes only to its own log."""
     limit_files(0)
     who, run, log = context.who, context.run, context.log
     trace = "".join(traceback.format_exception(error))
     if any(os.strerror(errno.EMFILE) in str(e) for e in (error, error.__cause__, error.__context__) if e is not None):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        error = HpcMpError(f"the limit of open files on {who.node} (ulimit -Hn = {most})", f"is too small: {error}",
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        error = HpcMpError(f"the limit of open files on {who.node} (ulimit -Hn = {limit})", f"is too small: {error}",
                            "raise it (limits.conf, LimitNOFILE of slurmd), or use fewer ranks")
     kind = failure_kind(error)
     message = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
@@ -147,21 +148,21 @@ def record_failure(context: RankContext, error: BaseException) -> str:
 
 
 def cause_known(run: RunDirectory, attempt: int) -> bool:
-    """Whether a rank has written down a failure of its own: what others notice of it is then no news."""
+    """Return True if a rank has recorded its own failure: the consequences that other ranks notice are then no news."""
     return any(failure.kind != "peer" for failure in read_failures(run, attempt))
 
 
 def die(context: RankContext, error: Exception) -> NoReturn:
-    """End this process from any of its threads, whatever the others wait for, with what can be said in ``LAST_WORDS_S``."""
+    """End this process from any thread, even if other threads wait. It has ``LAST_WORDS_S`` to record the error."""
     def speak() -> None:
         limit_files(0)
-        with suppress(OSError):  # the cause is recorded even so
+        with suppress(OSError):  # the cause is recorded anyway
             context.log.own.dump()
         record_failure(context, error)
 
-    words = threading.Thread(target=speak, daemon=True)
-    words.start()
-    words.join(LAST_WORDS_S)
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    speaker.join(LAST_WORDS_S)
     os._exit(1)
 
 
@@ -175,7 +176,7 @@ def _first(run: RunDirectory, attempt: int) -> bool:
     return True
 
 
-def limit_files(kept: int) -> None:
-    """Let this process open as many files as its hard limit allows, but for ``kept``."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most - kept if most > kept else most, most))
+def limit_files(reserve: int) -> None:
+    """Raise this process's limit of open files to its hard limit minus ``reserve``."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit - reserve if limit > reserve else limit, limit))

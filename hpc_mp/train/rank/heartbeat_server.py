@@ -29,18 +29,18 @@ class NodeSilence:
     broken: Set[int]
 
 
-def suspects(seen: NodeSilence, timeout: float) -> tuple[frozenset[int], bool]:
+def suspects(silences: NodeSilence, timeout: float) -> tuple[frozenset[int], bool]:
     """Return the nodes to blame, and True if the judging node itself is the suspect.
 
     No node is blamed before one was silent for ``timeout`` or its connection broke. Then every node that missed half of the beats
     is blamed with it, because nodes behind one dead switch do not fall silent at the same moment. If all other nodes are silent,
     at least two of them, the judging node's own link is dead.
     """
-    if not seen.broken and max(seen.silence.values(), default=0.0) < timeout:
+    if not silences.broken and max(silences.silence.values(), default=0.0) < timeout:
         return frozenset(), False
-    silent = {node for node, seconds in seen.silence.items() if seconds > timeout / 2 and node not in seen.broken}
-    own = len(silent) == len(seen.silence) > 1
-    return frozenset(silent | seen.broken), own
+    silent = {node for node, seconds in silences.silence.items() if seconds > timeout / 2 and node not in silences.broken}
+    own = len(silent) == len(silences.silence) > 1
+    return frozenset(silent | silences.broken), own
 
 
 class Server:
@@ -116,14 +116,14 @@ class Server:
 
     def _greet(self, connection: socket.socket, data: bytes) -> bytes:
         """Close connections of strangers and of ranks of another attempt. Return the bytes that follow the greeting."""
-        said = self.greetings[connection] + data
-        line, end, rest = said.partition(b"\n")
-        if not end and data and len(said) < GREETING:
-            self.greetings[connection] = said
+        greeting = self.greetings[connection] + data
+        line, end, rest = greeting.partition(b"\n")
+        if not end and data and len(greeting) < GREETING:
+            self.greetings[connection] = greeting
             return b""
         proof, _, number = line.decode(errors="replace").rpartition(" ")
-        known = number.isdecimal() and int(number) in self.last_beat
-        if not known or not proven(self.secret, proof, "heartbeat", self.challenges[connection], number):
+        valid = number.isdecimal() and int(number) in self.last_beat
+        if not valid or not proven(self.secret, proof, "heartbeat", self.challenges[connection], number):
             self._drop(connection)
             return b""
         del self.greetings[connection]
@@ -138,8 +138,8 @@ class Server:
         connection.close()
 
     def _judge(self, now: float) -> NodeLost | None:
-        seen = NodeSilence({node: now - last for node, last in self.last_beat.items()}, self.broken)
-        nodes, own = suspects(seen, self.timeout)
+        silences = NodeSilence({node: now - last for node, last in self.last_beat.items()}, self.broken)
+        nodes, own = suspects(silences, self.timeout)
         if not nodes:
             self.due = None
             return None
@@ -149,12 +149,12 @@ class Server:
             return None
         blamed = tuple(self.names[node] for node in ([self.own] if own else sorted(nodes)))
         if own:
-            said = f"all other nodes have given no sign of life for {self.timeout:g} s: the link of {blamed[0]} is suspected"
+            reason = f"all other nodes have given no sign of life for {self.timeout:g} s: the link of {blamed[0]} is suspected"
         elif self.broken:
-            said = f"the connection to {', '.join(blamed)} broke"
+            reason = f"the connection to {', '.join(blamed)} broke"
         else:
-            said = f"{', '.join(blamed)} gave no sign of life for {self.timeout:g} s"
-        return NodeLost(said, blamed, silent=not self.broken, ambiguous=len(self.names) == 2 and not self.broken)
+            reason = f"{', '.join(blamed)} gave no sign of life for {self.timeout:g} s"
+        return NodeLost(reason, blamed, silent=not self.broken, ambiguous=len(self.names) == 2 and not self.broken)
 
     def _take_leave(self) -> None:
         for connection in list(self.connected):

@@ -85,10 +85,14 @@ class Log:
         handler = _Handler(self)
         # No level is set if it would change nothing: setting it clears the caches of about a thousand loggers.
         logging.basicConfig(handlers=[handler], force=True)
-        logging.getLogger("transformers").handlers = []
-        # Launch has already shown the warnings of this logger.
-        logging.getLogger("transformers.configuration_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
-        logging.getLogger("transformers").propagate = True
+
+
+def capture_transformers() -> None:
+    """Pass transformers' messages on to whoever has captured logging. Its import has given it a handler of its own."""
+    logging.getLogger("transformers").handlers = []
+    # Launch has already shown the warnings of this logger.
+    logging.getLogger("transformers.configuration_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
+    logging.getLogger("transformers").propagate = True
 
 
 class StepWords:
@@ -121,7 +125,7 @@ class StepWords:
         self._log.say(f"step {metrics.step}/{self._last}: {loss}, {metrics.tokens_per_s:,.0f} tokens/s")
 
 
-def cap(log: Path, longest: int = LONGEST, kept: int = KEPT) -> None:
+def cap(log: Path, longest: int = LONGEST, remainder: int = KEPT) -> None:
     """If ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it.
 
     It is emptied in place, because its writer holds it open (for appending). Lines written in between are lost, as with
@@ -132,8 +136,8 @@ def cap(log: Path, longest: int = LONGEST, kept: int = KEPT) -> None:
         if size <= longest:
             return
         with open(log, "rb") as file:
-            file.seek(size - kept)
-            tail = file.read(kept)
+            file.seek(size - remainder)
+            tail = file.read(remainder)
         log.with_name(f"{log.name}.1").write_bytes(tail.partition(b"\n")[2])
         os.truncate(log, 0)
 

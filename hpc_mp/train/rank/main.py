@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.spec import time_to_meet
-from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
+from hpc_mp.layout.models import ModelShape, expert_cut, family_of, kv_copies
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.rank_env import check_place
@@ -30,7 +30,6 @@ from hpc_mp.train.engine.engine import StepResult
 from hpc_mp.train.engine.groups import Tree, build, check_coordinates
 from hpc_mp.train.engine.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
 from hpc_mp.train.rank import facts
-from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
 from hpc_mp.train.rank.bootstrap import (
     Bootstrap,
     announce,
@@ -43,15 +42,17 @@ from hpc_mp.train.rank.bootstrap import (
     threads,
 )
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
-from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated, not_asked
+from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
 from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
+from hpc_mp.train.rank.model_code import import_model_code
 from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT, connect, meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
+from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
@@ -115,7 +116,8 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
             with ending_in(MEETING_S):
                 host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
             context = replace(context, host=host)
-            _check_seat(context, spec)
+            check_place(context.placement, who, known_hosts(context.record))
+            check_coordinates(context.placement, who.rank)
             nodes = _introduce(context, device_name(device))
             watchdog.now("start")
             ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
@@ -147,25 +149,19 @@ def leave(host: Tree, backend: str) -> None:
         dist.destroy_process_group()
 
 
-def _check_seat(context: RankContext, spec: JobSpec) -> None:
-    """Check before any exchange that host, local rank and coordinates are those of the placement."""
-    check_place(context.placement, context.who, known_hosts(context.record))
-    check_coordinates(context.placement, context.who.rank)
-
-
 def _introduce(context: RankContext, device: str) -> dict[int, str]:
     """Exchange node and device with all ranks. Return the name of every node of the placement.
 
     Raises:
         HpcMpError: the ranks' devices do not match.
     """
-    starts = [RankStart(**each) for each in facts.on_first(asdict(rank_start(context, device)), context.everyone)]
-    found: set[tuple[int, str, str]] = set()
+    starts = [RankStart(**fields) for fields in facts.on_first(asdict(rank_start(context, device)), context.everyone)]
+    places: set[tuple[int, str, str]] = set()
     if starts:
         announce(context.run, starts)
-        found = {(place.node, each.node, each.device) for place, each in zip(context.placement.ranks, starts, strict=True)}
+        places = {(place.node, entry.node, entry.device) for place, entry in zip(context.placement.ranks, starts, strict=True)}
     # All ranks read it, so it has a line per node, not per rank.
-    seats: list[tuple[int, str, str]] = facts.broadcast(sorted(found), context.everyone)
+    seats: list[tuple[int, str, str]] = facts.broadcast(sorted(places), context.everyone)
     check_devices([(name, device) for _, name, device in seats])
     return {node: name for node, name, _ in seats}
 
@@ -174,28 +170,32 @@ def _train(
     spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
     store: SignedKeys, stop: StopFlag, watchdog: Watchdog,
 ) -> TrainingEnd:
-    """Run everything between meeting and leaving the other ranks. ``nodes``: the name of every node of the placement."""
-    pace, given = Pace(), context.record
-    conditions = StopConditions(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
+    """Run all of the training, from the meeting with the other ranks to the end. ``nodes``: the name of every node of the
+    placement."""
+    pace, record = Pace(), context.record
+    conditions = StopConditions(stop, pace, context.run.stop, record.end if record else None, record.grace if record else 0.0)
     checks: list[Callable[[], None]] = [
         partial(check_kept, context.run), context.fence.check, conditions.check] if context.who.rank == 0 else []
     duties = list(checks)
-    if context.who.local_rank == 0 and given is not None:  # srun writes a log per node
+    if context.who.local_rank == 0 and record is not None:  # srun writes a log per node
         duties.append(partial(cap, context.run.node_log(context.who.node)))
 
-    def asked() -> str | None:
+    def stop_reason() -> str | None:
         for check in checks:
             check()
         return REASONS.get(stop.reason)
 
     def stop_if_asked() -> None:
-        asked()
+        stop_reason()
         reason = agree(stop, context.everyone)
         if reason is not None:
             raise Stopped(reason)
 
+    import_model_code(family_of(shape.model_type))  # all ranks at once; those behind rank 0 would wait for its tokens anyway
+    from hpc_mp.train.rank.assemble import assemble, restore
+
     try:
-        tokens, held_out = tokens_of(spec, shape, context, store, asked)
+        tokens, held_out = tokens_of(spec, shape, context, store, stop_reason)
         status(context, "building model")
         schedule = schedule_of(spec)
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
@@ -216,7 +216,7 @@ def _train(
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)
-    evaluate = not_asked if held_out is None else Evaluator(
+    evaluate = (lambda step, stop: None) if held_out is None else Evaluator(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), last_evaluated(context)).after
     trainer = Trainer(spec, context.run, context.attempt, context.fence, engine, groups, samples, device, context.log, stop,

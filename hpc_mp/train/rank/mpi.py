@@ -48,7 +48,7 @@ def come_up(
 
     Args:
         comm: mpi4py's communicator of all processes.
-        hosts: the host of each node of the placement; None if no launcher has named them: rank r is then process r.
+        hosts: the host of each node of the placement; None if no launcher has named the hosts. Rank r is then process r.
         node: the name of this node.
         address: the address of rank 0's host, if it is known.
 
@@ -73,8 +73,8 @@ def come_up(
         listener, point = server.fileno(), (address or ("127.0.0.1" if beside.Get_size() == who.world else node),
                                             server.getsockname()[1])
         server.detach()
-    found, port = comm.bcast(point, root=ranks.index(0))
-    return who, Rendezvous(found, port, secret, listener)
+    host, port = comm.bcast(point, root=ranks.index(0))
+    return who, Rendezvous(host, port, secret, listener)
 
 
 def check_size(size: int, expected: int, environ: Mapping[str, str]) -> None:

@@ -23,9 +23,9 @@ def digest(secret: str, *parts: str) -> str:
     return hmac.new(secret.encode(), "\0".join(parts).encode(), "sha256").hexdigest()
 
 
-def proven(secret: str, given: str, *parts: str) -> bool:
-    """Return True if ``given`` is the digest of ``parts``. The comparison takes constant time."""
-    return hmac.compare_digest(digest(secret, *parts).encode(), given.encode(errors="replace"))
+def proven(secret: str, claim: str, *parts: str) -> bool:
+    """Return True if ``claim`` is the digest of ``parts``. The comparison takes constant time."""
+    return hmac.compare_digest(digest(secret, *parts).encode(), claim.encode(errors="replace"))
 
 
 class SignedKeys:
@@ -42,8 +42,8 @@ class SignedKeys:
 
     def get(self, key: str) -> str:
         """Wait for a key and return its value. Raises Intrusion, and dist.DistError on timeout."""
-        said = self._store.get(key).decode(errors="replace")
-        proof, value = said[:DIGEST], said[DIGEST:]
+        text = self._store.get(key).decode(errors="replace")
+        proof, value = text[:DIGEST], text[DIGEST:]
         if not proven(self._secret, proof, key, value):
             raise Intrusion(f"the key {key!r} of the ranks' store was written by somebody who does not belong to this start")
         return value

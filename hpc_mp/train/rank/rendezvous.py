@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -92,6 +94,16 @@ def connect(who: RankEnv, store: dist.Store, backend: str) -> Tree:
     gloo.register()
     dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
     return everyone(FILES_TIMEOUT)
+
+
+@contextmanager
+def process_group(backend: str, **options: Any) -> Iterator[None]:
+    """Make the default process group of a process that is the only one. ``options``: those of torch."""
+    dist.init_process_group(backend, **options)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def seat(rank: int) -> str:

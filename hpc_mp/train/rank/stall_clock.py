@@ -13,14 +13,19 @@ class StallAwareClock:
 
     Args:
         tick: longest time in seconds between two readings of the clock.
+
+    Attributes:
+        paused: True if the process was paused before the last reading.
     """
 
     def __init__(self, tick: float) -> None:
         self._tick = tick
         self._awake = 0.0
+        self.paused = False
         self._last = time.monotonic()
 
     def now(self) -> float:
         last, self._last = self._last, time.monotonic()
+        self.paused = self._last - last > 2 * self._tick
         self._awake += min(self._last - last, 2 * self._tick)
         return self._awake

@@ -1,8 +1,8 @@
 """The train loop of one rank.
 
-What a step came to is read when the next one has been launched, so that a GPU never waits for its host: the line of metrics, the
-budget of skipped steps and the reasons to stop come one step late. Before a checkpoint everything is read; so a run that is asked
-to stop does so after the step that follows the one in which ranks agreed, all of them after the same.
+The results of a step are read after the next step has been launched, so that a GPU never waits for its host. The line of metrics,
+the budget of skipped steps and the reasons to stop therefore come one step late. Before a checkpoint everything is read. A run
+that is asked to stop does so after the step that follows the one in which ranks agreed; all ranks stop after the same step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.failures import RankFailure, kind_of, write_failure
+from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
@@ -41,12 +42,12 @@ from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
 from hpc_mp.train.rank.watchdog import Watchdog
 
-TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy initialization
+TRACED_STEP = 2  # of an attempt: the first step is dominated by allocation and lazy initialization
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """After which step training ended, and why before the last one; None when all steps are done."""
+    """The step after which training ended, and the reason if it was not the last; None if all steps are done."""
 
     step: int
     stopped: str | None
@@ -54,8 +55,8 @@ class TrainingEnd:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step whose numbers have yet to be read. ``samples``: the position of its first one; ``tokens``: that were trained on when
-    it is done."""
+    """A step whose results are not read yet. ``samples``: its first sample's position; ``tokens``: the total trained on after
+    it."""
 
     step: int
     samples: int
@@ -65,12 +66,12 @@ class Launched:
 
 @dataclass
 class MetricLines:
-    """The lines of ``metrics.jsonl``, which rank 0 writes as soon as the numbers of a step have come.
+    """The lines of ``metrics.jsonl``, which rank 0 writes as soon as the results of a step arrive.
 
     Attributes:
-        file: None on all other ranks.
-        metrics: those of a step.
-        words: says now and then how far training is.
+        file: the file; None on all other ranks.
+        metrics: returns the metrics of a step.
+        words: logs the progress from time to time.
     """
 
     file: LineFile | None
@@ -83,7 +84,7 @@ class MetricLines:
         self.write(until=-1)
 
     def write(self, until: int) -> None:
-        """Those that have come, and those of the steps up to this one, for which the host waits."""
+        """Write the lines of steps whose results have arrived. For steps up to ``until`` the host waits."""
         while self.unwritten and (self.unwritten[0].step <= until or self.unwritten[0].result.readback.there):
             launched = self.unwritten.popleft()
             if self.file is not None:
@@ -102,14 +103,15 @@ class Trainer:
     """Everything that one rank trains with.
 
     Attributes:
-        attempt: counts the starts of this run.
-        fence: to the run directory.
-        duties: what else this rank does between two steps: check for reasons to stop, keep logs short …
-        watchdog: is told what this rank does.
-        pace: kept for those duties.
-        waits: gets how far the rank has come.
-        node_of: the host of every rank.
-        evaluate: called after each step with why the run must stop; returns why an evaluation that is due was not made.
+        attempt: number of this start of the run.
+        fence: the fence of the run directory.
+        duties: other work of this rank between two steps: check for reasons to stop, keep logs short …
+        watchdog: notified of this rank's phases.
+        pace: updated for those duties.
+        waits: notified of the rank's progress.
+        node_of: returns the host of a rank.
+        evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
+            made.
     """
 
     spec: JobSpec
@@ -130,11 +132,11 @@ class Trainer:
     evaluate: Callable[[int, str | None], str | None]
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
-        """From where training has come to ``train.steps``, or to the first step after which the run must stop.
+        """Train up to ``train.steps``, or to the first step after which the run must stop.
 
         Raises:
-            SaveFailed: the last checkpoint could not be saved, or ``checkpoint.failures`` in a row.
-            Unwritable, PeerGone: the same, where this rank's node, or another one, could not write and the rest could.
+            SaveFailed: the last checkpoint, or ``checkpoint.failures`` in a row, could not be saved.
+            Unwritable, PeerGone: the same, if this rank's node, or another one, could not write and the others could.
             FencedOut: the run has been started again.
         """
         settings, every = self.spec.train, self.spec.checkpoint.every
@@ -166,7 +168,7 @@ class Trainer:
                 if failed is not None and failures == self.spec.checkpoint.failures:
                     self._give_up(failed, f"{failures} checkpoints in a row could not be saved: {failed}")
                 self._between_steps()
-                stop = stop or agree(self.stop, self.groups.host)  # who asked while this was saved waits for no other step
+                stop = stop or agree(self.stop, self.groups.host)  # a request made during the save needs no further step
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
             if stop:
                 break
@@ -176,8 +178,8 @@ class Trainer:
         return ended
 
     def _read(self, launched: Launched, reached: Counters) -> tuple[Counters, str | None]:
-        """What a step came to: how far training is behind it, and why to stop. Raises FloatingPointError when one step too many
-        was skipped."""
+        """Read the results of a step. Return the counters after it, and the reason to stop. Raises FloatingPointError if too
+        many steps were skipped."""
         settings, numbers = self.spec.train, launched.result.numbers()
         self.pace.step = numbers.seconds
         reason, _ = numbers.notes
@@ -202,7 +204,7 @@ class Trainer:
             duty()
 
     def _skipped(self, launched: Launched, reached: Counters, numbers: StepNumbers) -> Counters:
-        """Say which step was skipped. Raises FloatingPointError when it is one too many, or the last of none but such."""
+        """Log that a step was skipped. Raises FloatingPointError if too many steps, or all steps of the run, were skipped."""
         settings = self.spec.train
         last = launched.samples + settings.global_batch - 1
         where = f"step {launched.step + 1}, on the samples {launched.samples} to {last}"
@@ -225,44 +227,39 @@ class Trainer:
         return reached
 
     def _step(self, step: int, first: int, trace: bool) -> StepResult:
-        """Launch an optimizer step, on the samples from position ``first`` on. What all ranks agree on beside it: why to stop,
-        and the largest peak memory."""
+        """Launch an optimizer step on the samples from position ``first`` on. Its notes are reduced over all ranks: the reason
+        to stop, and the largest peak memory."""
         self.waits.at(step + 1)
-        share = self._share(step, positions(
-            first, global_batch=self.spec.train.global_batch, data_degree=self.spec.data_degree, data_rank=self.groups.data_rank,
-            microbatches=self.spec.microbatches))
+        mine = positions(first, global_batch=self.spec.train.global_batch, data_degree=self.spec.data_degree,
+                         data_rank=self.groups.data_rank, microbatches=self.spec.microbatches)
+        work = share(self.spec, self.samples, mine, step, self.device, sum(map(self.samples.label_count, mine)),
+                     lambda part: self.waits.at(step + 1, part))
 
         def notes() -> tuple[float, float]:
             self._between_steps()
             return float(self.stop.reason), float(peak_bytes(self.device))
 
-        return self.engine.step(step, share, notes, trace)
+        return self.engine.step(step, work, notes, trace)
 
-    def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
-        """This replica's samples, one range of positions for each microbatch."""
-        return Microbatches(
-            batches(self.samples, mine, self.spec.stages, self.device),
-            lambda microbatch: Moment(step, tuple(mine[microbatch])), sum(map(self.samples.label_count, mine)),
-            lambda microbatch: self.waits.at(step + 1, microbatch))
-
-    def _give_up(self, failed: checkpoint.SaveFailed, said: str) -> NoReturn:
-        """End the run for want of checkpoints. A node to blame cannot write that down: a rank of another one names it."""
+    def _give_up(self, failed: checkpoint.SaveFailed, message: str) -> NoReturn:
+        """End the run because it cannot save checkpoints. A node to blame cannot record that, so a rank of another node does."""
         rank, ranks = dist.get_rank(), range(dist.get_world_size())
-        space = kind_of(str(failed)) == "space"  # that of the file system, whoever has met it
-        blamed = {self.node_of(each) for each in failed.ranks}
-        well = [each for each in ranks if self.node_of(each) not in blamed] if failed.refused else []
+        space = kind_of(str(failed)) == "space"  # the file system is full; it does not matter which rank noticed it
+        blamed = {self.node_of(failed_rank) for failed_rank in failed.ranks}
+        well = [peer for peer in ranks if self.node_of(peer) not in blamed] if failed.refused else []
         if space or (not well and rank in failed.ranks):
-            raise checkpoint.SaveFailed(said, failed.ranks)
+            raise checkpoint.SaveFailed(message, failed.ranks)
         if not well:
-            raise PeerGone(said)
+            raise PeerGone(message)
         if rank == well[0]:
-            for each in failed.ranks:
-                write_failure(self.run, RankFailure(each, self.node_of(each), "unwritable", said, time.time(), self.attempt))
+            for failed_rank in failed.ranks:
+                write_failure(self.run, RankFailure(
+                    failed_rank, self.node_of(failed_rank), "unwritable", message, time.time(), self.attempt))
         facts.barrier(self.groups.host)
-        raise Unwritable(said) if rank in failed.ranks else PeerGone(said)
+        raise Unwritable(message) if rank in failed.ranks else PeerGone(message)
 
     def _save(self, counters: Counters) -> checkpoint.SaveFailed | None:
-        """Save, and say how it went; the failure is returned, for training goes on."""
+        """Save a checkpoint and log the result. A failure is returned, because training continues."""
         began = time.perf_counter()
         self.watchdog.now("save")
         try:
@@ -277,42 +274,50 @@ class Trainer:
 
 
 class SampleSource(Protocol):
-    """Samples by their positions, as ``Samples`` and ``HeldOut`` have them."""
+    """A source of samples by position, such as ``Samples`` and ``HeldOut``."""
 
     def batch(self, positions: range, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
 
     def begins(self, positions: range, /) -> NDArray[np.int64] | None: ...
 
 
-def batches(
-    source: SampleSource, mine: Sequence[range], stages: int, device: torch.device,
-) -> Callable[[int, int], Batch]:
-    """(stage, microbatch) -> what that stage needs of it: labels and ids are read for the stages at the ends alone."""
+def share(
+    spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
+    begun: Callable[[int], None] = lambda microbatch: None,
+) -> Microbatches:
+    """Return a replica's samples of a step. Ids and labels are read only for the end stages.
+
+    Args:
+        mine: the positions of each microbatch.
+        labels: the number of labels that count.
+        begun: called with each microbatch that begins.
+    """
+    stages = spec.stages
 
     def batch(stage: int, microbatch: int) -> Batch:
         begins = source.begins(mine[microbatch])
         documents = None if begins is None else to_device(torch.from_numpy(begins), device)
         if 0 < stage < stages - 1:
             return Batch(begins=documents)
-        ids, labels = (to_device(torch.from_numpy(each), device) for each in source.batch(mine[microbatch]))
-        return Batch(ids if stage == 0 else None, labels if stage == stages - 1 else None, documents)
+        ids, targets = (to_device(torch.from_numpy(array), device) for array in source.batch(mine[microbatch]))
+        return Batch(ids if stage == 0 else None, targets if stage == stages - 1 else None, documents)
 
-    return batch
+    return Microbatches(batch, lambda microbatch: Moment(step, tuple(mine[microbatch])), labels, begun)
 
 
 def evaluation_is_due(spec: JobSpec, step: int) -> bool:
-    """After this step, from 1."""
+    """Return True if an evaluation is due after this step (from 1)."""
     every = spec.evaluate.every
     return bool(spec.evaluate.files) and (step == spec.train.steps or (every > 0 and step % every == 0))
 
 
 def agree(flag: StopFlag, host: Tree) -> str | None:
-    """Why the run must stop, on all ranks alike; None when none of them has a reason. All ranks call this."""
+    """Return the reason why the run must stop, the same on all ranks; None if no rank has one. All ranks call this."""
     return REASONS.get(facts.largest(int(flag.reason), host))
 
 
 def write_trace(path: Path, trace: RankTrace) -> None:
-    """A trace is a picture's raw material: when it cannot be written, training does not suffer."""
+    """Write a trace. Errors are ignored, because a trace is not essential to training."""
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(line_of(trace), encoding="utf-8")

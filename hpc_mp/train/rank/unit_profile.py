@@ -7,8 +7,7 @@ backwards. The pipeline notes their times and kept bytes. Parameters have arbitr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median, quantiles
@@ -23,13 +22,15 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule import Action, Schedule, build
 from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.engine import groups
+from hpc_mp.train.engine.causal_model import CausalModel
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
 from hpc_mp.train.engine.optimizer_state import OnDevice
 from hpc_mp.train.engine.pipeline import Span
-from hpc_mp.train.engine.section import Batch, CausalModel
+from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
+from hpc_mp.train.rank.rendezvous import process_group
 
 STAGES = (0, 1, 0)  # layers: only the embedding, a block, only the head
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
@@ -40,18 +41,18 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
     device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
     schedule = build("breadth_first", 1, 1, len(STAGES), "last")
-    with _alone(backend):
+    with process_group(backend, rank=0, world_size=1, store=dist.HashStore()):
         alone = groups.build(place(Degrees(1, 1, 1), "DPT", 1), 1, device, backend, schedule, None, groups.everyone())
         engine = _engine(spec, shape, schedule, alone, device)
-        kept = [0] * len(STAGES)
-        engine.pipeline.perform["F"] = partial(_noted, engine, kept, engine.pipeline.perform["F"])
+        activation_bytes = [0] * len(STAGES)
+        engine.pipeline.perform["F"] = partial(_noted, engine, activation_bytes, engine.pipeline.perform["F"])
         work = _microbatch(spec, shape, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
         seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
         sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.sections[stage].units.values())
                  for stage in range(len(STAGES))]
     embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
-                              for took, activations, parameters in zip(seconds, kept, sizes, strict=True))
+                              for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
     return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head,
                         device_memory(device, spec.job.ranks_per_node))
 
@@ -84,11 +85,11 @@ def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Micro
     return Microbatches(batch, moment, tokens.numel())
 
 
-def _noted(engine: Engine, kept: list[int], perform: Any, step: Any, action: Action) -> None:
+def _noted(engine: Engine, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:
     """Perform a forward and note the bytes that it keeps."""
     before = engine.pipeline.activations.here
     perform(step, action)
-    kept[action.stage] = engine.pipeline.activations.here - before
+    activation_bytes[action.stage] = engine.pipeline.activations.here - before
 
 
 def _spread(seconds: Sequence[float]) -> float:
@@ -101,13 +102,3 @@ def _spread(seconds: Sequence[float]) -> float:
 
 def _seconds(spans: Sequence[Span], stage: int) -> float:
     return sum(end - begin for kind, where, _, begin, end in spans if where == stage and kind in ("F", "B"))
-
-
-@contextmanager
-def _alone(backend: str) -> Iterator[None]:
-    """Make this process a world of one rank."""
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

@@ -1,14 +1,15 @@
-"""What this rank waits for, noted before it blocks: its part of who waits for whom (``hpc_mp.rundir.waits``).
+"""The message that this rank waits for, noted before it blocks: its part of the wait graph (``hpc_mp.rundir.standings``).
 
-All messages pass through the methods of torch's process groups and ``Work.wait``, whoever sends them: the engine,
-the saving of a checkpoint, barriers. While ``listening``, these methods count a message before they hand it on, and note the one
-that is waited in; that costs some microseconds of memory accesses and no file. (NCCL's flight recorder counts too, but neither
-exists for gloo nor tells what the host waits for.) A thread writes the note down once the rank has stood still for a while.
+All messages pass through the methods of torch's process groups and ``Work.wait``, whether the sender is the engine, the saving of
+a checkpoint or a barrier. While ``listening``, these methods count a message before they pass it on, and note the current wait.
+This costs some microseconds of memory accesses and no file. (NCCL's flight recorder counts too, but it does not exist for gloo
+and does not tell what the host waits for.) A thread writes the note to a file once the rank has not moved for a while.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 import time
@@ -23,9 +24,10 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.waits import Standing, Wait, write_standing
+from hpc_mp.rundir.standings import Standing, Wait, write_standing
+from hpc_mp.train.rank.stall_clock import StallAwareClock
 
-# torch's names of what all ranks of a group take part in, and of a message between two of them.
+# torch's names of operations of all ranks of a group, and of messages between two of them.
 COLLECTIVES: Mapping[str, str] = {
     "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "allgather": "all_gather",
     "allgather_coalesced": "all_gather", "_allgather_base": "all_gather",
@@ -36,22 +38,23 @@ COLLECTIVES: Mapping[str, str] = {
     "alltoall": "all_to_all", "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all", "barrier": "barrier",
     "broadcast": "broadcast", "gather": "gather", "scatter": "scatter",
 }
-DIRECTED: Mapping[str, tuple[str, str]] = {"send": ("sent", "received"), "recv": ("received", "sent")}  # own and the other's part
+DIRECTED: Mapping[str, tuple[str, str]] = {"send": ("sent", "received"), "recv": ("received", "sent")}  # own and the peer's part
 
 Result = TypeVar("Result")
-POLL_S = 0.5  # between two polls of whether this rank moves
-PATIENCE_S = 1.0  # for which it stands still before that is written down ...
-PATIENCE_STEPS = 2.0  # ... or so many times as long as its last step took, if that is more
-PERIOD_S = 5.0  # after which a rank that goes on standing writes it anew
+POLL_S = 0.5  # between two checks that this rank moves
+PATIENCE_S = 1.0  # stillness after which the rank's standing is written ...
+PATIENCE_STEPS = 2.0  # ... or that many times the duration of its last step, if that is longer
+PERIOD_S = 5.0  # after which a rank that still does not move writes it again
 
 
 class Waits:
-    """Counts the messages of this rank and notes the one that it waits in.
+    """Counters of this rank's messages, and the message that it waits in.
 
     Attributes:
-        wait: the message; None while the rank waits for nobody. ``since``: unix seconds of the last movement.
-        passed: how many messages it has come to, by channel.
-        moves: grows with every message and microbatch.
+        wait: the message; None while the rank does not wait. ``since``: unix time in seconds of the last movement, or of
+            the end of a later pause of the process.
+        passed: number of messages that the rank has reached, by channel.
+        moves: a counter that grows with every message and microbatch.
     """
 
     def __init__(self, rank: int) -> None:
@@ -67,7 +70,7 @@ class Waits:
         self._messages: WeakKeyDictionary[Any, Wait] = WeakKeyDictionary()
 
     def at(self, step: int, microbatch: int = -1) -> None:
-        """The rank has come to a step (from 1) or to one of its microbatches (from 0)."""
+        """Note that the rank has reached a step (from 1) or one of its microbatches (from 0)."""
         if step != self.step:
             now = time.monotonic()
             self.pace = now - self._began if self.step else 0.0
@@ -76,20 +79,20 @@ class Waits:
         self.moves += 1
 
     def together(self, what: str, ranks: Sequence[int], action: Callable[[], Result]) -> Result:
-        """Do something to which all ``ranks`` must come, other than by a message of a process group."""
+        """Run an action in which all ``ranks`` must take part, and which is not a message of a process group."""
         self.passed[what] += 1
         wait = Wait(what, tuple(rank for rank in ranks if rank != self.rank), what, self.passed[what])
-        found: Result = self._in(wait, action)
-        return found
+        result: Result = self._in(wait, action)
+        return result
 
     def behind(self, what: str, rank: int, action: Callable[[], Result]) -> Result:
-        """Wait for what ``rank`` does once and the others wait for, ``rank`` itself when it has done it."""
-        found: Result = self._in(None if rank == self.rank else Wait(what, (rank,), what, 1), action)
+        """Wait for an action of ``rank``. The other ranks call this to wait for it, ``rank`` calls it after the action."""
+        result: Result = self._in(None if rank == self.rank else Wait(what, (rank,), what, 1), action)
         self.passed[what] += 1
-        return found
+        return result
 
     def standing(self, period: float = 0.0, error: BaseException | None = None) -> Standing:
-        """Where the rank stands now, or where it stood when ``error`` was raised. ``period``: as in ``Standing``."""
+        """Return the rank's standing now, or when ``error`` was raised. ``period``: as in ``Standing``."""
         raised = traceback.extract_tb(error.__traceback__) if error is not None else None
         broken_off: Wait | None = getattr(error, "waited", None)
         return Standing(self.rank, time.time(), self.since, period, self.step, self.microbatch if self.microbatch >= 0 else None,
@@ -97,7 +100,7 @@ class Waits:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear all messages of this process. An error that comes out of a wait carries it as ``waited``."""
+        """Observe all messages of this process. An error that breaks off a wait carries the wait as ``waited``."""
         groups, works = dist.ProcessGroup, dist.Work
         noted = {**{name: functools.partial(self._collective, spoken) for name, spoken in COLLECTIVES.items()},
                  **{name: functools.partial(self._directed, name, *parts) for name, parts in DIRECTED.items()}}
@@ -130,7 +133,7 @@ class Waits:
         return self._hand_on(wait, original, group, tensors, peer, *args, **named)
 
     def _hand_on(self, wait: Wait, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        before, self.wait = self.wait, wait  # a communicator may be made first, for which it waits
+        before, self.wait = self.wait, wait  # a communicator may have to be made first, which waits too
         self.since = time.time()
         self.moves += 1
         try:
@@ -145,7 +148,7 @@ class Waits:
         return self._in(self._messages.get(work), original, work, *args, **named)
 
     def _in(self, wait: Wait | None, action: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """What the action gives, in which this rank waits."""
+        """Return the result of an action in which this rank waits."""
         before, self.wait = self.wait, wait
         self.since = time.time()
         self.moves += 1
@@ -160,17 +163,17 @@ class Waits:
             self.moves += 1
 
     def _group(self, group: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-        """Its channel, and its ranks with and without this one."""
-        found = self._groups.get(group)
-        if found is None:
+        """Return a group's channel, and its ranks with and without this one."""
+        entry = self._groups.get(group)
+        if entry is None:
             ranks = tuple(dist.get_process_group_ranks(group))
-            found = f"group {group.group_name}", ranks, tuple(rank for rank in ranks if rank != self.rank)
-            self._groups[group] = found
-        return found
+            entry = f"group {group.group_name}", ranks, tuple(rank for rank in ranks if rank != self.rank)
+            self._groups[group] = entry
+        return entry
 
 
 def _method(noted: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that hands ``original`` and all that it is called with to ``noted``."""
+    """Return a method that passes ``original`` and all its arguments to ``noted``."""
     @functools.wraps(original)
     def method(*args: Any, **named: Any) -> Any:
         return noted(original, *args, **named)
@@ -180,14 +183,14 @@ def _method(noted: Callable[..., Any], original: Callable[..., Any]) -> Callable
 
 @contextmanager
 def noted(waits: Waits, run: RunDirectory, attempt: int, step_timeout: float) -> Iterator[None]:
-    """While the block runs, a thread writes down where the rank stands when it does not move, and takes it back when it does."""
+    """Run a thread during the block that writes the rank's standing when it stops moving, and removes it when it moves again."""
     done = threading.Event()
     thread = threading.Thread(target=_note, args=(waits, run, attempt, min(PERIOD_S, max(POLL_S, step_timeout / 20)), done),
                               name="waits", daemon=True)
     thread.start()
     try:
         yield
-    finally:  # a rank that ends says in its last words where it stood
+    finally:  # a rank that ends reports its standing in its failure record
         done.set()
         thread.join()
         with suppress(OSError):
@@ -195,29 +198,35 @@ def noted(waits: Waits, run: RunDirectory, attempt: int, step_timeout: float) ->
 
 
 def _note(waits: Waits, run: RunDirectory, attempt: int, period: float, done: threading.Event) -> None:
-    moves, moved, written = -1, time.monotonic(), 0.0
-    while not done.wait(POLL_S):
-        now = time.monotonic()
+    """Keep the rank's standing written while it does not move. A pause of the process is not a wait for others."""
+    clock = StallAwareClock(POLL_S)
+    moves, moved, written = -1, clock.now(), -math.inf
+    ended = False
+    while not ended:
+        ended = done.wait(POLL_S)
+        now = clock.now()
+        if clock.paused:  # meanwhile the others waited for this rank
+            waits.since = time.time()
         if waits.moves != moves:
             moves, moved = waits.moves, now
-            if written:
+            if written > -math.inf:
                 with suppress(OSError):
                     run.standing(attempt, waits.rank).unlink(missing_ok=True)
-                written = 0.0
+                written = -math.inf
         elif now - moved >= max(PATIENCE_S, PATIENCE_STEPS * waits.pace) and now - written >= period:
-            with suppress(OSError):  # a disk that is full now may not be so later
+            with suppress(OSError):  # a full disk may have room later
                 write_standing(run, attempt, waits.standing(period))
                 written = now
 
 
 def stack() -> traceback.StackSummary:
-    """Of the main thread, from any. Source lines are read when somebody prints them: where a rank stands can be told without."""
+    """Return the stack of the main thread, from any thread. Source lines are read only when printed: a standing needs none."""
     frames = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0])
     innermost_first = traceback.StackSummary.extract(frames, lookup_lines=False)
     return traceback.StackSummary.from_list(innermost_first[::-1])
 
 
 def place(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost function of ours, with file and line."""
+    """Return the innermost function of hpc_mp, with file and line."""
     own = next((entry for entry in reversed(frames) if "hpc_mp" in entry.filename and entry.filename != __file__), frames[-1])
     return f"{own.name} ({Path(own.filename).name}:{own.lineno})"

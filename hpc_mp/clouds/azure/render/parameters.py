@@ -7,7 +7,6 @@ from typing import Any
 from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan
 
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 EXPORT = "/shared"  # default path exported by an NFS server
 LUSTRE_OPTIONS = "noatime,user_xattr"  # as in Azure CycleCloud Workspace for Slurm
 
@@ -15,29 +14,31 @@ LUSTRE_OPTIONS = "noatime,user_xattr"  # as in Azure CycleCloud Workspace for Sl
 def parameters(plan: ClusterPlan) -> dict[str, Any]:
     """Return all parameters of the template that depend on the plan."""
     choices, size = plan.choices, plan.size
+    accounting = {"url": choices.database, "user": choices.database_user, "password": None} if choices.accounting else {}
     return {
         "Region": choices.region,
         "SubnetId": choices.subnet,
         "Credentials": choices.credentials,
         "HPCMachineType": size.name,
         "HPCImageName": plan.image,
-        "HPCInfiniBand": plan.infiniband,
+        "HPCInfiniBand": bool(size.rdma),
         "MaxHPCExecuteNodeCount": choices.nodes,
         "HPCMaxScalesetSize": plan.group,
-        "SchedulerMachineType": plan.heads.scheduler,
+        "SchedulerMachineType": plan.heads["scheduler"],
         "SchedulerImageName": plan.plain,
-        "loginMachineType": plan.heads.login,
+        "loginMachineType": plan.heads["login"],
         "LoginImageName": plan.plain,
         "NumberLoginNodes": choices.login_nodes,
         "MaxLoginNodeCount": max(choices.login_nodes, 4),
-        "HTCMachineType": plan.heads.htc,
+        "HTCMachineType": plan.heads["htc"],
         "HTCImageName": plan.plain,
         "MaxHTCExecuteNodeCount": choices.htc_nodes,
         "EnableNodeHealthChecks": bool(size.gpus or size.rdma),
         "HpcMpProfile": size.profile,
         "HpcMpTopology": topology(size),
-        "HpcMpTorchIndex": "" if size.gpus else CPU_INDEX,
-        **_accounting(choices),
+        "HpcMpTorchIndex": "" if size.gpus else "https://download.pytorch.org/whl/cpu",
+        "configuration_slurm_accounting_enabled": choices.accounting,
+        **{f"configuration_slurm_accounting_{key}": value for key, value in accounting.items()},
         **_storage(choices),
     }
 
@@ -47,25 +48,15 @@ def topology(size: MachineType) -> str:
     return "block" if size.nvlink_block else "tree" if size.rdma else "off"
 
 
-def _accounting(choices: Choices) -> dict[str, Any]:
-    if not choices.accounting:
-        return {"configuration_slurm_accounting_enabled": False}
-    return {
-        "configuration_slurm_accounting_enabled": True,
-        "configuration_slurm_accounting_url": choices.database,
-        "configuration_slurm_accounting_user": choices.database_user,
-        "configuration_slurm_accounting_password": None,
-    }
-
-
 def _storage(choices: Choices) -> dict[str, Any]:
+    host, _, path = (choices.storage_address or "").partition(":")
     match choices.storage:
         case "nfs":
             return {"UseBuiltinShared": True}
         case "external":
-            return {"UseBuiltinShared": False, "NFSType": "nfs", "NFSAddress": choices.storage_host,
-                    "NFSSharedExportPath": choices.storage_path or EXPORT}
+            return {"UseBuiltinShared": False, "NFSType": "nfs", "NFSAddress": host or None,
+                    "NFSSharedExportPath": path or EXPORT}
         case "amlfs":
             return {"UseBuiltinShared": True, "AdditionalNFS": True, "AdditionalNFSType": "lustre",
-                    "AdditionalNFSAddress": choices.storage_host, "AdditionalNFSExportPath": choices.storage_path,
+                    "AdditionalNFSAddress": host or None, "AdditionalNFSExportPath": path,
                     "AdditionalNFSMountPoint": "/data", "AdditionalNFSMountOptions": LUSTRE_OPTIONS}

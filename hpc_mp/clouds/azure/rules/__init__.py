@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 from hpc_mp.base.findings import Finding, Hit, Rule
-from hpc_mp.clouds.azure.context import Case, read_case
-from hpc_mp.clouds.azure.parameters import Given
-from hpc_mp.clouds.azure.project import Project
+from hpc_mp.clouds.azure.case import Case, read_case
+from hpc_mp.clouds.azure.files import ParameterFile, Project
 from hpc_mp.clouds.azure.rules.machines import RULES as MACHINES
 from hpc_mp.clouds.azure.rules.nodes import RULES as NODES
 from hpc_mp.clouds.azure.rules.slurm import RULES as SLURM
 from hpc_mp.clouds.azure.rules.template import RULES as TEMPLATE
 
 RULES: tuple[Rule[Case], ...] = (*TEMPLATE, *NODES, *SLURM, *MACHINES)
-
-
 _LONGEST = 240
 
 
-def lint(text: str, *, file: str = "template", given: Given | None = None, project: Project | None = None) -> tuple[Finding, ...]:
-    """Return all findings, the template's own first, in the order of lines. Nothing is run, and no service is queried.
+def lint(text: str, *, file: str = "template", parameters: ParameterFile | None = None,
+         project: Project | None = None) -> tuple[Finding, ...]:
+    """Return all findings of a template, its own first, in the order of lines. Nothing is run, and no service is queried.
 
     Args:
-        text: the template.
         file: name of the template in findings.
-        given: values of its parameters; default: their defaults.
         project: the project whose specs it uses; without it the project's files are not checked.
     """
-    case = read_case(text, file=file, given=given, project=project)
-    found = {rule.finding(_printable(hit), case.file) for rule in RULES for hit in rule.find(case)}
-    return tuple(sorted(found, key=lambda each: (each.file != file, each.file or "", each.line or 0, each.code, each.message)))
+    case = read_case(text, parameters, project)
+    findings = {rule.finding(_printable(hit), file) for rule in RULES for hit in rule.find(case)}
+    return tuple(sorted(findings, key=lambda finding: (finding.file != file, finding.file or "", finding.line or 0, finding.code,
+                                                       finding.message)))
 
 
 def _printable(hit: Hit) -> Hit:
-    """Shorten quoted values to a readable length; a template's first line is 1."""
-    return hit._replace(it=_short(hit.it), advice=_short(hit.advice), line=max(hit.line, 1))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    """Shorten quoted values to a readable length."""
+    item, advice = (text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for text in (hit.item, hit.advice))
+    return hit._replace(item=item, advice=advice)

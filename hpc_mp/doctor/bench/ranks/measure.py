@@ -1,14 +1,55 @@
-"""Measurement of one size and placement: warm up, time, and compare the data, as nccl-tests does."""
+"""Measurement of one size and placement: warm up, time, and compare the data, as nccl-tests does.
+
+``torch_network`` and ``mpi_network`` implement ``Network``, the interface of a backend.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from hpc_mp.doctor.bench.ranks import pattern
-from hpc_mp.doctor.bench.ranks.network import Network
 from hpc_mp.planner.collectives import Collective, Counts, Placed
+
+
+class Network(Protocol):
+    """The communicator of all ranks, and that of this rank's group."""
+
+    rank: int
+    world: int  # number of all ranks
+    member: int  # index in its group
+    members: int  # number of the ranks of its group
+    device: str  # name of the one with the buffers
+    versions: dict[str, str]  # of the libraries, for the record
+
+    def buffer(self, elements: int) -> Any:
+        """Return a one-dimensional array or tensor on the device."""
+
+    def table(self, values: Any) -> Any:
+        """Convert an array of float64 for comparison with a buffer."""
+
+    def operation(self, collective: Collective, send: Any, receive: Any) -> Callable[[], object]:
+        """Return a function that starts the operation in the group. In place both buffers overlap as in nccl-tests."""
+
+    def finish(self) -> None:
+        """Wait for all started operations."""
+
+    def stamp(self) -> Any:
+        """Return a timestamp of the device's clock."""
+
+    def between(self, stamps: Sequence[Any]) -> list[float]:
+        """Return the seconds between consecutive timestamps; call it after ``finish``."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks of all groups."""
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return the values of all ranks on rank 0, None elsewhere."""
+
+    def close(self) -> None:
+        """Close the network after all ranks have finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +59,14 @@ class Buffers:
     send: Any
     receive: Any
 
-    def views(self, this: Collective, counts: Counts, placed: Placed, member: int) -> tuple[Any, Any]:
+    def views(self, collective: Collective, counts: Counts, placed: Placed, member: int) -> tuple[Any, Any]:
         """Return (send, receive) for one operation; in place they overlap as the library requires."""
         send, receive = self.send[: counts.send], self.receive[: counts.receive]
         if placed == "out_of_place":
             return send, receive
         part = slice(member * counts.param, (member + 1) * counts.param)
-        whole = self.receive[: counts.total]
-        return whole[part] if this.send_part else whole, whole[part] if this.receive_part else whole
+        buffer = self.receive[: counts.total]
+        return buffer[part] if collective.send_part else buffer, buffer[part] if collective.receive_part else buffer
 
 
 def allocate(network: Network, counts: Counts) -> Buffers:
@@ -33,23 +74,22 @@ def allocate(network: Network, counts: Counts) -> Buffers:
     return Buffers(network.buffer(counts.total), network.buffer(counts.total))
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The measurement of one rank: seconds of each iteration, their mean by the host's clock, number of wrong elements."""
+class Sample(NamedTuple):
+    """The measurement of one rank: mean seconds by the host's clock, number of wrong elements, seconds of each iteration."""
 
     mean: float
-    iterations: list[float]
     wrong: int
+    iterations: list[float]
 
 
 def measure(
-    network: Network, this: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
+    network: Network, collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
     check: bool,
 ) -> Sample:
     """Measure one placement. All ranks must call this at the same time."""
-    send, receive = buffers.views(this, counts, placed, network.member)
-    run = network.operation(this, send, receive)
-    _fill(network, this, send, receive, 0)
+    send, receive = buffers.views(collective, counts, placed, network.member)
+    run = network.operation(collective, send, receive)
+    _fill(network, collective, send, receive, 0)
     for _ in range(warmup):
         run()
     network.finish()
@@ -63,24 +103,24 @@ def measure(
     mean = (time.perf_counter() - began) / iterations
     network.barrier()
     wrong = 0
-    if check and placed in this.checked:
-        _fill(network, this, send, receive, 1)
+    if check and placed in collective.checked:
+        _fill(network, collective, send, receive, 1)
         network.barrier()
         run()
         network.finish()
-        wrong = _wrong(network, this, counts, receive, 1)
-    return Sample(mean, network.between(stamps), wrong)
+        wrong = _wrong(network, collective, counts, receive, 1)
+    return Sample(mean, wrong, network.between(stamps))
 
 
-def _fill(network: Network, this: Collective, send: Any, receive: Any, repetition: int) -> None:
+def _fill(network: Network, collective: Collective, send: Any, receive: Any, repetition: int) -> None:
     receive[...] = 0
-    table = pattern.sent(this, network.member, network.members, repetition)
-    if not this.rooted or network.member == 0:
+    table = pattern.sent(collective, network.member, network.members, repetition)
+    if not collective.rooted or network.member == 0:
         pattern.write(send, network.table(table))
     network.finish()
 
 
-def _wrong(network: Network, this: Collective, counts: Counts, receive: Any, repetition: int) -> int:
-    expected = pattern.received(this, network.member, network.members, repetition, counts.param)
+def _wrong(network: Network, collective: Collective, counts: Counts, receive: Any, repetition: int) -> int:
+    expected = pattern.received(collective, network.member, network.members, repetition, counts.param)
     share = len(receive) // len(expected)
     return sum(pattern.wrong(receive[i * share:(i + 1) * share], network.table(table)) for i, table in enumerate(expected))

@@ -44,10 +44,10 @@ class MpiNetwork:
     def table(self, values: Any) -> Any:
         return values.astype(self._dtype)
 
-    def operation(self, this: Collective, send: Any, receive: Any) -> Callable[[], object]:
-        group, here = self._group, self._mpi.IN_PLACE
+    def operation(self, collective: Collective, send: Any, receive: Any) -> Callable[[], object]:
+        group, in_place = self._group, self._mpi.IN_PLACE
         alias = np.shares_memory(send, receive)
-        source = here if alias else send
+        source = in_place if alias else send
 
         def broadcast() -> None:
             if not alias and self.member == 0:
@@ -73,7 +73,7 @@ class MpiNetwork:
             "broadcast": broadcast,
             "sendrecv": exchange,
         }
-        return operations[this.name]
+        return operations[collective.name]
 
     def finish(self) -> None:
         """Do nothing: every operation has ended when its call returns."""
@@ -88,8 +88,8 @@ class MpiNetwork:
         self._all.Barrier()
 
     def gather(self, value: Any) -> list[Any] | None:
-        found: list[Any] | None = self._all.gather(value, root=0)
-        return found
+        values: list[Any] | None = self._all.gather(value, root=0)
+        return values
 
     def close(self) -> None:
         self._group.Free()

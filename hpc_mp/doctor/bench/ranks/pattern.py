@@ -18,13 +18,13 @@ ADDENDS = 8  # ranks that add to one element: 8 × 31 = 248 is exact in bfloat16
 Table = NDArray[np.float64]
 
 
-def numbers(rank: int, repetition: int, most: int) -> Table:
-    """Return ``PERIOD`` pseudo-random numbers from 1 to ``most`` for this rank and repetition."""
+def numbers(rank: int, repetition: int, largest: int) -> Table:
+    """Return ``PERIOD`` pseudo-random numbers from 1 to ``largest`` for this rank and repetition."""
     index = np.arange(PERIOD, dtype=np.uint64)
     mixed = index * np.uint64(2654435761) + np.uint64(rank * 40503 + repetition * 97) * np.uint64(2246822519)
     mixed ^= mixed >> np.uint64(15)
     mixed *= np.uint64(2654435761)
-    return ((mixed >> np.uint64(16)) % np.uint64(most) + np.uint64(1)).astype(np.float64)
+    return ((mixed >> np.uint64(16)) % np.uint64(largest) + np.uint64(1)).astype(np.float64)
 
 
 def addend(rank: int, ranks: int, repetition: int) -> Table:
@@ -48,32 +48,28 @@ def shifted(table: Table, start: int) -> Table:
 
 def write(buffer: Any, table: Any) -> None:
     """Repeat ``table`` over ``buffer``: one-dimensional tensors or arrays, both on one device."""
-    whole = len(buffer) // PERIOD * PERIOD
-    buffer[:whole].reshape(-1, PERIOD)[...] = table
-    buffer[whole:] = table[: len(buffer) - whole]
+    length = len(buffer) // PERIOD * PERIOD
+    buffer[:length].reshape(-1, PERIOD)[...] = table
+    buffer[length:] = table[: len(buffer) - length]
 
 
 def wrong(buffer: Any, table: Any) -> int:
     """Return the number of elements of ``buffer`` that differ from the repeated ``table``."""
-    whole = len(buffer) // PERIOD * PERIOD
-    rows = buffer[:whole].reshape(-1, PERIOD) != table
-    rest = buffer[whole:] != table[: len(buffer) - whole]
-    return int(rows.sum()) + int(rest.sum())
+    length = len(buffer) // PERIOD * PERIOD
+    rows = buffer[:length].reshape(-1, PERIOD) != table
+    tail = buffer[length:] != table[: len(buffer) - length]
+    return int(rows.sum()) + int(tail.sum())
 
 
-def sent(this: Collective, rank: int, ranks: int, repetition: int) -> Table:
+def sent(collective: Collective, rank: int, ranks: int, repetition: int) -> Table:
     """Return the table that ``rank`` of a group sends, starting at element 0 of its buffer."""
-    return addend(rank, ranks, repetition) if this.reduces else numbers(rank, repetition, 251)
+    return addend(rank, ranks, repetition) if collective.reduces else numbers(rank, repetition, 251)
 
 
-def received(this: Collective, rank: int, ranks: int, repetition: int, part: int) -> list[Table]:
-    """Return the expected content of ``rank``'s buffer: tables of equal consecutive shares.
-
-    Args:
-        part: number of elements of one rank's part.
-    """
-    if this.reduces:
-        return [shifted(total(ranks, repetition), rank * part if this.receive_part else 0)]
+def received(collective: Collective, rank: int, ranks: int, repetition: int, part: int) -> list[Table]:
+    """Return the tables of the equal consecutive shares of ``rank``'s buffer; ``part``: number of elements of one rank's part."""
+    if collective.reduces:
+        return [shifted(total(ranks, repetition), rank * part if collective.receive_part else 0)]
     sources = {"all_gather": range(ranks), "all_to_all": range(ranks), "broadcast": [0], "sendrecv": [(rank - 1) % ranks]}
-    start = rank * part if this.name == "all_to_all" else 0
-    return [shifted(numbers(source, repetition, 251), start) for source in sources[this.name]]
+    start = rank * part if collective.name == "all_to_all" else 0
+    return [shifted(numbers(source, repetition, 251), start) for source in sources[collective.name]]

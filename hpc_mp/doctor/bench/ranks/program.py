@@ -1,4 +1,7 @@
-"""The program of a rank: meet the other ranks, measure every size, let rank 0 print the results."""
+"""The program of a rank: meet the other ranks, measure every size, let rank 0 print the results.
+
+srun, mpirun and survey agents start it: ``python -m hpc_mp.doctor.bench.ranks.program SPEC``, a specification as a line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,13 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.events import Voice
-from hpc_mp.doctor.bench.ranks.measure import allocate, measure
-from hpc_mp.doctor.bench.ranks.network import Network
+from hpc_mp.doctor.bench.ranks.measure import Network, allocate, measure
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Collective
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run ``python -m hpc_mp.doctor.bench.ranks SPEC``, with the specification as one line of JSON."""
-    return run(load_spec(arguments[0]))
 
 
 def forked(path: Path) -> int:
@@ -58,24 +54,28 @@ def _connect(spec: BenchSpec, voice: Voice) -> Network:
 
 def introduce(network: Network, spec: BenchSpec, voice: Voice) -> None:
     """Print the event ``ranks`` on rank 0."""
-    found = network.gather({
+    records = network.gather({
         "rank": network.rank, "group": spec.group_of(network.rank), "pid": os.getpid(),
         "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "device": network.rank % spec.ranks_per_node, "name": network.device if network.device != "cpu" else platform.machine(),
     })
-    if found is not None:
-        voice.say("ranks", ranks=found, versions=network.versions)
+    if records is not None:
+        voice.say("ranks", ranks=records, versions=network.versions)
 
 
 def measure_size(network: Network, spec: BenchSpec, size: int, voice: Voice) -> None:
     """Measure both placements; rank 0 prints the measurements of all ranks."""
-    this: Collective = COLLECTIVES[spec.collective]
+    collective: Collective = COLLECTIVES[spec.collective]
     if network.rank == 0:
         voice.say("size", size=size)
-    counts = this.counts(size, network.members, ELEMENT[spec.dtype])
+    counts = collective.counts(size, network.members, ELEMENT[spec.dtype])
     buffers = allocate(network, counts)
-    samples = {placed: measure(network, this, counts, buffers, placed, spec.warmup, spec.iterations, spec.check)
+    samples = {placed: measure(network, collective, counts, buffers, placed, spec.warmup, spec.iterations, spec.check)
                for placed in PLACED}
-    found = network.gather({placed: [sample.mean, sample.wrong, sample.iterations] for placed, sample in samples.items()})
-    if found is not None:
-        voice.say("row", size=size, ranks=found)
+    results = network.gather(samples)
+    if results is not None:
+        voice.say("row", size=size, ranks=results)
+
+
+if __name__ == "__main__":
+    sys.exit(run(load_spec(sys.argv[1])))

@@ -59,7 +59,7 @@ class TorchNetwork:
     def table(self, values: Any) -> Any:
         return torch.from_numpy(values).to(self._dtype).to(self._device)
 
-    def operation(self, this: Collective, send: Any, receive: Any) -> Callable[[], object]:
+    def operation(self, collective: Collective, send: Any, receive: Any) -> Callable[[], object]:
         """Return the operation. torch's all-reduce and broadcast are in place: out of place a copy before them is included."""
         group = self._group
         operations: dict[str, Callable[[], object]] = {
@@ -70,8 +70,8 @@ class TorchNetwork:
             "all_to_all": lambda: dist.all_to_all_single(receive, send, group=group),
             "sendrecv": lambda: self._exchange(send, receive),
         }
-        run = operations[this.name]
-        if this.native == "in_place" and send.data_ptr() != receive.data_ptr():
+        run = operations[collective.name]
+        if collective.native == "in_place" and send.data_ptr() != receive.data_ptr():
             return lambda: (receive.copy_(send), run())
         return run
 
@@ -111,9 +111,9 @@ class TorchNetwork:
         dist.all_reduce(torch.zeros(1))
 
     def gather(self, value: Any) -> list[Any] | None:
-        found: list[Any] | None = [None] * self.world if self.rank == 0 else None
-        dist.gather_object(value, found, dst=0)
-        return found
+        values: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0)
+        return values
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -122,11 +122,11 @@ class TorchNetwork:
 def _device(spec: BenchSpec, who: RankEnv) -> torch.device:
     if spec.backend == "gloo":
         return torch.device("cpu")
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    here = who.rank if os.environ.get("HPC_MP_EMULATED") == "1" else who.local_rank
-    if here >= found:
-        raise HpcMpError("--backend nccl", f"needs a GPU per rank: torch {torch.__version__} sees {found} on {who.node}, "
-                         f"this is local rank {here}", "start fewer ranks per node, ask for GPUs, or choose --backend gloo")
-    device = torch.device("cuda", here)
+    gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = who.rank if os.environ.get("HPC_MP_EMULATED") == "1" else who.local_rank
+    if index >= gpu_count:
+        raise HpcMpError("--backend nccl", f"needs a GPU per rank: torch {torch.__version__} sees {gpu_count} on {who.node}, "
+                         f"this is local rank {index}", "start fewer ranks per node, ask for GPUs, or choose --backend gloo")
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device

@@ -20,14 +20,14 @@ RULES: tuple[Rule[Script], ...] = (*FORM, *REQUEST, *STEPS, *LAUNCHERS, *SIGNALS
 
 
 def lint(text: str, *, directory: Path, file: str | None = None, version: tuple[int, int] | None = None) -> tuple[Finding, ...]:
-    """Return every finding, sorted by line. Nothing of the script is run.
+    """Return every finding, sorted by line. No part of the script is run.
 
     Args:
         text: the script, with its original line ends.
         directory: the directory in which sbatch would be called: relative folders of ``--output`` are looked up there.
         file: the file name that findings show.
-        version: the release of Slurm, (23, 11) for 23.11. None if unknown: then refusals of any release become warnings.
+        version: the release of Slurm, (23, 11) for 23.11. None if unknown: refusals by some releases are then warnings.
     """
     script = read_script(text, directory=directory, version=version)
-    found = {finding for rule in RULES for finding in rule.apply(script, file)}
-    return tuple(sorted(found, key=lambda finding: (finding.line or 0, finding.code, finding.message)))
+    findings = {finding for rule in RULES for finding in rule.apply(script, file)}
+    return tuple(sorted(findings, key=lambda finding: (finding.line or 0, finding.code, finding.message)))

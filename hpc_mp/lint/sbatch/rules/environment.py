@@ -17,26 +17,26 @@ _ONE_GPU = re.compile(r"\d+|\$\{?(SLURM_LOCALID|LOCAL_RANK|OMPI_COMM_WORLD_LOCAL
 
 def _exported(script: Script) -> Iterator[ShellAssignment]:
     """Return the assignments that programs see."""
-    names = script.shell.exported | {each.name for each in script.shell.assignments if each.exported}
+    names = script.shell.exported | {variable.name for variable in script.shell.assignments if variable.exported}
     everything = script.shell_option("a", "allexport") is not None
-    return (each for each in script.shell.assignments if everything or each.name in names)
+    return (variable for variable in script.shell.assignments if everything or variable.name in names)
 
 
 def _in_script(rule: Rule[Settings]) -> Rule[Script]:
-    """Apply a rule about variables to those that a script exports."""
+    """Apply a rule about variables to the exports of a script."""
     return Rule(rule.code, rule.severity, lambda script: rule.find(tuple(_exported(script))), rule.message, rule.fix)
 
 
 def _one_gpu_in_task(script: Script) -> Iterable[Hit]:
-    for each in _exported(script):
-        if each.name == "CUDA_VISIBLE_DEVICES" and each.task and _ONE_GPU.fullmatch(each.value):
-            yield Hit(each.line, each.value)
+    for variable in _exported(script):
+        if variable.name == "CUDA_VISIBLE_DEVICES" and variable.task and _ONE_GPU.fullmatch(variable.value):
+            yield Hit(variable.line, variable.value)
 
 
 def _gpus_of_the_batch_shell(script: Script) -> Iterable[Hit]:
-    for each in _exported(script):
-        if each.name == "CUDA_VISIBLE_DEVICES" and not each.task and script.steps:
-            yield Hit(each.line)
+    for variable in _exported(script):
+        if variable.name == "CUDA_VISIBLE_DEVICES" and not variable.task and script.steps:
+            yield Hit(variable.line)
 
 
 def _loopback(script: Script) -> Iterable[Hit]:
@@ -44,29 +44,29 @@ def _loopback(script: Script) -> Iterable[Hit]:
 
 
 def _not_exported(script: Script) -> Iterable[Hit]:
-    exported = {each.name for each in _exported(script)}
-    for each in script.shell.assignments:
-        if FOR_PROGRAMS.fullmatch(each.name) and each.name not in exported and not each.captured \
-                and not re.search(rf"\$\{{?{each.name}\b", script.text):
-            yield Hit(each.line, each.name)
+    exported = {variable.name for variable in _exported(script)}
+    for variable in script.shell.assignments:
+        if FOR_PROGRAMS.fullmatch(variable.name) and variable.name not in exported and not variable.captured \
+                and not re.search(rf"\$\{{?{variable.name}\b", script.text):
+            yield Hit(variable.line, variable.name)
 
 
 def _for_sbatch(script: Script) -> Iterable[Hit]:
     if not any(script.commands("sbatch")):
-        yield from (Hit(each.line, each.name) for each in _exported(script) if each.name.startswith("SBATCH_"))
+        yield from (Hit(variable.line, variable.name) for variable in _exported(script) if variable.name.startswith("SBATCH_"))
 
 
 RULES: tuple[Rule[Script], ...] = (
     *map(_in_script, OF_VARIABLES),
     Rule("HM609", "warning", _one_gpu_in_task,
-         "CUDA_VISIBLE_DEVICES={it} in a task shows it one GPU: no peer-to-peer between ranks, and LOCAL_RANK is no "
-         "device number.",
-         "Leave it out and choose the device by LOCAL_RANK."),
+         "CUDA_VISIBLE_DEVICES={it} hides all but one GPU from the task: ranks have no peer-to-peer access, and LOCAL_RANK "
+         "is not a device number.",
+         "Leave it out, and select the device by LOCAL_RANK."),
     Rule("HM610", "info", _gpus_of_the_batch_shell,
-         "CUDA_VISIBLE_DEVICES has no effect on steps with GPUs: Slurm sets it anew for each task.",
-         "Leave it out; ask for GPUs with --gpus-per-node."),
+         "CUDA_VISIBLE_DEVICES has no effect on steps with GPUs: Slurm sets it for each task.",
+         "Leave it out, and request GPUs with --gpus-per-node."),
     Rule(LOOPBACK.code, LOOPBACK.severity, _loopback, LOOPBACK.message, LOOPBACK.fix),
     Rule("HM612", "warning", _not_exported, "{it} is set but not exported: no program sees it.", "export {it}=…"),
-    Rule("HM613", "warning", _for_sbatch, "{it} is read by sbatch when a job is submitted: in the script it does nothing.",
+    Rule("HM613", "warning", _for_sbatch, "sbatch reads {it} when a job is submitted: in the script it has no effect.",
          "Write it as a directive."),
 )

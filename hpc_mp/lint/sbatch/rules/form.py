@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import nearest
+from hpc_mp.cluster.slurm.option_syntax import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.header import MAGIC
-from hpc_mp.lint.sbatch.options import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.script import Script
 
-CLOSE = 0.85  # similarity at which one name is taken for a misspelling of another
+CLOSE = 0.85  # similarity from which one name counts as a misspelling of another
 _RESERVED = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 _SLIP = re.compile(r"#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\b|#(SBTACH|SBACTH|SABTCH|SBATHC|BSATCH|SBATC|SBACH)\b")
 _EXPANSION = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|=)~/")
@@ -28,16 +29,13 @@ def _no_interpreter(script: Script) -> Iterable[Hit]:
         yield Hit(1)
 
 
-def _dos_lines(script: Script) -> Iterable[Hit]:
-    before, found, _ = script.text.partition("\r\n")
-    if found:
-        yield Hit(before.count("\n") + 1)
-
-
-def _nul(script: Script) -> Iterable[Hit]:
-    before, found, _ = script.text.partition("\0")
-    if found:
-        yield Hit(before.count("\n") + 1)
+def _first(letters: str) -> Callable[[Script], Iterable[Hit]]:
+    """Make a rule that yields the first line with these letters."""
+    def find(script: Script) -> Iterable[Hit]:
+        before, separator, _ = script.text.partition(letters)
+        if separator:
+            yield Hit(before.count("\n") + 1)
+    return find
 
 
 def _too_late(script: Script) -> Iterable[Hit]:
@@ -58,30 +56,26 @@ def _indented(script: Script) -> Iterable[Hit]:
 
 def _slips(script: Script) -> Iterable[Hit]:
     for number, line in enumerate(script.lines[:script.header.end - 1], start=1):
-        if found := _SLIP.match(line):
-            yield Hit(number, found[0].rstrip(" -"))
-
-
-def _all(script: Script) -> list[Option]:
-    return [option for options in script.header.components for option in options]
+        if match := _SLIP.match(line):
+            yield Hit(number, match[0].rstrip(" -"))
 
 
 def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
-    """Yield the options that sbatch does not know, with a suggested replacement if there is one."""
+    """Yield the options that sbatch does not know, with a suggestion; "" without one."""
     of_srun = set(option_table()["names"]["srun"])
     dashed = {word.line for word in script.header.words if _long_with_one_dash(word.text)}
-    for option in _all(script):
-        if not option.known and option.line not in dashed:
+    for option in script.directives:
+        if not option.is_known and option.line not in dashed:
             near = _meant(option.name.replace("_", "-"))
             if option.name in of_srun:
-                yield option, f"Give --{option.name} to srun."
+                yield option, f"Pass --{option.name} to srun."
             else:
                 yield option, f"Did you mean --{near}?" if near else ""
 
 
 @functools.cache
 def _meant(written: str) -> str | None:
-    """Return the option that was probably meant: one with nearly the same letters, or the same letters in another order."""
+    """Return the closest option: nearly the same letters, or the same letters in another order."""
     names = sorted(syntax("sbatch").names)
     near = nearest(written, names, CLOSE)
     near += [name for name in names if sorted(name) == sorted(written)]
@@ -97,28 +91,24 @@ def _foreign(script: Script) -> Iterable[Hit]:
 
 
 def _too_new(script: Script) -> Iterable[Hit]:
-    if script.version:
-        for option in _all(script):
-            since = releases().get(option.name, "")
-            if since and not since.startswith("-") and script.version < release(since):
-                yield Hit(option.line, f"--{option.name}", since)
+    for option in script.directives:
+        since = releases().get(option.name, "")
+        if script.version and since and not since.startswith("-") and script.version < release(since):
+            yield Hit(option.line, f"--{option.name}", since)
 
 
 def _value_too_new(script: Script) -> Iterable[Hit]:
-    if script.version:
-        for option in _all(script):
-            for row in option_table()["younger"]:
-                if (option.name, option.value) == (row["option"], row["value"]) \
-                        and script.version < release(row["since"]):
-                    yield Hit(option.line, f"--{option.name}={option.value}", row["since"])
+    for option, row in itertools.product(script.directives, option_table()["younger"]):
+        if script.version and (option.name, option.value) == (row["option"], row["value"]) \
+                and script.version < release(row["since"]):
+            yield Hit(option.line, f"--{option.name}={option.value}", row["since"])
 
 
 def _gone(script: Script) -> Iterable[Hit]:
-    if script.version:
-        for option in _all(script):
-            last = releases().get(option.name, "")
-            if last.startswith("-") and script.version >= release(last[1:]):
-                yield Hit(option.line, f"--{option.name}", last[1:])
+    for option in script.directives:
+        last = releases().get(option.name, "")
+        if script.version and last.startswith("-") and script.version >= release(last[1:]):
+            yield Hit(option.line, f"--{option.name}", last[1:])
 
 
 def release(text: str) -> tuple[int, int]:
@@ -130,42 +120,42 @@ def _twice(script: Script) -> Iterable[Hit]:
     for options in script.header.components:
         first: dict[str, Option] = {}
         for option in options:
-            if option.name in first and option.known:
+            if option.name in first and option.is_known:
                 yield Hit(option.line, f"--{option.name}", str(first[option.name].line))
             first.setdefault(option.name, option)
 
 
 def _expansions(script: Script) -> Iterable[Hit]:
-    comments = {option.line for option in _all(script) if option.name in _TEXTS}
+    comments = {option.line for option in script.directives if option.name in _TEXTS}
     for word in script.header.words:
-        if word.line not in comments and (found := _EXPANSION.search(word.text)):
-            yield Hit(word.line, found[0].lstrip("="))
+        if word.line not in comments and (match := _EXPANSION.search(word.text)):
+            yield Hit(word.line, match[0].lstrip("="))
 
 
 def _malformed(script: Script) -> Iterable[Hit]:
-    for option in _all(script):
-        if option.value is not None and not _EXPANSION.search(option.value) and (words := malformed(option)):
-            yield Hit(option.line, f"--{option.name} {option.value}", words)
+    for option in script.directives:
+        if option.value is not None and not _EXPANSION.search(option.value) and (form := malformed(option)):
+            yield Hit(option.line, f"--{option.name} {option.value}", form)
 
 
 def malformed(option: Option) -> str | None:
-    """Return a description of the expected form of an option's value, if sbatch does not understand the given value."""
+    """Return the expected form of an option's value if sbatch does not understand the value."""
     forms = option_table()["forms"]
-    if not option.known or option.name not in forms or option.value is None:
+    if not option.is_known or option.name not in forms or option.value is None:
         return None
-    pattern, words = forms[option.name]
-    return None if re.fullmatch(pattern, option.value) else words
+    pattern, description = forms[option.name]
+    return None if re.fullmatch(pattern, option.value) else description
 
 
 def unexpanded(option: Option) -> str | None:
-    """Return the part of a value that only a shell would expand. sbatch does not use a shell."""
-    found = _EXPANSION.search(option.value or "") if option.name not in _TEXTS else None
-    return found[0] if found else None
+    """Return the part of a value that needs a shell's expansion. sbatch does not use a shell."""
+    match = _EXPANSION.search(option.value or "") if option.name not in _TEXTS else None
+    return match[0] if match else None
 
 
 def _long_with_one_dash(text: str) -> str | None:
-    found = _SINGLE_DASH.fullmatch(text)
-    return found[1] if found and found[1] in syntax("sbatch").names else None
+    match = _SINGLE_DASH.fullmatch(text)
+    return match[1] if match and match[1] in syntax("sbatch").names else None
 
 
 def _one_dash(script: Script) -> Iterable[Hit]:
@@ -185,28 +175,29 @@ def _unmatched(script: Script) -> Iterable[Hit]:
 
 def _without_value(script: Script) -> Iterable[Hit]:
     """Yield options without their value. sbatch joins the words of all directives before it parses them."""
-    known = syntax("sbatch")
-    for option in _all(script):
-        if option.known and option.name not in known.without_value | known.optional_value:
+    grammar = syntax("sbatch")
+    for option in script.directives:
+        if option.is_known and option.name not in grammar.without_value | grammar.optional_value:
             if option.value is None:
                 yield Hit(option.line, f"--{option.name}", "sbatch refuses the script")
             elif option.value_line not in (None, option.line):
-                yield Hit(option.line, f"--{option.name}", f"sbatch takes “{option.value}” of line {option.value_line} for it")
+                yield Hit(option.line, f"--{option.name}",
+                          f"sbatch takes “{option.value}” in line {option.value_line} as the value")
 
 
 @functools.lru_cache(maxsize=1)
 def bash_refusal(text: str) -> tuple[int, str] | None:
     """Return the (line, message) with which bash refuses to parse a script. ``-n`` keeps bash from running it."""
     try:
-        ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, given=text)
+        ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, stdin=text)
     except CommandFailed as refused:
-        found = re.search(r"line (\d+): (.*(?:syntax error|unexpected).*)", str(refused))
-        return (int(found[1]), found[2].removeprefix("syntax error: ")) if found else None
+        match = re.search(r"line (\d+): (.*(?:syntax error|unexpected).*)", str(refused))
+        return (int(match[1]), match[2].removeprefix("syntax error: ")) if match else None
     return None
 
 
 def _refused_by_bash(script: Script) -> Iterable[Hit]:
-    """Yield bash's refusal. bash is only called if the parser met unknown syntax, or an end without a beginning."""
+    """Yield bash's refusal. bash is called only if the parser met unknown syntax, or an end without a beginning."""
     unclear = script.shell.faults or any(script.commands(*_RESERVED))
     if unclear and "bash" in script.lines[0] and (refusal := bash_refusal(script.text.replace("\r\n", "\n"))):
         yield Hit(min(refusal[0], len(script.lines)), refusal[1])
@@ -217,41 +208,41 @@ def _unread(script: Script) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Script], ...] = (
-    Rule("HM101", "error", _no_interpreter, "The first line is no #!: sbatch refuses the script.",
-         "Begin with #!/bin/bash, without anything before it."),
-    Rule("HM102", "error", _dos_lines, "Lines end as in DOS (CR LF): sbatch refuses the script.",
+    Rule("HM101", "error", _no_interpreter, "The first line does not start with #!: sbatch refuses the script.",
+         "Make #!/bin/bash the first line, with nothing before it."),
+    Rule("HM102", "error", _first("\r\n"), "DOS line ends (CR LF): sbatch refuses the script.",
          "Convert it: dos2unix FILE, or sed -i 's/\\r$//' FILE."),
-    Rule("HM103", "error", _nul, "A NUL character: sbatch refuses the script.", "Remove it; the file may be damaged or UTF-16."),
+    Rule("HM103", "error", _first("\0"), "A NUL character: sbatch refuses the script.",
+         "Remove it. The file may be damaged, or UTF-16."),
     Rule("HM104", "error", _too_late,
-         "“{it}” stands behind the first command: sbatch stops reading there and ignores it, silently.",
-         "Move it up, above every command."),
-    Rule("HM105", "error", _indented, "Blanks before #SBATCH: sbatch takes the line for a comment, silently.",
-         "Let #SBATCH begin the line; write ##SBATCH to switch one off."),
-    Rule("HM106", "warning", _slips, "“{it}” is not #SBATCH: sbatch takes the line for a comment, silently.",
-         "Write #SBATCH; write ##SBATCH to switch one off."),
+         "“{it}” follows the first command: sbatch stops reading there and silently ignores it.",
+         "Move it above every command."),
+    Rule("HM105", "error", _indented, "Blanks before #SBATCH: sbatch silently treats the line as a comment.",
+         "Start the line with #SBATCH, or write ##SBATCH to disable it."),
+    Rule("HM106", "warning", _slips, "“{it}” is not #SBATCH: sbatch silently treats the line as a comment.",
+         "Write #SBATCH, or ##SBATCH to disable it."),
     Rule("HM107", "error", _misspelt, "sbatch has no option --{it}: it refuses the script.", "{advice}"),
     Rule("HM108", "warning", _foreign, "sbatch has no option --{it} unless a plug-in of the site adds it.",
-         "Remove it, or ask sbatch --help on the cluster."),
-    Rule("HM109", "error", _too_new, "{it} exists from Slurm {advice} on: an older sbatch refuses the script.",
-         "Leave it out there."),
-    Rule("HM110", "warning", _twice, "{it} is given twice (first in line {advice}): sbatch takes the last.", "Keep one."),
-    Rule("HM111", "error", _expansions, "“{it}” in a directive: sbatch expands nothing, the text is taken as it stands.",
-         "Write the value out, use a pattern such as %j or %x in file names, or give the option on the command "
-         "line."),
+         "Remove it, or check sbatch --help on the cluster."),
+    Rule("HM109", "error", _too_new, "{it} needs Slurm {advice} or later: an older sbatch refuses the script.",
+         "Leave it out."),
+    Rule("HM110", "warning", _twice, "{it} is set twice (first in line {advice}): sbatch uses the last.", "Remove one."),
+    Rule("HM111", "error", _expansions, "“{it}” in a directive: sbatch expands no variables and uses the text as it is.",
+         "Write the value itself, use a pattern such as %j or %x in file names, or pass the option on the command line."),
     Rule("HM112", "error", _malformed, "{it}: sbatch does not understand the value and refuses the script.", "Write {advice}."),
-    Rule("HM113", "error", _one_dash, "-{it} with one dash is read as letters, not as --{it}.", "Write --{it}=VALUE."),
-    Rule("HM114", "error", _strays, "“{it}” is no option: sbatch refuses the script (invalid directive).",
-         "Write --NAME=VALUE without blanks around “=”, with plain ASCII dashes."),
-    Rule("HM115", "error", _unmatched, "A quote is not closed: sbatch refuses the script.",
-         "Close it, or write \\' and \\\" for the characters themselves."),
+    Rule("HM113", "error", _one_dash, "-{it} with one dash is a group of one-letter options, not --{it}.", "Write --{it}=VALUE."),
+    Rule("HM114", "error", _strays, "“{it}” is not an option: sbatch refuses the script (invalid directive).",
+         "Write --NAME=VALUE with ASCII dashes and without blanks around “=”."),
+    Rule("HM115", "error", _unmatched, "An unclosed quote: sbatch refuses the script.",
+         "Close it, or write \\' or \\\" for a literal quote."),
     Rule("HM116", "info", _unread,
-         "From here on the shell text could not be read with certainty: rules may have missed something.",
+         "The shell text from this line on is ambiguous: rules may have missed something.",
          "Check it: bash -n FILE."),
-    Rule("HM117", "error", _gone, "{it} does not exist from Slurm {advice} on: sbatch refuses the script.", "Leave it out."),
-    Rule("HM118", "error", _value_too_new, "{it} exists from Slurm {advice} on: an older sbatch refuses the script.",
-         "Leave the value out there."),
-    Rule("HM119", "error", _without_value, "{it} has no value in its line: {advice}.",
-         "Write it behind the option, or leave the option out."),
-    Rule("HM120", "error", _refused_by_bash, "bash cannot read the script, and ends it here: {it}.",
-         "Close what is open (a quote, if … fi, do … done, a bracket), and check it: bash -n FILE."),
+    Rule("HM117", "error", _gone, "{it} was removed in Slurm {advice}: sbatch refuses the script.", "Leave it out."),
+    Rule("HM118", "error", _value_too_new, "{it} needs Slurm {advice} or later: an older sbatch refuses the script.",
+         "Use another value."),
+    Rule("HM119", "error", _without_value, "{it} has no value on its line: {advice}.",
+         "Write the value after the option, or leave the option out."),
+    Rule("HM120", "error", _refused_by_bash, "bash cannot parse the script from here on: {it}.",
+         "Close the open quote, bracket, if … fi or do … done, and check it: bash -n FILE."),
 )

@@ -1,4 +1,4 @@
-"""HM35x: launchers of a node's ranks, and mpirun: the number of nodes on which they run, and the resulting number of ranks."""
+"""HM35x: launchers of a node's ranks, and mpirun: their nodes, and the resulting number of ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.launchers import LAUNCHERS, MPIRUNS
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
-from hpc_mp.lint.sbatch.rules.steps import MPI, gpus
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.rules.steps import gpus
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import inner_script
 from hpc_mp.lint.sbatch.step import Step
 from hpc_mp.lint.sbatch.word import Word
@@ -22,136 +23,133 @@ _MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe"
 
 def _once(script: Script) -> Iterator[NodeLauncher]:
     """Yield launchers that run in the job's own shell, hence on its first node."""
-    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.nodes > 1 and script.starts_here:
         for command in script.shell.commands:
-            if not command.captured and (found := node_launcher(command.words)):
-                yield found
+            if not command.captured and (launcher := node_launcher(command.words)):
+                yield launcher
 
 
 def _in_steps(script: Script) -> Iterator[tuple[Step, NodeLauncher]]:
     for step in script.steps:
-        if found := node_launcher(step.program):
-            yield step, found
+        if launcher := node_launcher(step.program):
+            yield step, launcher
 
 
 def _waits_for_nodes(script: Script) -> Iterable[Hit]:
-    for found in _once(script):
-        if found.name == "accelerate launch" and found.machines not in ("", "1"):
-            yield Hit(found.line, str(script.nodes))
+    for launcher in _once(script):
+        if launcher.key == "accelerate" and launcher.machines not in ("", "1"):
+            yield Hit(launcher.line, str(script.nodes))
 
 
 def _idle_nodes(script: Script) -> Iterable[Hit]:
-    for found in _once(script):
-        hosts_by_a_file = found.name == "deepspeed" and script.sets("DLTS_HOSTFILE")
-        alone = found.machines in ("", "1", "1:1") or found.name == "deepspeed"
-        if alone and not found.elsewhere and not hosts_by_a_file and not (found.name == "torchrun" and script.sets("PET_NNODES")):
-            yield Hit(found.line, found.name, str(script.nodes))
+    for launcher in _once(script):
+        variable = {"deepspeed": "DLTS_HOSTFILE", "torchrun": "PET_NNODES"}.get(launcher.key, "")
+        if (launcher.alone or launcher.key == "deepspeed") and not launcher.elsewhere and not script.sets(variable):
+            yield Hit(launcher.line, launcher.name, str(script.nodes))
 
 
 def _each_by_itself(script: Script) -> Iterable[Hit]:
-    for step, found in _in_steps(script):
-        alone = found.machines in ("", "1", "1:1") and not found.elsewhere and found.name != "deepspeed"
+    for step, launcher in _in_steps(script):
+        alone = launcher.alone and not launcher.elsewhere and launcher.key != "deepspeed"
         many = step.value("nodes") or str(script.of(step).nodes)
         if alone and many.isdecimal() and int(many) > 1 and script.several_tasks(step) and not step.opaque \
-                and not script.sets("PET_NNODES") and not {"standalone"} & found.options.keys():
-            yield Hit(found.line, found.name, many)
+                and not script.sets("PET_NNODES") and not {"standalone"} & launcher.options.keys():
+            yield Hit(launcher.line, launcher.name, many)
 
 
 def _nodes_that_the_job_lacks(script: Script) -> Iterable[Hit]:
-    most = re.fullmatch(r"(?:\d+-)?(\d+)", script.value("nodes") or "")
-    for found in itertools.chain(_once(script), (found for _, found in _in_steps(script))):
-        least = re.match(r"\d+", found.machines)
-        if most and least and int(least[0]) > int(most[1]) and len(script.header.components) == 1:
-            yield Hit(found.line, f"{found.name} waits for {least[0]} nodes", most[1])
+    limit = re.fullmatch(r"(?:\d+-)?(\d+)", script.value("nodes") or "")
+    for launcher in itertools.chain(_once(script), (launcher for _, launcher in _in_steps(script))):
+        minimum = re.match(r"\d+", launcher.machines)
+        if limit and minimum and int(minimum[0]) > int(limit[1]) and len(script.header.components) == 1:
+            yield Hit(launcher.line, f"{launcher.name} waits for {minimum[0]} nodes", limit[1])
 
 
 def _all_first(script: Script) -> Iterable[Hit]:
-    for step, found in _in_steps(script):
-        c10d = found.options.get("rdzv-backend", ("", 0))[0] in ("c10d", "etcd", "etcd-v2")
-        silent = found.name == "accelerate launch" and not found.rank and not found.elsewhere
-        if found.machines not in ("", "1", "1:1") and script.several_tasks(step) and not c10d \
-                and (silent or found.rank.isdecimal()):
-            yield Hit(found.line, found.name, "machine_rank" if found.name == "accelerate launch" else "node_rank")
+    for step, launcher in _in_steps(script):
+        silent = launcher.key == "accelerate" and not launcher.rank and not launcher.elsewhere
+        if not launcher.alone and script.several_tasks(step) and not launcher.meets and (silent or launcher.rank.isdecimal()):
+            yield Hit(launcher.line, launcher.name, LAUNCHERS[launcher.key].node_rank.replace("-", "_"))
 
 
 def _ranks_without_gpus(script: Script) -> Iterable[Hit]:
-    for found in filter(None, (node_launcher(command.words) for command in script.shell.commands if command.name != "srun")):
-        there = gpus(script.options)
-        if found.per_node.isdecimal() and int(found.per_node) > there > 0 and not script.option("exclusive"):
-            yield Hit(found.line, f"{found.name} starts {found.per_node} processes on a node", str(there))
+    for launcher in filter(None, (node_launcher(command.words) for command in script.shell.commands if command.name != "srun")):
+        gpu_count = gpus(script.options)
+        if launcher.per_node.isdecimal() and int(launcher.per_node) > gpu_count > 0 and not script.option("exclusive"):
+            yield Hit(launcher.line, f"{launcher.name} starts {launcher.per_node} processes on a node", str(gpu_count))
 
 
 def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         job = script.of(step)
         many = step.value("ntasks-per-node") or (None if step.option("ntasks") else job.value("ntasks-per-node")) or ""
-        there = 0 if gpus(step.options) else gpus(job.options)
-        if many.isdecimal() and int(many) > there > 0 and is_training(step.program) and not job.option("exclusive") \
+        gpu_count = 0 if gpus(step.options) else gpus(job.options)
+        if many.isdecimal() and int(many) > gpu_count > 0 and is_training(step.program) and not job.option("exclusive") \
                 and not node_launcher(step.program) and "mps" not in script.text.lower():
-            yield Hit(step.line, f"{many} tasks on a node", str(there))
+            yield Hit(step.line, f"{many} tasks on a node", str(gpu_count))
 
 
 def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
-    """Yield words that name a Slurm variable but are not expanded by the job's shell."""
+    """Yield words with a Slurm variable that the job's shell does not expand."""
     for step in script.steps:
         if is_training(step.program) and not inner_script(step.program):
             for word in step.program:
-                if not word.expands and "$(" not in word.text and (found := _OF_SLURM.search(word.text)):
-                    yield Hit(word.line, found[1])
+                if not word.expands and "$(" not in word.text and (match := _OF_SLURM.search(word.text)):
+                    yield Hit(word.line, match[1])
 
 
 def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
-    asked = script.option("ntasks") or script.option("ntasks-per-node")
-    for command in script.commands(*MPI):
-        free = any(any(more in each for more in _MORE) for each in command.arguments) or command.task
+    request = script.option("ntasks") or script.option("ntasks-per-node")
+    for command in script.commands(*MPIRUNS):
+        free = any(any(more in argument for more in _MORE) for argument in command.arguments) or command.task
         for word, following in itertools.pairwise((*command.words[1:], Word("", 0))):
-            found = _MPI_TASKS.fullmatch(word.text)
-            number = (found[1] or following.text) if found else ""
-            if found and asked and number.isdecimal() and int(number) > script.tasks and not free \
+            match = _MPI_TASKS.fullmatch(word.text)
+            number = (match[1] or following.text) if match else ""
+            if match and request and number.isdecimal() and int(number) > script.tasks and not free \
                     and (script.value("nodes") or "1").isdecimal():
                 yield Hit(word.line, f"{command.name} starts {number} ranks", str(script.tasks))
 
 
 def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
     for step in script.steps:
-        job, asked = script.of(step), step.value("ntasks") or ""
+        job, ntasks = script.of(step), step.value("ntasks") or ""
         cpus, of_task = job.number("cpus-per-task") or 1, step.value("cpus-per-task") or "1"
         whole_nodes = job.option("exclusive") or step.option("overcommit") or not (job.option("ntasks") or
                                                                                   job.option("ntasks-per-node"))
-        if asked.isdecimal() and of_task.isdecimal() and not whole_nodes and not step.opaque \
-                and int(asked) * int(of_task) > job.tasks * cpus and (job.value("nodes") or "1").isdecimal():
-            yield Hit(step.line, f"{asked} tasks", str(job.tasks))
+        if ntasks.isdecimal() and of_task.isdecimal() and not whole_nodes and not step.opaque \
+                and int(ntasks) * int(of_task) > job.tasks * cpus and (job.value("nodes") or "1").isdecimal():
+            yield Hit(step.line, f"{ntasks} tasks", str(job.tasks))
 
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM351", "error", _waits_for_nodes,
-         "accelerate launch runs on the first of {it} nodes only: the script is executed once. It waits for the others until "
-         "it times out.",
+         "accelerate launch runs only on the first of {it} nodes: the script is executed once. It waits for the other nodes "
+         "until it times out.",
          "srun --ntasks-per-node=1 bash -c 'accelerate launch --machine_rank $SLURM_NODEID …'"),
     Rule("HM352", "warning", _idle_nodes,
-         "{it} runs on the first of {advice} nodes only, and starts ranks there alone: the others are paid for and idle.",
-         "Ask for one node, or start it on each with srun --ntasks-per-node=1 and name their number to it."),
+         "{it} runs and starts ranks only on the first of {advice} nodes: the others are paid for and idle.",
+         "Request one node, or start it on each node with srun --ntasks-per-node=1 and pass the number of nodes."),
     Rule("HM353", "warning", _each_by_itself,
-         "{it} is not told that there are {advice} nodes: each trains by itself, and all write the same files.",
-         "Name the number of nodes and where they meet to {it}."),
-    Rule("HM354", "error", _nodes_that_the_job_lacks, "{it}, and the job has {advice}: it waits until it times out.",
-         "Take the number from Slurm: $SLURM_NNODES."),
+         "{it} has no option for the number of nodes ({advice}): each node trains by itself, and all write the same files.",
+         "Pass the number of nodes and the rendezvous address to {it}."),
+    Rule("HM354", "error", _nodes_that_the_job_lacks, "{it}, but the job has {advice}: it waits until it times out.",
+         "Use the number from Slurm: $SLURM_NNODES."),
     Rule("HM355", "error", _all_first,
-         "Every node calls {it} with the same --{advice}: each takes itself for the first, and they never meet.",
-         "Let each task say its own: srun bash -c '… --{advice} $SLURM_NODEID …' in single quotes."),
+         "Every node calls {it} with the same --{advice}: the nodes never meet.",
+         "Let each task pass its own number: srun bash -c '… --{advice} $SLURM_NODEID …' in single quotes."),
     Rule("HM356", "warning", _ranks_without_gpus,
-         "{it}, and the job has {advice} GPUs there: ranks without a GPU of their own end at once, or two share one, which NCCL "
+         "{it}, but the job has {advice} GPUs there: ranks without a GPU end at once, or two ranks share one, which NCCL "
          "refuses.",
-         "Make the numbers agree: {advice} processes."),
+         "Start {advice} processes."),
     Rule("HM357", "warning", _tasks_without_gpus, "{it} share {advice} GPUs: NCCL refuses two ranks on a GPU.",
-         "Make the numbers agree: --ntasks-per-node={advice}."),
+         "Write --ntasks-per-node={advice}."),
     Rule("HM358", "warning", _more_ranks_than_tasks,
-         "{it}, and the job has {advice} tasks: Open MPI refuses (not enough slots), others crowd the ranks onto these CPUs.",
-         "Leave the number out, so that it takes the job's, or ask for as many tasks."),
+         "{it}, but the job has {advice} tasks: Open MPI refuses (not enough slots), other MPIs oversubscribe the CPUs.",
+         "Leave the number out to use the job's, or request that number of tasks."),
     Rule("HM359", "warning", _more_tasks_than_the_job,
-         "The step asks for {it}, and the job has CPUs for {advice}: srun refuses it, or waits for them.",
-         "Leave --ntasks out of srun, or ask for as many tasks in the directives."),
+         "The step requests {it}, but the job has CPUs for {advice}: srun refuses the step, or waits for CPUs.",
+         "Leave --ntasks out of srun, or request that number of tasks in the directives."),
     Rule("HM360", "error", _expanded_by_nobody,
-         "The program gets the text “${it}”: it is quoted, so the job's shell leaves it, and no shell runs in the task.",
+         "The program gets the text “${it}”: the quotes keep the job's shell from expanding it, and no shell runs in the task.",
          "Let a shell in each task expand it: srun bash -c '… ${it} …' in single quotes."),
 )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.lint.sbatch.programs import Torchrun, torchrun
+from hpc_mp.lint.sbatch.programs import NodeLauncher, torchrun
 from hpc_mp.lint.sbatch.rules.steps import CONTAINERS
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import ShellAssignment
@@ -31,31 +31,34 @@ _OWN_NAME = re.compile(r"\$\(hostname\b|`hostname\b|\$\{?(HOSTNAME|SLURMD_NODENA
 
 
 def _addresses(script: Script) -> Iterator[ShellAssignment]:
-    return (each for each in script.shell.assignments if each.name in ADDRESSES and not each.captured)
+    return (variable for variable in script.shell.assignments if variable.name in ADDRESSES and not variable.captured)
 
 
-def _launchers(script: Script) -> Iterator[Torchrun]:
-    return (found for command in script.shell.commands
-            if command.name != "srun" and (found := torchrun(command.words)))
+def _launchers(script: Script) -> Iterator[NodeLauncher]:
+    return (launcher for command in script.shell.commands
+            if command.name != "srun" and (launcher := torchrun(command.words)))
 
 
-def _several_nodes(found: Torchrun, script: Script) -> bool:
-    return script.nodes > 1 and (found.value("nnodes") or "1") not in ("1", "1:1")
+def _endpoints(script: Script) -> Iterator[tuple[NodeLauncher, str, str, int]]:
+    """Yield (the call, the option, its value, its line) of the options that name torchrun's rendezvous."""
+    for launcher in _launchers(script):
+        for name in {"master-addr", "rdzv-endpoint"} & launcher.options.keys():
+            yield launcher, f"--{name}", *launcher.options[name]
 
 
 def _fixed_port(script: Script) -> Iterable[Hit]:
-    """Yield fixed ports. Port 0 means any free port. On exclusive nodes only an earlier attempt of the job could hold one."""
+    """Yield fixed ports. Port 0 means any free port. On exclusive nodes, only an earlier attempt of the job could hold one."""
     alone = script.option("exclusive") and not script.option("requeue")
-    yield from (hit for hit in _ports(script) if int(hit.it) and not alone)
+    yield from (hit for hit in _ports(script) if int(hit.item) and not alone)
 
 
 def _ports(script: Script) -> Iterable[Hit]:
-    for each in script.shell.assignments:
-        if each.name in PORTS and re.fullmatch(r"\d+", each.value):
-            yield Hit(each.line, each.value)
-    for found in _launchers(script):
+    for variable in script.shell.assignments:
+        if variable.name in PORTS and re.fullmatch(r"\d+", variable.value):
+            yield Hit(variable.line, variable.value)
+    for launcher in _launchers(script):
         for name in ("master-port", "rdzv-endpoint"):
-            value, line = found.options.get(name, ("", 0))
+            value, line = launcher.option(name)
             if port := re.fullmatch(r"(?:.*:)?(\d+)", value):
                 yield Hit(line, port[1])
     for command in script.commands("accelerate", "deepspeed"):
@@ -66,64 +69,60 @@ def _ports(script: Script) -> Iterable[Hit]:
 
 
 def _port_per_rank(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line) for each in script.shell.assignments
-                if each.task and each.name in PORTS and re.search(r"\bRANDOM\b|\bshuf\b", each.raw))
+    yield from (Hit(variable.line) for variable in script.shell.assignments
+                if variable.task and variable.name in PORTS and re.search(r"\bRANDOM\b|\bshuf\b", variable.raw))
 
 
 def _no_endpoint(script: Script) -> Iterable[Hit]:
-    for found in _launchers(script):
-        named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & found.options.keys()
+    for launcher in _launchers(script):
+        named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & launcher.options.keys()
         set_as_well = script.sets("PET_RDZV_ENDPOINT") or script.sets("PET_MASTER_ADDR")
-        if _several_nodes(found, script) and not named and not set_as_well:
-            yield Hit(found.line)
+        if script.nodes > 1 and not launcher.alone and not named and not set_as_well:
+            yield Hit(launcher.line)
 
 
 def _hostname_i(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name) for each in _addresses(script) if _HOSTNAME_I.search(each.raw))
-    for found in _launchers(script):
-        for name in ("master-addr", "rdzv-endpoint"):
-            value, line = found.options.get(name, ("", 0))
-            if value.startswith(("$(", "`")) and _HOSTNAME_I.search(value):
-                yield Hit(line, f"--{name}")
+    yield from (Hit(variable.line, variable.name) for variable in _addresses(script) if _HOSTNAME_I.search(variable.raw))
+    yield from (Hit(line, name) for _, name, value, line in _endpoints(script)
+                if value.startswith(("$(", "`")) and _HOSTNAME_I.search(value))
 
 
 def _own_address(script: Script) -> Iterable[Hit]:
-    for each in _addresses(script):
-        if each.task and script.nodes > 1 and _OWN_NAME.search(each.raw) and "srun" not in each.raw:
-            yield Hit(each.line, each.name)
+    for variable in _addresses(script):
+        if variable.task and script.nodes > 1 and _OWN_NAME.search(variable.raw) and "srun" not in variable.raw:
+            yield Hit(variable.line, variable.name)
 
 
 def _localhost(script: Script) -> Iterable[Hit]:
     if script.nodes > 1:
-        for each in _addresses(script):
-            if _LOCAL.fullmatch(each.value):
-                yield Hit(each.line, each.name, each.value)
-        for found in _launchers(script):
-            for name in ("master-addr", "rdzv-endpoint"):
-                value, line = found.options.get(name, ("", 0))
-                if _several_nodes(found, script) and (local := _LOCAL.match(value)):
-                    yield Hit(line, f"--{name}", local[0])
+        for variable in _addresses(script):
+            if _LOCAL.fullmatch(variable.value):
+                yield Hit(variable.line, variable.name, variable.value)
+        for launcher, name, value, line in _endpoints(script):
+            if not launcher.alone and (local := _LOCAL.match(value)):
+                yield Hit(line, name, local[0])
 
 
 def _fallback_to_localhost(script: Script) -> Iterable[Hit]:
-    for each in _addresses(script):
-        if not _LOCAL.fullmatch(each.value) and (local := _LOCAL.search(each.raw)):
-            yield Hit(each.line, each.name, local[0])
+    for variable in _addresses(script):
+        if not _LOCAL.fullmatch(variable.value) and (local := _LOCAL.search(variable.raw)):
+            yield Hit(variable.line, variable.name, local[0])
 
 
 def _launch_node(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name) for each in _addresses(script) if "SLURM_LAUNCH_NODE_IPADDR" in each.raw)
+    yield from (Hit(variable.line, variable.name) for variable in _addresses(script)
+                if "SLURM_LAUNCH_NODE_IPADDR" in variable.raw)
 
 
 def _unexpanded_nodelist(script: Script) -> Iterable[Hit]:
-    yield from (Hit(each.line, each.name) for each in _addresses(script)
-                if script.nodes > 1 and _NODELIST.fullmatch(each.raw.strip('"')))
+    yield from (Hit(variable.line, variable.name) for variable in _addresses(script)
+                if script.nodes > 1 and _NODELIST.fullmatch(variable.raw.strip('"')))
 
 
 def _inert_node_rank(script: Script) -> Iterable[Hit]:
-    for found in _launchers(script):
-        if "node-rank" in found.options and (found.value("rdzv-backend") or "static") in ("c10d", "etcd", "etcd-v2"):
-            yield Hit(found.options["node-rank"][1], found.value("rdzv-backend") or "")
+    for launcher in _launchers(script):
+        if "node-rank" in launcher.options and launcher.meets:
+            yield Hit(launcher.option("node-rank")[1], launcher.option("rdzv-backend")[0])
 
 
 def _expanded_too_early(script: Script) -> Iterable[Hit]:
@@ -139,27 +138,27 @@ def _expanded_too_early(script: Script) -> Iterable[Hit]:
 def _rank_of_the_batch_shell(script: Script) -> Iterable[Hit]:
     if not any(script.several_tasks(step) for step in script.steps):
         return
-    in_tasks = {each.name for each in script.shell.assignments if each.task}
-    for each in script.shell.assignments:
-        found = TASK_VARIABLES & {name for name, _ in each.expands}
-        if found and not each.task and not each.captured and each.name in RANKS and each.name not in in_tasks \
-                and (each.exported or each.name in script.shell.exported):
-            yield Hit(each.line, each.name, sorted(found)[0])
+    in_tasks = {variable.name for variable in script.shell.assignments if variable.task}
+    for variable in script.shell.assignments:
+        variables = TASK_VARIABLES & {name for name, _ in variable.expands}
+        if variables and not variable.task and not variable.captured and variable.name in RANKS \
+                and variable.name not in in_tasks and (variable.exported or variable.name in script.shell.exported):
+            yield Hit(variable.line, variable.name, sorted(variables)[0])
 
 
 def _ephemeral_port(script: Script) -> Iterable[Hit]:
-    for each in script.shell.assignments:
-        if each.name in PORTS and (found := _RANGE.search(each.raw)):
-            highest = int(found[1]) + int(found[2]) - 1 if found[1] else int(found[4])
+    for variable in script.shell.assignments:
+        if variable.name in PORTS and (match := _RANGE.search(variable.raw)):
+            highest = int(match[1]) + int(match[2]) - 1 if match[1] else int(match[4])
             if highest >= EPHEMERAL:
-                yield Hit(each.line, str(highest))
+                yield Hit(variable.line, str(highest))
 
 
 def _port_of_the_last_attempt(script: Script) -> Iterable[Hit]:
-    for each in script.shell.assignments:
-        if each.name in PORTS and script.option("requeue") and "SLURM_JOB" in each.raw \
-                and "SLURM_RESTART_COUNT" not in each.raw:
-            yield Hit(each.line)
+    for variable in script.shell.assignments:
+        if variable.name in PORTS and script.option("requeue") and "SLURM_JOB" in variable.raw \
+                and "SLURM_RESTART_COUNT" not in variable.raw:
+            yield Hit(variable.line)
 
 
 def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
@@ -173,55 +172,52 @@ def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
 
 def _long_name(script: Script) -> Iterable[Hit]:
     if any(_launchers(script)):
-        yield from (Hit(each.line, each.name) for each in _addresses(script) if _HOSTNAME_F.search(each.raw))
+        yield from (Hit(variable.line, variable.name) for variable in _addresses(script) if _HOSTNAME_F.search(variable.raw))
 
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM401", "warning", _fixed_port,
-         "Port {it} is fixed: jobs that share a node collide on it, and a requeued job with its own past.",
+         "Port {it} is fixed: jobs that share a node collide on it, and so do the attempts of a requeued job.",
          "export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))"),
-    Rule("HM402", "error", _port_per_rank, "Every task draws a port of its own: they never meet.",
+    Rule("HM402", "error", _port_per_rank, "Every task draws another port: the ranks never meet.",
          "Choose the port in the job script, before srun."),
     Rule("HM403", "error", _no_endpoint,
-         "torchrun over several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for "
-         "the others.",
+         "torchrun on several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for the others.",
          "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"),
     Rule("HM404", "warning", _hostname_i,
-         "{it} from hostname -i: on many systems that is 127.0.1.1, where no other node can connect.",
+         "{it} from hostname -i: on many systems that is 127.0.1.1, an address that other nodes cannot reach.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM405", "error", _own_address, "Every task sets {it} to its own host: nodes never meet.",
+    Rule("HM405", "error", _own_address, "Every task sets {it} to its own host: the nodes never meet.",
          'Set it in the job script: {it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM406", "error", _localhost, "{it} is {advice} in a job of several nodes: each talks to itself.",
+    Rule("HM406", "error", _localhost, "{it} is {advice} in a job of several nodes: each node connects to itself.",
          'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM407", "warning", _fallback_to_localhost,
-         "{it} falls back to {advice}: when the real address is missing, ranks wait for each other in vain instead "
-         "of saying so.",
+         "{it} falls back to {advice}: if the real address is missing, ranks wait for each other without an error.",
          "Stop instead: ${{it}:?is not set}"),
     Rule("HM408", "warning", _launch_node,
-         "{it} from SLURM_LAUNCH_NODE_IPADDR: that is where srun was called, and it is not set in the job script.",
+         "{it} from SLURM_LAUNCH_NODE_IPADDR: that is the host that called srun, and it is not set in the job script.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM409", "error", _unexpanded_nodelist, "{it} is a list such as node[01-04], not a host name.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM410", "warning", _inert_node_rank,
-         "--node-rank does nothing under --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks need "
-         "not follow Slurm's order.",
-         "Leave it out; where the order matters use srun with a task per GPU, or the static backend."),
+         "--node-rank has no effect with --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks may differ "
+         "from Slurm's order.",
+         "Leave it out. If the order matters, use srun with a task per GPU, or the static backend."),
     Rule("HM411", "error", _expanded_too_early,
-         "${it} is expanded by the job's own shell, where it is 0: every task gets the same number.",
+         "The job's own shell expands ${it}, which is 0 there: every task gets the same number.",
          "Let each task expand it: srun bash -c '… ${it} …' in single quotes."),
     Rule("HM412", "error", _rank_of_the_batch_shell,
-         "{it} is set once, in the job's own shell, where {advice} is 0: every rank takes itself for rank 0.",
+         "{it} is set once, in the job's own shell, in which {advice} is 0: every rank becomes rank 0.",
          "Set it in the tasks: srun bash -c 'export {it}=${advice}; exec python …'"),
     Rule("HM413", "info", _ephemeral_port,
-         "The port may be as high as {it}: from 32768 on Linux gives ports to connections, and this one may be taken.",
+         "The port may be as high as {it}: Linux assigns ports from 32768 on to connections, so it may be in use.",
          "Stay below: $((10000 + SLURM_JOB_ID % 20000))."),
     Rule("HM414", "info", _port_of_the_last_attempt,
-         "A requeued job keeps its number, and with it this port: ranks left on a node that was cut off may still "
-         "hold it.",
-         "Let the attempt count: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
-    Rule("HM415", "warning", _scontrol_in_a_container, "scontrol inside a container: it has no Slurm client.",
-         "Ask in the job script, before srun, and hand the answer on with export."),
+         "A requeued job keeps its job ID and therefore this port: ranks left on an unreachable node may still hold it.",
+         "Include the attempt: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
+    Rule("HM415", "warning", _scontrol_in_a_container, "scontrol inside a container, which has no Slurm client.",
+         "Call it in the job script, before srun, and export the result."),
     Rule("HM416", "info", _long_name,
-         "{it} is the long name of a host: torchrun compares it with the short one, and may find no host that is meant.",
+         "{it} is a fully qualified host name: torchrun compares it with short names, and may match no host.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
 )

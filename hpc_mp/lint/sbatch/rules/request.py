@@ -11,7 +11,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import compress, expand
-from hpc_mp.lint.sbatch.options import Option, option_table
+from hpc_mp.cluster.slurm.option_syntax import Option, option_table
 from hpc_mp.lint.sbatch.programs import torchrun
 from hpc_mp.lint.sbatch.rules.form import release
 from hpc_mp.lint.sbatch.script import Script
@@ -19,8 +19,8 @@ from hpc_mp.lint.sbatch.script import Script
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 WITHOUT_HINT = ("cpu-bind", "threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node", "extra-node-info")
 ONE_GPU_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
-A_GIGABYTE = 1024  # MB: a program with torch does not start in less
-HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that were not meant as minutes
+A_GIGABYTE = 1024  # MB: a program with torch does not start with less
+HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that probably mean hours, not minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ONE_GPU = re.compile(r"(verbose,)?(single|closest|per_task|map_gpu|mask_gpu)")
 _CPUS = re.compile(r"\$(SLURM_CPUS_PER_TASK\b|\{SLURM_CPUS_PER_TASK\})")
@@ -34,43 +34,41 @@ def _no_time(script: Script) -> Iterable[Hit]:
 
 def _short_time(script: Script) -> Iterable[Hit]:
     time = script.option("time")
-    if time and (found := re.fullmatch(r"(\d+):(\d\d)", time.value or "")):
-        yield Hit(time.line, f"{counted(int(found[1]), 'minute')} and {counted(int(found[2]), 'second')}", f"{found[0]}:00")
+    if time and (match := re.fullmatch(r"(\d+):(\d\d)", time.value or "")):
+        yield Hit(time.line, f"{counted(int(match[1]), 'minute')} and {counted(int(match[2]), 'second')}", f"{match[0]}:00")
 
 
 def _cpus_unset(script: Script) -> Iterable[Hit]:
-    """Yield uses of SLURM_CPUS_PER_TASK that is not set: Slurm sets it only if CPUs per task are requested."""
-    places = (*script.header.components, *(step.options for step in script.steps))
-    asked = {option.name for options in places for option in options}
-    if script.options and not {"cpus-per-task", "tres-per-task"} & asked and not script.sets("SLURM_CPUS_PER_TASK"):
+    """Yield uses of an unset SLURM_CPUS_PER_TASK: Slurm sets it only if CPUs per task are requested."""
+    names = {option.name for option in (*script.directives, *script.everywhere)}
+    if script.options and not {"cpus-per-task", "tres-per-task"} & names and not script.sets("SLURM_CPUS_PER_TASK"):
         uses = (number for number, line in enumerate(script.lines, start=1)
                 if not line.lstrip().startswith("#") and _CPUS.search(line))
         yield from map(Hit, itertools.islice(uses, 1))
 
 
 def _count_behind_equals(script: Script) -> Iterable[Hit]:
-    for options in script.header.components:
-        for option in options:
-            if option.name == "gres" and re.search(r"(?<!\w)\w+=\d+(,|$)", option.value or ""):
-                mended = re.sub(r"(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
-                yield Hit(option.line, f"--gres={option.value}", f"--gres={mended}")
+    for option in script.directives:
+        if option.name == "gres" and re.search(r"(?<!\w)\w+=\d+(,|$)", option.value or ""):
+            mended = re.sub(r"(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
+            yield Hit(option.line, f"--gres={option.value}", f"--gres={mended}")
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
-    """Yield (the later option, both in words, the release since which sbatch refuses them together, advice)."""
+    """Yield (the later option, the names of both, the first release in which sbatch refuses them together, advice)."""
     for options in script.header.components:
-        given = {option.name: option for option in options} | {_with_kind(option): option for option in options}
+        by_name = {option.name: option for option in options} | {_with_kind(option): option for option in options}
         for row in option_table()["conflicts"]:
-            for one, other in itertools.combinations(row["options"], 2):
-                if one in given and other in given:
-                    later = max(given[one], given[other], key=lambda option: option.line)
-                    yield later, f"--{one} and --{other}", row["since"], row["advice"]
+            for first, second in itertools.combinations(row["options"], 2):
+                if first in by_name and second in by_name:
+                    later = max(by_name[first], by_name[second], key=lambda option: option.line)
+                    yield later, f"--{first} and --{second}", row["since"], row["advice"]
 
 
 def _with_kind(option: Option) -> str:
     """Return the option with its kind: ``gres=gpu`` for ``--gres=gres/gpu:4``, ``distribution=arbitrary``."""
-    found = re.match(r"(?:gres/)?(\w+)", option.value or "")
-    return f"{option.name}={found[1]}" if found else option.name
+    match = re.match(r"(?:gres/)?(\w+)", option.value or "")
+    return f"{option.name}={match[1]}" if match else option.name
 
 
 def _refused_together(script: Script) -> Iterable[Hit]:
@@ -82,15 +80,15 @@ def _refused_together(script: Script) -> Iterable[Hit]:
 def _refused_later(script: Script) -> Iterable[Hit]:
     for option, both, since, advice in _conflicts(script):
         if since and not (script.version and script.version >= release(since)):
-            yield Hit(option.line, f"{both} exclude each other: Slurm refuses them together from {since} on", advice)
+            yield Hit(option.line, f"{both} exclude each other: Slurm {since} and later refuse them together", advice)
 
 
 def _hint_dropped(script: Script) -> Iterable[Hit]:
     for options in (script.options, *((*script.options, *step.options) for step in script.steps)):
-        given = {option.name: option for option in options}
-        others = [name for name in WITHOUT_HINT if name in given]
-        if "hint" in given and others:
-            yield Hit(given["hint"].line, f"--{others[0]}")
+        by_name = {option.name: option for option in options}
+        others = [name for name in WITHOUT_HINT if name in by_name]
+        if "hint" in by_name and others:
+            yield Hit(by_name["hint"].line, f"--{others[0]}")
 
 
 def _no_memory(script: Script) -> Iterable[Hit]:
@@ -99,11 +97,10 @@ def _no_memory(script: Script) -> Iterable[Hit]:
 
 
 def _megabytes(script: Script) -> Iterable[Hit]:
-    for options in (script.options, *(step.options for step in script.steps)):
-        for option in options:
-            given = option.value or ""
-            if option.name in MEMORY and given.isdecimal() and 0 < int(given) < A_GIGABYTE:
-                yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
+    for option in script.everywhere:
+        value = option.value or ""
+        if option.name in MEMORY and value.isdecimal() and 0 < int(value) < A_GIGABYTE:
+            yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
 
 
 def _minutes(script: Script) -> Iterable[Hit]:
@@ -119,7 +116,7 @@ def _fewer_tasks_than_nodes(script: Script) -> Iterable[Hit]:
 
 
 def _named_nodes(script: Script, name: str) -> frozenset[str]:
-    """Return the hosts of --nodelist or --exclude; none if a file or a variable names them."""
+    """Return the hosts of --nodelist or --exclude; an empty set if a file or a variable names them."""
     try:
         return frozenset(expand(script.value(name) or ""))
     except HpcMpError:
@@ -132,9 +129,9 @@ def _fewer_nodes_than_named(script: Script) -> Iterable[Hit]:
     Source: the message of sbatch 22.05.8, and sbatch/opt.c until 26.05: "invalid number of nodes (-N 10-2)".
     """
     nodes, named = script.option("nodes"), _named_nodes(script, "nodelist")
-    most = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
-    if nodes and most and len(named) > int(most[1]):
-        yield Hit(nodes.line, f"--nodes={nodes.value}, and --nodelist names {len(named)}", str(len(named)))
+    limit = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
+    if nodes and limit and len(named) > int(limit[1]):
+        yield Hit(nodes.line, f"--nodes={nodes.value}, but --nodelist names {len(named)}", str(len(named)))
 
 
 def _named_and_excluded(script: Script) -> Iterable[Hit]:
@@ -145,10 +142,10 @@ def _named_and_excluded(script: Script) -> Iterable[Hit]:
 
 def _more_threads_than_cpus(script: Script) -> Iterable[Hit]:
     cpus = script.option("cpus-per-task")
-    for each in script.shell.assignments:
-        if each.name in THREADS and each.value.isdecimal() and cpus and (cpus.value or "").isdecimal() \
-                and int(each.value) > int(cpus.value or 0) and not script.option("exclusive"):
-            yield Hit(each.line, f"{each.name}={each.value}", f"--cpus-per-task={cpus.value}")
+    for assignment in script.shell.assignments:
+        if assignment.name in THREADS and assignment.value.isdecimal() and cpus and (cpus.value or "").isdecimal() \
+                and int(assignment.value) > int(cpus.value or 0) and not script.option("exclusive"):
+            yield Hit(assignment.line, f"{assignment.name}={assignment.value}", f"--cpus-per-task={cpus.value}")
 
 
 def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
@@ -158,8 +155,7 @@ def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
 
 
 def _hidden_peers(script: Script) -> Iterable[Hit]:
-    everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
-    if any(option.name in ("gpu-bind", "tres-bind") and (option.value or "").endswith("none") for option in everywhere):
+    if any(option.name in ("gpu-bind", "tres-bind") and (option.value or "").endswith("none") for option in script.everywhere):
         return
     alone = (script.number("ntasks-per-node") or 1) == 1  # then several GPUs per task are all GPUs of the node
     for options, several in ((script.options, script.tasks > 1),
@@ -172,16 +168,14 @@ def _hidden_peers(script: Script) -> Iterable[Hit]:
 
 
 def _bound_to_one(script: Script) -> Iterable[Hit]:
-    for options in (script.options, *(step.options for step in script.steps)):
-        for option in options:
-            if option.name == "gpu-bind" and _ONE_GPU.match(option.value or ""):
-                yield Hit(option.line, f"--gpu-bind={option.value}")
+    yield from (Hit(option.line, f"--gpu-bind={option.value}") for option in script.everywhere
+                if option.name == "gpu-bind" and _ONE_GPU.match(option.value or ""))
 
 
 def _nodes_times_tasks(script: Script) -> Iterable[Hit]:
     ntasks, per_node, nodes = script.option("ntasks"), script.number("ntasks-per-node"), script.value("nodes") or ""
     if ntasks and per_node and nodes.isdecimal() and ntasks.value not in (None, str(int(nodes) * per_node)):
-        product = f"{nodes} nodes × {per_node} are {int(nodes) * per_node} tasks"
+        product = f"{nodes} nodes × {per_node} = {int(nodes) * per_node} tasks"
         yield Hit(ntasks.line, f"--ntasks={ntasks.value}, but {product}")
 
 
@@ -234,27 +228,25 @@ def names_of(export: Option) -> str:
 
 
 def _export_commas(script: Script) -> Iterable[Hit]:
-    for options in (script.options, *(step.options for step in script.steps)):
-        for option in options:
-            parts = (option.value or "").split(",") if option.name == "export" else []
-            for before, part in itertools.pairwise(parts):
-                if "=" in before and "=" not in part and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", part):
-                    yield Hit(option.line, f"{before.partition('=')[0]}=…,{part}")
+    for option in script.everywhere:
+        parts = (option.value or "").split(",") if option.name == "export" else []
+        for before, part in itertools.pairwise(parts):
+            if "=" in before and "=" not in part and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", part):
+                yield Hit(option.line, f"{before.partition('=')[0]}=…,{part}")
 
 
 def _how_many_tasks(script: Script) -> Iterable[Hit]:
     if option := script.option("gpus-per-task"):
-        counted = ("ntasks", "gpus", "ntasks-per-node", "ntasks-per-gpu")
-        if not any(script.option(name) for name in counted):
+        counts = ("ntasks", "gpus", "ntasks-per-node", "ntasks-per-gpu")
+        if not any(script.option(name) for name in counts):
             yield Hit(option.line)
 
 
 def _nodes_without_gpus(script: Script) -> Iterable[Hit]:
     exclusive = script.option("exclusive")
-    everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
-    asked = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in everywhere)
+    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.everywhere)
     used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
-    if exclusive and not asked and used:
+    if exclusive and not requested and used:
         yield Hit(exclusive.line)
 
 
@@ -266,75 +258,74 @@ def _long_wait_for_switches(script: Script) -> Iterable[Hit]:
 
 def _array_of_components(script: Script) -> Iterable[Hit]:
     if len(script.header.components) > 1:
-        yield from (Hit(option.line) for options in script.header.components for option in options
-                    if option.name == "array")
+        yield from (Hit(option.line) for option in script.directives if option.name == "array")
 
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM201", "warning", _no_time,
-         "No --time: the partition's default applies, which may be minutes or the longest wait in the queue.",
+         "No --time: the partition's default applies. It may be a few minutes, or so long that the job waits in the queue.",
          "Add #SBATCH --time=HH:MM:SS."),
-    Rule("HM202", "warning", _short_time, "Two numbers are minutes and seconds: the job ends after {it}.",
-         "Write {advice} for hours and minutes, or 00:MM:SS to say it plainly."),
+    Rule("HM202", "warning", _short_time, "Two numbers mean minutes and seconds: the job ends after {it}.",
+         "Write {advice} for hours and minutes, or 00:MM:SS."),
     Rule("HM203", "error", _refused_together, "{it} exclude each other: sbatch refuses the script.", "{advice}."),
     Rule("HM204", "warning", _refused_later, "{it}.", "{advice}."),
-    Rule("HM205", "warning", _hint_dropped, "--hint beside {it}: Slurm drops the hint silently.", "Keep one of them."),
+    Rule("HM205", "warning", _hint_dropped, "--hint together with {it}: Slurm silently drops the hint.", "Remove one of them."),
     Rule("HM206", "warning", _no_memory,
-         "No --mem: the job gets the site's default, often a few GB per CPU; loading a checkpoint then dies out of "
-         "memory.",
-         "Add #SBATCH --mem=0 for all memory of a node, or the amount you need."),
+         "No --mem: the job gets the site's default, often a few GB per CPU, and may run out of memory when it loads a "
+         "checkpoint.",
+         "Add #SBATCH --mem=0 for all memory of a node, or the amount that you need."),
     Rule("HM207", "warning", _no_memory_of_whole_nodes,
-         "--exclusive without --mem: the nodes are yours, but memory is the site's default per CPU times the CPUs.",
+         "--exclusive without --mem: the job gets whole nodes, but only the site's default memory per CPU.",
          "Add #SBATCH --mem=0."),
     Rule("HM208", "warning", _hidden_peers,
-         "{it} shows every task its own GPU only: peer-to-peer over NVLink between ranks of a node fails, and "
-         "LOCAL_RANK is no device number.",
-         "Ask for --gpus-per-node and choose the device by SLURM_LOCALID, or add --gpu-bind=none."),
+         "{it} hides all GPUs but its own from each task: peer-to-peer over NVLink between ranks of a node fails, and "
+         "LOCAL_RANK is not a device number.",
+         "Request --gpus-per-node and select the device by SLURM_LOCALID, or add --gpu-bind=none."),
     Rule("HM209", "warning", _bound_to_one,
-         "{it} hides the GPUs of a node from each other's ranks: no peer-to-peer between them.",
-         "Leave it out, or write --gpu-bind=none; pin CPUs by LOCAL_RANK instead."),
-    Rule("HM210", "warning", _nodes_times_tasks, "{it}: --ntasks wins, --ntasks-per-node is only a limit then.",
+         "{it} hides the GPUs of the other ranks on a node: ranks have no peer-to-peer access.",
+         "Leave it out, or write --gpu-bind=none, and pin CPUs by LOCAL_RANK."),
+    Rule("HM210", "warning", _nodes_times_tasks, "{it}: --ntasks wins, and --ntasks-per-node is only a limit.",
          "Leave --ntasks out, or make the numbers agree."),
     Rule("HM211", "warning", _output_folder,
-         "The folder {it} is not there: Slurm does not make it, the job dies at its start without a word. mkdir in "
-         "the script comes too late.",
-         "Make it before sbatch: mkdir -p {it}."),
-    Rule("HM212", "warning", _one_file_for_an_array, "{it}: all tasks of the array write over each other in one file.",
-         "Put %A_%a into the name."),
+         "The folder {it} does not exist: Slurm does not create it, and the job fails at its start without a message. mkdir "
+         "in the script is too late.",
+         "Create it before sbatch: mkdir -p {it}."),
+    Rule("HM212", "warning", _one_file_for_an_array, "{it}: all tasks of the array overwrite one file.",
+         "Add %A_%a to the name."),
     Rule("HM213", "warning", _emptied_log,
-         "--requeue without --open-mode=append: a requeued job empties its log, and with it the reason.",
+         "--requeue without --open-mode=append: a requeued job truncates its log, and the reason of the failure is lost.",
          "Add #SBATCH --open-mode=append."),
-    Rule("HM214", "warning", _export_list, "{it} drops every other variable, PATH among them.",
-         "Write --export=ALL,… or set the variables with export in the script."),
-    Rule("HM215", "warning", _export_commas, "“{it}”: a comma ends the value, what follows is taken for another variable.",
+    Rule("HM214", "warning", _export_list, "{it} drops every other variable, including PATH.",
+         "Write --export=ALL,…, or set the variables with export in the script."),
+    Rule("HM215", "warning", _export_commas, "“{it}”: a comma ends the value, and the rest counts as another variable.",
          "Set it with export in the script."),
     Rule("HM216", "warning", _how_many_tasks,
-         "--gpus-per-task without a number of tasks: Slurm cannot tell how many GPUs that makes, and 23.11 and later "
-         "refuse it.",
+         "--gpus-per-task without a number of tasks: the number of GPUs is undefined, and Slurm 23.11 and later refuse it.",
          "Add #SBATCH --ntasks=N."),
-    Rule("HM217", "info", _nodes_without_gpus, "--exclusive gives nodes, not their GPUs, unless the site manages none.",
+    Rule("HM217", "info", _nodes_without_gpus,
+         "--exclusive allocates nodes without their GPUs, unless the site does not manage GPUs.",
          "Add #SBATCH --gpus-per-node=N."),
     Rule("HM218", "info", _long_wait_for_switches,
-         "--switches without a time: the job may wait for that as long as the site lets it (max_switch_wait).",
+         "--switches without a time: the job may wait for the switches up to the site's limit (max_switch_wait).",
          "Write --switches={it}@HH:MM:SS."),
     Rule("HM219", "error", _array_of_components, "A heterogeneous job cannot be an array: sbatch refuses it.",
-         "Submit the components as jobs of their own, or leave --array out."),
+         "Submit the components as separate jobs, or leave --array out."),
     Rule("HM220", "warning", _megabytes,
-         "{it}: without a unit the number counts megabytes, and Slurm ends the job as soon as it uses more.",
+         "{it}: a number without a unit is in megabytes, and Slurm ends the job as soon as it uses more.",
          "Write {advice} for gigabytes."),
-    Rule("HM221", "warning", _minutes, "--time={it} is {it} minutes: one number counts minutes.", "Write {advice} for hours."),
-    Rule("HM222", "warning", _fewer_tasks_than_nodes, "{it}: a task runs on one node, so Slurm gives the job {advice} instead.",
-         "Write --ntasks-per-node=1 instead of --ntasks, or ask for fewer nodes."),
-    Rule("HM223", "warning", _more_threads_than_cpus, "{it} with {advice}: the threads of a task take turns on its CPUs.",
+    Rule("HM221", "warning", _minutes, "--time={it} is {it} minutes: one number is in minutes.", "Write {advice} for hours."),
+    Rule("HM222", "warning", _fewer_tasks_than_nodes, "{it}: a task runs on one node, so Slurm allocates only {advice}.",
+         "Write --ntasks-per-node=1 instead of --ntasks, or request fewer nodes."),
+    Rule("HM223", "warning", _more_threads_than_cpus, "{it} with {advice}: the threads of a task share its CPUs.",
          "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"),
     Rule("HM224", "warning", _cpus_unset,
-         "SLURM_CPUS_PER_TASK is not set where the job does not ask for CPUs by task: this is empty.",
+         "SLURM_CPUS_PER_TASK is empty: Slurm sets it only if the job requests CPUs per task.",
          "Add #SBATCH --cpus-per-task=N, or write ${SLURM_CPUS_PER_TASK:-1}."),
     Rule("HM225", "warning", _count_behind_equals,
-         "{it}: the count of a generic resource stands behind a colon, and sbatch refuses it behind an equals sign.",
+         "{it}: the count of a generic resource follows a colon; sbatch refuses an equals sign.",
          "Write {advice}."),
-    Rule("HM226", "error", _fewer_nodes_than_named, "{it}: a job gets all nodes that are named, and sbatch refuses fewer.",
-         "Write --nodes={advice}, or name fewer; --nodelist is no list to choose from."),
-    Rule("HM227", "error", _named_and_excluded, "--nodelist names {it}, and --exclude takes it out: sbatch refuses the script.",
-         "Name it in one of them."),
+    Rule("HM226", "error", _fewer_nodes_than_named, "{it}: a job gets every node in --nodelist, and sbatch refuses fewer.",
+         "Write --nodes={advice}, or name fewer nodes: Slurm does not select from --nodelist."),
+    Rule("HM227", "error", _named_and_excluded, "Both --nodelist and --exclude name {it}: sbatch refuses the script.",
+         "Remove it from one of them."),
 )

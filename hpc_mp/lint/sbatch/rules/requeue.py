@@ -28,16 +28,16 @@ def _held_for_ever(script: Script) -> Iterable[Hit]:
 
 
 def _refused(script: Script) -> Iterable[Hit]:
-    asked = [option.name for option in script.options if option.name in ("requeue", "no-requeue")]
-    if asked[-1:] == ["no-requeue"]:
+    names = [option.name for option in script.options if option.name in ("requeue", "no-requeue")]
+    if names[-1:] == ["no-requeue"]:
         yield from (Hit(command.line) for command in _called(script, *REQUEUES))
 
 
 def _excluded_too_early(script: Script) -> Iterable[Hit]:
     held = [command.line for command in _called(script, "requeuehold")]
     for command in _called(script, "update"):
-        of_itself = any("SLURM_JOB" in each for each in command.arguments)
-        excludes = any(each.lower().startswith("excnodelist") for each in command.arguments)
+        of_itself = any("SLURM_JOB" in argument for argument in command.arguments)
+        excludes = any(argument.lower().startswith("excnodelist") for argument in command.arguments)
         if of_itself and excludes and not any(line <= command.line for line in held):
             yield Hit(command.line)
 
@@ -49,16 +49,15 @@ def _never_released(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM312", "warning", _by_a_rank,
-         "A task asks for the requeue: containers have no scontrol, sites forbid it on compute nodes, and every "
-         "rank asks.",
-         "Let the job script do it, after srun, by the exit code."),
+         "A task requeues the job: containers have no scontrol, sites forbid it on compute nodes, and every rank calls it.",
+         "Requeue in the job script, after srun, by the exit code."),
     Rule("HM313", "warning", _held_for_ever,
-         "scontrol requeuehold ends this shell before it can release the job, which then stays held for ever.",
-         "trap '' TERM before it."),
-    Rule("HM341", "error", _refused, "The job says --no-requeue: this is refused.", "Write #SBATCH --requeue instead."),
-    Rule("HM342", "warning", _excluded_too_early, "ExcNodeList of a running job cannot be changed: the update is refused.",
-         "scontrol requeuehold $SLURM_JOB_ID before it, scontrol release $SLURM_JOB_ID behind it."),
+         "scontrol requeuehold ends this shell before it can release the job, which then stays held forever.",
+         "Add trap '' TERM before it."),
+    Rule("HM341", "error", _refused, "The job has --no-requeue: Slurm refuses to requeue it.", "Write #SBATCH --requeue."),
+    Rule("HM342", "warning", _excluded_too_early, "ExcNodeList of a running job is fixed: Slurm refuses the update.",
+         "Add scontrol requeuehold $SLURM_JOB_ID before it, and scontrol release $SLURM_JOB_ID after it."),
     Rule("HM343", "warning", _never_released,
-         "scontrol requeuehold, and nothing releases the job: it stays held until somebody does.",
-         "scontrol release $SLURM_JOB_ID behind it, or scontrol requeue instead."),
+         "scontrol requeuehold without a release: the job stays held until an operator releases it.",
+         "Add scontrol release $SLURM_JOB_ID after it, or use scontrol requeue."),
 )

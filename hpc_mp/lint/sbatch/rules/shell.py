@@ -50,32 +50,32 @@ def _conda_without_hook(script: Script) -> Iterable[Hit]:
     login = re.match(r"#!.*\s-\w*l", script.lines[0])
     hooked = any(command.name in ("source", ".", "module", "ml", "eval") for command in script.shell.commands)
     if not login and not hooked:
-        yield from (Hit(each.line, each.name) for each in _activations(script) if each.name in ("conda", "mamba"))
+        yield from (Hit(call.line, call.name) for call in _activations(script) if call.name in ("conda", "mamba"))
 
 
 def _unlimited_stack(script: Script) -> Iterable[Hit]:
     for command in script.commands("ulimit"):
-        if "unlimited" in command.arguments and any(re.fullmatch(r"-[SH]*s", each) for each in command.arguments):
+        if "unlimited" in command.arguments and any(re.fullmatch(r"-[SH]*s", argument) for argument in command.arguments):
             yield Hit(command.line)
 
 
 def _secret(script: Script) -> Iterable[Hit]:
     table = _secrets()
-    tokens, seen = re.compile("|".join(table["tokens"])), set()
-    for each in script.shell.assignments:
-        literal = not each.expands and "$" not in each.raw and "`" not in each.raw
-        if literal and re.search(table["names"], each.name) and re.fullmatch(table["value"], each.value):
-            seen.add(each.line)
-            yield Hit(each.line, each.name)
+    tokens, hit_lines = re.compile("|".join(table["tokens"])), set()
+    for assignment in script.shell.assignments:
+        literal = not assignment.expands and "$" not in assignment.raw and "`" not in assignment.raw
+        if literal and re.search(table["names"], assignment.name) and re.fullmatch(table["value"], assignment.value):
+            hit_lines.add(assignment.line)
+            yield Hit(assignment.line, assignment.name)
     for command in script.shell.commands:
         for word, following in zip(command.words, (*command.words[1:], None), strict=True):
             name, equals, value = word.text.partition("=")
             value = value if equals else following.text if following else ""
             if name.startswith("-") and re.search(table["names"], name) and re.fullmatch(table["value"], value):
-                seen.add(word.line)
+                hit_lines.add(word.line)
                 yield Hit(word.line, name)
     for number, line in enumerate(script.lines, start=1):
-        if number not in seen and tokens.search(line):
+        if number not in hit_lines and tokens.search(line):
             yield Hit(number, "This line")
 
 
@@ -103,21 +103,20 @@ def _background_in_step(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM501", "warning", _nounset_and_conda,
-         "conda's own scripts use variables that are not set: under set -u they end the job.",
-         "set +u before it and set -u behind it, or call the environment's python by its path."),
-    Rule("HM502", "warning", _conda_without_hook, "{it} activate works in a shell that conda has prepared; a job script is none.",
-         "source …/etc/profile.d/conda.sh before it, or call the environment's python by its path."),
+         "conda's own scripts use unset variables: with set -u they end the job.",
+         "Add set +u before it and set -u after it, or call the environment's python by its path."),
+    Rule("HM502", "warning", _conda_without_hook, "{it} activate needs conda's shell hook, which a job script does not have.",
+         "Add source …/etc/profile.d/conda.sh before it, or call the environment's python by its path."),
     Rule("HM503", "warning", _unlimited_stack,
-         "ulimit -s unlimited makes the stacks of NCCL's threads smaller (2 MB) before NCCL 2.28: crashes have been "
-         "seen.",
+         "ulimit -s unlimited shrinks the stacks of NCCL's threads to 2 MB before NCCL 2.28, which can crash ranks.",
          "ulimit -s 8192, or leave it out."),
     Rule("HM504", "error", _secret,
-         "{it} holds a secret in plain text: Slurm keeps the script, and shows it to operators and in job archives.",
-         "Read it from a file that only you can read: NAME=$(< ~/.secret)."),
-    Rule("HM505", "warning", _own_folder, "The folder of $0 is Slurm's spool directory: the script runs from a copy there.",
+         "{it} contains a secret in plain text: Slurm stores the script, and shows it to operators and in job archives.",
+         "Read the secret from a file that only you can read: NAME=$(< ~/.secret)."),
+    Rule("HM505", "warning", _own_folder, "The folder of $0 is Slurm's spool directory: the job runs a copy of the script there.",
          "Use SLURM_SUBMIT_DIR or an absolute path."),
-    Rule("HM506", "info", _modules_on_top, "Modules are loaded on top of what the submitting shell had loaded.",
-         "module purge before it."),
+    Rule("HM506", "info", _modules_on_top, "Modules are loaded on top of the modules of the submitting shell.",
+         "Add module purge before it."),
     Rule("HM507", "error", _background_in_step, "{it} runs in the background of a task that ends at once: Slurm kills it.",
          "Leave the & out, or add wait."),
 )

@@ -1,4 +1,4 @@
-"""HM33x: delivery to the ranks of the warning signal before the end of a job. Source: sbatch(1) on --signal."""
+"""HM33x: delivery of the warning signal before the end of a job to the ranks. Source: sbatch(1) on --signal."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.programs import is_training
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import SHELLS, Command, inner_script
 
 _SIGNAL = re.compile(r"(?:([RB]+):)?(?:SIG)?(\w+?)(?:@\d+)?", re.IGNORECASE)
 NUMBERS = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP"}
 
-NOTE = re.compile(r"(?:export )?\w+=\w*")  # a trap that only sets a variable may be lost
+NOTE = re.compile(r"(?:export )?\w+=\w*")  # a trap that only sets a variable: its loss does no harm
 
 
-def _asked(script: Script) -> tuple[Option, str, bool] | None:
+def _signal_request(script: Script) -> tuple[Option, str, bool] | None:
     """Return (the directive, the name of the signal, True if it goes to the job's shell)."""
     option = script.option("signal")
-    found = _SIGNAL.fullmatch(option.value or "") if option else None
-    return (option, _name(found[2]), "B" in (found[1] or "").upper()) if option and found else None
+    match = _SIGNAL.fullmatch(option.value or "") if option else None
+    return (option, _name(match[2]), "B" in (match[1] or "").upper()) if option and match else None
 
 
 def _name(signal: str) -> str:
@@ -34,34 +34,34 @@ def _traps(script: Script, signal: str, *, task: bool) -> list[Command]:
 
 
 def _reaches_nobody(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and not asked[2] and not script.steps and not any(script.commands(*ELSEWHERE)) \
+    if (request := _signal_request(script)) and not request[2] and script.starts_here \
             and any(is_training(command.words) for command in script.shell.commands):
-        yield Hit(asked[0].line, asked[1])
+        yield Hit(request[0].line, request[1])
 
 
 def _kills_the_shell(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and asked[2] and not _traps(script, asked[1], task=False) \
+    if (request := _signal_request(script)) and request[2] and not _traps(script, request[1], task=False) \
             and not any("exec" in command.prefixes for command in script.shell.commands if not command.task):
-        yield Hit(asked[0].line, asked[1])
+        yield Hit(request[0].line, request[1])
 
 
 def _trap_too_late(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and asked[2] and (traps := _traps(script, asked[1], task=False)) \
+    if (request := _signal_request(script)) and request[2] and (traps := _traps(script, request[1], task=False)) \
             and not any(trap.arguments[0] == "" for trap in traps):
         for command in script.shell.commands:
             if (command.name == "srun" or is_training(command.words)) and not command.task and not command.background \
                     and not command.captured and command.line > traps[0].line:
-                yield Hit(command.line, asked[1])
+                yield Hit(command.line, request[1])
 
 
 def _trap_in_vain(script: Script) -> Iterable[Hit]:
-    if (asked := _asked(script)) and not asked[2] and script.steps:
-        yield from (Hit(trap.line, asked[1]) for trap in _traps(script, asked[1], task=False)
+    if (request := _signal_request(script)) and not request[2] and script.steps:
+        yield from (Hit(trap.line, request[1]) for trap in _traps(script, request[1], task=False)
                     if trap.arguments[0] and not NOTE.fullmatch(trap.arguments[0]))
 
 
 def _shell_in_between(script: Script) -> Iterable[Hit]:
-    if not (asked := _asked(script)) or asked[2] or _traps(script, asked[1], task=True):
+    if not (request := _signal_request(script)) or request[2] or _traps(script, request[1], task=True):
         return
     for step in script.steps:
         inner = inner_script(step.program)
@@ -72,22 +72,23 @@ def _shell_in_between(script: Script) -> Iterable[Hit]:
                   if command.task and command.line in lines and command.name not in SHELLS]
         work = [command for command in inside if is_training(command.words)]
         if work and len(inside) > 1 and "exec" not in work[-1].prefixes:
-            yield Hit(work[-1].line, asked[1])
+            yield Hit(work[-1].line, request[1])
 
 
 RULES: tuple[Rule[Script], ...] = (
-    Rule("HM331", "warning", _reaches_nobody, "--signal without B: goes to steps, and this script has none: {it} reaches nobody.",
+    Rule("HM331", "warning", _reaches_nobody,
+         "--signal without B: goes to steps, and this script has none: no process gets {it}.",
          "Start the program with srun."),
     Rule("HM332", "warning", _kills_the_shell,
-         "--signal=B:{it} goes to the job's shell, which has no trap for it: the signal ends the job instead of "
-         "warning it.",
-         "Leave B: out so that ranks hear it, or set a trap and run srun … & wait."),
-    Rule("HM333", "warning", _trap_too_late, "The trap for {it} runs only when this command has ended: bash waits for it first.",
-         "Run it in the background and wait for it: COMMAND & wait $!"),
+         "--signal=B:{it} goes to the job's shell, which has no trap for it: the signal ends the job.",
+         "Leave B: out to signal the ranks, or set a trap and run srun … & wait."),
+    Rule("HM333", "warning", _trap_too_late,
+         "The trap for {it} runs only after this command has ended: bash waits for the command first.",
+         "Run the command in the background and wait for it: COMMAND & wait $!"),
     Rule("HM334", "warning", _trap_in_vain,
-         "--signal without B: goes to steps only: this trap for {it} never runs at the time limit.",
-         "Let the ranks handle it, or write --signal=B:{it}@SECONDS."),
+         "--signal without B: goes only to steps: this trap for {it} never runs at the time limit.",
+         "Handle it in the ranks, or write --signal=B:{it}@SECONDS."),
     Rule("HM335", "warning", _shell_in_between,
-         "{it} ends the shell around this program before the program has saved: it has no trap and no exec.",
+         "{it} ends the shell around this program before the program has saved: the shell has no trap and no exec.",
          "bash -c 'trap \"\" {it}; …; exec python …'"),
 )

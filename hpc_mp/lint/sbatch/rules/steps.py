@@ -1,4 +1,4 @@
-"""HM30x–HM32x: lines with srun, and lines that should have it."""
+"""HM30x–HM32x: srun lines, and commands that need srun."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.base.launchers import MPIRUNS
+from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
-from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
 from hpc_mp.lint.sbatch.step import Step
 
-INHERITS_CPUS = ((22, 5), (23, 11))  # from the first release until before the second, srun does not
+INHERITS_CPUS = ((22, 5), (23, 11))  # srun does not inherit them from the first release until before the second
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
 _GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
 NAMING = ("which", "type", "command", "echo", "man")  # commands that name another command without starting it
-MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
 def _training_steps(script: Script) -> list[Step]:
@@ -29,7 +29,7 @@ def _training_steps(script: Script) -> list[Step]:
 
 def _lingering(script: Script) -> Iterable[Hit]:
     for step in _training_steps(script):
-        decided = script.sets("SLURM_KILL_BAD_EXIT") or step.option("kill-on-bad-exit") is not None  # also by 0, as hpc-mp does
+        decided = script.sets("SLURM_KILL_BAD_EXIT") or step.option("kill-on-bad-exit") is not None  # 0 decides it too (hpc-mp)
         if script.several_tasks(step) and not step.opaque and not decided:
             yield Hit(step.line)
 
@@ -66,31 +66,31 @@ def _left_behind(script: Script) -> Iterable[Hit]:
 
 
 def _is_work(command: Command) -> bool:
-    return command.name in ("srun", *MPI) or is_training(command.words)
+    return command.name in ("srun", *MPIRUNS) or is_training(command.words)
 
 
 def _mpi_in_step(script: Script) -> Iterable[Hit]:
-    """Yield MPI launchers in a step, also inside a container: after the image, or after an mpirun that starts the container."""
+    """Yield MPI launchers in a step, also inside a container: after the image, or after the mpirun that starts the container."""
     for command in script.shell.commands:
-        inside = command.task or command.name in MPI
-        found = command.words[:1] if command.name in MPI and command.task else [
-            word for before, word in itertools.pairwise(command.words) if word.base in MPI and not before.text.startswith("-")
+        inside = command.task or command.name in MPIRUNS
+        launchers = command.words[:1] if command.name in MPIRUNS and command.task else [
+            word for before, word in itertools.pairwise(command.words) if word.base in MPIRUNS and not before.text.startswith("-")
             and before.base not in NAMING] if inside and any(word.base in CONTAINERS for word in command.words) else []
-        yield from (Hit(word.line, word.base) for word in found[:1])
+        yield from (Hit(word.line, word.base) for word in launchers[:1])
 
 
 def _one_after_another(script: Script) -> Iterable[Hit]:
-    """Yield programs of a task whose failure is hidden by a later program, which runs anyway and decides the exit code."""
+    """Yield programs of a task whose failure a later program hides: it runs anyway and decides the exit code."""
     for step in script.steps:
         inner = inner_script(step.program)
         if inner is None or re.search(r"\$\?|^\s*trap\b", inner.text, re.MULTILINE) or any(
                 re.fullmatch(r"-[a-z]*e[a-z]*", word.text) for word in step.program if word is not inner):
             continue
-        commands = [each for each in read_shell(inner.text, inner.line).commands if not each.captured]
-        programs = [each for each in commands if is_training(each.words) and not each.background]
-        options = [word for each in commands if each.name == "set" for word in each.arguments]
+        commands = [command for command in read_shell(inner.text, inner.line).commands if not command.captured]
+        programs = [command for command in commands if is_training(command.words) and not command.background]
+        options = [word for command in commands if command.name == "set" for word in command.arguments]
         if len(programs) > 1 and not any(re.fullmatch(r"-[a-z]*e[a-z]*", word) for word in options):
-            yield from (Hit(each.line, each.name) for each in programs[:-1] if not each.tested)
+            yield from (Hit(command.line, command.name) for command in programs[:-1] if not command.tested)
 
 
 def _step_in_step(script: Script) -> Iterable[Hit]:
@@ -103,22 +103,22 @@ def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
         job = None if step.option("ntasks") else script.value("ntasks-per-node")
         per_node = step.value("ntasks-per-node") or job or "1"
         inner = inner_script(step.program)
-        commands = [each.words for each in read_shell(inner.text, inner.line).commands] if inner else [step.program]
-        for found in filter(None, map(torchrun, commands)):
-            if per_node.isdecimal() and int(per_node) > 1 and (found.value("nproc-per-node") or "1") != "1":
-                yield Hit(found.line, per_node)
+        commands = [command.words for command in read_shell(inner.text, inner.line).commands] if inner else [step.program]
+        for launcher in filter(None, map(torchrun, commands)):
+            if per_node.isdecimal() and int(per_node) > 1 and launcher.per_node not in ("", "1"):
+                yield Hit(launcher.line, per_node)
 
 
 def _first_node_only(script: Script) -> Iterable[Hit]:
-    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.nodes > 1 and script.starts_here:
         for command in script.shell.commands:
-            found = torchrun(command.words)
-            if found and not command.captured and (found.value("nnodes") or "1") not in ("1", "1:1"):
+            launcher = torchrun(command.words)
+            if launcher and not command.captured and not launcher.alone:
                 yield Hit(command.line, str(script.nodes))
 
 
 def _one_of_many(script: Script) -> Iterable[Hit]:
-    if script.tasks > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+    if script.tasks > 1 and script.starts_here:
         for command in script.shell.commands:
             if command.name.startswith("python") and is_training(command.words) and not torchrun(command.words) \
                     and not command.captured:
@@ -151,11 +151,11 @@ def _swallowed_exit_code(script: Script) -> Iterable[Hit]:
 
 
 def _two_cpu_counts(script: Script) -> Iterable[Hit]:
-    asked = script.value("cpus-per-task")
-    if asked and (script.version is None or script.version >= INHERITS_CPUS[1]):
-        for each in script.shell.assignments:
-            if each.name in CPU_VARIABLES and each.value.isdecimal() and each.value != asked and not each.task:
-                yield Hit(each.line, f"{each.name}={each.value}", f"--cpus-per-task={asked}")
+    cpus = script.value("cpus-per-task")
+    if cpus and (script.version is None or script.version >= INHERITS_CPUS[1]):
+        for variable in script.shell.assignments:
+            if variable.name in CPU_VARIABLES and variable.value.isdecimal() and variable.value != cpus and not variable.task:
+                yield Hit(variable.line, f"{variable.name}={variable.value}", f"--cpus-per-task={cpus}")
 
 
 def _order_from_nowhere(script: Script) -> Iterable[Hit]:
@@ -175,27 +175,27 @@ def _unused_component(script: Script) -> Iterable[Hit]:
 
 
 def _container_without_gpus(script: Script) -> Iterable[Hit]:
-    asked = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.options)
+    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.options)
     for command in script.commands("apptainer", "singularity"):
-        if asked and command.arguments[:1] in (("exec",), ("run",)) and is_training(command.words) \
-                and not GPU_FLAGS & set(command.arguments) and not any("$" in each for each in command.arguments):
+        if requested and command.arguments[:1] in (("exec",), ("run",)) and is_training(command.words) \
+                and not GPU_FLAGS & set(command.arguments) and not any("$" in argument for argument in command.arguments):
             yield Hit(command.line, command.name)
 
 
 def _more_than_the_job(script: Script) -> Iterable[Hit]:
-    """Yield steps larger than the job. Source: behaviour of srun 22.05.8, as "Only allocated 2 nodes asked for 4"."""
+    """Yield steps larger than the job. Source: srun 22.05.8 ("Only allocated 2 nodes asked for 4")."""
     for step in script.steps:
         if step.opaque:
             continue
         job = script.of(step)
-        asked, most = _nodes(step.option("nodes"), 1), _nodes(job.option("nodes"), 2)
+        requested, available = _nodes(step.option("nodes"), 1), _nodes(job.option("nodes"), 2)
         many = step.value("ntasks") or (str(job.tasks) if job.option("ntasks") or job.option("ntasks-per-node") else None)
-        started = int(many) if many and many.isdecimal() else asked  # with fewer tasks than nodes, srun takes fewer nodes
-        if asked > most > 0 and started >= asked:
-            yield Hit(_line(step, "nodes"), f"{asked} nodes", str(most))
-        asked, most = gpus(step.options), gpus(job.options)
-        if asked > most > 0 and not job.option("exclusive"):  # an exclusive job has all GPUs of its nodes
-            yield Hit(_line(step, "gpus-per-node", "gres"), f"{asked} GPUs per node", str(most))
+        started = int(many) if many and many.isdecimal() else requested  # with fewer tasks than nodes, srun takes fewer nodes
+        if requested > available > 0 and started >= requested:
+            yield Hit(_line(step, "nodes"), f"{requested} nodes", str(available))
+        requested, available = gpus(step.options), gpus(job.options)
+        if requested > available > 0 and not job.option("exclusive"):  # an exclusive job has all GPUs of its nodes
+            yield Hit(_line(step, "gpus-per-node", "gres"), f"{requested} GPUs per node", str(available))
 
 
 def _line(step: Step, *names: str) -> int:
@@ -204,74 +204,72 @@ def _line(step: Step, *names: str) -> int:
 
 def _nodes(option: Option | None, end: int) -> int:
     """Return the minimum (``end`` 1) or maximum (2) of ``--nodes=2-4``; 0 if it is not numeric."""
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", (option.value or "") if option else "")
-    return int(found[end] or found[1]) if found else 0
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", (option.value or "") if option else "")
+    return int(match[end] or match[1]) if match else 0
 
 
 def gpus(options: Iterable[Option]) -> int:
-    """Return the GPUs per node, by the last option that gives a number; 0 if none does."""
-    found = 0
+    """Return the GPUs per node in the last option with a number; 0 without one."""
+    count = 0
     for option in options:
         if option.name in _GPUS and (number := re.fullmatch(_GPUS[option.name], option.value or "")):
-            found = int(number[1])
-    return found
+            count = int(number[1])
+    return count
 
 
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM301", "warning", _lingering,
-         "No --kill-on-bad-exit: when one rank dies, the others wait for it in a collective until the time limit.",
+         "No --kill-on-bad-exit: if one rank dies, the others wait for it in a collective until the time limit.",
          "srun --kill-on-bad-exit=1 …"),
     Rule("HM302", "warning", _lost_cpus,
-         "Slurm 22.05 to 23.02 does not hand {it} on from sbatch to srun: every task gets one CPU there.",
+         "In Slurm 22.05 to 23.02, srun does not inherit {it} from sbatch: every task gets one CPU.",
          "srun --cpus-per-task=$SLURM_CPUS_PER_TASK …"),
     Rule("HM303", "warning", _export_none,
-         "#SBATCH --export=NONE holds for srun too: tasks start without PATH and fail (execve: no such file).",
+         "#SBATCH --export=NONE also applies to srun: tasks start without PATH and fail (execve: no such file).",
          "srun --export=ALL …, or unset SLURM_EXPORT_ENV before it."),
-    Rule("HM304", "warning", _step_export_list, "{it} drops every other variable for the tasks, PATH among them.",
+    Rule("HM304", "warning", _step_export_list, "{it} drops every other variable for the tasks, including PATH.",
          "Write --export=ALL,… instead."),
     Rule("HM305", "error", _left_behind,
          "{it} runs in the background and nothing waits for it: the script ends, and Slurm kills it.", "Add wait at the end."),
-    Rule("HM306", "warning", _mpi_in_step, "{it} inside srun: every task starts all ranks again, or none at all.",
-         "Let one of them start the ranks: srun --mpi=pmix PROGRAM, or {it} without srun."),
+    Rule("HM306", "warning", _mpi_in_step, "{it} inside srun: every task starts all ranks again, or no rank.",
+         "Start the ranks with one of them: srun --mpi=pmix PROGRAM, or {it} without srun."),
     Rule("HM321", "warning", _one_after_another,
-         "Another program follows in the same task, whatever {it} ends with: a task that fails goes on alone, and the exit code "
-         "is that of the last program.",
-         "Join them with && in place of ;, or begin with set -e; or give each an srun of its own."),
+         "Another program follows in the same task even if {it} fails: the failed task continues without the others, and the "
+         "exit code is that of the last program.",
+         "Join them with && instead of ;, begin with set -e, or start each with a separate srun."),
     Rule("HM307", "warning", _step_in_step, "srun inside a task: the inner step waits for resources that the outer one holds.",
-         "Start the steps from the job script, or give the inner one --overlap."),
+         "Start the steps from the job script, or add --overlap to the inner srun."),
     Rule("HM308", "warning", _launchers_times_tasks,
-         "torchrun starts the processes of a node by itself, and srun starts it {it} times per node: they fight for "
-         "GPUs and ports.",
+         "torchrun starts all processes of a node, and srun starts torchrun {it} times per node: they compete for GPUs and "
+         "ports.",
          "srun --ntasks-per-node=1 torchrun …, or leave torchrun out: srun python …"),
     Rule("HM309", "error", _first_node_only,
-         "torchrun runs on the first of {it} nodes only: the script is executed once. It waits for the others until "
-         "it times out.",
+         "torchrun runs only on the first of {it} nodes: the script is executed once. It waits for the other nodes until it "
+         "times out.",
          "srun --ntasks-per-node=1 torchrun …"),
-    Rule("HM310", "warning", _one_of_many, "The job asks for {it} tasks, but without srun the program runs once.",
-         "srun python …, or ask for one task."),
+    Rule("HM310", "warning", _one_of_many, "The job requests {it} tasks, but without srun the program runs once.",
+         "Write srun python …, or request one task."),
     Rule("HM311", "warning", _nested_sbatch,
-         "{it} inside a job hands its SLURM_* variables on: memory and CPU requests then contradict the new "
-         "script's.",
-         "env -u SLURM_MEM_PER_NODE -u SLURM_CPUS_PER_TASK {it} …; or submit the successor beforehand with "
-         "--dependency."),
+         "{it} inside a job passes on its SLURM_* variables: memory and CPU requests then contradict the new script's.",
+         "env -u SLURM_MEM_PER_NODE -u SLURM_CPUS_PER_TASK {it} …, or submit the next job beforehand with --dependency."),
     Rule("HM314", "warning", _hidden_exit_code,
-         "{it} | {advice}: the exit code is that of {advice}. A failed run counts as completed, and afterok goes on.",
+         "{it} | {advice}: the exit code is that of {advice}. A failed run counts as completed, and afterok jobs start.",
          "set -o pipefail, or let srun --output write the log."),
     Rule("HM315", "info", _swallowed_exit_code,
          "The script's exit code is that of the last {it}: a failed run counts as completed.",
          "set -e at the start, or end with srun."),
     Rule("HM316", "warning", _two_cpu_counts,
-         "{it} beside {advice}: from 23.11 on srun finds the number in two variables that differ, and gives up.",
-         "Leave it out, and change the directive."),
+         "{it} together with {advice}: srun 23.11 and later reads two variables that differ, and gives up.",
+         "Leave it out, and change the directive instead."),
     Rule("HM317", "warning", _order_from_nowhere,
-         "--distribution=arbitrary takes the order of hosts from SLURM_HOSTFILE, which this script does not set.",
-         "export SLURM_HOSTFILE=FILE with one line per task before it."),
+         "--distribution=arbitrary reads the order of hosts from SLURM_HOSTFILE, which this script does not set.",
+         "Add export SLURM_HOSTFILE=FILE, with one line per task, before it."),
     Rule("HM318", "warning", _unused_component,
-         "The job has {it} components, but no srun names them: a step runs in the first one only.",
+         "The job has {it} components, but no srun names them: steps run only in the first component.",
          "srun --het-group=0 … : --het-group=1 …"),
     Rule("HM319", "warning", _container_without_gpus, "{it} without --nv: the program sees no GPU in the container.",
          "{it} exec --nv …, or --rocm on AMD."),
     Rule("HM320", "error", _more_than_the_job,
-         "The step asks for {it}, and the job has {advice}: srun gives up before it starts anything.",
-         "Leave it out of srun, which then takes what the job has, or change the directive."),
+         "The step requests {it}, but the job has {advice}: srun gives up before it starts a task.",
+         "Leave it out of srun to use the job's value, or change the directive."),
 )

@@ -1,0 +1,236 @@
+"""Why a start died: recorded and real-looking ends, what goes before what, and any text at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, WATCHDOG, XID_79, said
+from recorded_program_ends import LAST_RESORT, SHARED
+from rendering import job
+
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.evidence import Evidence
+from hpc_mp.diagnosis.lines import first_code, gave_up, sign, task_ends, xid
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_json
+from hpc_mp.rundir.failures import ECHO, KINDS
+from hpc_mp.rundir.records import RankStart, line_of
+from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.gather import ScriptLog, gather
+
+RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled", "lost", "hang", "silent", "network", "peer",
+           "orphaned"}
+
+
+@pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [
+    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *SHARED, *LAST_RESORT)
+])
+def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: str) -> None:
+    found = classify(evidence)
+    assert (found.kind, found.nodes, found.retry) == (kind, nodes, kind in RETRIED)
+    assert words in found.message
+    assert "\n" not in found.message
+
+
+def test_every_kind_has_an_ending() -> None:
+    # said by the launcher, of emulated nodes, in the history alone, when a run has ended, by the job script, of saves
+    elsewhere = {"launcher", "straggled", "vanished", "removed", "supervisor", "unwritable"}
+    assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(KINDS) == set(KINDS)
+
+
+EXPLAINED = [evidence for _, evidence, kind, _, _ in ENDINGS if KINDS[kind].level < ECHO or kind in ("lost", "network")]
+
+
+@given(st.sampled_from(EXPLAINED), st.sampled_from([0, 1, 6, 7]), st.floats(0, 100), st.booleans())
+def test_an_echo_changes_nothing(evidence: Evidence, rank: int, time: float, logged: bool) -> None:
+    """A peer that waited in vain, before or after, in a record or a log; not the very rank that ended without a word."""
+    echo = said(rank, HOSTS[rank // 2], "peer", "DistBackendError: NCCL timeout: ncclRemoteError: remote process exited", time)
+    more = replace(evidence, failures=(echo, *evidence.failures))
+    if logged:
+        more = replace(more, logs={"n9": (WATCHDOG,), **more.logs})
+    assert classify(more) == classify(evidence)
+
+
+APART = [end for end in ENDINGS if end[2] not in ("silent", "hang")]  # who waits for whom is said by all ranks of one attempt
+
+
+@pytest.mark.parametrize("one", APART, ids=lambda end: end[0])
+def test_the_stronger_of_two_explains(one: tuple) -> None:
+    """Records, kernel and states of two ends together; a word from a rank that ended without one is the exception. Of two of one
+    level the one that has a time comes first."""
+    for other in APART:
+        strongest, kind = strongest_and_judged(one, other)
+        assert kind == strongest or {kind, strongest} == {"orphaned", "node"}, other[0]
+
+
+def strongest_and_judged(one: tuple, other: tuple) -> tuple[str, str]:
+    """Return the stronger kind of two ends, and the judge's when it is given both; equal if their evidence cannot be joined."""
+    first, second = (replace(end[1], srun=(), logs={}) for end in (one, other))
+    both = replace(first, failures=first.failures + second.failures, kernel={**first.kernel, **second.kernel},
+                   pids={**first.pids, **second.pids},
+                   states={**first.states, **second.states}, hang=first.hang or second.hang,
+                   unended=first.unended or second.unended)
+    strongest = min((classify(first).kind, classify(second).kind), key=list(KINDS).index)
+    if set(first.kernel) & set(second.kernel) or set(first.states) & set(second.states):
+        return strongest, strongest
+    return strongest, classify(both).kind
+
+
+LINES = st.lists(st.one_of(st.text(max_size=60), st.sampled_from([*ENDS_OTHERS, XID_79, WATCHDOG, *OVER_LIMIT.srun])), max_size=8)
+
+
+@given(LINES, st.dictionaries(st.sampled_from(HOSTS), LINES.map(tuple)), st.dictionaries(st.text(max_size=4), LINES.map(tuple)),
+       st.integers(-64, 255))
+def test_any_text(lines: list[str], logs: dict, kernel_: dict, code: int) -> None:
+    found = classify(replace(JOB, code=code, srun=tuple(lines), logs=logs, kernel=kernel_))
+    assert found.retry == KINDS[found.kind].retry
+
+
+@given(st.lists(st.from_regex(r"srun: error: n[1-4]: tasks? [0-9,-]{1,12}: [A-Z][a-z ]{1,20}[0-9]{0,3}", fullmatch=True)))
+def test_any_end_of_tasks(lines: list[str]) -> None:
+    for end in task_ends(lines):
+        assert end.line in lines
+
+
+def test_the_first_code_is_the_cause() -> None:
+    """srun's own code is 143 once it has ended the other tasks (recorded with a task that exits with 75)."""
+    assert first_code(("srun: error: n3: task 5: Exited with exit code 75", *ENDS_OTHERS)) == 75
+    assert first_code(ENDS_OTHERS) is None
+    assert [end.tasks for end in task_ends(("srun: error: n2: tasks 0-1,3: Killed",))] == [(0, 1, 3)]
+
+
+STEP = ("srun: launching StepId=2.1 on host n1, 2 tasks: [0-1]", "srun: launching StepId=2.1 on host n2, 2 tasks: [2-3]")
+ENDED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish."
+TOLD = tuple(f"srun: launch/slurm: _task_finish: {tasks}: Completed" for tasks in ("n2: tasks 2-3", "n1: tasks 0-1"))
+
+
+@pytest.mark.parametrize(("lines", "without"), [
+    ((*STEP, ENDED, "srun: error: Timed out waiting for job step to complete"), True),
+    ((*STEP, TOLD[0], ENDED), True),
+    ((*STEP, "hpc-mp: the ranks hang and are ended"), True),
+    ((*STEP, *TOLD, "srun: launching StepId=2.2 on host n1, 1 tasks: [0]", ENDED), True),
+    ((*STEP, *TOLD), False),
+    ((*STEP, ENDED, *TOLD), False),
+    ((*STEP, *TOLD, "hpc-mp: the ranks hang and are ended", ENDED), False),  # a process that a rank has left behind
+    ((*STEP, TOLD[0], ENDED, "srun: error: n1: tasks 0-1: Killed"), False),
+    ((*STEP, ENDED, "srun: launching StepId=2.2 on host n1, 1 tasks: [0]"), False),
+    (STEP, False),  # as with an srun that is not verbose: its code is all that there is
+    ((ENDED,), False),
+])
+def test_srun_gives_up_on_tasks(lines: tuple[str, ...], without: bool) -> None:
+    """srun 22.05 then ended with 0 (recorded: ranks were killed whose children went on writing into their output)."""
+    assert gave_up(lines) is without
+
+
+def test_xid() -> None:
+    assert xid(XID_79) == ("Xid 79 of GPU 0000:c6:00 (the GPU has fallen off the bus; it needs a reboot)")
+    assert xid("NVRM: Xid (PCI:0000:c6:00): 13, Graphics Exception") is None
+    assert xid("NVRM: Xid (0000:03:00): 48, DBE") is not None
+    assert xid("NVRM: Xid (PCI:0000:c6:00): 999, ?") is None
+    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)") is None
+    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Fatal XC0 i0 Link 13 (0x00000004)") is not None
+    assert xid("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)") == (
+        "GPU 0000:01:00 (the driver could not initialise it (RmInitAdapter); it needs a reboot)")
+
+
+def test_harmless_lines_say_nothing() -> None:
+    lines = ("NCCL INFO cudaMemoryError handling enabled", "step 3 loss 2.0", "memory.events oom_kill 0", "out of memory? no")
+    assert [sign(line) for line in lines] == [None] * len(lines)
+
+
+def attempt(run: RunDirectory) -> AttemptContext:
+    given, record = Allocation("7", 0, HOSTS, "lab", None), AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000, "s")
+    return AttemptContext(run, job(), place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2), given, record=record, host_order="")
+
+
+def test_gather(tmp_path: Path) -> None:
+    """From the files of a run and the answers of Slurm to rank, host and coordinates."""
+    run = create_run(tmp_path, "job")
+    logs = {"srun.log": OVER_LIMIT.srun[:-1], "node-n3.log": OVER_LIMIT.logs["n3"],
+            "kernel-n3.log": ("memory.events oom_kill 0",)}
+    for name, lines in logs.items():
+        (run.log / name).write_text("".join(f"{line}\n" for line in lines))
+    script = run.path / "slurm-7.log"
+    script.write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n")  # of an earlier start
+    since = ScriptLog(script, script.stat().st_size)
+    with open(script, "a") as file:
+        file.write("".join(f"{line}\n" for line in OVER_LIMIT.srun[-1:]))
+    run.ranks.write_text(line_of(RankStart(1, 5, "n3", "n3", 0.0, pid=99)) + "\n")
+    write_json(run.failure(1, 0), {"rank": 0, "node": "n1", "kind": "peer", "message": "gone", "time": 1.0})
+    write_json(run.failure(2, 5), {"rank": 5, "node": "n3", "kind": "error", "message": "another attempt's", "time": 1.0})
+    asked = []
+
+    def slurm(argv: tuple[str, ...]) -> str:
+        asked.append(argv[0])
+        return {"sinfo": "n1|allocated|none\nn3|allocated|none\n", "sacct": "5\n"}[argv[0]]
+
+    evidence = gather(attempt(run), 137, since, slurm)
+    assert evidence.srun == OVER_LIMIT.srun
+    assert evidence.pids == {("n3", 99): 5}
+    assert [failure.rank for failure in evidence.failures] == [0]
+    assert classify(evidence).rank == 5
+    assert classify(evidence).log == str(run.node_log("n3"))
+    assert asked == ["sinfo", "sacct"]
+
+
+@pytest.mark.parametrize("last", [(), ("bye",)])
+def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Path) -> None:
+    run = create_run(tmp_path, "job")
+    with open(run.node_log("n3"), "w") as log:
+        log.write("".join(f"{line}\n" for line in BOOM))
+        log.writelines(f"4: {'x' * 1000}\n" for _ in range(2000))
+        log.writelines(f"5: {word}\n" for word in last)
+    run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
+
+    def silent(argv: tuple[str, ...]) -> str:
+        raise CommandFailed("no Slurm here")
+
+    spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
+    found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
+    assert "ValueError: boom (train.py:7)" in found.message
+
+
+def test_gather_finds_nothing(tmp_path: Path) -> None:
+    def silent(argv: tuple[str, ...]) -> str:
+        raise CommandFailed("no Slurm here")
+
+    assert classify(gather(attempt(RunDirectory(tmp_path)), 1, None, silent)).kind == "unknown"
+
+
+# srun's words of the tasks of two nodes of which rank 2 of mpirun has ended: the daemon's end is no rank's, nor is mpirun's.
+MPIRUN = ("srun: launch/slurm: _task_finish: n2: task 1: Completed",
+          "mpirun: there are not enough slots", "srun: error: n1: task 0: Exited with exit code 213",
+          "srun: launch/slurm: _step_signal: Terminating StepId=9.0")
+
+
+def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_node() -> None:
+    ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True,
+                    failures=(said(2, "n2", "exit", "ended with exit code 4", 40.0),))
+    found = classify(ended)
+    assert (found.kind, found.rank, found.node) == ("exit", 2, "n2")
+    assert found.log == "/run/log/rank-00002.log"
+    silent = replace(ended, failures=())
+    cause = classify(silent)
+    assert (cause.kind, cause.rank, cause.node) == ("launcher", None, "n1")
+    assert cause.message.endswith("exit code 213 (mpirun's code); its last words: mpirun: there are not enough slots"), cause
+    assert classify(replace(silent, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
+
+
+@pytest.mark.parametrize(("end", "words"), [
+    ("crash", "was killed by SIGSEGV"), ("exit", "ended with exit code 3"), ("signal", "was killed by SIGKILL"),
+    ("exit", "ended with exit code 1; its last words: boom")])
+def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words: str) -> None:
+    """Open MPI ends it with 14, some milliseconds before or after the rank that it has lost."""
+    lost = [said(rank, node, "exit", f"ended with exit code 14{more}", 39.99) for rank, node, more in (
+        (0, "n1", ""), (3, "n2", "; its last words: and MPI will try to terminate your MPI job as well)"))]
+    ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True, failures=(*lost, said(2, "n2", end, words, 40.0)))
+    found = classify(ended)
+    assert (found.kind, found.rank, found.node) == (end, 2, "n2"), found
+    alone = classify(replace(ended, failures=(said(0, "n1", "exit", "ended with exit code 15", 39.0), *ended.failures)))
+    assert alone.rank == 0, "any other code is an end of its own"

@@ -1,0 +1,94 @@
+"""Who waits for whom: chains, loops, silence, and messages that have been passed since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_mp.diagnosis.waits import Awaited, awaited
+from hpc_mp.rundir import create_run
+from hpc_mp.rundir.standings import Standing, Wait, read_standings, standing_of, write_standing
+
+NOW = 1000.0
+
+
+def stands(rank: int, wait: Wait | None = None, passed: Mapping[str, int] | None = None, ago: float = 0.0, since: float = 10.0,
+           period: float = 1.0) -> Standing:
+    return Standing(rank, NOW - ago, NOW - since, period, 3, 0, "forward (stage.py:1)", wait, dict(passed or {}))
+
+
+def collective(number: int, *ranks: int, group: str = "g") -> Wait:
+    return Wait("all_reduce", ranks, group, number)
+
+
+def receive(source: int, number: int = 1) -> Wait:
+    return Wait("recv", (source,), f"from {source}", number)
+
+
+def test_the_rank_at_the_end_of_a_chain() -> None:
+    """0 waits in a receive for 1, 1 in an all-reduce for 2, 2 is stopped and has written nothing."""
+    chain = [stands(0, receive(1)), stands(1, collective(5, 2), {"g": 5})]
+    assert awaited(chain, range(3)) == Awaited(2, (0, 1))
+    assert awaited([*chain, stands(2, None, {"g": 4})], range(3)) == Awaited(2, (0, 1)), "it writes: stuck in a data loader"
+
+
+def test_of_ranks_that_all_stand_in_a_collective_the_one_behind_is_named() -> None:
+    """Two groups: rank 2 stands in an earlier message of the group that the others wait in."""
+    found = [stands(0, collective(7, 1, 2), {"g": 7}), stands(1, collective(7, 0, 2), {"g": 7}),
+             stands(2, collective(3, 3, group="h"), {"g": 6, "h": 3}), stands(3, None, {"h": 2})]
+    assert awaited(found, range(4)) == Awaited(3, (0, 1, 2)), "2 waits for 3 in an earlier message of another group"
+    alone = [*found[:2], stands(2, None, {"g": 6})]
+    assert awaited(alone, range(3)) == Awaited(2, (0, 1))
+
+
+def test_who_waits_for_nobody_in_vain_is_not_named() -> None:
+    """A rank that was killed before it could write is awaited by nobody."""
+    assert awaited([stands(0, receive(1)), stands(2, receive(1))], range(4)) == Awaited(1, (0, 2))
+
+
+def test_a_message_that_has_been_passed_is_not_waited_for() -> None:
+    sent = stands(1, None, {"from 1": 1})
+    assert awaited([stands(0, receive(1)), sent], range(2)) is None
+    assert awaited([stands(0, receive(1, 2)), sent], range(2)) == Awaited(1, (0,))
+
+
+def test_old_news_of_a_rank_is_silence() -> None:
+    """Rank 1 stood in this very message before, was stopped, and has not written since; a rank's last word never gets old."""
+    both = {"g": 5}
+    others = [stands(0, collective(5, 1, 2), both), stands(2, collective(5, 0, 1), both)]
+    assert awaited([*others, stands(1, collective(5, 0, 2), both, ago=3)], range(3)) is None, "all are there: nobody is behind"
+    assert awaited([*others, stands(1, collective(5, 0, 2), both, ago=60)], range(3)) == Awaited(1, (0, 2))
+    assert awaited([*others, stands(1, collective(5, 0, 2), both, ago=60, period=0)], range(3)) is None
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    """Of a deadlock the one that has stood longest."""
+    loop = [stands(0, receive(1), since=5), stands(1, receive(0), since=9), stands(2, receive(0), since=20)]
+    assert awaited(loop, range(3)) == Awaited(1, (0, 2))
+
+
+def test_nobody_waits() -> None:
+    assert awaited([], range(4)) is None
+    assert awaited([stands(0), stands(1)], range(4)) is None
+
+
+@given(st.integers(2, 12), st.data())
+def test_whoever_is_stopped_in_any_forest_of_waits(size: int, data: st.DataObject) -> None:
+    """Every rank waits for one with a lower number, rank 0 for nobody: all chains end at it."""
+    found = [stands(rank, receive(data.draw(st.integers(0, rank - 1))), since=rank) for rank in range(1, size)]
+    assert awaited(data.draw(st.permutations(found)), range(size)) == Awaited(0, tuple(range(1, size)))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "job")
+    one, other = stands(0, collective(5, 1, 2), {"g": 5}), stands(3)
+    for standing in (one, other):
+        write_standing(run, 1, standing)
+    run.standing(1, 7).write_text("{")
+    assert read_standings(run, 1) == [one, other] and read_standings(run, 2) == []
+    with pytest.raises(ValueError, match="not a record"):
+        standing_of({"rank": 1})

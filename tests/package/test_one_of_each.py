@@ -1,0 +1,112 @@
+"""One reader of bash, one table of launchers, one table of kinds of failure, one result of the doctor's localiser."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_mp.base.launchers import LAUNCHERS
+from hpc_mp.diagnosis.texts import TEXTS
+from hpc_mp.rundir.failures import KINDS
+
+PACKAGE = Path(__file__).resolve().parents[2] / "hpc_mp"
+READ_SCRIPTS = ("lint", "adopt", "launch", "program")  # rooms that read the user's scripts
+A_TABLE = 3  # names in one literal from which it is a table, rather than a question about single names
+OF_KINDS = {"Symptom": 0, "Cause": 0, "RankFailure": 2}  # the place of the kind among a record's arguments
+
+
+def nodes(package: Path, *rooms: str) -> Iterator[tuple[str, ast.AST]]:
+    """Yield every node of the files in the rooms, or in all, with the path of its file."""
+    for file in sorted(package.rglob("*.py")):
+        path = file.relative_to(package)
+        if not rooms or path.parts[0] in rooms:
+            yield from ((str(path), node) for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def parsers_of_bash(package: Path) -> set[str]:
+    """Files that import the grammar of bash."""
+    return {file for file, node in nodes(package) if (isinstance(node, ast.Import) and any(
+        name.name == "tree_sitter_bash" for name in node.names)) or (
+        isinstance(node, ast.ImportFrom) and node.module == "tree_sitter_bash")}
+
+
+def splitters(package: Path) -> set[str]:
+    """Files of the rooms that read scripts in which ``shlex`` splits a text."""
+    return {file for file, node in nodes(package, *READ_SCRIPTS) if isinstance(node, ast.Attribute)
+            and node.attr in ("split", "shlex") and isinstance(node.value, ast.Name) and node.value.id == "shlex"}
+
+
+def tables_of(names: set[str], package: Path) -> set[str]:
+    """Files with a literal that has several of the names."""
+    return {file for file, node in nodes(package) if len(names & strings(node)) >= A_TABLE}
+
+
+def strings(node: ast.AST) -> set[str]:
+    elements = node.keys if isinstance(node, ast.Dict) else node.elts if isinstance(node, (ast.Set, ast.Tuple, ast.List)) else []
+    return {element.value for element in elements if isinstance(element, ast.Constant) and isinstance(element.value, str)}
+
+
+def callers(name: str, package: Path) -> set[str]:
+    return {file for file, node in nodes(package) if isinstance(node, ast.Call) and ast.unparse(node.func) == name}
+
+
+def unknown_kinds(package: Path) -> set[str]:
+    """Kinds that records of failures are made with, and that ``KINDS`` lacks."""
+    calls = (node for _, node in nodes(package) if isinstance(node, ast.Call))
+    given = (node.args[OF_KINDS[name]] for node in calls if (name := ast.unparse(node.func)) in OF_KINDS
+             and len(node.args) > OF_KINDS[name])
+    return {kind.value for kind in given if isinstance(kind, ast.Constant)} - KINDS.keys()
+
+
+def with_field(annotation: str, package: Path) -> set[str]:
+    """Classes with a field of that type."""
+    return {node.name for _, node in nodes(package) if isinstance(node, ast.ClassDef) and any(
+        isinstance(line, ast.AnnAssign) and ast.unparse(line.annotation) == annotation for line in node.body)}
+
+
+def test_one_reader_of_bash() -> None:
+    assert parsers_of_bash(PACKAGE) == {"lint/sbatch/shell.py"}
+    assert splitters(PACKAGE) == set()
+
+
+def test_one_table_of_launchers() -> None:
+    assert tables_of(set(LAUNCHERS), PACKAGE) == {"base/launchers.py"}
+
+
+def test_one_table_of_kinds_of_failure() -> None:
+    assert callers("FailureKind", PACKAGE) == {"rundir/failures.py"}
+    assert unknown_kinds(PACKAGE) | {kind for kind, _ in TEXTS if kind is not None} - KINDS.keys() == set()
+
+
+def test_one_result_of_the_localiser() -> None:
+    assert with_field("SuspectKind", PACKAGE) == {"Suspect"}
+    assert with_field("tuple[Suspect, ...]", PACKAGE) == {"Localisation"}
+
+
+@pytest.mark.parametrize(("file", "source", "seen"), [
+    ("launch/a.py", "import tree_sitter_bash", parsers_of_bash),
+    ("launch/a.py", "from tree_sitter_bash import language", parsers_of_bash),
+    ("launch/a.py", "import shlex\nwords = shlex.split(line)", splitters),
+    ("launch/a.py", "MPI = ('mpirun', 'mpiexec', 'orterun')", lambda package: tables_of(set(LAUNCHERS), package)),
+    ("launch/a.py", "MORE = {'torchrun': 1, 'accelerate': 2, 'srun': 3}", lambda package: tables_of(set(LAUNCHERS), package)),
+    ("launch/a.py", "OTHER = {'memory': FailureKind(0)}", lambda package: callers("FailureKind", package)),
+])
+def test_a_second_one_would_be_seen(file: str, source: str, seen: object, tmp_path: Path) -> None:
+    (tmp_path / "launch").mkdir()
+    (tmp_path / file).write_text(source, encoding="utf-8")
+    assert callable(seen) and seen(tmp_path) == {file}
+
+
+def test_an_unknown_kind_and_a_second_result_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("Symptom('oom', 'it is full')\nCause('memory', 'so')\nRankFailure(0, 'n1', 'sad', '')\n"
+                                   "class Guess:\n    kind: SuspectKind\n    all: tuple[Suspect, ...]\n", encoding="utf-8")
+    assert unknown_kinds(tmp_path) == {"oom", "sad"}
+    assert with_field("SuspectKind", tmp_path) == with_field("tuple[Suspect, ...]", tmp_path) == {"Guess"}
+
+
+def test_a_question_about_single_names_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("launcher in ('srun', 'torchrun')\ncommand.split()\n", encoding="utf-8")
+    assert tables_of(set(LAUNCHERS), tmp_path) == splitters(tmp_path) == set()

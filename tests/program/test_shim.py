@@ -1,0 +1,270 @@
+"""A script whose launchers are shims: its programs get what they get without them, and failures of tasks are recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import python_program
+
+from hpc_mp.base.launchers import LAUNCHERS, program_of_mpirun
+from hpc_mp.cluster.slurm.srun_words import programs_of_srun
+from hpc_mp.program.shim import MARK, SUBMITTERS, with_shims, write_shims
+from hpc_mp.program.witness import Witness
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
+from hpc_mp.rundir.failures import read_ends
+
+# A launcher that, like srun, runs the program on two tasks; it knows one option, -n, and components apart by a colon.
+SRUN = """
+import os, shutil, subprocess, sys
+words, tasks = sys.argv[1:], []
+while words:
+    end = words.index(":") if ":" in words else len(words)
+    part, words = words[:end], words[end + 1:]
+    count = 1
+    while part[0].startswith("-"):
+        option = part.pop(0)
+        if option == "--export=NONE":
+            [os.environ.pop(name) for name in [*os.environ] if name not in ("PATH", "SEEN")]
+        count = int(part.pop(0)) if option in ("-n", "-np") else count
+    tasks += [part] * count
+if any(shutil.which(task[0]) is None for task in tasks):
+    sys.exit(2)
+ranks = [subprocess.Popen(task, env={**os.environ, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number),
+         "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(len(tasks)), "SLURM_TASK_PID": "1"}) for number, task in enumerate(tasks)]
+codes = [rank.wait() for rank in ranks]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+"""
+# Notes its words, directory, variables and input, by task.
+SEES = """
+import json, os, sys
+read = "" if os.isatty(0) else sys.stdin.read()
+name = f"{os.environ['SEEN']}/{os.environ.get('SLURM_PROCID', 0)}.{len(os.listdir(os.environ['SEEN']))}"
+with open(name, "x") as file:
+    json.dump([sys.argv[1:], os.getcwd(), dict(os.environ), read], file)
+print("out", *sys.argv[1:])
+print("err", *sys.argv[1:], file=sys.stderr)
+if len(sys.argv) > 2 and sys.argv[1] == "end":
+    how = int(sys.argv[2])
+    print("ValueError: no such layer", file=sys.stderr)
+    os.kill(os.getpid(), -how) if how < 0 else sys.exit(how)
+"""
+OURS = {"PATH", "BASH_ENV", "SLURM_TASK_PID", "SEEN", "_", "SHLVL", "OLDPWD"}
+
+
+def launcher(path: Path, text: str) -> None:
+    """A program in Python, without a shell before it where the kernel can do so: dash drops variables with odd names."""
+    if " " in sys.executable:
+        python_program(path, text)
+    else:
+        path.write_text(f"#!{sys.executable}\n{text}")
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "site").mkdir()
+    for name in ("srun", "mpirun", "torchrun", "sbatch"):
+        launcher(tmp_path / "site" / name, SRUN)
+    launcher(tmp_path / "site" / "sees", SEES)
+    (tmp_path / "work dir").mkdir()
+    return tmp_path
+
+
+def new_run(here: Path) -> RunDirectory:
+    run = create_run(here / "runs of mine", "t")
+    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, ("n1",), "n1", 1, ""))
+    write_json(run.program, {"command": ["script"], "directory": ".", "environment": {}, "stop_codes": [75]})
+    write_shims(run, {})
+    return run
+
+
+def executed(here: Path, text: str, run: RunDirectory | None) -> tuple[int, str, list[Any]]:
+    """Run a script, with shims or without. Return its code, its output, and what its programs got."""
+    script, seen = here / "script.sh", here / ("plain" if run is None else "watched")
+    script.write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}")
+    script.chmod(0o755)
+    seen.mkdir(exist_ok=True)
+    environ = {"PATH": f"{here / 'site'}:/usr/bin:/bin", "HOME": str(here), "OWN": "a  b\nc", "SEEN": str(seen)}
+    if run is not None:
+        environ = with_shims(run, {**environ, "HPC_MP_RUN": str(run.path), "HPC_MP_TOKEN": "7.0.1", "HPC_MP_ATTEMPT": "1"})
+    done = subprocess.run([str(script), "one", "two words"], cwd=here / "work dir", env=environ, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=60)
+    got = [json.loads(path.read_text()) for path in sorted(seen.iterdir())]
+    for _, _, variables, _ in got:
+        for name in [*variables]:
+            if name in OURS or name.startswith("HPC_MP_"):
+                del variables[name]
+    return done.returncode, "".join(sorted((done.stdout + done.stderr).splitlines(keepends=True))), sorted(got, key=repr)
+
+
+SCRIPTS = {
+    "plain": "srun sees a 'b c' \"$@\" ''",
+    "tasks": "srun -n 3 sees x",
+    "input": "srun sees in <<< 'some text'",
+    "pipe": "echo lines | srun sees | cat",
+    "document": "srun sees <<EOF\n$1 line\nEOF",
+    "directory": "mkdir -p sub; cd sub; X=1 srun sees",
+    "variables": "export LR='1 2'; A=3 srun sees $LR \"$LR\" {a,b} *.sh",
+    "loop": "for i in 1 2; do srun sees $i; done",
+    "parallel": "srun sees a & srun sees b & wait",
+    "function": "f() { srun -n 2 sees \"$@\"; }; f x 'y z'; f w",
+    "branches": "if srun sees end 3; then srun sees yes; else srun sees no; fi",
+    "or": "srun sees end 4 || srun sees fallback",
+    "and": "srun sees a && srun sees b",
+    "substitution": 'X=$(srun sees q); echo "got $X"',
+    "components": "srun -n 1 sees server : -n 2 sees client",
+    "eval": "C='srun sees \"a b\"'; eval \"$C\"",
+    "timeout": "timeout 30 srun sees t",
+    "exec": "exec srun sees last",
+    "nested": "srun bash -c 'torchrun sees in$SLURM_PROCID'",
+    "mpirun": "mpirun -np 2 sees m",
+    "code": "srun sees end 7",
+    "kill": "srun sees end -9",
+    "set -e": "set -euo pipefail\nsrun sees end 5\nsrun sees never",
+    "trap": "trap 'echo bye' EXIT; srun sees t; exit 9",
+    "xtrace": "set -x; srun sees x",
+    "path": 'PATH="$PWD/mine:$PATH"; srun sees p',
+    "module": "load() { export PATH=$PWD:$PATH; }; load; srun sees p",
+    "job control": "srun sees b & P=$!; wait $P; echo $?",
+    "missing": "unknown-program; srun no-such-program",
+    "exported function": "f() { sees in f; }; export -f f; srun bash -c f",
+    "odd variable": "env 'a.b=1' srun sees x",
+    "no variables": "export OWN; srun --export=NONE sees x",
+    "clean": "env -i PATH=\"$PATH\" SEEN=$SEEN HOME=$HOME srun sees x",
+    "by which": 'python3 "$(which torchrun)" sees x',
+    "number": "export RANK=x SLURM_PROCID=; torchrun sees end 7",
+    "ignored signal": "trap '' TERM; srun bash -c 'kill -TERM $$; sees alive'",
+    "set -u": "set -u; srun sees x",
+    "subshells": "(cd /; srun sees a; (srun sees b))",
+    "sh": "#!/bin/sh\nsrun sees \"$@\"",
+    "login": "#!/bin/bash -l\nexport PATH=$HOME/site:$PATH\nsrun sees \"$@\"",
+    "python": f"#!{sys.executable}\nimport subprocess, sys\nsubprocess.run(['srun', 'sees', *sys.argv[1:]])",
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_programs_get_what_they_get_without_shims(text: str, here: Path) -> None:
+    if " " in sys.executable and ("python" in text.split("\n")[0] or "export -f" in text or "a.b" in text):
+        pytest.skip("#! takes no blank, and the shell instead drops variables")
+    run = new_run(here)
+    plain, watched = executed(here, text, None), executed(here, text, run)
+    assert watched[0] == plain[0]
+    if text != SCRIPTS["missing"]:
+        assert watched[2] == plain[2]
+        assert watched[1] == plain[1]
+        assert plain[2] and (run.launch.found() or "env -i" in text or "which" in text)
+
+
+def test_a_difference_would_be_seen(here: Path) -> None:
+    text = "srun sees ${BASH_ENV:+other}"
+    assert executed(here, text, new_run(here))[2] != executed(here, text, None)[2]
+
+
+def test_a_module_before_the_shims_does_not_hide_them(here: Path) -> None:
+    (here / "module").mkdir()
+    (here / "module" / "mpirun").symlink_to(here / "site" / "mpirun")
+    run = new_run(here)
+    executed(here, f"load() {{ PATH={shlex.quote(str(here))}/module:$PATH; }}\nload\nmpirun -np 2 sees a\n", run)
+    assert [json.loads(path.read_text())["command"] for path in run.launch.found()] == [["mpirun", "-np", "2", "sees", "a"]]
+
+
+def test_the_first_task_that_fails_is_recorded_with_what_it_wrote(here: Path) -> None:
+    run = new_run(here)
+    code, _, _ = executed(here, "srun sees a\nsrun -n 2 sees end 3\n", run)
+    ends = read_ends(run)
+    assert code == 3 and sorted((number, code, failure.rank) for number, code, failure in ends) == [(2, 3, 0), (2, 3, 1)]
+    assert all("no such layer" in failure.message for _, _, failure in ends)
+
+
+@pytest.mark.parametrize(("text", "codes"), [("srun sees end 75", []), ("srun sees a", []), ("srun sees end -11", [-11])])
+def test_an_end_that_is_no_failure_is_not_recorded(text: str, codes: list[int], here: Path) -> None:
+    run = new_run(here)
+    executed(here, text, run)
+    assert [code for _, code, _ in read_ends(run)] == codes
+
+
+def test_a_task_of_an_earlier_attempt_ends(here: Path) -> None:
+    run = new_run(here)
+    write_attempt(run.attempt_record, AttemptRecord("7.1.2", 2, ("n1",), "n1", 1, ""))
+    code, output, got = executed(here, "srun sees a", run)
+    assert code == 1 and not got and "no longer the run's current one" in output
+
+
+@pytest.mark.parametrize(("words", "places"), [
+    ("./a x", (0,)), ("-N2 -n 4 ./a -n 3", (3,)), ("--ntasks=4 --mpi pmix -l ./a", (4,)), ("-n1 ./a : -n3 ./b -n 1", (1, 4)),
+    ("--multi-prog conf", None), ("--pty bash", None), ("--container-image=i.sqsh ./a", None), ("--bcast=/tmp/a ./a", None),
+    ("--version", None), ("-n 4", None), ("--private-tmp ./a x", None),
+        ("--export=ALL,A=1 --chdir /x -i in ./a", (5,)), ("-- ./a", (1,))])
+def test_where_programs_begin_in_srun(words: str, places: tuple[int, ...] | None) -> None:
+    assert programs_of_srun(words.split()) == places
+
+
+@pytest.mark.parametrize(("words", "places"), [
+    ("./a", (0,)), ("-np 4 ./a -np 3", (2,)), ("--mca btl tcp,self -x A=1 --bind-to none ./a", (7,)),
+    ("-n 1 ./a : -n 2 ./b", (2, 6)), ("-rr -n 4 ./a", (3,)), ("-tune -n 4 ./a", None),
+    ("--map-by=node ./a", (1,)), ("--unheard-of ./a", None), ("-genv I_MPI_DEBUG 5 -ppn 2 ./a", (5,)), ("--app file", None),
+    ("-np 4", None)])
+def test_where_programs_begin_in_mpirun(words: str, places: tuple[int, ...] | None) -> None:
+    assert program_of_mpirun(words.split()) == places
+
+
+def test_there_is_a_shim_for_each_launcher(here: Path) -> None:
+    run = new_run(here)
+    assert {path.name for path in run.shims.iterdir()} == {*LAUNCHERS, *SUBMITTERS, MARK}
+    assert all(os.access(path, os.X_OK) for path in run.shims.iterdir() if path.name != MARK)
+
+
+def test_a_job_that_the_script_hands_in_is_none_of_the_run(here: Path) -> None:
+    run = new_run(here)
+    script = f"sbatch bash -c 'sees $PATH; env | grep -c HPC_MP_ >{here}/ours; echo \"${{BASH_ENV-none}}\" >{here}/bash_env'"
+    _, _, got = executed(here, script.replace("sees $PATH", 'sees \"$PATH\"'), run)
+    assert str(run.shims) not in got[0][0][0] and not run.launch.found()
+    assert ((here / "ours").read_text(), (here / "bash_env").read_text()) == ("0\n", "none\n")
+
+
+def test_another_job_is_not_watched(here: Path) -> None:
+    run = new_run(here)
+    _, _, got = executed(here, "SLURM_JOB_ID=8 srun sees x", run)
+    assert len(got) == 1 and not run.launch.found()
+    executed(here, "SLURM_JOB_ID=7 srun sees x", run)
+    assert len(run.launch.found()) == 1
+
+
+def test_the_shims_of_a_run_in_a_run_do_not_find_each_other(here: Path) -> None:
+    outer, inner = new_run(here), new_run(here)
+    environ = {"PATH": f"{here / 'site'}:/usr/bin:/bin", "SEEN": str(here), "HOME": str(here)}
+    for run in (outer, inner):
+        write_shims(run, environ)
+        environ = with_shims(run, environ)
+    done = subprocess.run(["bash", "-c", "srun true; echo $?"], env=environ, timeout=30, capture_output=True, text=True)
+    assert done.stdout == "0\n"
+
+
+def test_its_own_numbers_name_a_task_of_mpirun(here: Path) -> None:
+    run = new_run(here)
+    executed(here, "mpirun -np 1 env OMPI_COMM_WORLD_RANK=6 sees a\n", run)
+    executed(here, "export OMPI_COMM_WORLD_RANK=6; mpirun -np 1 sees end 3\n", run)
+    assert [failure.rank for _, _, failure in read_ends(run)] == [6]
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+def test_a_signal_to_the_witness_alone_reaches_its_process(here: Path, forwards: bool) -> None:
+    """As with proctrack/cgroup, where Slurm signals the children of slurmstepd and not theirs."""
+    run = new_run(here)
+    words = Witness(str(run.path), "7.0.1", 1, 0, "srun", forwards).of(1, "srun")
+    process = subprocess.Popen([*words, "bash", "-c", f"trap 'echo asked; exit 75' USR1; touch {here}/up; for i in {{1..40}}; do "
+                                "sleep 0.1; done"], stdout=subprocess.PIPE, text=True)
+    while not (here / "up").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=30)
+    assert (output, process.returncode) == (("asked\n", 75) if forwards else ("", 0)) and not read_ends(run)
