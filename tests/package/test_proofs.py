@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import dependencies
+import proofs
 import pytest
 from dependencies import ROOT, files_of, imported, without_prose
 from lab_users import lab_users, uses_the_lab
@@ -99,7 +100,8 @@ def test_imports_are_found_wherever_they_stand() -> None:
 def prove(memory: Path, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "tests/support/proofs.py", *words, TWO, "-n0", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, env=environment | {"HPC_MP_PROVED": str(memory)}, capture_output=True, text=True,
+    environment |= {"HPC_MP_PROVED": str(memory), "HPC_MP_PROVED_RECORD": str(memory.parent / "record")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
                           timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -122,6 +124,21 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
         f"1 proofs cannot run on this machine:\n        1  {TWO}: needs a moon\n")
     memory.write_text(f"{unrun}\n{two}\n")
     assert "1 passed" in prove(memory), "it is tried again"
+
+
+def test_the_record_tells_a_new_machine_what_others_have_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = tmp_path / "proved.jsonl"
+    monkeypatch.setenv("HPC_MP_PROVED", str(notes))
+    monkeypatch.setenv("HPC_MP_PROVED_RECORD", str(tmp_path / "record"))
+    proved, unrun, due = f"{TWO}::test_a", f"{TWO}::test_b[x y]", "tests/layout/test_placement.py::test_c"
+    proofs.remember(proved, seconds=1.0)
+    proofs.remember(unrun, skipped="Skipped: needs a moon")
+    proofs.write_record([proved, unrun, due])
+    notes.unlink()
+    assert proofs.reasons([proved, unrun, due]) == {proved: "", unrun: "Skipped: needs a moon"}
+    assert proofs.due([proved, unrun, due]) == [unrun, due], "what could not run there may run here"
+    monkeypatch.setattr(proofs, "state_of", lambda file: "changed")
+    assert proofs.reasons([proved, unrun, due]) == {}
 
 
 # --- who uses the lab ------------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
     python tests/support/proofs.py [--minutes 90] [WORDS OF PYTEST …]
 
-A proof that passes is recorded at once in the user's cache, with a digest of the files that it depends on (``dependencies``). A
-killed run loses nothing, and every checkout with the same files shares the record. A proof that this machine cannot run is
-recorded with the reason and tried again each time. This file is also a pytest plugin.
+A proof that passes is noted at once in the user's cache, with a digest of the files that it depends on (``dependencies``). A
+killed run loses nothing, and every checkout with the same files shares the notes. A proof that this machine cannot run is noted
+with the reason and tried again each time. The end of a run over all proofs writes ``tests/proved.jsonl``, which is committed: the
+keys of all proofs that stand, a line for each file. So a new machine begins with what others have proved. This file is also a
+pytest plugin.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dependencies import state_of
@@ -27,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WHICH = ["-m", "(prove or hypothesis) and not gpu", "--hypothesis-profile=nightly"]
 WORKERS = ["-n", "2", "--dist", "loadfile"]
 END = "HPC_MP_PROVE_UNTIL"  # unix seconds, for the plugin
+SHORT = 10  # characters of a key in the record
 
 
 def memory() -> Path:
@@ -35,15 +39,27 @@ def memory() -> Path:
     return Path(os.environ.get("HPC_MP_PROVED", cache / "hpc-mp" / "proved.jsonl"))
 
 
-def noted() -> dict[str, str]:
-    """Return by key the reason why a proof could not run; empty for one that passed."""
-    file = memory()
-    if not file.exists():
-        return {}
-    lines = file.read_text(encoding="utf-8").splitlines()
-    notes = [json.loads(line) for line in lines if line.endswith("}")]  # the last one may have been cut off
+def record() -> Path:
+    """Return the committed file with the keys of the proofs that have passed, or could not run, where it was written."""
+    return Path(os.environ.get("HPC_MP_PROVED_RECORD", ROOT / "tests/proved.jsonl"))
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]  # the last one may have been cut off
+
+
+def reasons(proofs: Iterable[str]) -> dict[str, str]:
+    """Return, for each proof that has passed on the files as they are, an empty text; for one that could not run the reason."""
+    notes = lines_of(memory())
     unrun = {note["key"]: note["skipped"] for note in notes if "skipped" in note}
-    return unrun | {note["key"]: "" for note in notes if "skipped" not in note}
+    by_key = unrun | {note["key"]: "" for note in notes if "skipped" not in note}
+    recorded: dict[str, str] = {}
+    for row in lines_of(record()):
+        recorded |= row["unrun"] | dict.fromkeys(row["passed"].split(), "")
+    keys = {proof: key_of(proof) for proof in proofs}
+    known = {proof: by_key.get(key, recorded.get(key[:SHORT])) for proof, key in keys.items()}
+    return {proof: reason for proof, reason in known.items() if reason is not None}
 
 
 def key_of(nodeid: str) -> str:
@@ -59,9 +75,24 @@ def remember(nodeid: str, **facts: object) -> None:
         lines.write(line + "\n")
 
 
-def due(proofs: Iterable[str]) -> list[str]:
-    notes = noted()
-    return [proof for proof in proofs if notes.get(key_of(proof)) != ""]
+def due(proofs: Sequence[str]) -> list[str]:
+    known = reasons(proofs)
+    return [proof for proof in proofs if known.get(proof) != ""]
+
+
+def write_record(proofs: Sequence[str]) -> None:
+    """Write the record anew from the given proofs, which are all that there are."""
+    known = reasons(proofs)
+    rows: dict[str, dict[str, Any]] = {}
+    for proof in sorted(known):
+        file, key = proof.partition("::")[0], key_of(proof)[:SHORT]
+        row = rows.setdefault(file, {"file": file, "passed": [], "unrun": {}})
+        if known[proof]:
+            row["unrun"][key] = known[proof]
+        else:
+            row["passed"].append(key)
+    lines = (json.dumps(row | {"passed": " ".join(row["passed"])}) for row in rows.values())
+    record().write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def collected(words: Sequence[str]) -> list[str]:
@@ -111,10 +142,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def show(proofs: Sequence[str]) -> None:
-    notes = noted()
-    reasons = {proof: notes.get(key_of(proof), "") for proof in proofs}
-    wanting = Counter(proof.partition("::")[0] for proof in proofs if not reasons[proof])
-    unrun = Counter((proof.partition("::")[0], reason) for proof, reason in reasons.items() if reason)
+    known = reasons(proofs)
+    wanting = Counter(proof.partition("::")[0] for proof in proofs if proof not in known)
+    unrun = Counter((proof.partition("::")[0], reason) for proof, reason in known.items() if reason)
     if wanting:
         print(f"{wanting.total()} proofs have not passed on this tree:")
     for file, count in sorted(wanting.items()):
@@ -140,6 +170,8 @@ def main() -> int:
         command = [sys.executable, "-m", "pytest", "-ra", "-p", "proofs", "--timeout=3600", *WHICH, *WORKERS, *words]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         left = due(proofs)
+    if not words:
+        write_record(proofs)
     show(left)
     return code if code in (1, 3, 4) else 0
 
