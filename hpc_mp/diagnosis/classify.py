@@ -18,7 +18,7 @@ from hpc_mp.base.text import memory_size
 from hpc_mp.diagnosis.cause import root_cause
 from hpc_mp.diagnosis.ends import Symptom
 from hpc_mp.diagnosis.evidence import Evidence
-from hpc_mp.diagnosis.lines import NO_DEVICE, NO_USE
+from hpc_mp.diagnosis.lines import NO_DEVICE, NO_USE, OTHERS_ENDED
 from hpc_mp.diagnosis.symptoms import (
     LAST_LINES,
     awaited_in_vain_by_all,
@@ -45,7 +45,7 @@ def classify(evidence: Evidence) -> Cause:
     if evidence.program and all(KINDS[symptom.kind].level >= KINDS["early"].level for symptom in symptoms):
         symptoms += [*given_up_inside(evidence), *awaited_in_vain_by_all(evidence, symptoms)]
     first = min(symptoms, key=_precedence)
-    if first.own and first.kind == "signal" and KILLED in first.text and evidence.srun:  # PMIx ends the others before it reports
+    if first.own and first.kind == "signal" and KILLED in first.text and _ended_by_mpi(evidence):
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
     if KINDS[first.kind].echo:
         first = _awaited(evidence, first)
@@ -60,6 +60,12 @@ def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
     level, time = precedence(kind, symptom.time)
     order = "error" if symptom.own and level == KINDS["error"].level else kind  # srun names a program's first end first
     return level, time, tuple(KINDS).index(order), symptom.rank is None, symptom.host is None
+
+
+def _ended_by_mpi(evidence: Evidence) -> bool:
+    """Return True if srun's ranks may have been killed by PMIx, which ends the others before srun reports the first end: then the
+    supervisor had none to end."""
+    return bool(evidence.srun) and not any(line.startswith(OTHERS_ENDED) for line in evidence.srun)
 
 
 def _awaited(evidence: Evidence, first: Symptom) -> Symptom:

@@ -251,6 +251,10 @@ ENDINGS = [
     ("SIGSEGV, and srun was told of the end before (PMIx)", replace(srun(
         "srun: Force Terminated StepId=3.1", "srun: error: n4: task 7: Killed",
         "srun: error: n3: task 5: Segmentation fault"), program=True), "crash", (), "rank 5 on n3 was killed by SIGSEGV"),
+    ("SIGKILL, and MPICH's rank 0 crashed when it lost the connection (PMI2)", replace(srun(
+        "hpc-mp: a rank has failed, and the others are ended", "srun: error: n3: task 5: Killed",
+        "srun: error: n1: task 0: Segmentation fault"), program=True), "signal", (),
+     "rank 5 on n3 was killed by SIGKILL"),
     ("SIGSEGV of a program", of_program("Segmentation fault (core dumped)"), "crash", (), "rank 5 on n3 was killed by SIGSEGV"),
     ("SIGKILL of a program", of_program("Killed"), "signal", (), "SIGKILL"),
     ("old words of a program", of_program(
