@@ -46,6 +46,12 @@ def test_known_leaves_every_fault_has_its_name(nodes: int, taper: float, seed: i
     assert outcome.first <= outcome.limit
 
 
+@pytest.mark.parametrize(("taper", "seed"), [(2.0, 1073), (4.0, 1109), (1.0, 1152), (2.0, 1249)])
+def test_the_slowest_link_of_a_slow_node_is_the_nodes(taper: float, seed: int) -> None:
+    outcome = trial(Case(16, taper, known=True, seed=seed))
+    assert outcome.score.named == outcome.score.right == outcome.score.faults == 1, outcome
+
+
 @pytest.mark.parametrize(("nodes", "taper"), [
     pytest.param(nodes, taper, marks=pytest.mark.prove if nodes == 256 and taper != 2.0 else ())
     for nodes in (64, 256) for taper in TAPERS])

@@ -77,6 +77,15 @@ class Basis:
 
 
 def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
+    """Yield the suspects that remain. A slow link of a convicted node is the node's: one of its pairs is always the slowest."""
+    remaining = tuple(_remaining(suspects, state, cluster))
+    convicted = {member.split(" ")[0] for suspect in remaining if suspect.kind in OF_NODES and suspect.certain
+                 for member in suspect.members}
+    yield from (suspect for suspect in remaining
+                if suspect.kind != "link" or suspect.factor == 0 or convicted.isdisjoint(suspect.members[0].split(LINK)))
+
+
+def _remaining(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
     """Yield outstanding nodes and links, and the suspects that these do not explain. A suspect is unchanged if it stands even if
     pairs may be uneven, else it is kept as far as their spread permits. Suspects that did not answer at all are unchanged."""
     pairs = uneven.best(state, cluster)
