@@ -77,12 +77,20 @@ class Basis:
 
 
 def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
-    """Yield the suspects that remain. A slow link of a convicted node is the node's: one of its pairs is always the slowest."""
+    """Yield the suspects that remain. A slow link of a convicted node is the node's, and one across a convicted uplink the
+    uplink's: among their pairs, one is always the slowest."""
     remaining = tuple(_remaining(suspects, state, cluster))
-    convicted = {member.split(" ")[0] for suspect in remaining if suspect.kind in OF_NODES and suspect.certain
+    convicted = {member.split(" ")[0] for suspect in remaining if suspect.certain and suspect.kind in (*OF_NODES, "uplink")
                  for member in suspect.members}
     yield from (suspect for suspect in remaining
-                if suspect.kind != "link" or suspect.factor == 0 or convicted.isdisjoint(suspect.members[0].split(LINK)))
+                if suspect.kind != "link" or suspect.factor == 0 or convicted.isdisjoint(_ways(suspect.members[0], cluster)))
+
+
+def _ways(link: str, cluster: ClusterLayout) -> set[str]:
+    """Return the names of all that a link passes: its nodes, and their leaves if they differ."""
+    ends = link.split(LINK)
+    leaves = set() if cluster.leaf is None else {cluster.leaf_names[cluster.leaf[cluster.names.index(end)]] for end in ends}
+    return {*ends, *(leaves if len(leaves) > 1 else ())}
 
 
 def _remaining(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
