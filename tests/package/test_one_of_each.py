@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,17 @@ A_TABLE = 3  # names in one literal from which it is a table, rather than a ques
 OF_KINDS = {"Symptom": 0, "Cause": 0, "RankFailure": 2}  # the place of the kind among a record's arguments
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def nodes(package: Path, *rooms: str) -> Iterator[tuple[str, ast.AST]]:
     """Yield every node of the files in the rooms, or in all, with the path of its file."""
     for file in sorted(package.rglob("*.py")):
         path = file.relative_to(package)
         if not rooms or path.parts[0] in rooms:
-            yield from ((str(path), node) for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+            yield from ((str(path), node) for node in nodes_of(file.read_text(encoding="utf-8")))
 
 
 def parsers_of_bash(package: Path) -> set[str]:
