@@ -116,7 +116,7 @@ def _memory(source: NodeSource) -> str:
 def _limits(source: NodeSource) -> str:
     if (limits := maybe(read_limits, source)) is None:
         return ""
-    soft = {name: limits.of[name].soft for name in ("locked memory", "open files")}
+    soft = {name: limits.of[name].soft for name in ("locked memory", "open files") if name in limits.of}
     return ", ".join(f"{name} {'unlimited' if value is None else value}" for name, value in soft.items())
 
 
