@@ -47,6 +47,8 @@ def classify(evidence: Evidence) -> Cause:
     first = min(symptoms, key=_precedence)
     if first.own and first.kind == "signal" and KILLED in first.text and _ended_by_mpi(evidence):
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
+    if first.kind == "storage":  # a full file system damages what other ranks write
+        first = next((symptom for symptom in symptoms if symptom.kind == "space"), first)
     if KINDS[first.kind].echo:
         first = _awaited(evidence, first)
     if first.own and (NO_DEVICE if len(evidence.hosts) == 1 else NO_USE).search(first.text) and _everywhere(NO_USE, evidence):

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hpc_mp.base.exit_codes import NAMES, SIGNALS, ending
+from hpc_mp.diagnosis.lines import kind_in_output
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
-from hpc_mp.diagnosis.texts import TIMED_OUT, kind_of
+from hpc_mp.diagnosis.texts import TIMED_OUT
 from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error
 from hpc_mp.diagnosis.watchdogs import given_reason, thrown
 from hpc_mp.rundir.attempt import AttemptReader, last_words
@@ -126,7 +127,7 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
         thrown(output) if inner == -signal.SIGABRT else given_reason(output[-BY_LAUNCHER:]) if code == 1 else "")
     last_output = "" if what else last_words(output)
     place = crash_place(lines) if program and inner < 0 and not what else ""
-    exact = kind_of(what or last_output) if program and kind in ("exit", "crash") else None
+    exact = kind_in_output(what or last_output) if program and kind in ("exit", "crash") else None
     parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", last_output and f"its last words: {last_output}")
     return Symptom(exact or kind, "; ".join(filter(None, parts)))
 

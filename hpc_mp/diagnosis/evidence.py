@@ -105,6 +105,10 @@ class Evidence:
         """Return the number before a rank's lines: its Slurm task number, or its rank if each rank has its own log."""
         return rank if self.by_mpirun else _tasks(self)[rank]
 
+    def host_of_task(self, task: int) -> str | None:
+        """Return the host of a Slurm task; None for a task that the job does not have."""
+        return next((self.hosts[self.places[rank].node] for rank, number in _tasks(self).items() if number == task), None)
+
     def lines_of_task(self, host: str, task: int) -> Sequence[str]:
         """Return the lines of a task, without the numbers before them."""
         return _by_task(self).get((host, task), ())

@@ -17,6 +17,7 @@ from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.diagnosis.lines import (
     CANCELLED,
     CANNOT_START,
+    DAEMON_LOST,
     IMPROPER,
     JOB_CANCELLED,
     KILLED_IN_JOB,
@@ -29,6 +30,7 @@ from hpc_mp.diagnosis.lines import (
     NOT_INSTALLED,
     PYTHON_ERROR,
     STEP_CANCELLED,
+    TASK_NOT_LAUNCHED,
     TaskEnd,
     TasksRefused,
     all_ends,
@@ -76,7 +78,7 @@ def found_in(evidence: Evidence) -> list[Symptom]:
 def _records(evidence: Evidence) -> Iterator[Symptom]:
     """Yield symptoms from the ranks' own records of their ends."""
     for failure in evidence.failures:
-        reported = sign(failure.message) if failure.kind == "error" else None
+        reported = sign(failure.message) if failure.kind in ("error", "memory", "storage") else None
         kind = reported if reported in MORE_EXACT else failure.kind
         if evidence.by_mpirun and failure.kind == "exit" and failure.message.startswith(ending(LOST_PMIX)):
             kind = "peer"  # it may end some milliseconds before the rank whose end it noticed
@@ -162,6 +164,10 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
     for line in evidence.srun:
         if failed := NODE_FAILURE.search(line):
             yield Symptom("node", line.strip(), failed[1] or failed[2])
+        elif task := TASK_NOT_LAUNCHED.match(line):
+            yield Symptom("node", line.strip(), evidence.host_of_task(int(task[1])))
+        elif (daemon := DAEMON_LOST.match(line)) and daemon[1] in evidence.hosts:
+            yield Symptom("lost", f"mpirun has lost its daemon on {daemon[1]}", lost=(daemon[1],))
         elif (cancelled := CANCELLED.search(line)) is not None:
             yield Symptom("node" if cancelled[2].startswith("NODE FAILURE") else "cancelled", line.strip())
         elif JOB_CANCELLED.search(line):
@@ -176,7 +182,7 @@ def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         yield Symptom("memory", end.line.strip(), end.host)
     elif end.code < 0:
         yield Symptom(kind_of_end(end.code, evidence.program), ending(end.code), end.host)
-    elif end.code > 0 and end.code != STOPPED and not evidence.failures:
+    elif end.code > 0 and end.code != STOPPED and not evidence.failures and not any(map(DAEMON_LOST.match, evidence.srun)):
         yield from _exceptions(evidence)
         last_output = last_words([line for line in evidence.srun if not SLURMS.match(line)])
         suffix = f"; its last words: {last_output}" if last_output else ""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_mp.diagnosis.texts import kind_of
+from hpc_mp.diagnosis.lines import kind_in_output
 from hpc_mp.rundir.attempt import WORRIED, last_words
 
 HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the second form is rich's
@@ -203,7 +203,7 @@ def _order(lines: Sequence[str], begin: int) -> int:
 def _kind(block: TracebackBlock, lines: Sequence[str]) -> str | None:
     """Return the kind of failure. The lines after an error of NCCL explain it; after other errors they may be unrelated."""
     more = 8 if OF_NCCL.search(block.text) else 0
-    return kind_of("\n".join([block.text, *block.members, *lines[block.end:block.end + 1 + more]]))
+    return kind_in_output("\n".join([block.text, *block.members, *lines[block.end:block.end + 1 + more]]))
 
 
 def _place(frames: Sequence[re.Match[str]]) -> str:

@@ -19,6 +19,8 @@ WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
 # The reason of native code for ending a process without an exception. A line with "F" is the last line of glog, Abseil,
 # TensorFlow and torch.
 REASONS = (LINE, re.compile(r"watchdog thread terminated with exception: .+"),
+           re.compile(r"(?:(?:Transport|RNR) retry count exceeded|(?:Local|Remote) [\w ]+ error) on \w+:\d.*|"
+                      r"\buc[pst]_\w+\([^)]*\) failed: .*"),  # of UCX, before a backtrace or MPI's own words
            re.compile(r"^(?:\[rank\d+\]: ?\[)?(?:[-\d]+ [\d:.]+: )?F\d* (?:[\d:.]+ +)?(?:\d+ +)?\S+:\d+\] +\S.*"))
 
 

@@ -164,6 +164,24 @@ ENDINGS = [
     ("node killed", NODE_KILLED, "node", ("n3",), "node n3 (ranks 4, 5) failed according to Slurm: srun: error: Node failure"),
     ("node failure, newer words", srun("srun: error: Node failure on n4"), "node", ("n4",), "n4"),
     ("only its state", replace(JOB, states={"n1": "allocated", "n2": "mixed*"}, failures=(PEER,)), "node", ("n2",), "mixed*"),
+    ("a task that was not launched", replace(JOB, program=True, srun=(
+        "srun: error: task 4 launch failed: Slurmd could not connect IO", *ENDS_OTHERS)), "node", ("n3",), "node n3"),
+    ("slurmstepd's complaint about a cgroup", of_program("Exited with exit code 1", *BOOM, n1=(
+        "0: slurmstepd: error: xcgroup_instantiate: unable to create cgroup '/sys/fs/cgroup/memory/slurm/uid_8' : Cannot "
+        "allocate memory",)), "error", (), "ValueError: boom"),
+    ("a slurmstepd that cannot go on", replace(JOB, program=True, srun=ENDS_OTHERS, logs={"n3": (
+        "4: slurmstepd: error: common_file_write_uints: write value '39981' to '/sys/fs/cgroup/cpuset/slurm/cgroup.procs' "
+        "failed: No space left on device",
+        "4: slurmstepd: error: job_manager: exiting abnormally: Slurmd could not execve job")}),
+     "unfit", ("n3",), "exiting abnormally"),
+    ("mpirun's daemon", replace(JOB, program=True, by_mpirun=True, srun=(
+        "ORTE has lost communication with a remote daemon.", "  HNP daemon   : [[11,0],0] on node n1",
+        "  Remote daemon: [[11,0],2] on node n3", "srun: error: n1: task 0: Exited with exit code 1")), "lost", ("n3",),
+     "node n3 lost"),
+    ("a full disk, and what it damaged", replace(JOB, failures=(
+        said(2, "n2", "storage", "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 704 vs 598", 40.0),
+        said(5, "n3", "space", "OSError: [Errno 28] No space left on device", 41.0)), srun=ENDS_OTHERS), "space", (),
+     "rank 5 (dp 1, pp 0, tp 1) on n3 ran out of disk space"),
     ("launch failed", replace(JOB, srun=("srun: error: Task launch for StepId=3.1 failed on node n2: Communication connection "
                                          "failure",)), "node", ("n2",), "n2"),
     ("one node unfit", replace(JOB, code=2, srun=("hpc-mp: n3: the run directory /scratch/r cannot be seen",)),

@@ -57,6 +57,9 @@ LOADER = [HEAD, AT, "ValueError: Caught ValueError in DataLoader worker process 
           "Original Traceback (most recent call last):", '  File "/home/ann/data.py", line 3, in __getitem__',
           "ValueError: corrupt record 5", ""]
 # (lines, code, kind, text)
+UCX_RETRY = "[n1:12345:0:12345] ib_mlx5_log.c:143  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)"
+UCX_TRACE = ["==== backtrace ====", "    0  /lib/libucs.so.0(ucs_handle_error+0x254)", "    1  /lib/libc.so.6(abort+0xcf)", "==="]
+ORTE = "[n1:00163] [[1,0],163] ORTE_ERROR_LOG: Error in file pml_ucx.c at line 1"
 ENDS = {
     "of torn down things behind it": ([*BOOM, "Exception ignored in: <function A.__del__ at 0x7f>", HEAD, AT,
                                        "AttributeError: 'NoneType' object has no attribute 'x'"], 1, "error",
@@ -144,6 +147,17 @@ ENDS = {
     "words between what looks like a traceback": (["ValueError: 3", '  File "x.py", line 3', "done: yes"], 9, "exit",
         "done: yes"),
     "SIGKILL": (["CUDA out of memory, a smaller batch"], -9, "signal", ending(-9)),
+    "UCX, a link": ([UCX_RETRY, *UCX_TRACE], -6, "network", "Transport retry count exceeded on mlx5_0:1/IB"),
+    "UCX, a link, newer": (["[161.1] [n1:12345:0] ib_mlx5_log.c:177  UCX  ERROR RNR retry count exceeded on mlx5_2:1/RoCE (synd "
+                            "0x16 vend 0x97 hw_synd 0/0)", *UCX_TRACE], -6, "network", "RNR retry count exceeded on mlx5_2"),
+    "UCX, a QP": (["[n1:7:0:7] ib_mlx5_log.c:143  Local QP operation error on mlx5_0:1/IB (synd 0x2)"], 1, "network", "Local QP"),
+    "UCX, an endpoint": (["ucp_ep_create(proc=163) failed: Input/output error", ORTE], 1, "network", "ucp_ep_create(proc=163)"),
+    "MPICH over UCX": (["Abort(1090831) on node 3: Fatal error in PMPI_Init: Other MPI error",
+                        "init_worker(99): ucx function returned with failed status(ucx_init.c init_worker Input/output error)"],
+                       15, "network", "ucx function returned"),
+    "MPICH over OFI": (["MPIDI_OFI_handle_cq_error(1062): OFI poll failed (ofi_events.c:1064:MPIDI_OFI_handle_cq_error:Input/"
+                        "output error - PTLTE_NOT_FOUND)"], 15, "network", "OFI poll failed"),
+    "ROCm's GPU": (["HW Exception by GPU node-1 (Agent handle: 0x5584) reason :GPU Hang"], -6, "hardware", "HW Exception by GPU"),
 }
 
 

@@ -83,10 +83,10 @@ def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLa
     convicted = {member.split(" ")[0] for suspect in remaining if suspect.certain and suspect.kind in (*OF_NODES, "uplink")
                  for member in suspect.members}
     yield from (suspect for suspect in remaining
-                if suspect.kind != "link" or suspect.factor == 0 or convicted.isdisjoint(_ways(suspect.members[0], cluster)))
+                if suspect.kind != "link" or suspect.factor == 0 or convicted.isdisjoint(_path_of(suspect.members[0], cluster)))
 
 
-def _ways(link: str, cluster: ClusterLayout) -> set[str]:
+def _path_of(link: str, cluster: ClusterLayout) -> set[str]:
     """Return the names of all that a link passes: its nodes, and their leaves if they differ."""
     ends = link.split(LINK)
     leaves = set() if cluster.leaf is None else {cluster.leaf_names[cluster.leaf[cluster.names.index(end)]] for end in ends}
