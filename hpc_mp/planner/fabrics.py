@@ -78,7 +78,7 @@ class NcclModel:
 
 @dataclass(frozen=True, slots=True)
 class TcpModel:
-    """Parameters of gloo and MPI between hosts; the fields are those of ``[tcp]``."""
+    """Parameters of gloo between hosts; the fields are those of ``[tcp]``."""
 
     payload: float
     step: float
