@@ -25,7 +25,6 @@ from hpc_mp.cli import main as command_line  # noqa: E402
 from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
 from hpc_mp.cluster.slurm.job import AGAIN  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
-from hpc_mp.doctor.container_diff import ITEMS  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
 from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
@@ -145,11 +144,9 @@ def run_directory() -> str:
 
 def checks() -> str:
     passive = [(f"`{check.code}`", check.reads, check.rule, check.remedy) for check in PASSIVE]
-    inside = [(f"`{item.code}`", item.reads, f"{item.grave}: less of it than on the host", item.remedy) for item in ITEMS]
     drift = [(f"`drift-{trait}`", what, "warning: nodes differ", remedy) for trait, (what, remedy) in TRAITS.items()]
     head = ("check", "reads", "complains", "what to do")
-    return "\n".join(["## On a node", "", table(head, passive), "## Inside of a container", "", table(head, inside),
-                      "## Nodes that differ", "", table(head, drift)])
+    return "\n".join(["## On a node", "", table(head, passive), "## Nodes that differ", "", table(head, drift)])
 
 
 def rules() -> str:

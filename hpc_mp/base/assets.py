@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 
@@ -18,3 +21,10 @@ def asset(name: str) -> Path:
     if not path.exists():
         raise HpcMpError(f"asset {name}", f"is not installed in {root}", "reinstall hpc-mp")
     return path
+
+
+@cache
+def asset_table(name: str) -> dict[str, Any]:
+    """Return the content of a TOML file, such as ``"slurm/versions.toml"``; all callers get the same object. Raises HpcMpError as
+    ``asset``."""
+    return tomllib.loads(asset(name).read_text(encoding="utf-8"))

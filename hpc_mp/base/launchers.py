@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ MODULES = {module: name for name, launcher in LAUNCHERS.items() for module in la
 @cache
 def _values_of_mpirun() -> dict[str, int]:
     """Return the number of values of each option of mpirun."""
-    table = tomllib.loads(asset("slurm/mpirun-options.toml").read_text(encoding="utf-8"))
+    table = asset_table("slurm/mpirun-options.toml")
     return {name: values for values, key in enumerate(("none", "one", "two")) for name in table[key]}
 
 

@@ -28,7 +28,6 @@ class GpuModel:
         memory_gbs: GB/s of that memory.
         peak_tflops: dense TFLOP/s by precision: ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``; of matrix units if they
             are faster.
-        power_w: maximum power in W that the vendor allows.
         nvlinks: number of NVLinks (or similar) of one GPU.
         nvlink_gbs: GB/s of one link in one direction, as the driver reports it.
         nccl_link_gbs: GB/s of payload that NCCL reaches on one link in one direction.
@@ -53,7 +52,6 @@ class GpuModel:
     memory_mib: int | None = None
     memory_gbs: float | None = None
     peak_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
-    power_w: float | None = None
     nvlinks: int = 0
     nvlink_gbs: float | None = None
     nccl_link_gbs: float | None = None
@@ -123,7 +121,7 @@ class MachineType:
         hop_us: µs that a step between nodes takes beyond NCCL's figure.
         nvlink_block: number of machines whose GPUs share one NVLink domain; 0 if each has its own.
         nodes_per_leaf: number of nodes below one leaf switch; None if unpublished.
-        busbw, busbw_pair: all-reduce bandwidth in GB/s of a healthy node, and of two nodes; 0 if unknown.
+        busbw: all-reduce bandwidth in GB/s of a healthy node; 0 if unknown.
         fabric: short name for ``--fabric``; types with equal links and NICs may share it.
         profile: the profile in ``env/profiles`` for jobs on such nodes.
         marks: criteria that identify it; None if it is only known by name.
@@ -157,7 +155,6 @@ class MachineType:
     nvlink_block: int = 0
     nodes_per_leaf: int | None = None
     busbw: float = 0.0
-    busbw_pair: float = 0.0
     fabric: str = ""
     profile: str = ""
     marks: Marks | None = None

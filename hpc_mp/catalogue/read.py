@@ -27,8 +27,7 @@ ASSET, FILE, VARIABLE = "env/machines", "machines.toml", "HPC_MP_MACHINES"
 CLOUDS = ("azure", "aws", "gcp", "site")
 _TABLES = ("gpu", *CLOUDS, "sources")
 _OWN = ("title", "fabric", "twin", "marks", "pci")
-_MEASURED = {"memory_seen_gib": ("memory_gib",), "busbw": ("gpu", "gpus"),
-             "busbw_pair": ("gpu", "gpus", "nics", "rdma", "rdma_gbps")}  # measured figure → figures that it depends on
+_MEASURED = {"memory_seen_gib": ("memory_gib",), "busbw": ("gpu", "gpus")}  # measured figure → figures that it depends on
 
 Kind = Literal["gpus", "machines"]
 Row = dict[str, Any]

@@ -39,8 +39,8 @@ def _size(_context: click.Context, _option: click.Parameter, text: str | None) -
 @click.option("-w", "--warmup-iters", type=int, default=5, show_default=True, help="Untimed operations before them.")
 @click.option("-d", "--datatype", type=click.Choice(list(ELEMENT)), default="float", show_default=True)
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="0: do not compare the data.")
-@click.option("--backend", type=click.Choice(["auto", "nccl", "gloo", "mpi"]), default="auto", show_default=True,
-              help="auto: NCCL if every rank has a GPU, else gloo; MPI with --on mpi.")
+@click.option("--backend", type=click.Choice(["auto", "nccl", "gloo"]), default="auto", show_default=True,
+              help="auto: NCCL if every rank has a GPU, else gloo.")
 @click.option("--nodes", type=int, help="Number of nodes. Default: all of the allocation; 2 in a new job, else 1.")
 @click.option("--ranks-per-node", type=int, help="Number of ranks per node. Default: the GPUs of a node.")
 @click.option("--split", default="all", show_default=True, metavar="HOW",
@@ -51,15 +51,14 @@ def _size(_context: click.Context, _option: click.Parameter, text: str | None) -
               help="Tensor degree of the layout; the data degree follows.")
 @click.option("--pp", "pipeline", type=int, default=1, show_default=True, help="Pipeline degree of the layout.")
 @click.option("--order", default="cluster", show_default=True, help="Order of the layout, as for `hpc-mp placement`.")
-@click.option("--on", type=click.Choice(["auto", "slurm", "local", "mpi"]), default="auto", show_default=True,
-              help="As for `hpc-mp launch`: a step of the allocation, a job, emulated nodes here, or mpirun.")
+@click.option("--on", type=click.Choice(["auto", "slurm", "local"]), default="auto", show_default=True,
+              help="As for `hpc-mp launch`: a step of the allocation, a job, or emulated nodes here.")
 @click.option("--partition", help="Partition of the job.")
 @click.option("--account", help="Account of the job.")
 @click.option("--srun", multiple=True, metavar="NAME=VALUE", help="Any other option of srun, without its dashes.")
-@click.option("--mpi", metavar="TYPE", help="srun's --mpi, for --backend mpi on Slurm.")
 @click.option("--fabric", metavar="NAME", help="Fabric or machine of env/machines to compare with.")
 @click.option("--node-rate", type=float, metavar="GB/S",
-              help="Network bandwidth of a node in each direction, to compare with; needed for gloo and MPI.")
+              help="Network bandwidth of a node in each direction, to compare with; needed for gloo.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, metavar="SECONDS",
               help="Maximum wait of ranks for each other.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: that of nccl-tests, with more entries.")
@@ -67,13 +66,13 @@ def command(
     collective: str, minbytes: int | None, maxbytes: int | None, stepfactor: int | None, stepbytes: int | None, iters: int,
     warmup_iters: int, datatype: str, check: int, backend: str, nodes: int | None, ranks_per_node: int | None, split: str,
     axis: str | None, tensor: int, pipeline: int, order: str, on: str, partition: str | None, account: str | None,
-    srun: tuple[str, ...], mpi: str | None, fabric: str | None, node_rate: float | None, timeout: float, as_json: bool,
+    srun: tuple[str, ...], fabric: str | None, node_rate: float | None, timeout: float, as_json: bool,
 ) -> int:
     against = yardstick(fabric, node_rate)
     options = [f"{name}={value}" for name, value in (("partition", partition), ("account", account)) if value is not None]
     layout = BenchLayout(axis, tensor, pipeline, order) if axis else None
     request = BenchRequest(collective, backend, nodes, ranks_per_node, split, layout, (minbytes, maxbytes, stepfactor, stepbytes),
-                        datatype, warmup_iters, iters, bool(check), timeout, (*options, *srun), mpi)
+                        datatype, warmup_iters, iters, bool(check), timeout, (*options, *srun))
     chosen = plan(request, decide(on))
     began = _now()
     with BenchTable(chosen.spec, table=not as_json) as shown:

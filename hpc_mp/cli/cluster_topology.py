@@ -22,9 +22,8 @@ from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.records import SHOW_CONFIG, SHOW_TOPOLOGY, show_config, show_topology
 from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.check import Agreement, agreement
-from hpc_mp.cluster.topology.convert import as_block, as_tree, only
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
-from hpc_mp.cluster.topology.model import chosen
+from hpc_mp.cluster.topology.model import chosen, only
 from hpc_mp.cluster.topology.readers import SOURCES, rates, read
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
 from hpc_mp.cluster.topology.write import to_conf, to_yaml
@@ -48,23 +47,22 @@ hpc-mp cluster topology --check                               comparison of Slur
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--from", "kind", type=click.Choice(list(SOURCES)), help="Format of FILE.  [default: detected]")
 @click.option("--to", "target", type=click.Choice(list(WRITTEN)),
-              help="Write topology.conf as a tree or as blocks, or topology.yaml, to standard output.")
+              help="Write topology.conf of the tree or of the blocks, or topology.yaml, to standard output.")
 @click.option("--nodes", "nodelist", metavar="LIST", help="Only these nodes: n[1-64].")
-@click.option("--block-sizes", metavar="SIZES", help="With --to block: BlockSizes, as 4,8,16. Default: the smallest block.")
 @click.option("--check", is_flag=True, help="Compare with the rates that hpc-mp doctor measured between the nodes.")
 @click.option("--measured", "measured", metavar="FILE", type=click.Path(path_type=Path),
               help="With --check: a cluster.json; default: the doctor's record of this cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def topology(file: Path | None, kind: str | None, target: str | None, nodelist: str | None, block_sizes: str | None, check: bool,
-             measured: Path | None, as_json: bool) -> None:
-    _refuse_useless(target, block_sizes, check, measured, as_json)
+def topology(file: Path | None, kind: str | None, target: str | None, nodelist: str | None, check: bool, measured: Path | None,
+             as_json: bool) -> None:
+    _refuse_useless(target, check, measured, as_json)
     reading = _known(file, kind, check)
     if nodelist is not None:
         reading = _only(reading, nodelist)
     if check:
         _check(reading, rates(_text(measured), str(measured)) if measured is not None else _noted(), as_json)
     elif target is not None:
-        _write(reading, target, block_sizes)
+        _write(reading, target)
     elif as_json:
         click.echo(json.dumps(_document(reading)))
     else:
@@ -73,9 +71,8 @@ def topology(file: Path | None, kind: str | None, target: str | None, nodelist: 
         raise RunFailed(f"{reading.origin}: {'; '.join(reading.notes) or 'no switches'}")
 
 
-def _refuse_useless(target: str | None, block_sizes: str | None, check: bool, measured: Path | None, as_json: bool) -> None:
+def _refuse_useless(target: str | None, check: bool, measured: Path | None, as_json: bool) -> None:
     for wrong, option, remedy in (
-        (block_sizes is not None and target != "block", "--block-sizes", "add --to block"),
         (measured is not None and not check, "--measured", "add --check, or pass the file as FILE"),
         (target is not None and check, "--to", "leave out --check, or --to"),
         (target is not None and as_json, "--json", "leave out --json, or --to"),
@@ -137,7 +134,7 @@ def _only(reading: TopologyReading, nodelist: str) -> TopologyReading:
 # --- write -----------------------------------------------------------------------------------------------------------
 
 
-def _write(reading: TopologyReading, target: str, block_sizes: str | None) -> None:
+def _write(reading: TopologyReading, target: str) -> None:
     if not reading.topologies:
         return
     if target == "yaml":
@@ -145,12 +142,14 @@ def _write(reading: TopologyReading, target: str, block_sizes: str | None) -> No
         default = any(topo.default for topo in topologies)
         topologies = tuple(replace(topo, default=topo.default or (not default and number == 0))
                            for number, topo in enumerate(topologies))
-        # topology.yaml must have sizes
-        topologies = tuple(as_block(topo) if topo.kind == "block" else topo for topo in topologies)
         click.echo(to_yaml(topologies, _header(reading, target, topologies)), nl=False)
     else:
-        selected = chosen(reading.topologies)
-        selected = as_tree(selected) if target == "tree" else as_block(selected, _sizes(block_sizes))
+        candidates = [topo for topo in reading.topologies if topo.kind == target]
+        if not candidates:
+            kinds = " and ".join(dict.fromkeys(topo.kind for topo in reading.topologies))
+            raise HpcMpError(f"--to {target}", f"{reading.origin} has no {target} but {kinds}",
+                             "a topology is written as what it is: choose another --to, or another source")
+        selected = chosen(candidates)
         others = [topo.name for topo in reading.topologies if topo.name != selected.name]
         small = [block.name for block in selected.switches if selected.sizes and len(block.hosts) < selected.sizes[0]]
         notes = [f"the topology is {selected.name}; left out: {', '.join(others)}"] if others else []
@@ -159,13 +158,6 @@ def _write(reading: TopologyReading, target: str, block_sizes: str | None) -> No
         click.echo(to_conf(selected, _header(reading, target, (selected,))), nl=False)
     for note in reading.notes:
         click.echo(f"note: {note}", err=True)
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    words = text.split(",") if text is not None else []
-    if not all(word.isascii() and word.isdecimal() and 0 < int(word) < 65536 for word in words):
-        raise HpcMpError(f"--block-sizes {text}", "is not a list of numbers of nodes", "write for example 4,8,16")
-    return tuple(map(int, words))
 
 
 def _header(reading: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from hpc_mp.cli.output import finish, to_monitor
 
 _PATH = click.Path(path_type=Path)
 OF_CLUSTER = ("--nodes", "--nodelist", "--then-launch")
-OF_NODE = ("--node", "--check", "--storage", "--nccl-log", "--against", "--root", "--commands", "--nagios")
+OF_NODE = ("--node", "--check", "--storage", "--nccl-log", "--root", "--commands", "--nagios")
 
 
 class Doctor(click.Group):
@@ -63,19 +63,16 @@ command.add_command(cluster)
               help="Also measure the speed of this directory: 256 MiB are written, read and removed.")
 @click.option("--nccl-log", "logs", metavar="FILE", multiple=True, type=_PATH,
               help="Judge NCCL's choices on such a machine by its log (NCCL_DEBUG=INFO) or a directory of logs of one job.")
-@click.option("--against", "host", metavar="FILE", type=_PATH,
-              help="Inside of a container: compare with the --json document of its host.")
 @click.option("--root", metavar="DIR", type=_PATH, help="Examine a recorded machine: the directory in place of /.")
 @click.option("--commands", metavar="FILE", type=_PATH, help="With --root: recorded outputs of its programs, as JSON.")
 def node(as_json: bool, nagios: bool, codes: tuple[str, ...], everything: bool, seconds: float | None,
-         directories: tuple[str, ...], logs: tuple[Path, ...], host: Path | None, root: Path | None,
-         commands: Path | None) -> None:
-    from hpc_mp.doctor.node import against, diagnose, injected, place_document
+         directories: tuple[str, ...], logs: tuple[Path, ...], root: Path | None, commands: Path | None) -> None:
+    from hpc_mp.doctor.node import diagnose, injected, place_document
 
     if seconds and (root or commands):
         raise HpcMpError("--compute", "needs the machine itself, but --root is a recorded one", "leave one of them out")
     source = injected(root, commands)
-    findings = diagnose(source, codes) if codes or not (directories or logs or host or seconds) else ()
+    findings = diagnose(source, codes) if codes or not (directories or logs or seconds) else ()
     if seconds:
         from hpc_mp.doctor.compute import devices_here, judge, measure
 
@@ -88,7 +85,6 @@ def node(as_json: bool, nagios: bool, codes: tuple[str, ...], everything: bool, 
         from hpc_mp.doctor.nccl_log import logged
 
         findings += logged(logs, source)
-    findings += against(host, source) if host else ()
     if nagios:
         to_monitor(findings)
     place = place_document(source)

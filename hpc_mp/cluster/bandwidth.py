@@ -31,7 +31,6 @@ class LinkRates:
         nodes: names.
         pairs: two indices into ``nodes``, the smaller first, and the GB/s of one direction over all rails together, in the slower
             of both directions; only measured pairs.
-        latency_s: median half round trip of small messages.
         platform: the kind of machines, if known.
     """
 
@@ -39,7 +38,6 @@ class LinkRates:
     time: float
     nodes: tuple[str, ...]
     pairs: tuple[tuple[int, int, float], ...]
-    latency_s: float | None = None
     platform: str | None = None
 
     @property
@@ -96,7 +94,7 @@ def of_document(document: Any) -> LinkRates:
         raise ValueError("a pair has a node that the file does not list")
     if not all(0 < rate < math.inf for _, _, rate in pairs):
         raise ValueError("a rate is not above 0")
-    return LinkRates(**{**document, "time": float(document["time"]), "nodes": nodes, "pairs": pairs})
+    return LinkRates(str(document["cluster"]), float(document["time"]), nodes, pairs, document.get("platform"))
 
 
 def noted(cluster: str | None, environ: Mapping[str, str] = os.environ) -> LinkRates | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, recorded
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
-from hpc_mp.doctor.container_diff import differences, view
 from hpc_mp.doctor.drift import traits
 from hpc_mp.doctor.nccl_log import PROGRAMS
 
 DEADLINE_S = 7.0
-_KEEP_S, _VIEW_S = 0.5, 1.0
+_KEEP_S, _TRAITS_S = 0.5, 1.0
 
 
 def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
@@ -33,30 +32,16 @@ def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DE
 
 
 def place_document(source: NodeSource) -> dict[str, Any]:
-    """Return the other fields of ``--json``: host, time (seconds since 1970), view of this place, traits of this node."""
+    """Return the other fields of ``--json``: host, time (seconds since 1970), traits of this node.
+
+    There are no traits if reading them hangs or fails.
+    """
+    node_traits = in_time({"": lambda: traits(source)}, _TRAITS_S)[""]
     return {
         "host": maybe(source.text, "/proc/sys/kernel/hostname") or "",
         "time": time.time(),
-        "view": _in_time(source, view),
-        "traits": _in_time(source, traits),
+        "traits": {} if isinstance(node_traits, Unavailable) else node_traits,
     }
-
-
-def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
-    """Return findings on items of the host, described by ``file``, that are missing in this place inside a container.
-
-    Raises HpcMpError if ``file`` is not a host's document.
-    """
-    host_view = _json(file).get("view")
-    if not isinstance(host_view, dict):
-        raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor node --json")
-    return tuple(differences(host_view, _in_time(source, view)))
-
-
-def _in_time(source: NodeSource, read: Callable[[NodeSource], dict[str, Any]]) -> dict[str, Any]:
-    """Return what ``read`` returns, an empty dict if it hangs or fails."""
-    answer = in_time({"": lambda: read(source)}, _VIEW_S)[""]
-    return {} if isinstance(answer, Unavailable) else answer
 
 
 def injected(root: Path | None, commands: Path | None) -> NodeSource:

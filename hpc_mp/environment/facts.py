@@ -6,12 +6,11 @@ The facts are editable data: ``env/nccl-variables.toml`` and ``env/harmful-varia
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 
 NCCL = "env/nccl-variables.toml"
 HARMFUL = "env/harmful-variables.toml"
@@ -79,7 +78,7 @@ class VariableFacts:
 
 @functools.cache
 def facts() -> VariableFacts:
-    nccl, harmful = _read(NCCL), _read(HARMFUL)
+    nccl, harmful = asset_table(NCCL), asset_table(HARMFUL)
     defaults = dict(word.partition("=")[::2] for word in nccl["names"].split())
     names = frozenset(f"NCCL_{name}" for name in defaults)
     return VariableFacts(
@@ -97,10 +96,6 @@ def facts() -> VariableFacts:
         clouds=harmful["clouds"],
         families=tuple(harmful["families"]),
     )
-
-
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads(asset(name).read_text(encoding="utf-8"))
 
 
 def _harms(table: dict[str, list[str]]) -> dict[str, Harm]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 
 PACKAGES = {
@@ -41,12 +39,3 @@ def refused() -> str | None:
     unshare = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-c", PROBE]
     probe = subprocess.run(unshare, capture_output=True, text=True)
     return (probe.stderr.strip() or f"exit {probe.returncode}") if probe.returncode else None
-
-
-def unfit() -> str | None:
-    """Return a reason that no installation can remove: not Linux or not root; None without one."""
-    if sys.platform != "linux":
-        return "it needs Linux namespaces, and this is not Linux"
-    if os.geteuid() != 0:
-        return "it needs root (it creates namespaces and network interfaces); you are not root"
-    return None

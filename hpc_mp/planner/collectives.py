@@ -160,10 +160,8 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
     return Expectation(busbw, seconds, best.name, busbw / max(algorithm.busbw for algorithm in algorithms))
 
 
-def expect_tcp(
-    collective: str, size: int, nodes: int, ranks_per_node: int, node_rate: float, gloo: bool, beside: int = 1
-) -> Expectation:
-    """Return the expectation over gloo, or over ideal MPI, between nodes whose network carries ``node_rate`` GB/s each way."""
+def expect_gloo(collective: str, size: int, nodes: int, ranks_per_node: int, node_rate: float, beside: int = 1) -> Expectation:
+    """Return the expectation over gloo between nodes whose network carries ``node_rate`` GB/s each way."""
     data = tcp_model()
     n = nodes * ranks_per_node
     factor = COLLECTIVES[collective].factor(n)
@@ -171,12 +169,11 @@ def expect_tcp(
     rate = _ring_rate(collective, shape)
     if collective == "sendrecv":
         rate *= ranks_per_node  # a single rank sends to the next node and has all of the network
-    if gloo:
-        rate *= _gloo_share(collective, n, nodes, beside, data)
+    rate *= _gloo_share(collective, n, nodes, beside, data)
     turns = {"all_reduce": 2 * (n - 1), "reduce_scatter": 2 * (n - 1), "all_gather": n - 1}
     seconds = turns.get(collective, 1) * data.step * 1e-6 + size * factor / rate / 1e9
     busbw = size / seconds / 1e9 * factor
-    return Expectation(busbw, seconds, "gloo" if gloo else "ring", busbw / rate)
+    return Expectation(busbw, seconds, "gloo", busbw / rate)
 
 
 def nic_share(busbw: float, nodes: int, ranks_per_node: int) -> float:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import MachineType, catalogue
 
@@ -78,17 +76,12 @@ class NcclModel:
 
 @dataclass(frozen=True, slots=True)
 class TcpModel:
-    """Parameters of gloo and MPI between hosts; the fields are those of ``[tcp]``."""
+    """Parameters of gloo between hosts; the fields are those of ``[tcp]``."""
 
     payload: float
     step: float
     gloo_reduce_scatter: float
     gloo_crossing: float
-
-
-@cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads(asset(ASSET).read_text(encoding="utf-8"))
 
 
 def fabric_of(machine: MachineType) -> Fabric | None:
@@ -127,11 +120,11 @@ def _named(short: bool) -> Iterator[Fabric]:
 
 @cache
 def nccl_model() -> NcclModel:
-    data = _data()["nccl"]
+    data = asset_table(ASSET)["nccl"]
     protocols = (Protocol(**{"fill": 0.0, "most": float("inf")} | row) for row in data["protocols"])
     return NcclModel(data["nic_ring"], data["nic_tree"], data["tree_inside"], tuple(protocols))
 
 
 @cache
 def tcp_model() -> TcpModel:
-    return TcpModel(**_data()["tcp"])
+    return TcpModel(**asset_table(ASSET)["tcp"])

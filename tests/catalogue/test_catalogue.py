@@ -89,7 +89,7 @@ def test_every_source_is_used() -> None:
 def test_a_plan_finds_what_it_counts_with() -> None:
     """Peaks, memory, its bandwidth, links and NICs of every machine with GPUs that is not retired; what is not known is None."""
     lacking = {(each.gpu.name, figure) for each in SHIPPED.machines.values() if each.gpu and not each.is_gone
-               for figure in ("peak_tflops", "memory_mib", "memory_gbs", "power_w", "pcie", "nvlink_gbs")
+               for figure in ("peak_tflops", "memory_mib", "memory_gbs", "pcie", "nvlink_gbs")
                if not getattr(each.gpu, figure)}
     assert lacking == set()
     for model in SHIPPED.gpus.values():
@@ -162,13 +162,11 @@ def test_the_doctor_on_a_node_knows_the_rows_that_were_packed(own: Path, tmp_pat
 
 def test_what_was_measured_on_another_machine_is_not_taken_over(own: Path) -> None:
     own.write_text('[site.small]\nlike = "Standard_ND96isr_H100_v5"\nmemory_gib = 512\n'
-                   '[site.other]\nlike = "p5.48xlarge"\ngpu = "H200"\n[site.narrow]\nlike = "p5.48xlarge"\nnics = 8\n'
-                   '[aws."p4de.24xlarge"]\nlike = "p4de.24xlarge"\nmemory_gib = 1024\n'
+                   '[site.other]\nlike = "p5.48xlarge"\ngpu = "H200"\n'
                    '[site.same]\nlike = "p6-b200.48xlarge"\nmemory_gib = 2048\n')
     found = catalogue().machines
-    seen = {name: (row.memory_seen_gib, row.busbw, row.busbw_pair) for name, row in found.items()}
-    assert seen.items() >= {"small": (None, 460, 0), "other": (1999, 0, 0), "narrow": (1999, 0, 0), "same": (1999, 838, 0),
-                            "p4de.24xlarge": (None, 0, 78)}.items()
+    seen = {name: (row.memory_seen_gib, row.busbw) for name, row in found.items()}
+    assert seen.items() >= {"small": (None, 460), "other": (1999, 0), "same": (1999, 838)}.items()
 
 
 def test_later_files_override_rows_by_name(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_storage_is_mounted_from_its_address() -> None:
 def test_slurm_has_the_memory_that_azslurm_leaves() -> None:
     """The numbers are from slurmcc/partition.py of cyclecloud-slurm 4.0.9, by hand."""
     assert slurm_memory(OFFER.sizes["standard_nd96isr_h100_v5"]) == 1848320  # 1900 GiB less 5 %
-    assert slurm_memory(OFFER.sizes["standard_f2s_v2"]) == 3072  # less 1 GiB
+    assert slurm_memory(OFFER.sizes["standard_d2as_v5"]) == 7168  # less 1 GiB
 
 
 def test_quota_counts_every_machine_by_family_and_constrained_cores_as_the_whole_machine() -> None:
@@ -183,7 +183,7 @@ def test_the_lines_for_a_job_file_are_a_job_file(tmp_path: Path) -> None:
     ({"sku": "Standard_NC96ads_A100_v4"}, "has no InfiniBand: a job on several nodes uses Ethernet"),
     ({"sku": "Standard_ND40rs_v2"}, "has Python 3.10, and hpc-mp needs 3.11 or later"),
     ({"sku": "Standard_HB120-16rs_v3"}, "counts as the whole machine: 120 vCPUs"),
-    ({"sku": "Standard_HB120rs_v2"}, "is retired on 2027-05-31"),
+    ({"sku": "Standard_HC44rs"}, "is retired on 2027-05-31"),
     ({"sku": "Standard_ND96isr_MI300X_v5"}, "need torch for ROCm"),
     ({"nodes": 16}, "/shared is one disk of the scheduler"),
     ({"accounting": True}, "needs a MySQL server that you provide"),

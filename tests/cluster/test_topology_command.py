@@ -53,7 +53,7 @@ def note(environ: dict[str, str], measured: LinkRates) -> None:
 def test_what_slurm_knows_is_shown_and_written(slurm: dict[str, str]) -> None:
     shown = hpc_mp(environ=slurm)
     assert shown.returncode == 0 and "├─ s1  2: n[1-2]" in shown.stdout and "└─ spine" in shown.stdout
-    for target in ("tree", "block", "yaml"):
+    for target in ("tree", "yaml"):
         written = hpc_mp("--to", target, environ=slurm)
         assert written.returncode == 0 and "written by hpc-mp" in written.stdout.splitlines()[0]
         assert "from slurm (scontrol show topology)" in written.stdout
@@ -73,9 +73,9 @@ def test_standard_input_a_kind_and_some_nodes() -> None:
     assert "note: n9: not under a switch" in done.stderr and "# n9: not under a switch" in done.stdout
 
 
-def test_block_sizes_and_notes_in_the_header() -> None:
-    done = hpc_mp(TEXTS / "cliques-table.txt", "--to", "block", "--block-sizes", "2,4")
-    assert done.returncode == 0 and done.stdout.endswith("BlockSizes=2,4\n")
+def test_blocks_and_notes_in_the_header() -> None:
+    done = hpc_mp(TEXTS / "cliques-table.txt", "--to", "block")
+    assert done.returncode == 0 and done.stdout.endswith("BlockSizes=2\n")
     assert "# h-[1-2]: in no NVLink domain, so in no block" in done.stdout
     (topology,) = read_topologies(done.stdout)
     assert [block.name for block in topology.switches] == ["nvl-b78ed242-32766", "nvl-cc79d754-1", "nvl-cc79d754-32766"]
@@ -89,7 +89,7 @@ def test_a_part_of_the_blocks_and_one_of_several_topologies() -> None:
     text = ("- topology: a\n  tree: {switches: [{switch: s, nodes: 'n[1-2]'}]}\n- topology: b\n  cluster_default: true\n  block: "
             "{block_sizes: [2], blocks: [{block: b1, nodes: 'n[1-2]'}]}\n")
     done = hpc_mp("-", "--to", "tree", given=text)
-    assert "SwitchName=b1 Nodes=n[1-2]\n" in done.stdout and "left out: a" in done.stderr
+    assert "SwitchName=s Nodes=n[1-2]\n" in done.stdout and "left out: b" in done.stderr
 
 
 def test_measured_rates_as_a_tree_or_not(slurm: dict[str, str]) -> None:
@@ -133,14 +133,12 @@ def test_check_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--block-sizes", "4"), "--block-sizes: has no effect here"),
     (("--measured", "x"), "--measured: has no effect here"),
     (("--check", "--to", "tree"), "--to: has no effect here"),
     (("--json", "--to", "tree"), "--json: has no effect here"),
     (("--from", "azslurm"), "--from azslurm: needs a file"),
     (("no such file",), "cannot be read"),
-    ((TREE, "--to", "block", "--block-sizes", "x"), "is not a list of numbers"),
-    ((TREE, "--to", "block", "--block-sizes", "3"), "has fewer nodes than 3"),
+    ((TREE, "--to", "block"), "has no block but tree"),
     ((TREE, "--to", "tree", "--nodes", "x1"), "has no node"),
 ])
 def test_wrong_words_are_refused(slurm: dict[str, str], words: tuple[str | Path, ...], said: str) -> None:

@@ -12,7 +12,7 @@ from ibnet import Fabric, clos
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.topology import read_topologies
-from hpc_mp.cluster.topology.convert import only
+from hpc_mp.cluster.topology.model import only
 from hpc_mp.cluster.topology.readers import read
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
 

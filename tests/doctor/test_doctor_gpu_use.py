@@ -49,7 +49,7 @@ def test_load_is_read_from_new_and_old_drivers() -> None:
     load = read_load(tree("ndv5"))[3]
     assert (load.index, load.bus, load.clock, load.pcie, load.reasons) == (3, "0008:00:00.0", 1980.0, (5.0, 5.0, 16.0, 16.0), 0)
     new = next(argv for argv in rebuild_gpu.commands(rebuild_gpu.KINDS[1]) if "clocks_event_reasons" in argv)
-    row = "0, 00000001:00:00.0, [N/A], 1980, 2619, 71.50, 31, 0, 5, 5, 16, 16, 0x00000000000000E8\n"
+    row = "0, 00000001:00:00.0, [N/A], 1980, 71.50, 31, 0, 5, 5, 16, 16, 0x00000000000000E8\n"
     old = read_load(broken("ndv5", {new: 2, new.replace("clocks_event_reasons", "clocks_throttle_reasons"): row}))
     assert [(gpu.clock, gpu.reasons) for gpu in old] == [(None, 0xE8)]
 

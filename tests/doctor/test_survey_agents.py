@@ -41,7 +41,6 @@ def test_pairs_measure_both_directions_at_the_same_time(monkeypatch: pytest.Monk
         assert {(leg.sender, leg.receiver) for leg in legs} == {(0, 1), (1, 0), (2, 3), (3, 2)}
         assert all(leg.rate and leg.rate > 0.05 and leg.segments and not leg.why for leg in legs)
         assert [sample.rate for sample in samples] == [min(leg.rate or 0 for leg in legs[first : first + 2]) for first in (0, 2)]
-        assert [leg.latency is not None and 0 < leg.latency < 1 for leg in legs] == [True, False, True, False]
 
 
 def test_a_paced_transfer_sends_little() -> None:

@@ -91,8 +91,8 @@ def test_drain_reasons_have_a_form_and_pass_a_shell() -> None:
 def test_a_broken_file_of_rates_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert read_measured(path) is None
-    write_measured(path, LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), 1e-5))
-    assert read_measured(path) == LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), 1e-5)
+    write_measured(path, LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), "azure-ndv4"))
+    assert read_measured(path) == LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), "azure-ndv4")
     for text in ("{", "[]", '{"pairs": [[1]]}', json.dumps({"pairs": [], "nodes": [], "unknown": 1})):
         path.write_text(text)
         with pytest.warns(UserWarning, match="cannot be read"):

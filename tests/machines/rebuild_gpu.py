@@ -92,7 +92,7 @@ def commands(kind: Kind) -> dict[str, dict[str, object]]:
     bus = [smi_address(kind, gpu) for gpu in gpus]
     listing = "".join(f"GPU {gpu}: {kind.product} (UUID: {uid(kind, gpu)})\n" for gpu in gpus)
     csv = "\n".join
-    load = ("index,pci.bus_id,clocks.current.sm,clocks.max.sm,clocks.current.memory,power.draw,temperature.gpu,utilization.gpu,"
+    load = ("index,pci.bus_id,clocks.current.sm,clocks.max.sm,power.draw,temperature.gpu,utilization.gpu,"
             "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max")
     answers = {
         "nvidia-smi -q -x": xml(kind),
@@ -107,7 +107,7 @@ def commands(kind: Kind) -> dict[str, dict[str, object]]:
             csv(f"{gpu}, {bus[gpu]}, 4" for gpu in gpus) + "\n",
         "nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name --format=csv,noheader,nounits": "",
         f"nvidia-smi --query-gpu={load},clocks_event_reasons.active --format=csv,noheader,nounits": csv(
-            f"{gpu}, {bus[gpu]}, {kind.clocks[0]}, {kind.clocks[0]}, {kind.clocks[1]}, 71.50, 31, 0, {kind.pcie}, {kind.pcie}, "
+            f"{gpu}, {bus[gpu]}, {kind.clocks[0]}, {kind.clocks[0]}, 71.50, 31, 0, {kind.pcie}, {kind.pcie}, "
             "16, 16, 0x0000000000000000" for gpu in gpus) + "\n",
         "lspci -D -vv -d 10de:": lspci(kind),
     }

@@ -16,7 +16,6 @@ from typing import Any
 from hpc_mp.cluster.node.mounts import LOCAL, SHARED, read_mounts, room
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.checks.registry import PASSIVE
-from hpc_mp.doctor.container_diff import view
 from tests.machines.tree import row
 
 PRIVATE = ("/proc/self/environ", "/run/", "/tmp/")
@@ -86,7 +85,6 @@ def main(directory: Path) -> None:
     for check in PASSIVE:
         with contextlib.suppress(Unavailable):
             check.reader(source)
-    view(source)
     for mount in read_mounts(source).all:  # they are asked in processes of their own
         room(source, mount.where)
     files = {name: value for name, value in source.files.items()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.planner.collectives import COLLECTIVES, expect, expect_tcp, expected, nic_share
+from hpc_mp.planner.collectives import COLLECTIVES, expect, expect_gloo, expected, nic_share
 from hpc_mp.planner.fabrics import fabric, fabrics
 
 OFF = 0.06  # largest residual of a published row; the median is 2 %
@@ -130,10 +130,9 @@ def test_what_there_is_not_is_refused() -> None:
         expect("all_reduce", MIB, 2, 2, fabric("nc80h100v5"))
 
 
-@given(st.sampled_from(list(COLLECTIVES)), st.integers(2, 32), st.integers(1, 4), st.floats(0.001, 10), st.booleans())
-def test_tcp_never_gives_more_than_the_wire(collective: str, nodes: int, here: int, rate: float, gloo: bool) -> None:
-    found = expect_tcp(collective, 2**38, nodes, here, rate, gloo)
+@given(st.sampled_from(list(COLLECTIVES)), st.integers(2, 32), st.integers(1, 4), st.floats(0.001, 10))
+def test_gloo_never_gives_more_than_the_wire(collective: str, nodes: int, here: int, rate: float) -> None:
+    found = expect_gloo(collective, 2**38, nodes, here, rate)
     n = nodes * here
     leaves = {"all_to_all": here * (n - here) / (n - 1)}.get(collective, 1.0)  # × busbw leave a node
     assert 0 < found.busbw * leaves <= rate * (1 + 1e-9)
-    assert expect_tcp(collective, 2**38, nodes, here, rate, False).busbw >= found.busbw

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hpc_mp.lab.why_not import ACCOUNTING, PACKAGES, missing, refused, unfit
+import os
+import sys
+
+from hpc_mp.lab.why_not import ACCOUNTING, PACKAGES, missing, refused
 
 FAULTS = {"nft": "nftables"}  # what the faults of `faults.py` need too
 
@@ -15,3 +18,12 @@ def why_not(accounting: bool = False) -> str | None:
         return f"a Slurm lab needs these Debian packages: apt-get install {' '.join(packages)}"
     words = refused()
     return f"a Slurm lab needs namespaces, bridges and veth interfaces, which this machine refuses: {words}" if words else None
+
+
+def unfit() -> str | None:
+    """Return a reason that no installation can remove: not Linux or not root; None without one."""
+    if sys.platform != "linux":
+        return "it needs Linux namespaces, and this is not Linux"
+    if os.geteuid() != 0:
+        return "it needs root (it creates namespaces and network interfaces); you are not root"
+    return None

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 from hpc_mp.catalogue import MachineType, catalogue
 
 
@@ -54,15 +51,10 @@ class Offer:
 
 def load_offer() -> Offer:
     """Load the offer. Raises HpcMpError if a file was not installed, or a user's file of machines is wrong."""
-    data = _read("cyclecloud/images.toml")
+    data = asset_table("cyclecloud/images.toml")
     images = [Image(**{key: value for key, value in row.items() if key != "from"}) for row in data["image"]]
     sizes = {size.name.casefold(): size for size in catalogue().of("azure")}
-    return Offer(data["heads"], sizes, {image.name.casefold(): image for image in images}, _read("cyclecloud/names.toml"))
-
-
-@cache
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads(asset(name).read_text(encoding="utf-8"))
+    return Offer(data["heads"], sizes, {image.name.casefold(): image for image in images}, asset_table("cyclecloud/names.toml"))
 
 
 def _drivers(size: MachineType) -> str:

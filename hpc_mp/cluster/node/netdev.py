@@ -8,7 +8,7 @@ from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import NodeSource
 
 CLASS = "/sys/class/net"
-ETHERNET, INFINIBAND = 1, 32  # ARPHRD_*
+ETHERNET = 1  # ARPHRD_ETHER
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _PATIENCE_S = 30.0  # without its persistence daemon the driver first wakes every GPU
 _ask_driver = functools.partial(ask, timeout=_PATIENCE_S)
-_LOAD = ("index", "pci.bus_id", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory", "power.draw", "temperature.gpu",
-         "utilization.gpu", "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max")
+_LOAD = ("index", "pci.bus_id", "clocks.current.sm", "clocks.max.sm", "power.draw", "temperature.gpu", "utilization.gpu",
+         "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max")
 _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # since driver 535.54.03; before it
 
 
@@ -32,7 +32,7 @@ class GpuLoad:
     """The current load of one GPU. A number is None if the driver does not report it.
 
     Attributes:
-        clock, max_clock, memory_clock: MHz.
+        clock, max_clock: MHz.
         power: W.
         temperature: degrees C.
         busy: utilization over the last moments in %.
@@ -44,7 +44,6 @@ class GpuLoad:
     bus: str
     clock: float | None
     max_clock: float | None
-    memory_clock: float | None
     power: float | None
     temperature: float | None
     busy: float | None
@@ -97,7 +96,6 @@ def _load(row: Mapping[str, str], reasons: str) -> GpuLoad:
         bus=address(row["pci.bus_id"]),
         clock=values["clocks.current.sm"],
         max_clock=values["clocks.max.sm"],
-        memory_clock=values["clocks.current.memory"],
         power=values["power.draw"],
         temperature=values["temperature.gpu"],
         busy=values["utilization.gpu"],

@@ -88,7 +88,6 @@ class RdmaAdapter:
     firmware: str
     board: str
     numa: int | None
-    netdevs: tuple[str, ...]
     verbs: bool | None
     ports: tuple[RdmaPort, ...]
     virtual: bool = False
@@ -154,7 +153,6 @@ def _adapter(source: NodeSource, name: str, mtus: Mapping[tuple[str, int], int])
         firmware=maybe(source.text, f"{base}/fw_ver") or "",
         board=maybe(source.text, f"{base}/board_id") or "",
         numa=numa if numa is not None and numa >= 0 else None,
-        netdevs=tuple(path.rpartition("/")[2] for path in source.names(f"{base}/device/net/*")),
         verbs=_verbs(source, name),
         ports=tuple(sorted(ports, key=lambda port: port.number)),
         virtual=is_virtual_function(source, f"{base}/device") or ".sf." in where,

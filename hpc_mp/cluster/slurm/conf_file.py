@@ -8,14 +8,13 @@ Keys are case-insensitive, ``#`` begins a comment, and a backslash at the end of
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 
 TABLE = "slurm/conf-keys.toml"
 _PAIR = re.compile(r'\s*([\w.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))(?=\s|$)', re.ASCII)
@@ -71,7 +70,7 @@ def first_pairs(lines: Iterable[ConfigLine]) -> dict[str, str]:
 @cache
 def conf_table(name: str) -> Mapping[str, Any]:
     """Return a table of ``slurm/conf-keys.toml``, which lists what Slurm's releases know."""
-    return tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))[name]  # type: ignore[no-any-return]
+    return asset_table(TABLE)[name]  # type: ignore[no-any-return]
 
 
 @cache

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 
@@ -63,8 +62,7 @@ class SlurmJob:
 @functools.cache
 def reasons() -> Mapping[str, tuple[str, str]]:
     """Return (meaning, remedy) by the normalized name of a reason."""
-    table = tomllib.loads(asset(REASONS).read_text(encoding="utf-8"))
-    return {_normal(name): (meaning, remedy) for name, (meaning, remedy) in table.items()}
+    return {_normal(name): (meaning, remedy) for name, (meaning, remedy) in asset_table(REASONS).items()}
 
 
 def explained(job: SlurmJob) -> SlurmJob:

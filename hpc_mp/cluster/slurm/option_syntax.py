@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 
 TABLE = "slurm/sbatch-options.toml"
 SYNTAX = "slurm/option-syntax.toml"
@@ -61,16 +60,15 @@ class Syntax:
     optional_value: frozenset[str]
 
 
-@functools.cache
 def option_table() -> dict[str, Any]:
     """Return the data of ``slurm/option-syntax.toml``."""
-    return tomllib.loads(asset(SYNTAX).read_text(encoding="utf-8"))
+    return asset_table(SYNTAX)
 
 
 @functools.cache
 def releases() -> dict[str, str]:
     """Return for each option of sbatch the first release that has it; "" for 22.05; "-24.05" if only releases before 24.05 do."""
-    table = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))
+    table = asset_table(TABLE)
     return {**dict.fromkeys(table["refused"], ""), **table["options"], **dict.fromkeys(option_table()["names"]["sbatch"], "")}
 
 

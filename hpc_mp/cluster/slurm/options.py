@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
-from functools import cache
 from typing import Any, Literal
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset, asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.slurm.option_syntax import SYNTAX, TABLE
@@ -55,7 +53,7 @@ def contradicting() -> list[list[str]]:
 
 def conflicting() -> list[list[str]]:
     """Return groups of options that sbatch refuses together, in any release."""
-    return [row["options"] for row in _table(SYNTAX)["conflicts"]]
+    return [row["options"] for row in asset_table(SYNTAX)["conflicts"]]
 
 
 def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
@@ -66,7 +64,7 @@ def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, 
 def check_together(options: Mapping[str, str], version: Version | None) -> None:
     """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any. Raises HpcMpError,
     naming them. ``options``: value by name, of the whole job or of one component."""
-    for row in _table(SYNTAX)["conflicts"]:
+    for row in asset_table(SYNTAX)["conflicts"]:
         both = [name for name in row["options"] if _has_option(name, options)]
         if len(both) > 1 and (version is None or exists(row["since"], version)):
             since = f" from {row['since']} on" if row["since"] else ""
@@ -79,9 +77,8 @@ def _has_option(name: str, options: Mapping[str, str]) -> bool:
     return option in options and any(part.startswith(value) for part in options[option].split(","))
 
 
-@cache
-def _table(name: str = TABLE) -> dict[str, Any]:
-    return tomllib.loads(asset(name).read_text(encoding="utf-8"))
+def _table() -> dict[str, Any]:
+    return asset_table(TABLE)
 
 
 def _check(where: str, extra: Extra, version: Version | None) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 
 TABLE = "slurm/versions.toml"
@@ -45,13 +44,12 @@ def exists(releases: str, version: Version) -> bool:
 @cache
 def releases() -> tuple[Version, ...]:
     """Return the releases that scripts are checked against, the earliest first."""
-    return tuple(map(parse_version, tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["releases"]))
+    return tuple(map(parse_version, asset_table(TABLE)["releases"]))
 
 
 def differences(version: Version | None) -> dict[str, Difference]:
     """Return the differences of a release, by name. For None, an unknown release: those that hold or may hold in any."""
-    rows = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["difference"]
-    return {row["name"]: Difference(row["name"], row["why"]) for row in rows if _holds(row, version)}
+    return {row["name"]: Difference(row["name"], row["why"]) for row in asset_table(TABLE)["difference"] if _holds(row, version)}
 
 
 def _holds(row: dict[str, str | bool], version: Version | None) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
@@ -174,3 +174,27 @@ def chosen(topologies: Iterable[Topology]) -> Topology:
     """Return the cluster's default topology, else the first, else an empty one."""
     candidates = tuple(topologies)
     return next((topology for topology in candidates if topology.default), candidates[0] if candidates else Topology())
+
+
+def only(topology: Topology, nodes: Collection[str]) -> Topology:
+    """Return the topology without other hosts, and without switches that then have nothing below them. With several block
+    sizes each block keeps its place, because joined blocks are determined by position."""
+    remaining = {switch.name: tuple(host for host in switch.hosts if host in nodes) for switch in topology.switches}
+    alive = {name for name, hosts in remaining.items() if hosts or (topology.kind == "block" and len(topology.sizes) > 1)}
+    for _ in topology.switches:  # a tree is at most as deep as its number of switches
+        parents = {switch.name for switch in topology.switches if alive.intersection(switch.children)}
+        if parents <= alive:
+            break
+        alive |= parents
+    return replace(topology, joined=(), switches=tuple(
+        Switch(switch.name, remaining[switch.name], tuple(child for child in switch.children if child in alive))
+        for switch in topology.switches if switch.name in alive))
+
+
+def unsound(sizes: Sequence[int]) -> int | None:
+    """Return the first of BlockSizes with which Slurm does not start; None if it accepts all."""
+    for size in sizes:
+        times, rest = divmod(size, sizes[0]) if sizes[0] else (0, 1)
+        if rest or times & (times - 1) or not times:
+            return size
+    return None

@@ -12,8 +12,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import LinkRates, of_document
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.topology import Topology, azslurm, cliques, ibnetdiscover, read_topologies
-from hpc_mp.cluster.topology.convert import unsound
 from hpc_mp.cluster.topology.inferred import read_measured_topology
+from hpc_mp.cluster.topology.model import unsound
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
 

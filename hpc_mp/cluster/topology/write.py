@@ -14,17 +14,22 @@ import yaml
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.topology import Switch, Topology
+from hpc_mp.cluster.topology.model import only, unsound
 from hpc_mp.cluster.topology.reading import legal
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
-    """Return topology.conf of a tree or of blocks. Names are changed if Slurm would not accept them. Raises HpcMpError if the
-    topology is neither, or knows no host."""
+    """Return topology.conf of a tree or of blocks.
+
+    Names are changed if Slurm would not accept them. Switches of a tree with no nodes below them are left out, because Slurm
+    before 25.05 does not start with them. Blocks without ``BlockSizes`` get the size of the smallest one. Raises HpcMpError if
+    the topology knows no host, or has sizes that Slurm refuses.
+    """
     writable = _writable(topology)
     if writable.kind == "block":
         lines = [f"BlockName={block.name}" + (f" Nodes={compress(block.hosts)}" if block.hosts else "")
                  for block in writable.switches]
-        lines += [f"BlockSizes={','.join(map(str, writable.sizes))}"] if writable.sizes else []
+        lines.append(f"BlockSizes={','.join(map(str, writable.sizes))}")
     else:
         lines = [f"SwitchName={switch.name}" + (f" Switches={compress(switch.children)}" if switch.children else "")
                  + (f" Nodes={compress(switch.hosts)}" if switch.hosts else "") for switch in writable.switches]
@@ -63,12 +68,20 @@ def _comments(header: Iterable[str]) -> list[str]:
 
 
 def _writable(topology: Topology) -> Topology:
-    """Return the topology with legal names. Raises HpcMpError."""
+    """Return the topology as Slurm accepts it, with legal names. Raises HpcMpError."""
     if topology.unread:
         raise HpcMpError(f"topology {topology.name}", f"has {topology.unread}, which is not read and would be lost",
                          "remove that topology from the source, and add it to the result by hand")
     if not topology.hosts:
         raise HpcMpError("the topology", "has no node under any switch", "use another source, or other --nodes")
+    if topology.kind == "block":
+        sizes = topology.sizes or (min(len(block.hosts) for block in topology.switches if block.hosts),)
+        if (wrong := unsound(sizes)) is not None:
+            raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{wrong} is not a power of two times {sizes[0]}",
+                             "write for example 4,8,16")
+        topology = replace(topology, sizes=sizes)
+    elif topology.kind == "tree":
+        topology = only(topology, topology.hosts)
     names: dict[str, str] = {}
     for switch in topology.switches:
         names[switch.name] = legal(switch.name, names.values())

@@ -9,7 +9,7 @@ from hpc_mp.catalogue import catalogue
 from hpc_mp.doctor.bench.groups import nodes_of
 from hpc_mp.doctor.bench.result import BenchRow, GroupResult
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.planner.collectives import Expectation, expect, expect_tcp, nic_share
+from hpc_mp.planner.collectives import Expectation, expect, expect_gloo, nic_share
 from hpc_mp.planner.fabrics import Fabric, fabric, fabrics
 
 # Errors of the model on healthy systems (docs/user/bench.md has the residuals): if bandwidth dominates, and otherwise.
@@ -36,7 +36,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """The reference: ``fabric`` for NCCL, ``node_rate`` (GB/s) for gloo and MPI; None: unknown."""
+    """The reference: ``fabric`` for NCCL, ``node_rate`` (GB/s) for gloo; None: unknown."""
 
     fabric: Fabric | None = None
     node_rate: float | None = None
@@ -89,7 +89,7 @@ def _expect(spec: BenchSpec, result: GroupResult, nodes: int, against: Yardstick
         return expect(spec.collective, result.size, nodes, per_node, against.fabric, max(1, beside))
     if against.node_rate is None or nodes == 1:
         return None
-    return expect_tcp(spec.collective, result.size, nodes, per_node, against.node_rate, spec.backend == "gloo", beside)
+    return expect_gloo(spec.collective, result.size, nodes, per_node, against.node_rate, beside)
 
 
 def _verdict(measured: float, expectation: Expectation) -> str:

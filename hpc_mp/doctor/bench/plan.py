@@ -17,12 +17,12 @@ from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.groups import Groups, along, split
 from hpc_mp.doctor.bench.spec import Backend, BenchSpec, sweep
-from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
+from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.collectives import ALIGN
 
 SIZES: dict[Backend, tuple[int, int, int]] = {  # defaults: first, last, factor
-    "nccl": (2**20, 2**30, 4), "gloo": (2**10, 2**24, 4), "mpi": (2**10, 2**24, 4)}
+    "nccl": (2**20, 2**30, 4), "gloo": (2**10, 2**24, 4)}
 GPU_OPTIONS = re.compile(r"--(gres|gpus|gpus-per-\w+)=")
 
 
@@ -53,7 +53,6 @@ class BenchRequest:
     check: bool = True
     timeout: float = 300.0
     srun: tuple[str, ...] = ()  # options of srun, such as ``partition=gpu``
-    mpi: str | None = None  # srun's ``--mpi``
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,6 @@ def plan(
         gpu_count = len(gpus())
         spec = _spec(request, 1, gpu_count or 2, gpu_count)
         return BenchPlan(spec, lambda: on_emulated_nodes(spec, environ))
-    if where.place == "mpi":
-        spec = _spec(request, 1, 2, 0, "mpi")
-        return BenchPlan(spec, lambda: on_mpirun(spec, environ))
     if where.place == "step":
         gpus_on_node = environ.get("SLURM_GPUS_ON_NODE", "0")
         gpu_count = int(gpus_on_node) if gpus_on_node.isdigit() else 0
@@ -108,8 +104,7 @@ def _user_options(request: BenchRequest) -> list[str]:
     wrong = next((option for option in request.srun if not re.match(r"[a-z][a-z-]*(=|$)", option)), None)
     if wrong is not None:
         raise HpcMpError(f"--srun {wrong}", "is no NAME=VALUE", "write an option without its dashes, as in --srun account=abc")
-    mpi = request.mpi or "none" if request.backend != "mpi" else request.mpi
-    return [*([f"--mpi={mpi}"] if mpi else []), *(f"--{option}" for option in request.srun)]
+    return ["--mpi=none", *(f"--{option}" for option in request.srun)]
 
 
 def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
@@ -118,15 +113,15 @@ def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
     return [f"--cpus-per-task={max(1, min(counts) // spec.ranks_per_node)}"] if counts else []
 
 
-def _spec(request: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
-    """Return the request with defaults filled in. ``gpus``: GPUs per node. ``auto``: default backend regardless of GPUs."""
+def _spec(request: BenchRequest, nodes: int, ranks_per_node: int, gpus: int) -> BenchSpec:
+    """Return the request with defaults filled in. ``gpus``: GPUs per node."""
     nodes = nodes if request.nodes is None else request.nodes
     local_ranks = ranks_per_node if request.ranks_per_node is None else request.ranks_per_node
     for name, value in (("--nodes", nodes), ("--ranks-per-node", local_ranks)):
         if value < 1:
             raise HpcMpError(f"{name} {value}", "must be at least 1", f"set {name} to 1 or more")
-    backend: Backend = auto or ("nccl" if gpus >= local_ranks else "gloo")
-    if request.backend in ("nccl", "gloo", "mpi"):
+    backend: Backend = "nccl" if gpus >= local_ranks else "gloo"
+    if request.backend in ("nccl", "gloo"):
         backend = request.backend  # type: ignore[assignment]
     groups = _groups(request, nodes, local_ranks)
     spec = BenchSpec(request.collective, backend, nodes, local_ranks, groups, _sizes(request, backend, max(map(len, groups))),

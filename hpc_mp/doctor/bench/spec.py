@@ -10,10 +10,9 @@ from typing import Literal
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.planner.collectives import COLLECTIVES, collective
 
-Backend = Literal["nccl", "gloo", "mpi"]
+Backend = Literal["nccl", "gloo"]
 ELEMENT: dict[str, int] = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int32": 4}
 """Bytes of an element, by nccl-tests' names of types."""
-MPI_TYPES = ("float", "double", "int32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,6 @@ class BenchSpec:
         collective(self.collective)
         if self.dtype not in ELEMENT:
             raise HpcMpError(f"--datatype {self.dtype}", f"must be {', '.join(ELEMENT)}", "name one of them")
-        if self.backend == "mpi" and self.dtype not in MPI_TYPES:
-            raise HpcMpError(f"--datatype {self.dtype}", "is no type of MPI", f"choose {', '.join(MPI_TYPES)}")
         if self.iterations < 1 or self.warmup < 0:
             raise HpcMpError(f"-n {self.iterations} -w {self.warmup}", "must be at least 1 and 0", "set -n 20 -w 5")
         if sorted(rank for group in self.groups for rank in group) != list(range(self.world)):

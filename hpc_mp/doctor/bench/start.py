@@ -1,14 +1,13 @@
 """Start of the ranks of a measurement, as the ranks of a job are started, and their events.
 
-On emulated nodes they are forked by the launcher's emulator; on Slurm and under mpirun they are the tasks of one ``srun`` or
-``mpirun``. Nothing is written to a shared place: the specification is an argument, results come on standard output.
+On emulated nodes they are forked by the launcher's emulator; on Slurm they are the tasks of one ``srun``.
+Nothing is written to a shared place: the specification is an argument, results come on standard output.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import selectors
 import socket
@@ -29,18 +28,14 @@ from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
 from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
-from hpc_mp.launch.backends.mpi import mpirun_environment
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
-from hpc_mp.program.mpirun import family
-from hpc_mp.program.mpirun import patient as ask_mpirun
 
 PROGRAM = "hpc_mp.doctor.bench.ranks.program"
 ENTRY = f"{PROGRAM}:forked"
 POLL_S = 0.1  # seconds between two polls of forked ranks' output
 KEPT = 12  # last lines of the ranks' output, shown if they fail
 PATIENCE_S = 10.0  # for srun to end its ranks after an interrupt
-NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # for an mpirun that passes no environment
 
 
 def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = ENTRY) -> Iterator[Event]:
@@ -48,8 +43,6 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
 
     ``entry``: function that a rank calls, ``"module:function"``.
     """
-    if spec.backend == "mpi":
-        raise HpcMpError("--backend mpi", "needs ranks that MPI has started, and emulated ones are forked", "add --on mpi")
     shared = {"OMP_NUM_THREADS": "1", **inherited(environ), **EMULATED}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpc-mp-bench-")))
@@ -99,26 +92,15 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
     return _follow(command, {"OMP_NUM_THREADS": "1", **environ, THROUGH_LAUNCHER: "1"}, answer)
 
 
-def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
-    """Start the mpirun on PATH, on its known hosts. Raises RunFailed, or HpcMpError if there is no mpirun."""
-    options = family(ask, "put another one first on PATH").options
-    settings = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
-    environs = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
-    names = sorted(name for name in environs if NETWORKS.match(name))
-    command = ["mpirun", *options(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
-    return _follow(command, environs, None)
-
-
 def _rank(spec: BenchSpec) -> list[str]:
     return [sys.executable, "-P", "-m", PROGRAM, dump_spec(spec)]
 
 
-def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable[[Event], str] | None) -> Iterator[Event]:
+def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable[[Event], str]) -> Iterator[Event]:
     """Yield the ranks' events; ``answer`` makes the line for all ranks from rank 0's event ``meet``."""
     try:
-        process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE if answer else subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                                   start_new_session=True)
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True, errors="replace", start_new_session=True)
     except OSError as error:
         raise RunFailed(f"{command[0]} cannot be started ({error.strerror})") from None
     last: deque[str] = deque(maxlen=KEPT)
@@ -127,7 +109,7 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
             line_events = list(_unless_refused(events([line])))
             for event in line_events:
                 if event["event"] == "meet":
-                    assert process.stdin is not None and answer is not None
+                    assert process.stdin is not None
                     process.stdin.write(answer(event) + "\n")
                     process.stdin.flush()
                 else:

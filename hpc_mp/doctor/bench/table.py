@@ -44,7 +44,7 @@ def head(spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: dict[str, s
                f"device {rank['device']:2d} [{spec.backend}] {rank['name']}")
     if len(spec.groups) > 1:
         yield f"# {len(spec.groups)} groups at the same time; each row is the slowest group at that size"
-    if collective.native == "in_place" and spec.backend != "mpi":
+    if collective.native == "in_place":
         yield f"# torch offers {spec.collective} in place: out-of-place includes the copy before it"
     yield "#"
     yield f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}           out-of-place                       in-place          "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 
 TABLE = "env/nccl-troubles.toml"
 UNKNOWN = "warning"  # kind of the warnings that match no other row
@@ -17,7 +16,7 @@ UNKNOWN = "warning"  # kind of the warnings that match no other row
 @cache
 def trouble_rows() -> Mapping[str, Mapping[str, Any]]:
     """Return the rows by kind, in order, as the table's head explains them; ``signs`` and ``place`` are compiled patterns."""
-    rows = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["trouble"]
+    rows = asset_table(TABLE)["trouble"]
     return {row["kind"]: {"means": "", "info": False, "fabrics": [], **row, "place": re.compile(row.get("place", "(?!)")),
                           "signs": re.compile("|".join(f"(?:{sign})" for sign in row["signs"]))} for row in rows}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from statistics import median
 
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger, record, take_back
 from hpc_mp.cluster.bad_nodes import findings as held_against
@@ -103,10 +102,8 @@ def measured(report: Report) -> LinkRates:
         successes = [[rate for rate in way if rate is not None] for way in directions]
         if all(len(way) == rails for way in successes):
             pairs.append((a, b, min(map(sum, successes))))
-    latencies = [leg.latency for leg in evidence.legs if leg.latency is not None]
-    latency = median(latencies) if latencies else None
     platform, _ = Counter(facts.platform for facts in evidence.facts).most_common(1)[0]
-    return LinkRates(report.cluster or "", report.time, evidence.nodes, tuple(pairs), latency, platform)
+    return LinkRates(report.cluster or "", report.time, evidence.nodes, tuple(pairs), platform)
 
 
 def _evidence(diagnosis: Diagnosis) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from hpc_mp.doctor.survey.tcp_info import Info, info
@@ -24,7 +24,6 @@ SAMPLE_S = 0.001  # least interval between two samples of the kernel's rate
 SAMPLES = 12  # needed for the median; with fewer samples a transfer goes on for up to ``LONGER`` times as long
 LONGER = 3
 PACKET = 1024  # bytes of a paced write: one segment on any link
-ECHOES = 16
 LATE_S = 0.5  # greatest delay between the peers' receipt of an order
 WARM_S = 0.15  # warm-up seconds of a transfer that are not counted
 HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: unread and unsent data is discarded
@@ -74,7 +73,6 @@ class TransferEnd:
     segments: int = 0  # this and the next two as in ``Info``
     lost: int = 0
     limited: float = 0.0
-    latency: float | None = None  # half a round trip in seconds; None if it was not measured
     why: str = ""  # the error, "" if there was none
 
 
@@ -88,8 +86,8 @@ def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[
             if key.direction:
                 _pull(connection, plan)
                 return TransferEnd(key)
-            latency = median(_echoes(connection))
-            return replace(_push(connection, plan, key), latency=latency)
+            _exactly(connection, 1)  # the peer serves: without it the kernel alone would take the first bytes
+            return _push(connection, plan, key)
 
     ends = []
     with ThreadPoolExecutor(len(addresses) * plan.streams) as pool:
@@ -107,7 +105,7 @@ def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[Tran
         with connection:
             if key.direction:
                 return _push(connection, plan, key)
-            _echo(connection)
+            connection.sendall(b"!")
             _pull(connection, plan)
             return TransferEnd(key)
 
@@ -182,22 +180,6 @@ def _pull(connection: socket.socket, plan: TransferPlan) -> None:
     with suppress(ConnectionResetError):
         while connection.recv_into(buffer):
             pass
-
-
-def _echoes(connection: socket.socket) -> Iterator[float]:
-    """Yield half of the round trip in seconds, several times."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for _ in range(ECHOES):
-        begin = time.monotonic()
-        connection.sendall(b"?")
-        _exactly(connection, 1)
-        yield (time.monotonic() - begin) / 2
-
-
-def _echo(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for _ in range(ECHOES):
-        connection.sendall(_exactly(connection, 1))
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -29,7 +29,7 @@ def _no_size(case: Case, word: str, size: MachineType | None) -> str:
     """Return the name to write for one that is not a size. The catalogue has only some sizes of families without GPUs."""
     full = word if re.match(r"(?i)(standard|basic)_", word) else f"Standard_{word}"
     near = [] if size else nearest(full, [kind.name for kind in case.offer.sizes.values()], 0.9)
-    if near and (full != word or re.match(r"(?i)standard_(n[cd]|h)", word)):
+    if near and (full != word or re.match(r"(?i)standard_n[cd]", word)):
         return near[0]
     is_name = full == word and re.fullmatch(r"\w+_\w[\w-]*", word)
     return "" if size or is_name else "it as Azure does: Standard_ND96isr_H100_v5"

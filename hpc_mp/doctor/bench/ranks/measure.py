@@ -1,55 +1,16 @@
-"""Measurement of one size and placement: warm up, time, and compare the data, as nccl-tests does.
-
-``torch_network`` and ``mpi_network`` implement ``Network``, the interface of a backend.
-"""
+"""Measurement of one size and placement: warm up, time, and compare the data, as nccl-tests does."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_mp.doctor.bench.ranks import pattern
 from hpc_mp.planner.collectives import Collective, Counts, Placed
 
-
-class Network(Protocol):
-    """The communicator of all ranks, and that of this rank's group."""
-
-    rank: int
-    world: int  # number of all ranks
-    member: int  # index in its group
-    members: int  # number of the ranks of its group
-    device: str  # name of the one with the buffers
-    versions: dict[str, str]  # of the libraries, for the record
-
-    def buffer(self, elements: int) -> Any:
-        """Return a one-dimensional array or tensor on the device."""
-
-    def table(self, values: Any) -> Any:
-        """Convert an array of float64 for comparison with a buffer."""
-
-    def operation(self, collective: Collective, send: Any, receive: Any) -> Callable[[], object]:
-        """Return a function that starts the operation in the group. In place both buffers overlap as in nccl-tests."""
-
-    def finish(self) -> None:
-        """Wait for all started operations."""
-
-    def stamp(self) -> Any:
-        """Return a timestamp of the device's clock."""
-
-    def between(self, stamps: Sequence[Any]) -> list[float]:
-        """Return the seconds between consecutive timestamps; call it after ``finish``."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks of all groups."""
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Return the values of all ranks on rank 0, None elsewhere."""
-
-    def close(self) -> None:
-        """Close the network after all ranks have finished."""
+if TYPE_CHECKING:
+    from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +30,7 @@ class Buffers:
         return buffer[part] if collective.send_part else buffer, buffer[part] if collective.receive_part else buffer
 
 
-def allocate(network: Network, counts: Counts) -> Buffers:
+def allocate(network: TorchNetwork, counts: Counts) -> Buffers:
     """Allocate the buffers for one size."""
     return Buffers(network.buffer(counts.total), network.buffer(counts.total))
 
@@ -83,7 +44,7 @@ class Sample(NamedTuple):
 
 
 def measure(
-    network: Network, collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
+    network: TorchNetwork, collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
     check: bool,
 ) -> Sample:
     """Measure one placement. All ranks must call this at the same time."""
@@ -112,7 +73,7 @@ def measure(
     return Sample(mean, wrong, network.between(stamps))
 
 
-def _fill(network: Network, collective: Collective, send: Any, receive: Any, repetition: int) -> None:
+def _fill(network: TorchNetwork, collective: Collective, send: Any, receive: Any, repetition: int) -> None:
     receive[...] = 0
     table = pattern.sent(collective, network.member, network.members, repetition)
     if not collective.rooted or network.member == 0:
@@ -120,7 +81,7 @@ def _fill(network: Network, collective: Collective, send: Any, receive: Any, rep
     network.finish()
 
 
-def _wrong(network: Network, collective: Collective, counts: Counts, receive: Any, repetition: int) -> int:
+def _wrong(network: TorchNetwork, collective: Collective, counts: Counts, receive: Any, repetition: int) -> int:
     expected = pattern.received(collective, network.member, network.members, repetition, counts.param)
     share = len(receive) // len(expected)
     return sum(pattern.wrong(receive[i * share:(i + 1) * share], network.table(table)) for i, table in enumerate(expected))

@@ -1,6 +1,6 @@
 """The program of a rank: meet the other ranks, measure every size, let rank 0 print the results.
 
-srun, mpirun and survey agents start it: ``python -m hpc_mp.doctor.bench.ranks.program SPEC``, a specification as a line of JSON.
+srun and survey agents start it: ``python -m hpc_mp.doctor.bench.ranks.program SPEC``, a specification as a line of JSON.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import platform
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.events import Voice
-from hpc_mp.doctor.bench.ranks.measure import Network, allocate, measure
+from hpc_mp.doctor.bench.ranks.measure import allocate, measure
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Collective
+
+if TYPE_CHECKING:
+    from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
 
 
 def forked(path: Path) -> int:
@@ -41,18 +45,14 @@ def run(spec: BenchSpec) -> int:
     return 0
 
 
-def _connect(spec: BenchSpec, voice: Voice) -> Network:
-    if spec.backend == "mpi":
-        from hpc_mp.doctor.bench.ranks.mpi_network import MpiNetwork
-
-        return MpiNetwork(spec)
+def _connect(spec: BenchSpec, voice: Voice) -> TorchNetwork:
     from hpc_mp.doctor.bench.ranks.rendezvous import meet
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
 
     return TorchNetwork(spec, *meet(spec, voice, os.environ, sys.stdin))
 
 
-def introduce(network: Network, spec: BenchSpec, voice: Voice) -> None:
+def introduce(network: TorchNetwork, spec: BenchSpec, voice: Voice) -> None:
     """Print the event ``ranks`` on rank 0."""
     records = network.gather({
         "rank": network.rank, "group": spec.group_of(network.rank), "pid": os.getpid(),
@@ -63,7 +63,7 @@ def introduce(network: Network, spec: BenchSpec, voice: Voice) -> None:
         voice.say("ranks", ranks=records, versions=network.versions)
 
 
-def measure_size(network: Network, spec: BenchSpec, size: int, voice: Voice) -> None:
+def measure_size(network: TorchNetwork, spec: BenchSpec, size: int, voice: Voice) -> None:
     """Measure both placements; rank 0 prints the measurements of all ranks."""
     collective: Collective = COLLECTIVES[spec.collective]
     if network.rank == 0:

@@ -1,7 +1,4 @@
-"""Rank and rendezvous of this process: found as by the ranks of a job, or received from the launcher.
-
-Only ranks of torch import this: ranks that measure over MPI have met through MPI.
-"""
+"""Rank and rendezvous of this process: found as by the ranks of a job, or received from the launcher."""
 
 from __future__ import annotations
 
@@ -13,18 +10,12 @@ from typing import TextIO
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Voice
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.rundir.rank_env import RankEnv, identity, node_name
-from hpc_mp.train.rank import mpi
+from hpc_mp.rundir.rank_env import RankEnv, identity
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 
 def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], answers: TextIO) -> tuple[RankEnv, Rendezvous]:
     """Return this rank and the rendezvous. Raises HpcMpError if the number of processes is not the number of ranks."""
-    if environ.get(mpi.MPI) == "1":
-        laid_out = place(Degrees(data=spec.world), "cluster", spec.ranks_per_node)
-        with mpi.world() as comm:
-            return mpi.come_up(comm, laid_out, None, node_name(environ), "mpi", environ=environ)
     who = identity(environ)
     if who.world != spec.world:
         raise HpcMpError(f"{who.world} ranks ({who.source})", f"the measurement has {spec.world}", "start that many")

@@ -23,7 +23,14 @@ TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16,
 
 
 class TorchNetwork:
-    """A process group of all ranks, and one for each group of the measurement."""
+    """A process group of all ranks, and one for each group of the measurement.
+
+    Attributes:
+        rank: index among all ranks.
+        member, members: index in its group, and number of the ranks of the group.
+        device: name of the one with the buffers.
+        versions: those of the libraries, for the record.
+    """
 
     def __init__(self, spec: BenchSpec, who: RankEnv, where: Rendezvous) -> None:
         """Create the process groups. Raises HpcMpError if there is no GPU for this rank."""
@@ -44,7 +51,7 @@ class TorchNetwork:
             odd = dist.new_group(ranks, timeout=wait) if (spec.collective, spec.backend) == ("sendrecv", "gloo") else group
             if who.rank in ranks:
                 self._group, self._odd, self._ranks = group, odd, ranks
-        self.rank, self.world = who.rank, who.world
+        self.rank, self._world = who.rank, who.world
         self.member, self.members = self._ranks.index(who.rank), len(self._ranks)
         gpu = self._device.type == "cuda"
         self.device = torch.cuda.get_device_name(self._device) if gpu else "cpu"
@@ -54,13 +61,18 @@ class TorchNetwork:
             self.versions["nccl"] = ".".join(map(str, nccl.version()))
 
     def buffer(self, elements: int) -> Any:
+        """Return a one-dimensional tensor on the device."""
         return torch.zeros(elements, dtype=self._dtype, device=self._device)
 
     def table(self, values: Any) -> Any:
+        """Convert an array of float64 for comparison with a buffer."""
         return torch.from_numpy(values).to(self._dtype).to(self._device)
 
     def operation(self, collective: Collective, send: Any, receive: Any) -> Callable[[], object]:
-        """Return the operation. torch's all-reduce and broadcast are in place: out of place a copy before them is included."""
+        """Return a function that starts the operation in the group. In place both buffers overlap as in nccl-tests.
+
+        torch's all-reduce and broadcast are in place: out of place a copy before them is included.
+        """
         group = self._group
         operations: dict[str, Callable[[], object]] = {
             "all_reduce": lambda: dist.all_reduce(receive, group=group),
@@ -92,10 +104,12 @@ class TorchNetwork:
             work.wait()
 
     def finish(self) -> None:
+        """Wait for all started operations."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def stamp(self) -> Any:
+        """Return a timestamp of the device's clock."""
         if self._device.type != "cuda":
             return time.perf_counter()
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -103,19 +117,23 @@ class TorchNetwork:
         return event
 
     def between(self, stamps: Sequence[Any]) -> list[float]:
+        """Return the seconds between consecutive timestamps; call it after ``finish``."""
         if self._device.type != "cuda":
             return [after - before for before, after in pairwise(stamps)]
         return [before.elapsed_time(after) / 1e3 for before, after in pairwise(stamps)]
 
     def barrier(self) -> None:
+        """Wait for all ranks of all groups."""
         dist.all_reduce(torch.zeros(1))
 
     def gather(self, value: Any) -> list[Any] | None:
-        values: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        """Return the values of all ranks on rank 0, None elsewhere."""
+        values: list[Any] | None = [None] * self._world if self.rank == 0 else None
         dist.gather_object(value, values, dst=0)
         return values
 
     def close(self) -> None:
+        """Close the network after all ranks have finished."""
         dist.destroy_process_group()
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import tomllib
 from collections.abc import Iterable
-from typing import Any
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command
@@ -17,11 +14,6 @@ SECRETS = "env/secrets.toml"
 _OWN = r"(?:0|BASH_SOURCE)\b"
 _OWN_FOLDER = re.compile(rf'\bdirname\s+(-- )?"?\$\{{?{_OWN}|\b(realpath|readlink)\b[^|;)]*\$\{{?{_OWN}'
                          rf'|\$\{{{_OWN}(\[0\])?%/\*\}}')
-
-
-@functools.cache
-def _secrets() -> dict[str, Any]:
-    return tomllib.loads(asset(SECRETS).read_text(encoding="utf-8"))
 
 
 def _activations(script: Script) -> list[Command]:
@@ -60,7 +52,7 @@ def _unlimited_stack(script: Script) -> Iterable[Hit]:
 
 
 def _secret(script: Script) -> Iterable[Hit]:
-    table = _secrets()
+    table = asset_table(SECRETS)
     tokens, hit_lines = re.compile("|".join(table["tokens"])), set()
     for assignment in script.shell.assignments:
         literal = not assignment.expands and "$" not in assignment.raw and "`" not in assignment.raw
