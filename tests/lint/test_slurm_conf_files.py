@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[str, str, str | None, str, int | None]] = {  # slurm.co
     "sockets by default": (GPUS.replace("NodeName=n", "NodeName=DEFAULT Sockets=3\nNodeName=n"), "cpus-contradict", None,
                            "n[1-4]: CPUs=8", 5),
     "no GresTypes": (GPUS.replace("GresTypes=gpu\n", ""), "gres-undeclared", None, "n[1-4]: Gres=gpu", 3),
-    "another GresTypes": (GPUS.replace("GresTypes=gpu", "GresTypes=nic,mps"), "gres-undeclared", None, "n[1-4]: Gres=gpu", 4),
+    "another GresTypes": (GPUS.replace("GresTypes=gpu", "GresTypes=nic,ib"), "gres-undeclared", None, "n[1-4]: Gres=gpu", 4),
     "one of two GresTypes": (GPUS.replace("gpu:2", "gpu:2,nic:a:1"), "gres-undeclared", None, "n[1-4]: Gres=nic", 4),
     "some typed": (GPUS.replace("gpu:2", "gpu:a:1,gpu:1"), "gres-typed", None, "n[1-4]: Gres=gpu:a:1,gpu:1", 4),
     "fewer files": (GPUS, "gres-count", f"Name=gpu File={F}\n", "n[1-4]: gpu 2, but 1 in gres.conf", 4),
@@ -139,6 +139,9 @@ REFUSED: dict[str, tuple[str, str, str | None, str, int | None]] = {  # slurm.co
     "no key of gres.conf": (GPUS, "conf-key", f"Name=gpu Fil={F}\n", "Fil", 1),
     "a node behind a name": (GPUS, "conf-key", f"Name=gpu Node=n1 File={F},{Z}\n", "Node", 1),
     "no key of cgroup.conf": (GPUS, "conf-key", None, "ConstrainCore", 1),
+    "a size with a unit": (GPUS.replace("Memory=1000", "Memory=500GB"), "conf-value", None, "RealMemory=500GB", 4),
+    "addresses of some": (GPUS.replace("CPUs=8", "CPUs=8 NodeAddr=a[1-3]"), "node-addresses", None, "n[1-4]: NodeAddr=a[1-3]", 4),
+    "cores beyond the CPUs": (GPUS, "gres-cores", f"Name=gpu File={F},{Z} Cores=0-127\n", "cores 0-127", 1),
 }
 
 

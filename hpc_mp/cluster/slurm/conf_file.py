@@ -80,6 +80,21 @@ def conf_keys(name: str) -> Mapping[str, tuple[str, str]]:
     return {key.casefold(): (key, releases) for key, releases in (dict.fromkeys(rows.pop("all"), "") | rows).items()}
 
 
+@cache
+def conf_kinds(name: str) -> Mapping[str, tuple[Mapping[str, Any], ...]]:
+    """Return the kinds of value that each key of one table takes, by lower-case key."""
+    kinds: Any = conf_table("kind")
+    rows = [(key.casefold(), kind) for kind in kinds for key in kind.get(name, ())]
+    return {key: tuple(kind for other, kind in rows if other == key) for key, _ in rows}
+
+
+def fits(value: str, kind: Mapping[str, Any]) -> bool:
+    """Return True if Slurm takes the value for one of this kind."""
+    words = [word for word in value.split(",") if word] if kind.get("list") else [value]
+    return all(re.fullmatch(kind["form"], word, re.IGNORECASE | re.ASCII) and not (
+        word.isdecimal() and int(word) > kind.get("most", int(word))) for word in words)
+
+
 def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[ConfigLine]:
     cluster = ""
     for number, line in _joined(text):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hpc_mp.base.findings import Hit, Rule, Severity
 from hpc_mp.base.text import did_you_mean, several
-from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, conf_table
+from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, conf_kinds, conf_table, fits
 from hpc_mp.cluster.slurm.query import parse_gres
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import exists
 from hpc_mp.cluster.topology.reading import listed
 from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded, processors
+from hpc_mp.lint.slurm_conf.config import number
 
 _LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # records with fields
 _SEVERAL = ("frontendname", "poweraction", "slurmctldhost")  # other lines with several keys
+_ADDRESSES = ("nodeaddr", "nodehostname", "bcastaddr", "port")  # fields with one value for each node of the line
 _SHARED = ("mps", "shard")  # resources that share a device
 
 
@@ -69,6 +72,14 @@ def _of_some_releases(files: ConfFiles) -> Iterator[Hit]:
         yield Hit(item="Slurm before 23.02", subject="no PartitionName")
 
 
+def _values(files: ConfFiles) -> Iterator[Hit]:
+    for line, table, keys in _tables(files):
+        for key in keys:
+            value = line.fields[key.casefold()]
+            wrong = [kind for kind in conf_kinds(table).get(key.casefold(), ()) if not fits(value, kind)]
+            yield from (_hit(line, f"{key}={value}", kind["rule"], kind["write"]) for kind in wrong[:1])
+
+
 def _refusing(releases: str) -> str:
     since, _, until = releases.partition("-")
     return "Slurm " + " and ".join((*([f"before {since}"] if since else ()), *([f"from {until} on"] if until else ())))
@@ -97,6 +108,20 @@ def _processors(files: ConfFiles) -> Iterator[Hit]:
         fitting, taken = processors(fields)
         if fields.get("CPUs", "").isdecimal() and int(fields["CPUs"]) not in fitting:
             yield _hit(line, f"{listed(nodes)}: CPUs={fields['CPUs']}", " or ".join(map(str, sorted(fitting))), str(taken))
+
+
+def _addresses(files: ConfFiles) -> Iterator[Hit]:
+    for line in files.lines:
+        if line.fields.get("nodename", "").upper() == "DEFAULT":
+            yield from (_hit(line, f"{key}={value}", "a NodeName=DEFAULT line may not have it")
+                        for key, value in line.pairs if key.casefold() in _ADDRESSES[:3])
+    for line, nodes, fields in files.node_lines:
+        for key in (key for key in fields if key.casefold() in _ADDRESSES):
+            if key == "NodeHostname" and files.release and files.release < (24, 11):
+                continue  # depends on how Slurm was built
+            value = re.sub(r"^(?!\[)(.*[-,].*)", r"[\1]", fields[key]) if key == "Port" else fields[key]
+            if (count := len(expanded(value))) not in (1, len(nodes)):
+                yield _hit(line, f"{listed(nodes)}: {key}={fields[key]}", f"{count} for {len(nodes)} nodes")
 
 
 # --- gres.conf -------------------------------------------------------------------------------------------------------
@@ -172,6 +197,18 @@ def _gres_records(files: ConfFiles) -> Iterator[Hit]:
     yield from hits.values()
 
 
+def _cores(files: ConfFiles) -> Iterator[Hit]:
+    hits: dict[int, Hit] = {}
+    for _, nodes, fields in files.node_lines:
+        cores = max(processors(fields)[0]) // (number(fields, "ThreadsPerCore") or 1)
+        processor_count = any(number(fields, key) for key in ("CPUs", "Sockets", "SocketsPerBoard"))
+        for line, record, place in files.gres_lines if processor_count else ():
+            value = record.get("cores", record.get("cpus", ""))
+            if (place is None or place & {*nodes}) and max(map(int, re.findall(r"\d+", value)), default=0) >= cores:
+                hits.setdefault(line.number, _hit(line, f"cores {value}", f"{listed(nodes)} have the cores 0 to {cores - 1}"))
+    yield from hits.values()
+
+
 def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
     detected = any(record.get("autodetect", "off").casefold() != "off" for _, record, _ in files.gres_lines)
     for line, nodes, fields in () if files.gres is None or detected else files.node_lines:
@@ -211,11 +248,14 @@ RULES: tuple[Rule[ConfFiles], ...] = (
     Rule("conf-include", "error", _not_included, "the file cannot be read: Slurm waits a minute for it, and does not start",
          "name a file without *, relative to the folder of slurm.conf"),
     Rule("conf-key", "error", _unknown_keys, "not a key of this file" + _REFUSED, "{advice}"),
+    Rule("conf-value", "error", _values, "must be {it}" + _REFUSED, "{advice}"),
     Rule("conf-release", "warning", _of_some_releases, "{it} does not start with it",
          "leave it out if `slurmctld -V` shows one of these releases"),
     Rule("defined-twice", "error", _twice, "it is defined twice" + _REFUSED, "write one line for each node and each partition"),
     Rule("partition-nodes", "error", _nodes_from_nowhere, "no NodeName line defines these nodes" + _REFUSED,
          "define them, or remove them from Nodes="),
+    Rule("node-addresses", "error", _addresses, "{it}" + _REFUSED,
+         "write one value for each node of the line, or one for all that run on the same host"),
     Rule("cpus-contradict", "error", _processors, "these sockets, cores and threads allow {it}: Slurm uses {advice}",
          "use the line that `slurmd -C` prints on the node"),
     Rule("gres-undeclared", "error", _undeclared, "it is not in GresTypes: Slurm ignores it, and no job can request it",
@@ -225,6 +265,8 @@ RULES: tuple[Rule[ConfFiles], ...] = (
     Rule("gres-records", "error", _gres_records, "{it}: slurmd does not start with it",
          "write one line for each kind of device of a node, with its files: Name=gpu File=/dev/nvidia[0-7]; with AutoDetect, "
          "no line"),
+    Rule("gres-cores", "error", _cores, "{it}: slurmd ignores the line's cores, and jobs get devices far from their cores",
+         "number cores, not hardware threads, from 0: `nvidia-smi topo -m` shows the CPUs of each GPU"),
     Rule("gres-count", "error", _fewer_devices, "Slurm drains a node with fewer devices than slurm.conf has",
          "set the number that `nvidia-smi -L` shows on the node in slurm.conf and gres.conf"),
 )

@@ -161,7 +161,7 @@ def _suspends(facts: SlurmFacts) -> Iterator[Hit]:
 def _short(facts: SlurmFacts) -> Iterator[Hit]:
     for partition in facts.partitions:
         limit = partition.get("MaxTime", "UNLIMITED")
-        if re.fullmatch(r"[\d:-]+", limit) and seconds(limit) < 3600:
+        if re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", limit) and seconds(limit) < 3600:
             yield Hit(subject=f"{partition['PartitionName']}: MaxTime={limit}")
 
 
