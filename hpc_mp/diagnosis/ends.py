@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hpc_mp.base.exit_codes import NAMES, SIGNALS, ending
-from hpc_mp.diagnosis.lines import kind_in_output
+from hpc_mp.diagnosis.native import kind_in_output
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
 from hpc_mp.diagnosis.texts import TIMED_OUT
 from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error
