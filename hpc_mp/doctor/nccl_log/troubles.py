@@ -12,6 +12,7 @@ from hpc_mp.base.assets import asset
 
 TABLE = "env/nccl-troubles.toml"
 UNKNOWN = "warning"  # kind of the warnings that match no other row
+ENDED = "ended"  # kind of those after which NCCL's call returned an error
 
 
 @cache
