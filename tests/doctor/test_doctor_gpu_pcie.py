@@ -62,6 +62,8 @@ CASES = (
          "Xid 79: the GPU has fallen off the bus; 1 min ago", "GPU 000a:00:00"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 48, pid=1, Double Bit ECC Error", 86400 * 4), "warning",
          "4 d ago"),
+    Case("gpu-xid", "ndv5", logged("NVRM: Xid (PCI:000a:00:00): 45, pid=7, name=a, Ch 00000001 caused by previous Xid 149"),
+         "error", "Xid 149: NVLink error (NETIR), named by Xid 45; 1 min ago", "GPU 000a:00:00"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 94, pid=1, Contained memory error"), "warning", "Xid 94"),
     Case("gpu-xid", "ndv5", logged(RECOVERY), "error", "the driver now requests: Node Reboot Required"),
     Case("gpu-sxid", "p4d", logged("nvidia-nvswitch3: SXid (PCI:0000:c0:1b.0): 20034, Fatal, Link 30 LTSSM Fault Up"), "error",
@@ -83,6 +85,14 @@ def test_a_fault_that_repeats_is_one_finding() -> None:
     found = of(findings(broken("ndv5", {"/dev/kmsg": log})), "gpu-xid")
     assert len(found) == 1
     assert "400 times" in found[0].message
+
+
+def test_an_echo_of_an_xid_in_the_log_is_no_second_finding() -> None:
+    lines = ("74, pid=1, NVLink: fatal error", "45, pid=1, name=a, Ch 00000001 caused by previous Xid 74")
+    log = "".join(f"4,{number},{NOW_US - 30_000_000 + number},-;NVRM: Xid (PCI:0001:00:00): {line}\n"
+                  for number, line in enumerate(lines))
+    found = of(findings(broken("ndv5", {"/dev/kmsg": log})), "gpu-xid")
+    assert [(each.severity, "named by" in each.message) for each in found] == [("error", False)]
 
 
 def test_the_log_is_read_from_wherever_it_may_be() -> None:
@@ -149,6 +159,12 @@ LINES = (
      154, "reset"),
     ("NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
      "0009:01:00", 154, "none"),
+    # Xid 45 that names its cause
+    ("NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=a, Ch 00000001 caused by previous Xid 149", "0000:dc:00", 149, "reset"),
+    ("NVRM: Xid (PCI:0000:ed:00): 45, pid=1818992, name=a, Ch 0000000c caused by previous Xid 145", "0000:ed:00", 145, "reset"),
+    ("NVRM: Xid (PCI:0000:ed:00): 45, pid=1, name=python3, Ch 0000000c caused by previous Xid 79", "0000:ed:00", 79, "reboot"),
+    ("NVRM: Xid (PCI:0000:ed:00): 45, pid=1, name=python3, Ch 0000000c caused by previous Xid 31", "0000:ed:00", 31, "program"),
+    ("NVRM: Xid (PCI:0000:ed:00): 45, pid=1, name=python3, Ch 0000000c caused by previous Xid 0", "0000:ed:00", 45, "program"),
     # words without a number
     ("NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", "0000:29:00", 79, "reboot"),
     ("NVRM: GPU 29:00.0: GPU has fallen off the bus.", "0000:29:00", 79, "reboot"),

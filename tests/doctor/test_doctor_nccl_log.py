@@ -133,7 +133,37 @@ def test_what_ended_a_job_is_an_error_with_its_cause_and_a_remedy(kind: str, ada
 
 def test_every_kind_of_trouble_has_a_line() -> None:
     logged = {trouble.kind for trouble in truth("ib-troubles").troubles}
-    assert set(trouble_rows()) == {kind for kind, _, _ in TROUBLES} | logged
+    assert set(trouble_rows()) == {kind for kind, _, _ in TROUBLES} | logged | {"ended"}
+
+
+XML = "n1:1:2 [0] graph/xml.cc:99 NCCL WARN XML Parse : Unexpected EOF"
+COMM = "n1:1:1 [0] init.cc:290 NCCL WARN Attempt to use communicator before the previous operation returned ncclSuccess"
+
+
+@pytest.mark.parametrize(("lines", "code", "severity"), [
+    ([XML, "n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 3"], "nccl-ended", "error"),
+    ([XML, "n2:1:2 [0] NCCL INFO Using network IB", "n1:1:2 [0] NCCL INFO proxy.cc:878 -> 3 [Progress Thread]"], "nccl-ended",
+     "error"),
+    ([COMM, "n1:1:1 [0] NCCL INFO enqueue.cc:2014 -> 3"], "nccl-ended", "error"),
+    ([XML, "n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 0"], "nccl-warning", "warning"),
+    ([XML, "n1:1:2 [0] NCCL INFO init.cc:493 -> 7"], "nccl-warning", "warning"),  # ncclInProgress
+    ([XML, "n1:1:3 [0] NCCL INFO graph/topo.cc:493 -> 3"], "nccl-warning", "warning"),  # another thread
+    ([XML, "n2:1:2 [0] NCCL INFO graph/topo.cc:493 -> 3"], "nccl-warning", "warning"),  # another rank
+    ([XML, "n1:1:2 [0] NCCL INFO Using network IB", "n1:1:2 [0] NCCL INFO a.cc:4 -> 3"], "nccl-warning", "warning"),
+    ([XML, "n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct"], "nccl-warning", "warning"),
+    ([XML, "n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 3",
+      "n1:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 1 cudaDev 0 busId 1000 - Init COMPLETE"], "nccl-warning",
+     "warning"),  # it went on without
+])
+def test_a_warning_is_an_error_if_it_ended_the_call(lines: list[str], code: str, severity: str) -> None:
+    told = [(each.code, each.severity) for each in judge(parse(lines), Machine()) if each.code in ("nccl-ended", "nccl-warning")]
+    assert told == [(code, severity)]
+
+
+def test_what_ended_a_call_is_kept_behind_any_number_of_warnings() -> None:
+    lines = [f"n1:1:2 [0] a.cc:1 NCCL WARN mild {number}" for number in range(300)]
+    told = parse([*lines, "n1:1:2 [0] NCCL INFO Using network IB", XML, "n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 3"])
+    assert [each.words for each in told.troubles if each.kind == "ended"] == ["XML Parse : Unexpected EOF"]
 
 
 def test_connecting_again_is_no_trouble() -> None:

@@ -47,6 +47,7 @@ class XidLine:
     number: int | None
     meaning: str
     action: Action
+    echo: bool = False  # True if the line is an Xid 45 that names an earlier Xid: number, meaning and action are that one's
 
     @property
     def kind(self) -> str:
@@ -54,7 +55,8 @@ class XidLine:
         return "154" if self.number == 154 else f"{self.meaning} {self.action}"
 
     def __str__(self) -> str:
-        return self.meaning if self.number is None else f"Xid {self.number}: {self.meaning}"
+        named = ", named by Xid 45" if self.echo else ""
+        return self.meaning if self.number is None else f"Xid {self.number}: {self.meaning}{named}"
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ XIDS: dict[int, Xid] = dict.fromkeys(range(1, _LAST + 1), _UNUSED) | {
 _BUS = r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}(?: GPU-I:[^)]*)?\): (\d+)(.*)")  # with the MIG instance, if it has one
 _SXID = re.compile(r"nvidia-(nvswitch\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+),\s*(Fatal|Non-fatal),?\s*(.*)")
+_CAUSE = re.compile(r"caused by previous Xid (\d+)")  # of Xid 45
 _NOT_FATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)  # severity of NVLink errors
 _RECOVERY = re.compile(r"recovery action changed from \S+ \([^)]*\) to \S+ \(([^)]*)\)")  # of Xid 154
 # Messages of the driver, and of the kernel about it, without a number.
@@ -143,6 +146,8 @@ def xid(line: str) -> XidLine | None:
         entry = Xid(f"the driver now requests: {recovery[1]}", _recovery_action(recovery[1]))
     elif number in _NVLINK5 and _NOT_FATAL.search(match[3]):
         entry = replace(entry, action="none")
+    elif number == 45 and (cause := _CAUSE.search(match[3])) and int(cause[1]) in XIDS and int(cause[1]) != 45:
+        return XidLine(_address(match[1]), int(cause[1]), XIDS[int(cause[1])].meaning, XIDS[int(cause[1])].action, True)
     return XidLine(_address(match[1]), number, entry.meaning, entry.action)
 
 

@@ -30,10 +30,11 @@ Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
 def xids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
-    entries = _by_part(_whole(lines), xid, lambda entry: (entry.bus, entry.kind))
+    entries = _by_part(_whole(lines), xid, lambda entry: (entry.bus, f"{entry.kind}{entry.echo}"))
+    own = {(entry.bus, entry.number) for entry, *_ in entries.values() if not entry.echo}
     grave = False
     for entry, times, age in entries.values():
-        if entry.action in HARMLESS:
+        if entry.action in HARMLESS or (entry.echo and (entry.bus, entry.number) in own):
             continue
         grave = True
         fresh = entry.action in NEEDS and age is not None and age <= RECENT_S

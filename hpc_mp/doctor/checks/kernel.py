@@ -48,7 +48,8 @@ _LOCKUP = (
     r"not responding, (still trying|timed out)", r"has not responded in \d+ seconds",
     r"ceph: (\[[^]]*\]: )?mds\d+ (hung|caps stale)", r"libceph: (mon|osd|mds)\d+ .*session lost",
     r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has (timed out for s|failed due to net))", r"LNet.*Timed out (tx|RDMA)",
-    r"NFS: state manager: .*failed", r"GPFS Deadman Switch timer.*expired",
+    r"NFS: state manager: .*failed", r"nfs4_reclaim_(open_state|locks): (Lock reclaim failed|unhandled error)",
+    r"NFS: nfs4_\w+:? unhandled error -(?!512\b)\d", r"GPFS Deadman Switch timer.*expired",
 )
 _DEVICE = r"dev(ice)? (sd|vd|xvd|nvme|md|dm|pmem|mmcblk)"
 _DISK = (
@@ -75,6 +76,9 @@ _NETWORK = (
     r"ena .*watchdog timeout", r"ib\w+: transmit timeout", r"[Nn]eighbou?r.*table overflow", r"conntrack: table full",
     r"TCP: out of memory",
 )
+_LINKS = (  # of a bond; it goes on with the others, and the link may be back
+    "link status definitely down", r"now running without any active interface", r"No 802\.3ad response from the link partner",
+)
 
 _SCARS = {4: "a machine check (M)", 5: "a bad page of memory (B)", 7: "an oops (D)"}  # bits: Linux, admin-guide/tainted-kernels
 
@@ -100,9 +104,9 @@ CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
     Check("kernel-oom", read_kernel_log, _complaint(warning=_MEMORY),
           "the kernel's log: Out of memory, for the whole machine and not a job's group", "warning: in the last day",
           "jobs may use more than there is: ConstrainRAMSpace=yes in cgroup.conf, RealMemory below what there is"),
-    Check("kernel-network", read_kernel_log, _complaint(error=_NETWORK),
+    Check("kernel-network", read_kernel_log, _complaint(error=_NETWORK, warning=_LINKS),
           "the kernel's log: adapter's health, commands and cables, transmit timeout, neighbour or connection table full",
-          "error: in the last day",
+          "error: in the last day; warning: a link of a bond went down in the last day",
           "an adapter's firmware that stops needs a reset or a new adapter; for full tables see kernel-neighbours"),
     Check("kernel-taint", read_taint, scars, "`/proc/sys/kernel/tainted`",
           "warning: since boot a machine check, a bad page of memory or an oops, even if the log has lost it",

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from hpc_mp.doctor.nccl_log.troubles import UNKNOWN, trouble_of
+from hpc_mp.doctor.nccl_log.troubles import ENDED, UNKNOWN, trouble_of
 from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble, Via
 
 LONGEST = 4096  # parsed characters of a line; NCCL's own lines have at most 1024 plus their messages' additions
@@ -21,6 +22,8 @@ _PREFIX = re.compile(r"(?<![\w.-])([A-Za-z0-9][\w.-]*):(\d+):(\d+) \[(-?\d+)\] (
 _ADAPTER = re.compile(r"\[\d+\] ?([\w.@-]+:\d+(?:::?\d+)?/\w+)")
 _INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
 _STATUS = re.compile(r"(?:status=(?:\w+\()?|with (?:error|status) )(\d+)")
+_RETURN = re.compile(r"\S+:\d+ -> (\d+)(?: |$)")  # a function hands an error to its caller: NCCL's trace of the call
+_NO_ERRORS = ("0", "7")  # ncclSuccess, ncclInProgress
 _HCA = re.compile(r"\bhca (\S+)|\bon dev ([\w.-]+):\d|NET/IB : ([\w.-]+):\d+ ")
 _OLD_ALGORITHMS = {"0": "TREE", "1": "RING"}  # numbers until 2.24
 _OLD_PROTOCOLS = {"0": "LL", "1": "LL128", "2": "SIMPLE"}
@@ -62,9 +65,11 @@ class _Reading:
         self.environment: dict[str, str] = {}
         self.troubles: dict[Trouble, None] = {}
         self.warnings = 0
+        self.unknown: dict[tuple[Who, str], list[Trouble]] = {}  # by thread: unknown warnings of its latest lines
+        self.ended: dict[Who, list[Trouble]] = {}
 
     def line(self, line: str) -> None:
-        for who, place, level, text in _messages(line):
+        for who, thread, place, level, text in _messages(line):
             self.count += 1
             meant = False
             for sign, pattern, take in _MEANINGS:
@@ -72,16 +77,31 @@ class _Reading:
                     take(self, who, match)
                     meant = True
             if not meant and text.strip() and (kind := trouble_of(place, level, text)):
-                self.trouble(kind, who, text)
+                self.trouble(kind, who, thread, text)
+            elif level == "INFO":
+                self.returns(who, self.unknown.pop((who, thread), []), text)
 
-    def trouble(self, kind: str, who: Who, text: str) -> None:
-        self.warnings += kind == UNKNOWN
-        if kind == UNKNOWN and self.warnings > MOST_WARNINGS:
-            return
+    def trouble(self, kind: str, who: Who, thread: str, text: str) -> None:
         rank = self.place[who][1] if who in self.place else None
         status, hca = _STATUS.search(text), _HCA.search(text)
-        self.troubles[Trouble(kind, who.host, rank, text.strip()[:300], next(filter(None, hca.groups())) if hca else "",
-                              int(status[1]) if status else None)] = None
+        trouble = Trouble(kind, who.host, rank, text.strip()[:300], next(filter(None, hca.groups())) if hca else "",
+                          int(status[1]) if status else None)
+        if kind == UNKNOWN:
+            self.warnings += 1
+            self.unknown[who, thread] = [*self.unknown.get((who, thread), [])[-3:], trouble]
+            if self.warnings > MOST_WARNINGS:
+                return
+        self.troubles[trouble] = None
+
+    def returns(self, who: Who, before: list[Trouble], text: str) -> None:
+        """Take the warnings ``before`` a trace of the call for what ended it, if the trace has an error's number."""
+        if not before or not (match := _RETURN.match(text)) or match[1] in _NO_ERRORS:
+            return
+        fatal = self.ended.setdefault(who, [])
+        for trouble in before:
+            self.troubles.pop(trouble, None)
+            if len(fatal) < MOST_WARNINGS and trouble not in fatal:
+                fatal.append(trouble)
 
     def _network(self, who: Who, match: re.Match[str]) -> None:
         self.network[who] = match[1].strip()
@@ -119,6 +139,8 @@ class _Reading:
         self._rank(who, match)
         if who in self.place:
             (self.started if match[3] == "START" else self.completed).add(self.place[who])
+        if match[3] == "COMPLETE":  # NCCL went on without what failed before
+            self.troubles.update(dict.fromkeys(self.ended.pop(who, [])))
 
     def _nodes(self, who: Who, match: re.Match[str]) -> None:
         self._rank(who, match)
@@ -141,22 +163,23 @@ class _Reading:
         for who, name in self.network.items():
             hosts[name].add(who.host)
         ranks = max((ranks for ranks, _ in self.started | self.completed | set(self.place.values())), default=None)
+        ended = dict.fromkeys(replace(trouble, kind=ENDED) for troubles in self.ended.values() for trouble in troubles)
         return NcclTruth(
             lines=self.count, networks=dict(Counter(self.network.values())),
             network_hosts={name: frozenset(names) for name, names in hosts.items()}, adapters=self.adapters, gdr=self.gdr,
             provider=self.provider, channels=tuple(self.channels), hosts=self.hosts, ranks=ranks,
             nodes=None if ranks is None else self.shape.get(ranks) or self._count_nodes(ranks), started=frozenset(self.started),
             completed=frozenset(self.completed), algorithms=dict(self.algorithms),
-            environment=self.environment, troubles=tuple(self.troubles))
+            environment=self.environment, troubles=(*self.troubles, *ended))
 
 
-def _messages(line: str) -> Iterator[tuple[Who, str, str, str]]:
-    """Yield NCCL's messages of a line, with their place in NCCL's source and their level: usually one, several if the lines of
+def _messages(line: str) -> Iterator[tuple[Who, str, str, str, str]]:
+    """Yield NCCL's messages of a line, with thread, place in NCCL's source and level: usually one, several if the lines of
     ranks are mixed."""
     starts = list(_PREFIX.finditer(line))
     ends = [*(start.start() for start in starts), len(line)][1:]
     for start, end in zip(starts, ends, strict=True):
-        yield Who(start[1], start[2], start[4]), start[5] or "", start[6], line[start.end():end].rstrip()
+        yield Who(start[1], start[2], start[4]), start[3], start[5] or "", start[6], line[start.end():end].rstrip()
 
 
 def _way(text: str) -> tuple[Via | None, str, int | None, bool]:

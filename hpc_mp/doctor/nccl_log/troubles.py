@@ -11,6 +11,7 @@ from hpc_mp.base.assets import asset_table
 
 TABLE = "env/nccl-troubles.toml"
 UNKNOWN = "warning"  # kind of the warnings that match no other row
+ENDED = "ended"  # kind of those after which NCCL's call returned an error
 
 
 @cache
