@@ -12,6 +12,7 @@ from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source
 
 EXPANDED = re.compile(r"[$`*?\[\]{}~<>|&;()!#\\\n]")  # characters that bash interprets
+LOGIN_SHELL = re.compile(r"#!.*\s(-\w*l|--login\b)")  # it reads the user's profile, from which programs have their variables
 WITHOUT_EFFECT = frozenset({"kill-on-bad-exit", "label", "unbuffered", "nodes", "ntasks", "ntasks-per-node"})
 OF_THE_JOB = frozenset({"account", "comment", "constraint", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gres",
                         "job-name", "mail-type", "mail-user", "mem", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
@@ -21,7 +22,8 @@ OF_THE_JOB = frozenset({"account", "comment", "constraint", "cpus-per-task", "er
 def literal_keys(source: Source, request: Request) -> dict[str, Any] | None:
     """Return the keys of ``[program]`` and its sizes; None for any other script."""
     statement = source.statements[0] if len(source.statements) == 1 else None
-    if statement is None or statement.kind != "command" or statement.background or EXPANDED.search(statement.text):
+    if statement is None or statement.kind != "command" or statement.background or EXPANDED.search(statement.text) \
+            or LOGIN_SHELL.match(source.text):
         return None
     call = statement.commands[0]
     if call.words[0].text != "srun" or call.prefixes or call.assignments or not request.options <= OF_THE_JOB:

@@ -152,6 +152,8 @@ def script_keys(script: Script, request: Request, file: Path, arguments: Sequenc
     name = script.value("job-name") or file.name
     if name != request.keys.get("job.name", job_name(file.name)):
         keys["program.environment.SLURM_JOB_NAME"] = name
+    if mode := script.value("open-mode"):
+        keys["program.environment.SLURM_OPEN_MODE"] = mode[0]  # for the output of the script's sruns
     for option in script.options:
         if option.name in SIZES - {"nodes"} and not_understood(option) is None and option.value:
             keys[f"slurm.extra.{option.name}"] = option.value

@@ -119,6 +119,20 @@ def test_all_else_is_run_by_bash(line: str, tmp_path: Path) -> None:
     assert job.spec.program.start == "script" and job.lost == ()
 
 
+@pytest.mark.parametrize(("shell", "start"), [
+    ("#!/bin/bash -l", "script"), ("#!/bin/bash --login", "script"), ("#!/usr/bin/env -S bash -el", "script"),
+    ("#!/bin/bash -e", "rank"), ("#!/bin/bash", "rank")])
+def test_a_login_shell_reads_the_users_profile(shell: str, start: str, tmp_path: Path) -> None:
+    text = HEAD.replace(HEAD.splitlines()[0], shell)
+    assert adopted(f"{text}srun python t.py\n", tmp_path).spec.program.start == start
+
+
+@pytest.mark.parametrize(("line", "mode"), [("", None), ("#SBATCH --open-mode=append\n", "a"), ("#SBATCH --open-mode=truncate\n", "t")])
+def test_sruns_of_the_script_append_as_it_asks(line: str, mode: str | None, tmp_path: Path) -> None:
+    spec = adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec
+    assert spec.program.environment.get("SLURM_OPEN_MODE") == mode
+
+
 def test_arguments_of_the_script_reach_it(tmp_path: Path) -> None:
     job = adopted(f"{HEAD}srun ./a\n", tmp_path, "one", "two words", "$X")
     assert job.spec.program.command == (str(tmp_path / "script.sbatch"), "one", "two words", "$X")
