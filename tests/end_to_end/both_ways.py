@@ -27,7 +27,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ NODES, POLL_S = 2, 0.05
 NAMESPACES = ("mnt", "uts", "ipc", "net")
 NOBODY = pwd.getpwnam("nobody")
 PATIENT = {"SlurmdTimeout": "300", "MessageTimeout": "90", "BatchStartTimeout": "200", "KillWait": "2", "MailProg": "/bin/true",
-           "FirstJobId": "7000001", "TCPTimeout": "60", "MinJobAge": "300"}
-ENDED = re.compile(r"JobId=(\d+) .*?JobState=(\w+) .*?ExitCode=(\d+):(\d+)")
+           "FirstJobId": "7000001", "TCPTimeout": "60", "MinJobAge": "300", "UnkillableStepTimeout": "900"}
+ENDED = re.compile(r"JobId=(\d+) .*?JobState=(\w+) .*? ExitCode=(\d+):(\d+)")
 
 Waiting = Generator[Callable[[], object], None, Any]
 
@@ -83,6 +84,12 @@ def cases_of(directory: Path) -> Iterator[Case]:
 def drawn_cases(count: int, seed: int) -> Iterator[Case]:
     for number in range(seed, seed + count):
         yield Case(f"drawn-{number}", "job one.sbatch", drawn_script(number), number if number % 2 else 0)
+
+
+def interleaved(first: Iterator[Case], second: Iterator[Case]) -> Iterator[Case]:
+    """Yield three of the first and one of the second in turn."""
+    while batch := [*islice(first, 3), *islice(second, 1)]:
+        yield from batch
 
 
 def lab_for(cells: int) -> Lab:
@@ -119,6 +126,8 @@ class Cell:
         result |= facts | {"adopted_code": adopted.code}
         if plain.refused and adopted.refused:
             return result | {"state": "refused", "why": [plain.refused, adopted.refused]}
+        if adopted.code is None and not adopted.refused:
+            return result | {"state": "too long", "why": ("adopted", *adopted.notes)}
         lines = differences(plain, adopted, started_by_us=facts["start"] == "rank")
         output = sorted((Counter(plain.output) - Counter(adopted.output)).elements()), \
             sorted((Counter(adopted.output) - Counter(plain.output)).elements())
@@ -156,6 +165,8 @@ class Cell:
         with suppress(ValueError):
             document = json.loads(adopt.text()[adopt.text().index("{"):])
             lost = [f"{line['text']}: {line['why']}" for line in document["account"] if line["fate"] == "not carried over"]
+            lost += [f"{line['text']}: {line['why']}" for line in document["account"]
+                     if line["fate"] == "replaced" and line["where"] == "job.nodes"]
             facts |= {"lost": lost, "notes": document["notes"]}
             facts["start"] = "script" if 'start = "script"' in document["text"] else "rank"
         launch = Fork(self.lab, ["hpc-mp", "launch", "job.toml", "--on", "slurm", "--set", "environment.health=false", "--json"],
@@ -165,6 +176,7 @@ class Cell:
         if launch.code or answer is None:
             return Way((), {}, frozenset(), None, refused=f"launch: {launch.text()[-300:]}"), facts
         code = yield from self._wait(answer[1])
+        facts["attempts"] = len(list(self.sandbox.work.glob("runs/*/0*/attempts/*")))
         runs = sorted(self.sandbox.work.glob("runs/*/0*"))
         run = RunDirectory(runs[-1])
         log = run.srun_log.read_text(errors="replace") if run.srun_log.exists() else ""
@@ -332,19 +344,19 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", nargs="?", type=Path)
-    parser.add_argument("--drawn", type=int, default=0, help="that many drawn scripts instead")
+    parser.add_argument("--drawn", type=int, default=0, help="that many drawn scripts too")
     parser.add_argument("--seed", type=int, default=1, help="of the first drawn script")
     parser.add_argument("--json", type=Path, required=False, help="results, one JSON document a line")
     parser.add_argument("--sum", type=Path, help="print the summary of such a file")
     parser.add_argument("--cells", type=int, default=4, help="scripts at a time")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for each run of a script")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for each run of a script")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no script after them")
     parser.add_argument("--only", help="scripts whose name contains this")
     options = parser.parse_args()
     out = options.sum or options.json
     results = [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
     if options.sum is None:
-        cases = drawn_cases(options.drawn, options.seed) if options.drawn else cases_of(options.directory)
+        cases = interleaved(cases_of(options.directory) if options.directory else iter(()), drawn_cases(options.drawn, options.seed))
         past = {result["script"] for result in results}
         due = (case for case in cases if case.name not in past and (options.only or "") in case.name)
         with lab_for(options.cells) as lab:

@@ -30,8 +30,6 @@ def main() -> int:
             if os.access(f"{place}/{name}", os.X_OK):
                 os.execv(f"{place}/{name}", [name, *arguments])
         return 127
-    if by_hpc_mp():
-        return 127
     record(sandbox, name, words)
     if name in MPIRUNS:
         return mpirun(sandbox, words)
@@ -44,7 +42,7 @@ def main() -> int:
 
 def real_arguments(sandbox: str, name: str, words: list[str]) -> list[str] | None:
     """Return the arguments with which the real program is called instead; None to record the call."""
-    if name in SLURM and ("SLURM_JOB_ID" not in os.environ or by_hpc_mp()):
+    if by_hpc_mp() or (name in SLURM and "SLURM_JOB_ID" not in os.environ):
         return words
     if name == "scontrol" and words[:1] == ["show"] and words[1:2] and words[1].startswith("hostn"):
         return words
@@ -58,13 +56,21 @@ def real_arguments(sandbox: str, name: str, words: list[str]) -> list[str] | Non
 
 
 def by_hpc_mp() -> bool:
-    """Return True if hpc-mp itself is the caller, and not a program of the script."""
-    try:
-        with open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return False
-    return any(word.split(b".")[0] == b"hpc_mp" and word != b"hpc_mp.program.witness" for word in words)
+    """Return True if hpc-mp itself is the caller, and not a program of the script: its nearest relative decides."""
+    pid = os.getppid()
+    for _ in range(6):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            return False
+        if b"hpc_mp.program.witness" in words:
+            return False
+        if any(word.startswith(b"slurm/node-") or word.split(b".")[0] == b"hpc_mp" for word in words):
+            return True
+    return False
 
 
 def status() -> dict[str, str]:

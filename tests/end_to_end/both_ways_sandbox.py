@@ -150,10 +150,21 @@ class Sandbox:
         table = tomllib.loads(asset("slurm/mpirun-options.toml").read_text(encoding="utf-8"))
         values = {option: count for count, key in enumerate(("none", "one", "two")) for option in table[key]}
         (self.top / "mpirun-options").write_text(repr(values))
-        (self.work / name).write_text(text)
+        (self.home / ".bash_profile").write_text(f"export PATH={self.bin}:$PATH FROM_PROFILE=1\n")  # for `#!/bin/bash -l`
+        (self.work / name).write_bytes(text.encode(errors="surrogateescape"))
         os.chown(self.work / name, *self.owner)
-        for program in {*PROGRAMS, *programs(text)}:
+        for program in {*PROGRAMS, "in-a-file", *programs(text)}:
             self._stand_in(program, recorder)
+        for file in set(re.findall(r"(?<![\w./$}~-])(?:\./)?([A-Za-z0-9_][\w/-]*\.(?:py|sh|bash))\b", text)) - {name}:
+            self._write(self.work / file, "in-a-file \"$0\" \"$@\"\n")
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a script that the job's script may run or source."""
+        if not path.exists() and not any(parent.is_symlink() or parent.is_file() for parent in path.parents):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            for parent in (path, *path.relative_to(self.work).parents):
+                os.chown(self.work / parent, *self.owner)
 
     def _stand_in(self, program: str, recorder: Path) -> None:
         path = (self.work / program if "/" in program else self.bin / program).absolute()
