@@ -4,8 +4,9 @@
     .venv/bin/python tests/end_to_end/both_ways.py --drawn 500 --json OUT   # scripts that a seed draws
     .venv/bin/python tests/end_to_end/both_ways.py --sum OUT
 
-Started again with the same OUT, it goes on with the scripts that OUT lacks. Several scripts run at a time, each on two hosts of its
-own. `both_ways_sandbox.py` says what is changed in the directives before both runs, `both_ways_compare.py` what is not compared.
+Started again with the same OUT, it goes on with the scripts that OUT lacks. Several scripts run at a time, each on two hosts of
+its own. `both_ways_sandbox.py` says what is changed in the directives before both runs, `both_ways_compare.py` what is not
+compared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import re
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -41,7 +41,7 @@ from both_ways_sandbox import Sandbox, scaled
 from both_ways_scripts import drawn_script
 from slurm_lab.lab import Lab
 
-import hpc_mp.cli.main
+import hpc_mp.cli.main  # noqa: F401  (forks have it)
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import verdict
 from hpc_mp.supervisor.script import script_code
@@ -112,15 +112,16 @@ class Cell:
         self.seconds = 0.0
         for node in self.nodes:  # nothing of this machine to which everybody may write is left but the lab itself
             own = str(lab.directory)
-            lab.at(node, ["bash", "-c", f"mkdir /run/own && mount --bind {own} /run/own && mount -t tmpfs -o mode=1777 none /var/tmp "
-                          f"&& mkdir -p {own} && mount --move /run/own {own}"])
+            hide = ("mkdir /run/own", f"mount --bind {own} /run/own", "mount -t tmpfs -o mode=1777 none /var/tmp",
+                    f"mkdir -p {own}", f"mount --move /run/own {own}")
+            lab.at(node, ["bash", "-c", " && ".join(hide)])
 
     def both(self, case: Case) -> Waiting:
         """Run a script both ways, and return its result. A difference counts if the script does not differ from itself."""
         text = scaled(case.text, self.partition)
         plain = yield from self.plain(case, text)
         result: dict[str, Any] = {"script": case.name, "seed": case.seed, "programs": len(plain.programs), "code": plain.code}
-        if plain.excess or plain.code is None and not plain.refused:
+        if plain.excess or (plain.code is None and not plain.refused):
             return result | {"state": "too long", "why": plain.notes}
         adopted, facts = yield from self.adopted(case, text)
         result |= facts | {"adopted_code": adopted.code}
@@ -216,7 +217,8 @@ class Cell:
                      for path in self._left(root / place)}
         elsewhere |= {f"~/{path.relative_to(self.sandbox.home)}" for path in self.sandbox.home.rglob("*")}
         output = tuple(sorted(re.sub(r"JOB\.\d+", "JOB.N", plain.text(line)) for line in log.splitlines()))
-        return Way(tuple(map(plain.recording, seen)), tree(self.sandbox.work, plain), frozenset(map(plain.text, elsewhere)), code, output,
+        places = frozenset(map(plain.text, elsewhere))
+        return Way(tuple(map(plain.recording, seen)), tree(self.sandbox.work, plain), places, code, output,
                    excess=len(seen) > MOST, notes=(f"{len(seen)} programs",))
 
     def _left(self, top: Path) -> Iterator[Path]:
@@ -241,7 +243,7 @@ class Ends:
 
 
 class Fork:
-    """A program of the submit host, by an ordinary user: a real one, or hpc-mp as a fork of this process, which has it imported."""
+    """A program of an ordinary user on the submit host: a real one, or hpc-mp as a fork of this process, which imported it."""
 
     def __init__(self, lab: Lab, words: Sequence[str], sandbox: Sandbox, directory: Path, *, real: bool = False) -> None:
         self._file, self.code = os.memfd_create("output"), None
@@ -356,7 +358,8 @@ def main() -> int:
     out = options.sum or options.json
     results = [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
     if options.sum is None:
-        cases = interleaved(cases_of(options.directory) if options.directory else iter(()), drawn_cases(options.drawn, options.seed))
+        files = cases_of(options.directory) if options.directory else iter(())
+        cases = interleaved(files, drawn_cases(options.drawn, options.seed))
         past = {result["script"] for result in results}
         due = (case for case in cases if case.name not in past and (options.only or "") in case.name)
         with lab_for(options.cells) as lab:

@@ -1,11 +1,10 @@
 """Recordings of a job that ran both ways, in a form in which they can be equal, and their differences.
 
-Not compared are the variables of ``DIFFER`` and those of hpc-mp itself, the numbers of jobs and steps, and the shims' place on PATH.
+Not compared are the variables of ``DIFFER`` and those of hpc-mp itself, the numbers of jobs and steps, and the shims on PATH.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from ast import literal_eval
 from collections import Counter
@@ -56,15 +55,15 @@ class Plain:
         return text
 
     def path(self, text: str) -> str:
-        return ":".join(entry for entry in text.split(":") if entry != self.shims)
+        return ":".join(entry for entry in text.split(":") if not self.shims or entry != self.shims)
 
     def recording(self, recording: dict[str, Any]) -> dict[str, Any]:
         variables = {name: self.text(self.path(value) if name.endswith("PATH") else value)
                      for name, value in recording["variables"].items() if name not in DIFFER and not name.startswith(OF_HPC_MP)}
-        return {
-            **recording, "words": [self.text(word) for word in without_witness(recording["words"])], "variables": variables,
-            "directory": self.text(recording["directory"]), "input": self.text(recording["input"].decode(errors="backslashreplace")),
-            "step": "task" if recording["step"] else ""}
+        words = [self.text(word) for word in without_witness(recording["words"])]
+        text = self.text(recording["input"].decode(errors="backslashreplace"))
+        return {**recording, "words": words, "variables": variables, "input": text,
+                "directory": self.text(recording["directory"]), "step": "task" if recording["step"] else ""}
 
 
 def without_witness(words: Sequence[str]) -> list[str]:
@@ -82,7 +81,7 @@ def recordings(seen: Path) -> list[dict[str, Any]]:
 
 
 def tree(top: Path, plain: Plain) -> dict[str, str]:
-    """Return the files below a directory with hashes of their texts."""
+    """Return the files below a directory with their texts, whose lines are sorted: tasks write in any order."""
     files = {}
     for path in sorted(top.rglob("*")):
         name = str(path.relative_to(top))
@@ -92,7 +91,7 @@ def tree(top: Path, plain: Plain) -> dict[str, str]:
             files[plain.text(name)] = "link"
         elif path.is_file():
             text = plain.text(path.read_bytes()[:LARGEST].decode(errors="backslashreplace"))
-            files[plain.text(name)] = hashlib.sha1("\n".join(sorted(text.split("\n"))).encode()).hexdigest()[:12]
+            files[plain.text(name)] = "\n".join(sorted(re.sub(r"JOB\.\d+", "JOB.N", text).split("\n")))
         else:
             files[plain.text(name)] = "directory"
     return files
@@ -105,8 +104,10 @@ def differences(plain: Way, adopted: Way, *, started_by_us: bool = False) -> lis
         started_by_us: the job file has the program itself, whose ranks get hpc-mp's variables beside Slurm's.
     """
     lines = list(_programs(plain.programs, adopted.programs, started_by_us))
-    lines += [f"file {name}: {plain.files.get(name, 'none')} / {adopted.files.get(name, 'none')}"
-              for name in sorted({*plain.files, *adopted.files}) if plain.files.get(name) != adopted.files.get(name)]
+    for name in sorted({*plain.files, *adopted.files}):
+        if plain.files.get(name) != adopted.files.get(name):
+            left, right = (Counter(way.files.get(name, "no such file").split("\n")) for way in (plain, adopted))
+            lines.append(f"file {name}: {list((left - right).elements())!r:.200} / {list((right - left).elements())!r:.200}")
     lines += [f"elsewhere: {path}" for path in sorted(adopted.elsewhere - plain.elsewhere)]
     lines += [f"not elsewhere: {path}" for path in sorted(plain.elsewhere - adopted.elsewhere)]
     if plain.code != adopted.code:
@@ -147,4 +148,5 @@ def _variables(key: tuple[str, ...], one: Mapping[str, str], other: Mapping[str,
 
 
 def _frozen(program: Mapping[str, Any]) -> str:
-    return repr((program["directory"], program["input"], program["status"], program["files"], sorted(program["variables"].items())))
+    parts = [program[part] for part in ("directory", "input", "status", "files")]
+    return repr((*parts, sorted(program["variables"].items())))

@@ -29,7 +29,8 @@ def main() -> int:
         for place in REAL:
             if os.access(f"{place}/{name}", os.X_OK):
                 os.execv(f"{place}/{name}", [name, *arguments])
-        return 127
+        print(name)
+        return 0
     record(sandbox, name, words)
     if name in MPIRUNS:
         return mpirun(sandbox, words)
@@ -92,8 +93,8 @@ def record(sandbox: str, name: str, words: list[str]) -> None:
     seen = f"{sandbox}/seen"
     recording = {
         "name": name, "words": words, "directory": os.getcwd(), "variables": dict(os.environ), "input": read[:MOST_INPUT],
-        "step": os.environ.get("SLURM_STEP_ID", ""), "rank": os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "")),
-        "host": os.uname().nodename, "status": status(), "files": files}
+        "step": os.environ.get("SLURM_STEP_ID", ""), "host": os.uname().nodename, "status": status(), "files": files,
+        "rank": os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", ""))}
     with open(f"{seen}/{time.time_ns()}-{os.uname().nodename}-{os.getpid()}", "x") as file:
         file.write(ascii(recording))
     if len(os.listdir(seen)) > MOST and "SLURM_JOB_ID" in os.environ:

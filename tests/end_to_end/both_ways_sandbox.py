@@ -3,7 +3,7 @@
 ``scaled`` is applied to the script before both runs. It changes the lines with ``#SBATCH`` alone, and none of the body:
 
 - taken away is what the lab does not have or what would act outside of it: the options of ``DROPPED``, an absolute ``--chdir``,
-  and generic resources other than GPUs. A directive of which nothing is left becomes an empty comment, so lines keep their numbers;
+  and generic resources other than GPUs. A directive of which nothing is left becomes an empty comment: lines keep their numbers;
 - made smaller: nodes to 2, tasks per node to 2, tasks to 4, CPUs per task to 8, GPUs to 4 (8 in all, 2 per task), memory to 64 GB
   (1 GB per CPU, 4 GB per GPU), an array to its first element; a GPU's type is taken away;
 - added, after the first line: the partition of the sandbox's own hosts.
@@ -26,37 +26,45 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.launchers import LAUNCHERS
 from hpc_mp.lint.sbatch.script import read_script
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Programs that are recorded even where they exist: they reach the network, take long, or tell what differs from run to run.
-PROGRAMS = (
-    *SLURM, *MPIRUNS, *(name for name in LAUNCHERS if name != "srun"),
-    "python", "python2", "python3", "python3.8", "python3.9", "python3.10", "python3.11", "python3.12", "pip", "pip3", "uv", "ipython",
-    "jupyter", "julia", "Rscript", "R", "matlab", "java", "module", "ml", "modulecmd", "spack", "conda", "mamba", "micromamba",
-    "singularity", "apptainer", "enroot", "docker", "podman", "podman-hpc", "shifter", "sarus", "charliecloud", "ch-run", "nvidia-smi",
-    "rocm-smi", "rocminfo", "nvcc", "nsys", "ncu", "rocprof", "git", "wget", "curl", "ssh", "scp", "rsync", "sftp", "aws", "gsutil",
-    "azcopy", "gcloud", "huggingface-cli", "hf", "wandb", "ray", "nc", "ping", "dig", "host", "nslookup", "ip", "ifconfig", "netstat",
-    "ibstat", "ibstatus", "ibv_devinfo", "lspci", "lscpu", "numactl", "hwloc-ls", "lstopo", "ps", "top", "htop", "uptime", "free", "df",
-    "du", "vmstat", "iostat", "dmesg", "sleep", "date", "rm", "sudo", "su", "make", "cmake", "ninja", "gcc", "g++", "gfortran", "mpicc",
-    "mpicxx", "cc", "CC", "ftn", "pkill", "killall", "crontab", "at", "mail", "mailx", "sendmail", "screen", "tmux", "watch", "openssl",
-    "gmx", "gmx_mpi", "lmp", "vasp_std", "namd2", "ollama", "vllm", "lm_eval", "tensorboard", "gdb", "strace", "perf", "seff", "parallel")
-BUILTINS = frozenset(
-    ". : [ [[ alias bg break builtin caller case cd command compgen complete continue declare dirs disown echo enable eval exec exit "
-    "export false fg for function getopts hash help history if in jobs kill let local logout mapfile popd printf pushd pwd read "
-    "readarray readonly return set shift shopt source test times trap true type typeset ulimit umask unalias unset until wait while "
-    "srun bash sh env then else do done fi".split())
-DROPPED = frozenset(
-    "partition account qos constraint prefer reservation nodelist exclude nodefile licenses clusters wckey switches dependency begin "
-    "deadline hold mail-type mail-user get-user-env uid gid output error tmp sockets-per-node cores-per-socket threads-per-core "
-    "extra-node-info hint ntasks-per-socket ntasks-per-core mem-bind cpu-freq core-spec thread-spec bb bbf power wait time-min "
-    "priority profile acctg-freq network mcs-label delay-boot reboot gpu-freq gpus-per-socket container container-image "
-    "container-mounts container-workdir cluster-constraint batch ntasks-per-gpu cpus-per-gpu nice contiguous".split())
-SHORT = {"p": "partition", "A": "account", "q": "qos", "C": "constraint", "w": "nodelist", "x": "exclude", "F": "nodefile",
-         "L": "licenses", "M": "clusters", "d": "dependency", "b": "begin", "H": "hold", "o": "output", "e": "error", "B":
-         "extra-node-info", "S": "core-spec", "W": "wait", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "D": "chdir",
-         "a": "array", "J": "job-name", "t": "time", "i": "input", "m": "distribution", "s": "oversubscribe", "k": "no-kill", "O":
-         "overcommit", "Q": "quiet", "v": "verbose"}
-BARE = frozenset("hold wait contiguous exclusive requeue no-requeue oversubscribe overcommit no-kill reboot get-user-env parsable "
-                 "spread-job use-min-nodes ignore-pbs verbose quiet propagate nice test-only".split())
-LIMITS = {"nodes": 2, "ntasks-per-node": 2, "ntasks": 4, "cpus-per-task": 8, "gpus": 8, "gpus-per-node": 4, "gpus-per-task": 2, "gres": 4}
+PROGRAMS = _names("""
+    python python2 python3 python3.8 python3.9 python3.10 python3.11 python3.12 pip pip3 uv ipython jupyter julia Rscript R
+    matlab java module ml modulecmd spack conda mamba micromamba singularity apptainer enroot docker podman podman-hpc shifter
+    sarus charliecloud ch-run nvidia-smi rocm-smi rocminfo nvcc nsys ncu rocprof git wget curl ssh scp rsync sftp aws gsutil
+    azcopy gcloud huggingface-cli hf wandb ray nc ping dig host nslookup ip ifconfig netstat ibstat ibstatus ibv_devinfo lspci
+    lscpu numactl hwloc-ls lstopo ps top htop uptime free df du vmstat iostat dmesg sleep date rm sudo su make cmake ninja gcc
+    g++ gfortran mpicc mpicxx cc CC ftn pkill killall crontab at mail mailx sendmail screen tmux watch openssl gmx gmx_mpi lmp
+    vasp_std namd2 ollama vllm lm_eval tensorboard gdb strace perf seff parallel
+""") | {*SLURM, *MPIRUNS, *LAUNCHERS} - {"srun"}
+BUILTINS = _names("""
+    . : [ [[ alias bg break builtin caller case cd command compgen complete continue declare dirs disown echo enable eval exec
+    exit export false fg for function getopts hash help history if in jobs kill let local logout mapfile popd printf pushd pwd
+    read readarray readonly return set shift shopt source test times trap true type typeset ulimit umask unalias unset until
+    wait while srun bash sh env then else do done fi
+""")
+DROPPED = _names("""
+    partition account qos constraint prefer reservation nodelist exclude nodefile licenses clusters wckey switches dependency
+    begin deadline hold mail-type mail-user get-user-env uid gid output error tmp sockets-per-node cores-per-socket
+    threads-per-core extra-node-info hint ntasks-per-socket ntasks-per-core mem-bind cpu-freq core-spec thread-spec bb bbf
+    power wait time-min priority profile acctg-freq network mcs-label delay-boot reboot gpu-freq gpus-per-socket container
+    container-image container-mounts container-workdir cluster-constraint batch ntasks-per-gpu cpus-per-gpu nice contiguous
+""")
+BARE = _names("""
+    hold wait contiguous exclusive requeue no-requeue oversubscribe overcommit no-kill reboot get-user-env parsable spread-job
+    use-min-nodes ignore-pbs verbose quiet propagate nice test-only
+""")
+SHORT = dict(word.split(":") for word in sorted(_names("""
+    p:partition A:account q:qos C:constraint w:nodelist x:exclude F:nodefile L:licenses M:clusters d:dependency b:begin H:hold
+    o:output e:error B:extra-node-info S:core-spec W:wait N:nodes n:ntasks c:cpus-per-task G:gpus D:chdir a:array J:job-name
+    t:time i:input m:distribution s:oversubscribe k:no-kill O:overcommit Q:quiet v:verbose
+""")))
+LIMITS = {"nodes": 2, "ntasks-per-node": 2, "ntasks": 4, "cpus-per-task": 8, "gpus": 8, "gpus-per-node": 4, "gpus-per-task": 2,
+          "gres": 4}
 MEMORY = {"mem": 64000, "mem-per-cpu": 1000, "mem-per-gpu": 4000}
 
 
@@ -82,7 +90,8 @@ def _directive(text: str) -> str:
     changed = [(name, _value(name, value)) for name, value in options]
     if changed == options:
         return f"#SBATCH {text}"
-    remaining = " ".join(shlex.quote(f"--{name}" if value is None else f"--{name}={value}") for name, value in changed if value != "")
+    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in changed if value != ""]
+    remaining = shlex.join(words)
     return f"#SBATCH {remaining}" if remaining else "#"
 
 
@@ -98,6 +107,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
             name, value = SHORT.get(word[1], word[1:]), word[2:].lstrip("=") or None
         else:
             name = word
+        name = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks", "workdir": "chdir"}.get(name, name)
         if value is None and name not in BARE and at < len(words) and not words[at].startswith("-"):
             value, at = words[at], at + 1
         yield name, value
@@ -105,7 +115,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
 
 def _value(name: str, value: str | None) -> str | None:
     """Return the value of an option that the lab can satisfy; empty if the option goes."""
-    if name in DROPPED or (name in ("chdir", "workdir") and (value or "").startswith(("/", "~", "$"))):
+    if name in DROPPED or (name == "chdir" and (value or "").startswith(("/", "~", "$"))):
         return ""
     if value is None:
         return None
@@ -123,7 +133,9 @@ def _value(name: str, value: str | None) -> str | None:
         return f"gpu:{min(int(count[1]) if count else 1, LIMITS[name])}"
     if name.startswith("gpus"):
         value = value.split(",")[0].rpartition(":")[2]
-    return re.sub(r"\d+", lambda number: str(min(int(number[0]), LIMITS[name])), value) if re.fullmatch(r"[\d-]+", value) else value
+    if re.fullmatch(r"[\d-]+", value):
+        return re.sub(r"\d+", lambda number: str(min(int(number[0]), LIMITS[name])), value)
+    return value
 
 
 class Sandbox:
@@ -194,4 +206,4 @@ def programs(text: str) -> set[str]:
         names |= {words[0]} if words else set()
     functions = set(re.findall(r"^\s*(?:function\s+)?([\w-]+)\s*\(\)", text, re.MULTILINE))
     plain = {name for name in names if re.fullmatch(r"(\./)?[A-Za-z0-9_][\w.+/-]*", name) and name not in BUILTINS | functions}
-    return {name for name in plain if ("/" in name and not name.endswith("/")) or ("/" not in name and shutil.which(name) is None)}
+    return {name for name in plain if not name.endswith("/") and ("/" in name or shutil.which(name) is None)}

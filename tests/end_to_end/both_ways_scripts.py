@@ -6,16 +6,23 @@ import random
 from collections.abc import Callable
 
 ARGUMENTS = (
-    "--lr $LR", '--lr "$LR"', "'$HOME'", '"a b"', "''", "é", "*.txt", "{a,b}/x", "$((1 + 2))", "${UNSET:-default value}", '"${UNSET-}"',
-    "$SLURM_NTASKS", "$SLURM_JOB_NUM_NODES", '"$TRICKY"', "$TRICKY", "--name=$SLURM_JOB_NAME", '"$(basename "$PWD")"', "`echo sub`",
+    "--lr $LR", '--lr "$LR"', "'$HOME'", '"a b"', "''", "é", "*.txt", "{a,b}/x", "$((1 + 2))", "${UNSET:-default value}",
+    '"${UNSET-}"',
+    "$SLURM_NTASKS", "$SLURM_JOB_NUM_NODES", '"$TRICKY"', "$TRICKY", "--name=$SLURM_JOB_NAME", '"$(basename "$PWD")"',
+    "`echo sub`",
     "-n 3", "--nodes", "\\$X", '"\\"q\\""', "${LR%e-4}", "$# $0x", '"$@"', "$RANK", "~/x", "a\\ b", "$'tab\\there'", "%j", "-- x")
-PROGRAMS = ("train.sh", "python train.py", "python -u -m package.train", "./main", "simulate", "bash -c 'main of $SLURM_PROCID \"$0\"' zero")
+PROGRAMS = ("train.sh", "python train.py", "python -u -m package.train", "./main", "simulate",
+            "bash -c 'main of $SLURM_PROCID \"$0\"' zero")
 DIRECTIVES = (
-    "--job-name=drawn", "--job-name=\"two words\"", "--cpus-per-task=2", "--mem=2G", "--mem-per-cpu=100", "--exclusive", "--gres=gpu:2",
+    "--job-name=drawn", "--job-name=\"two words\"", "--cpus-per-task=2", "--mem=2G", "--mem-per-cpu=100", "--exclusive",
+    "--gres=gpu:2",
     "--gpus-per-node=1", "--time=10", "--time=0-01:00:00", "--signal=B:USR1@60", "--output=out-%j.txt", "--comment=\"a b\"",
-    "--open-mode=append", "--no-requeue", "--requeue", "--export=ALL", "--mail-type=END", "-J short", "--distribution=cyclic", "-c 2",
-    "--ntasks-per-node=2", "--hint=nomultithread", "--oversubscribe", "--kill-on-invalid-dep=yes", "--cpus-per-task 3  # a comment")
-SIZES = ("--nodes=2\n#SBATCH --ntasks-per-node=2", "--nodes=2", "-N 1\n#SBATCH -n 3", "--ntasks=2", "-n 3", "--nodes=2\n#SBATCH --ntasks=3",
+    "--open-mode=append", "--no-requeue", "--requeue", "--export=ALL", "--mail-type=END", "-J short",
+    "--distribution=cyclic", "-c 2",
+    "--ntasks-per-node=2", "--hint=nomultithread", "--oversubscribe", "--kill-on-invalid-dep=yes",
+    "--cpus-per-task 3  # a comment")
+SIZES = ("--nodes=2\n#SBATCH --ntasks-per-node=2", "--nodes=2", "-N 1\n#SBATCH -n 3", "--ntasks=2", "-n 3",
+         "--nodes=2\n#SBATCH --ntasks=3",
          "--nodes=1-2", "--nodes=2 --ntasks-per-node=1", "-N2 -n4")
 
 
@@ -40,15 +47,18 @@ class Draw:
 def drawn_script(seed: int) -> str:
     """Return a script. Its programs do not exist here, and its loops end."""
     draw = Draw(seed)
-    lines = [draw.of("#!/bin/bash", "#!/bin/bash", "#!/bin/bash", "#!/bin/bash -l", "#!/bin/sh", "#!/usr/bin/env bash", "#!/bin/bash -e")]
+    lines = [draw.of("#!/bin/bash", "#!/bin/bash", "#!/bin/bash", "#!/bin/bash -l",
+                     "#!/bin/sh", "#!/usr/bin/env bash", "#!/bin/bash -e")]
     posix = lines[0].endswith("sh") and "bash" not in lines[0]
     lines += [f"#SBATCH {draw.of(*SIZES)}"] if draw.chance(0.9) else []
     lines += [f"#SBATCH {line}" for line in draw.random.sample(DIRECTIVES, draw.random.randint(0, 3))]
     lines += ["", "# what follows is drawn"] if draw.chance(0.5) else [""]
     if draw.chance(0.08):  # what becomes [program]
-        return "\n".join([*lines[:1], "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "srun python train.py --steps 3 plain", ""])
+        lines = [lines[0], "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "srun python train.py --steps 3 plain", ""]
+        return "\n".join(lines)
     if draw.chance(0.35):
-        lines.append(draw.of("set -e", "set -u", "set -x", "set -eu") if posix else draw.of("set -e", "set -euo pipefail", "set -x"))
+        modes = ("set -e", "set -u", "set -x", "set -eu") if posix else ("set -e", "set -euo pipefail", "set -x")
+        lines.append(draw.of(*modes))
     if draw.chance(0.3):
         lines.append(draw.of("trap 'simulate bye' EXIT", "trap 'echo asked' USR1 TERM", "trap '' HUP"))
     if draw.chance(0.4):
@@ -56,7 +66,8 @@ def drawn_script(seed: int) -> str:
     if draw.chance(0.3):
         lines.append("module() { export PATH=$PWD/tools:$PATH LOADED=\"$*\"; }\nmodule load first")
     if draw.chance(0.5):
-        lines.append("export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1) MASTER_PORT=29500 RANK=0 UNSET=")
+        lines.append("export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1) "
+                     "MASTER_PORT=29500 RANK=0 UNSET=")
     lines += [statement(draw, 2, posix) for _ in range(draw.random.randint(2, 6))]
     lines += [draw.of("wait", "exit 0", "exit 7", "true", "echo done")] if draw.chance(0.4) else []
     return "\n".join([*lines, ""])
@@ -79,10 +90,12 @@ def launch(draw: Draw, posix: bool) -> str:
         f"srun --relative=0 -N1 -n1 {one}", f"srun --input=none {one}", f"srun --distribution=cyclic --label {one}",
         f"printf '0 simulate zero\\n1 main %%t of %%o\\n' >conf; srun -n2 --multi-prog conf {draw.of('', 'x')}",
         f"mpirun -np 2 {one}", f"mpirun -n 1 -x LR --bind-to none {one} : -n 1 {other}", f"mpiexec -n 2 {one}",
-        f"mpirun --map-by ppr:1:node --mca btl tcp,self {one}", f"torchrun --nproc_per_node=2 --nnodes $SLURM_NNODES train.py {draw.of('', 'x')}",
+        f"mpirun --map-by ppr:1:node --mca btl tcp,self {one}",
+        f"torchrun --nproc_per_node=2 --nnodes $SLURM_NNODES train.py {draw.of('', 'x')}",
         f"srun torchrun --nproc_per_node=2 --rdzv_endpoint=$MASTER_ADDR:29500 train.py {draw.of('', '--x')}",
         f"srun bash -c \"torchrun --node_rank=\\$SLURM_PROCID train.py {draw.of('a', 'b')}\"",
-        "python -m torch.distributed.run --nproc_per_node=2 train.py", "accelerate launch --num_processes 2 train.py 'a b'", "accelerate env",
+        "python -m torch.distributed.run --nproc_per_node=2 train.py", "accelerate launch --num_processes 2 train.py 'a b'",
+        "accelerate env",
         "deepspeed --num_gpus 2 train.py", f"time srun -n1 {one}", f"timeout 60 srun -n1 {one}", f"env -u LR A=1 srun -n1 {one}",
         f"X=1 Y='a b' srun -n1 {one}", f"nohup srun -n1 {one} >nohup.txt 2>&1", f"command srun -n1 {one}", one, one, other]
     if not posix:
@@ -116,9 +129,10 @@ def _pipe(draw: Draw, depth: int, posix: bool) -> str:
 
 
 def _variable(draw: Draw, depth: int, posix: bool) -> str:
-    forms = ["export RUN=$SLURM_JOB_NAME.$SLURM_NNODES", "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}", "LOCAL=not-exported; export LR=\"$LR 1\"",
-             "unset LR", "cd sub 2>/dev/null || cd .", "umask 027; ulimit -c 0", "CMD='srun -n1 simulate \"a b\"'; eval \"$CMD\"", "CMD='srun -n1 "
-             "simulate \"a b\"'; $CMD", "export PATH=$PWD/bin:$PATH", "exec 3>fd3.txt; simulate fd; exec 3>&-", "mkdir -p made/deep; touch made/file"]
+    forms = ["export RUN=$SLURM_JOB_NAME.$SLURM_NNODES", "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
+             "LOCAL=not-exported; export LR=\"$LR 1\"", "unset LR", "cd sub 2>/dev/null || cd .", "umask 027; ulimit -c 0",
+             "CMD='srun -n1 simulate \"a b\"'; eval \"$CMD\"", "CMD='srun -n1 simulate \"a b\"'; $CMD",
+             "export PATH=$PWD/bin:$PATH", "exec 3>fd3.txt; simulate fd; exec 3>&-", "mkdir -p made/deep; touch made/file"]
     if not posix:
         forms += ["WORDS=(--a 'b c' \"$LR\"); simulate \"${WORDS[@]}\" ${#WORDS[@]}", "declare -x DECLARED=1; srun -n1 simulate",
                   "f() { simulate f; }; export -f f; srun -n1 bash -c f", "source <(echo export SOURCED=1); srun -n1 simulate"]
@@ -153,7 +167,8 @@ def _branch(draw: Draw, depth: int, posix: bool) -> str:
 
 def _function(draw: Draw, depth: int, posix: bool) -> str:
     name = draw.name("run_")
-    return f"{name}() {{\n{statement(draw, depth, posix)}\nsrun -n1 simulate \"$@\"\n{draw.of('return 0', 'return 3', '')}\n}}\n" \
+    body, end = statement(draw, depth, posix), draw.of("return 0", "return 3", "")
+    return f"{name}() {{\n{body}\nsrun -n1 simulate \"$@\"\n{end}\n}}\n" \
            f"{name} 'a b' {draw.of('$LR', 'x')} {draw.of('', '|| simulate failed $?')}"
 
 
@@ -162,5 +177,5 @@ def _subshell(draw: Draw, depth: int, posix: bool) -> str:
 
 
 def _or(draw: Draw, depth: int, posix: bool) -> str:
-    return draw.of(f"{launch(draw, posix)} || simulate fallback", f"{launch(draw, posix)} && simulate then", f"! {launch(draw, posix)}",
-                   f"{launch(draw, posix)} || exit 5")
+    return draw.of(f"{launch(draw, posix)} || simulate fallback", f"{launch(draw, posix)} && simulate then",
+                   f"! {launch(draw, posix)}", f"{launch(draw, posix)} || exit 5")
