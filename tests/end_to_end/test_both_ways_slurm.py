@@ -67,7 +67,8 @@ def way(*programs: dict[str, Any], **changes: Any) -> Way:
     (way(), "program"), (way(recording(), recording()), "program"), (way(recording(words=["b"])), "program"),
     (way(recording(rank="1")), "program"), (way(recording(host="n2")), "program"), (way(recording(directory="/")), "directory"),
     (way(recording(input="x")), "input"), (way(recording(variables={"A": "2"})), "variable A"),
-    (way(recording(variables={})), "variable A"), (way(recording(variables={"A": "1", "B": ""})), "variable B"), (way(recording(files=[3])), "files"),
+    (way(recording(variables={})), "variable A"), (way(recording(variables={"A": "1", "B": ""})), "variable B"),
+    (way(recording(files=[3])), "files"),
     (way(recording(), code=1), "exit code"), (way(recording(), files={}), "file a"),
     (way(recording(), elsewhere=frozenset({"/tmp/x"})), "elsewhere"), (way(recording(), refused="no"), "refused")])
 def test_a_spoilt_recording_is_noticed(other: Way, kind: str) -> None:
@@ -88,7 +89,8 @@ def test_what_differs_from_job_to_job_is_taken_away() -> None:
     ("--nodes=16 --ntasks-per-node 8", "--nodes=2 --ntasks-per-node=2"), ("-N 1-4", "--nodes=1-2"), ("-p gpu", ""),
     ("--gres=gpu:a100:8", "--gres=gpu:4"), ("--gres=tmp:10G", ""), ("--mem=2T", "--mem=64000M"), ("--mem=0", "--mem=0"),
     ("--array=3-9%2", "--array=3"), ("--chdir=/scratch/x", ""), ("--chdir=sub", "--chdir=sub"),
-    ("-A acc --exclusive", "--exclusive"), ("--gpus-per-node=h100:8", "--gpus-per-node=4"), ("--comment=\"a b\"", "--comment=\"a b\""), ("--time=3-0", "--time=3-0")])
+    ("-A acc --exclusive", "--exclusive"), ("--gpus-per-node=h100:8", "--gpus-per-node=4"),
+    ("--comment=\"a b\"", "--comment=\"a b\""), ("--time=3-0", "--time=3-0")])
 def test_directives_are_scaled(line: str, expected: str) -> None:
     text = f"#!/bin/bash\n#SBATCH {line}  # why\necho\n#SBATCH {line}\n"
     lines = scaled(text, "c0").split("\n")
