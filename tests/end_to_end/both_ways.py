@@ -210,16 +210,16 @@ class Cell:
         return ends.code()
 
     def _way(self, job: str, code: int | None, log: str, run: str) -> Way:
-        seen = recordings(self.sandbox.seen)
+        programs = recordings(self.sandbox.seen)
         script = str(RunDirectory(Path(run)).user_script) if run else ""
         plain = Plain([job], [script], str(RunDirectory(Path(run)).shims) if run else "")
         elsewhere = {f"/{path.relative_to(root)}" for root in self.roots for place in ("tmp", "var/tmp", "dev/shm")
                      for path in self._left(root / place)}
         elsewhere |= {f"~/{path.relative_to(self.sandbox.home)}" for path in self.sandbox.home.rglob("*")}
-        output = tuple(sorted(re.sub(r"JOB\.\d+", "JOB.N", plain.text(line)) for line in log.splitlines()))
+        output = tuple(sorted(map(plain.text, log.splitlines())))
         places = frozenset(map(plain.text, elsewhere))
-        return Way(tuple(map(plain.recording, seen)), tree(self.sandbox.work, plain), places, code, output,
-                   excess=len(seen) > MOST, notes=(f"{len(seen)} programs",))
+        return Way(tuple(map(plain.recording, programs)), tree(self.sandbox.work, plain), places, code, output,
+                   excess=len(programs) > MOST, notes=(f"{len(programs)} programs",))
 
     def _left(self, top: Path) -> Iterator[Path]:
         for path in top.iterdir():

@@ -17,6 +17,12 @@ DIFFER = frozenset({
     "BASH_ENV", "SLURM_TASK_PID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT",
     "SLURM_STEP_RESV_PORTS", "_"})
 OF_HPC_MP = "HPC_MP_"
+# Of the ranks that hpc-mp starts itself, by an srun with options of its own: they have a directory for temporary files.
+OF_OUR_SRUN = ("SLURM_", "SRUN_", "TMPDIR", "SHLVL")
+SIZES = frozenset({
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES",
+    "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_SUBMIT_DIR",
+    "SLURM_JOB_NAME", "SLURM_JOB_GPUS", "SLURM_CPUS_ON_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE"})
 WITNESS = ("-PE", "-m", "hpc_mp.program.witness")
 WITNESS_WORDS = 6  # after the module: its own arguments
 OURS = ("job.toml", "runs", "slurm-")  # in the submit directory: the job file, the run, and sbatch's own log
@@ -40,6 +46,8 @@ class Way:
 class Plain:
     """Texts without what differs from job to job: the job's number, and the place where Slurm or hpc-mp keeps the script."""
 
+    # SCRIPT is the path of the script, PLACE its directory, ABOVE the directory above: what ``dirname "$0"`` tells.
+
     def __init__(self, jobs: Iterable[str], scripts: Iterable[str], shims: str) -> None:
         self.jobs = [job for job in jobs if len(job) > 4]
         self.scripts = [place for place in scripts if place]
@@ -48,11 +56,13 @@ class Plain:
     def text(self, text: str) -> str:
         text = re.sub(r"\S*/spool/n\d+/job\d+/slurm_script", "SCRIPT", text)
         text = re.sub(r"\S*/spool/n\d+/job\d+", "PLACE", text)
+        text = re.sub(r"/[^\s:'\"]*/spool/n\d+\b", "ABOVE", text)
         for place in self.scripts:
-            text = text.replace(place, "SCRIPT").replace(place.rpartition("/")[0], "PLACE")
+            directory = place.rpartition("/")[0]
+            text = text.replace(place, "SCRIPT").replace(directory, "PLACE").replace(directory.rpartition("/")[0], "ABOVE")
         for job in self.jobs:
             text = text.replace(job, "JOB")
-        return text
+        return re.sub(r"\bJOB\.\d+", "JOB.N", text)
 
     def path(self, text: str) -> str:
         return ":".join(entry for entry in text.split(":") if not self.shims or entry != self.shims)
@@ -75,9 +85,9 @@ def without_witness(words: Sequence[str]) -> list[str]:
     return plain
 
 
-def recordings(seen: Path) -> list[dict[str, Any]]:
+def recordings(directory: Path) -> list[dict[str, Any]]:
     """Read the recordings of a sandbox, in order of time."""
-    return [literal_eval(text) for path in sorted(seen.iterdir()) if (text := path.read_text())]
+    return [literal_eval(text) for path in sorted(directory.iterdir()) if (text := path.read_text())]
 
 
 def tree(top: Path, plain: Plain) -> dict[str, str]:
@@ -91,7 +101,7 @@ def tree(top: Path, plain: Plain) -> dict[str, str]:
             files[plain.text(name)] = "link"
         elif path.is_file():
             text = plain.text(path.read_bytes()[:LARGEST].decode(errors="backslashreplace"))
-            files[plain.text(name)] = "\n".join(sorted(re.sub(r"JOB\.\d+", "JOB.N", text).split("\n")))
+            files[plain.text(name)] = "\n".join(sorted(text.split("\n")))
         else:
             files[plain.text(name)] = "directory"
     return files
@@ -142,7 +152,8 @@ def _programs(plain: Sequence[dict[str, Any]], adopted: Sequence[dict[str, Any]]
 
 def _variables(key: tuple[str, ...], one: Mapping[str, str], other: Mapping[str, str], started_by_us: bool) -> Iterator[str]:
     for name in sorted({*one, *other}):
-        if one.get(name) == other.get(name) or (started_by_us and (name not in one or name.startswith("SLURM_"))):
+        ours = started_by_us and name not in SIZES and (name not in one or name.startswith(OF_OUR_SRUN))
+        if one.get(name) == other.get(name) or ours:
             continue
         yield f"variable {name} of {key[0]} {key[-3:]}: {one.get(name)!r:.200} / {other.get(name)!r:.200}"
 

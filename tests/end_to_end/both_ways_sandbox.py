@@ -191,7 +191,7 @@ class Sandbox:
     def environ(self) -> dict[str, str]:
         """Return the variables of the shell that submits the script."""
         return {"HOME": str(self.home), "USER": "nobody", "LOGNAME": "nobody", "SHELL": "/bin/bash", "LANG": "C.UTF-8",
-                "PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin", "LR": "3e-4", "TRICKY": "a b  'c' \"d\" $HOME *\n2nd"}
+                "PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin", "LR": "3e-4", "TRICKY": "a b  'c' \"d\" $HOME *.none\n2nd"}
 
 
 def programs(text: str) -> set[str]:
