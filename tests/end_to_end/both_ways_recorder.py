@@ -118,10 +118,10 @@ def readable(number: int) -> bool:
 
 
 def drawn(sandbox: str, name: str, words: list[str]) -> int:
-    """Return the exit code: always 0 with the seed 0. Numbers in the arguments, such as that of the job, do not matter."""
+    """Return the exit code: always 0 with the seed 0. Paths and numbers in the arguments do not matter."""
     with open(f"{sandbox}/seed") as file:
         seed = int(file.read())
-    plain = "".join(letter for letter in ascii((name, words)) if not letter.isdigit())
+    plain = "".join(letter for letter in ascii((name, [word for word in words if "/" not in word])) if not letter.isdigit())
     number = zlib.crc32(f"{seed} {plain} {os.environ.get('SLURM_PROCID')}".encode())
     return CODES[number // 100 % len(CODES)] if seed and number % 100 < 12 else 0
 
@@ -151,7 +151,7 @@ def mpirun(sandbox: str, words: list[str]) -> int:
             try:
                 os.execvp(task[0], task)
             except OSError:
-                os._exit(127)
+                os._exit(2)  # as of hpc-mp's witness: each Open MPI has a code of its own for it
         pids.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     return max((code if code >= 0 else 128 - code for code in codes), default=1)

@@ -168,7 +168,7 @@ class Sandbox:
         for program in {*PROGRAMS, "in-a-file", *programs(text)}:
             self._stand_in(program, recorder)
         for file in set(re.findall(r"(?<![\w./$}~-])(?:\./)?([A-Za-z0-9_][\w/-]*\.(?:py|sh|bash))\b", text)) - {name}:
-            self._write(self.work / file, "in-a-file \"$0\" \"$@\"\n")
+            self._write(self.work / file, "in-a-file \"$@\"\n")
 
     def _write(self, path: Path, text: str) -> None:
         """Write a script that the job's script may run or source."""

@@ -12,7 +12,7 @@ ARGUMENTS = (
     "`echo sub`",
     "-n 3", "--nodes", "\\$X", '"\\"q\\""', "${LR%e-4}", "$# $0x", '"$@"', "$RANK", "~/x", "a\\ b", "$'tab\\there'", "%j", "-- x")
 PROGRAMS = ("train.sh", "python train.py", "python -u -m package.train", "./main", "simulate",
-            "bash -c 'main of $SLURM_PROCID \"$0\"' zero")
+            "bash -c 'main of $SLURM_PROCID \"$0\"' zero", "sh -c 'main \"$0\"'")
 DIRECTIVES = (
     "--job-name=drawn", "--job-name=\"two words\"", "--cpus-per-task=2", "--mem=2G", "--mem-per-cpu=100", "--exclusive",
     "--gres=gpu:2",
@@ -54,7 +54,8 @@ def drawn_script(seed: int) -> str:
     lines += [f"#SBATCH {line}" for line in draw.random.sample(DIRECTIVES, draw.random.randint(0, 3))]
     lines += ["", "# what follows is drawn"] if draw.chance(0.5) else [""]
     if draw.chance(0.08):  # what becomes [program]
-        lines = [lines[0], "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "srun python train.py --steps 3 plain", ""]
+        words = f"srun{draw.of('', ' -l', ' --ntasks=4')} python train.py --steps {draw.of('3', '4')} \"a b\" {draw.of('x', 'é')}"
+        lines = [lines[0], "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", *lines[1:2] * draw.chance(0.2), words, ""]
         return "\n".join(lines)
     if draw.chance(0.35):
         modes = ("set -e", "set -u", "set -x", "set -eu") if posix else ("set -e", "set -euo pipefail", "set -x")
