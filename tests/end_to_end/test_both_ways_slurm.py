@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from both_ways import Case, drawn_cases, lab_for, run_all, summary
+from both_ways import drawn_cases, summary
 from both_ways_compare import Plain, Way, differences, without_witness
+from both_ways_run import Case, lab_for, run_all
 from both_ways_sandbox import programs, scaled
 from both_ways_scripts import drawn_script
 from slurm_lab.why_not import why_not
 
-CELLS, COUNT, LIMIT = 4, 30, 240.0
+CELLS, COUNT, LIMIT = 8, 30, 300.0
 
 
 @pytest.fixture(scope="module")
