@@ -90,14 +90,14 @@ def record(sandbox: str, name: str, words: list[str]) -> None:
             if not block:
                 break
             read += block
-    seen = f"{sandbox}/seen"
+    place = f"{sandbox}/seen"
     recording = {
         "name": name, "words": words, "directory": os.getcwd(), "variables": dict(os.environ), "input": read[:MOST_INPUT],
         "step": os.environ.get("SLURM_STEP_ID", ""), "host": os.uname().nodename, "status": status(), "files": files,
         "rank": os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", ""))}
-    with open(f"{seen}/{time.time_ns()}-{os.uname().nodename}-{os.getpid()}", "x") as file:
+    with open(f"{place}/{time.time_ns()}-{os.uname().nodename}-{os.getpid()}", "x") as file:
         file.write(ascii(recording))
-    if len(os.listdir(seen)) > MOST and "SLURM_JOB_ID" in os.environ:
+    if len(os.listdir(place)) > MOST and "SLURM_JOB_ID" in os.environ:
         os.execv("/usr/bin/scancel", ["scancel", os.environ["SLURM_JOB_ID"]])
 
 

@@ -23,7 +23,7 @@ DIRECTIVES = (
     "--cpus-per-task 3  # a comment")
 SIZES = ("--nodes=2\n#SBATCH --ntasks-per-node=2", "--nodes=2", "-N 1\n#SBATCH -n 3", "--ntasks=2", "-n 3",
          "--nodes=2\n#SBATCH --ntasks=3",
-         "--nodes=1-2", "--nodes=2 --ntasks-per-node=1", "-N2 -n4")
+         "--nodes=2-2", "--nodes=2 --ntasks-per-node=1", "-N2 -n4")
 
 
 class Draw:
@@ -142,9 +142,10 @@ def _variable(draw: Draw, depth: int, posix: bool) -> str:
 
 def _parallel(draw: Draw, depth: int, posix: bool) -> str:
     one, other = program(draw), program(draw)
-    return draw.of(f"srun -N1 -n1 --exact --mem=100 {one} &\nsrun -N1 -n1 --exact --mem=100 {other} &\nwait",
+    step = "srun -N1 -n1 -w $SLURMD_NODENAME --exact --mem=100"  # else which of two steps gets which node is a race
+    return draw.of(f"{step} {one} &\n{step} {other} &\nwait",
                    f"srun -n1 --overlap {one} & P=$!\nwait $P; simulate ended $?", f"( {one}; {other} ) &\nwait",
-                   f"for i in 1 2; do srun -n1 --exact --mem=100 {one} $i & done; wait")
+                   f"for i in 1 2; do {step} {one} $i & done; wait")
 
 
 def _capture(draw: Draw, depth: int, posix: bool) -> str:
