@@ -1,0 +1,109 @@
+"""Drawn job scripts by sbatch and adopted: their programs get the same. `both_ways.py` does so with any directory of scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from both_ways import drawn_cases, summary
+from both_ways_compare import Plain, Way, differences, without_witness
+from both_ways_run import Case, lab_for, run_all
+from both_ways_sandbox import programs, scaled
+from both_ways_scripts import drawn_script
+from slurm_lab.why_not import why_not
+
+CELLS, COUNT, LIMIT = 8, 30, 300.0
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield the results of all scripts, by their names: they run several at a time, on a lab of their own."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with lab_for(CELLS) as lab:
+        yield {result["script"]: result for result in run_all(lab, (*drawn_cases(COUNT, 1), *CONTROLS), CELLS, LIMIT)}
+
+
+# A script that tells both ways apart: what it starts with differs, or how it ends.
+CONTROLS = tuple(Case(name, "job.sbatch", f"#!/bin/bash\n{text}\n", 0) for name, text in {
+    "argument": "srun -n1 simulate ${HPC_MP_RUN:+ours}", "variable": "export TOLD=${HPC_MP_RUN:+ours}; simulate",
+    "directory": "[ -z \"$HPC_MP_RUN\" ] || cd /; simulate", "input": "echo ${HPC_MP_RUN:+ours} | simulate",
+    "exit code": "[ -z \"$HPC_MP_RUN\" ]", "more ranks": "srun -n${HPC_MP_RUN:+1}1 --overcommit simulate",
+    "file": "echo ${HPC_MP_RUN:+ours} >made.txt", "elsewhere": "[ -z \"$HPC_MP_RUN\" ] || touch /tmp/left ~/left"}.items())
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", [f"drawn-{number}" for number in range(1, COUNT + 1)])
+def test_a_drawn_script_gets_the_same_both_ways(name: str, results: dict[str, dict[str, Any]]) -> None:
+    result = results[name]
+    assert result["state"] in ("equal", "named", "refused", "varies"), f"{result}\n{drawn_script(int(name.rpartition('-')[2]))}"
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3000)
+def test_most_scripts_are_compared(results: dict[str, dict[str, Any]]) -> None:
+    equal = [result for result in results.values() if result["state"] == "equal"]
+    assert len(equal) > COUNT / 3 and sum(result["programs"] for result in equal) > 2 * len(equal), summary([*results.values()])
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("control", [case.name for case in CONTROLS])
+def test_a_difference_is_noticed(control: str, results: dict[str, dict[str, Any]]) -> None:
+    assert results[control]["state"] == "differs", results[control]
+
+
+def recording(**changes: Any) -> dict[str, Any]:
+    return {"name": "train", "words": ["a"], "directory": "/w", "variables": {"A": "1"}, "input": "", "step": "task", "rank": "0",
+            "host": "n1", "status": {}, "files": [], **changes}
+
+
+def way(*programs: dict[str, Any], **changes: Any) -> Way:
+    return Way(programs, **{"files": {"a": "text"}, "elsewhere": frozenset(), "code": 0, **changes})
+
+
+@pytest.mark.parametrize(("other", "kind"), [
+    (way(), "program"), (way(recording(), recording()), "program"), (way(recording(words=["b"])), "program"),
+    (way(recording(rank="1")), "program"), (way(recording(host="n2")), "program"), (way(recording(directory="/")), "directory"),
+    (way(recording(input="x")), "input"), (way(recording(variables={"A": "2"})), "variable A"),
+    (way(recording(variables={})), "variable A"), (way(recording(variables={"A": "1", "B": ""})), "variable B"),
+    (way(recording(files=[3])), "files"),
+    (way(recording(), code=1), "exit code"), (way(recording(), files={}), "file a"),
+    (way(recording(), elsewhere=frozenset({"/tmp/x"})), "elsewhere"), (way(recording(), refused="no"), "refused")])
+def test_a_spoilt_recording_is_noticed(other: Way, kind: str) -> None:
+    assert differences(way(recording()), way(recording())) == []
+    (line, *_) = differences(way(recording()), other)
+    assert line.startswith(kind)
+
+
+def test_what_differs_from_job_to_job_is_taken_away() -> None:
+    plain = Plain(["7000001"], ["/runs/job/0001/script"], "/runs/job/0001/.shims")
+    assert plain.text("log-7000001 /runs/job/0001/script /var/spool/n1/job7000001/slurm_script") == "log-JOB SCRIPT SCRIPT"
+    assert plain.path("/runs/job/0001/.shims:/bin::/usr/bin") == "/bin::/usr/bin" and Plain([], [], "").path("a::") == "a::"
+    witness = ["/bin/python", "-PE", "-m", "hpc_mp.program.witness", "/run", "7.0.1", "1", "1", "mpi", "0"]
+    assert without_witness(["-n", "1", *witness, "./a", ":", *witness, "./b"]) == ["-n", "1", "./a", ":", "./b"]
+
+
+@pytest.mark.parametrize(("line", "expected"), [
+    ("--nodes=16 --ntasks-per-node 8", "--nodes=2 --ntasks-per-node=2"), ("-N 1-4", "--nodes=1-2"), ("-p gpu", ""),
+    ("--gres=gpu:a100:8", "--gres=gpu:4"), ("--gres=tmp:10G", ""), ("--mem=2T", "--mem=64000M"), ("--mem=0", "--mem=0"),
+    ("--array=3-9%2", "--array=3"), ("--chdir=/scratch/x", ""), ("--chdir=sub", "--chdir=sub"),
+    ("-A acc --exclusive", "--exclusive"), ("--gpus-per-node=h100:8", "--gpus-per-node=4"),
+    ("--comment=\"a b\"", "--comment=\"a b\""), ("--time=3-0", "--time=3-0")])
+def test_directives_are_scaled(line: str, expected: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH {line}  # why\necho\n#SBATCH {line}\n"
+    lines = scaled(text, "c0").split("\n")
+    assert lines[:2] == ["#!/bin/bash", "#SBATCH --partition=c0"] and lines[3:] == ["echo", f"#SBATCH {line}", ""]
+    assert lines[2].removesuffix("  # why") == (f"#SBATCH {expected}" if expected else "#")
+
+
+def test_programs_that_do_not_exist_here_are_known() -> None:
+    text = "#!/bin/bash\nf() { in-f; }\nif ./main a; then srun -n2 nowhere x | cat; fi\nX=$(bin/tool) f\n/opt/x/y\n"
+    assert programs(text) >= {"in-f", "./main", "bin/tool"} and not programs(text) & {"f", "cat", "srun", "/opt/x/y"}
+
+
+def test_a_drawn_script_is_drawn_again() -> None:
+    assert drawn_script(5) == drawn_script(5) != drawn_script(6)
+    assert len({drawn_script(seed) for seed in range(50)}) > 40
