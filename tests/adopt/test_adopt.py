@@ -127,7 +127,8 @@ def test_a_login_shell_reads_the_users_profile(shell: str, start: str, tmp_path:
     assert adopted(f"{text}srun python t.py\n", tmp_path).spec.program.start == start
 
 
-@pytest.mark.parametrize(("line", "mode"), [("", None), ("#SBATCH --open-mode=append\n", "a"), ("#SBATCH --open-mode=truncate\n", "t")])
+@pytest.mark.parametrize(("line", "mode"), [
+    ("", None), ("#SBATCH --open-mode=append\n", "a"), ("#SBATCH --open-mode=truncate\n", "t")])
 def test_sruns_of_the_script_append_as_it_asks(line: str, mode: str | None, tmp_path: Path) -> None:
     spec = adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec
     assert spec.program.environment.get("SLURM_OPEN_MODE") == mode
