@@ -17,7 +17,7 @@ from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.keys import job_tree
 from hpc_mp.adopt.launches import LaunchLine, launches
 from hpc_mp.adopt.literal import literal_keys
-from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request, script_keys, size_fates
+from hpc_mp.adopt.request import ELEMENT, Request, name_keys, read_request, script_keys, size_fates
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
@@ -82,7 +82,7 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
     else:
         keys = script_keys(script, request, file.absolute(), arguments, directory)
         fates = [*request.fates, *size_fates(script, literal=False), *_body(script, source)]
-    keys = {"job.name": job_name(file.name), **request.keys, **keys, "program.directory": begins}
+    keys = {**request.keys, **name_keys(script, request, file), **keys, "program.directory": begins}
     tree = job_tree(keys, job_directory)
     spec = resolve_any(tree, job_directory)
     assert isinstance(spec, ProgramSpec)  # it has [program]

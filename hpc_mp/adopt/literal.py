@@ -45,8 +45,7 @@ def literal_keys(source: Source, request: Request) -> dict[str, Any] | None:
                             "slurm.gpu_request": gpus.form if gpus else "none"}
     if gpus is not None and gpus.type:
         keys["slurm.gpu_type"] = gpus.type
-    if request.cpus:
-        keys["slurm.extra.cpus-per-task"] = request.cpus
+    keys["slurm.extra.cpus-per-task"] = request.cpus or False  # else each rank would get its share of a node
     for name, others in (("exclusive", ("oversubscribe",)), ("mem", ("mem-per-cpu", "mem-per-gpu"))):
         if not any(f"slurm.extra.{other}" in request.keys for other in (name, *others)):
             keys[f"slurm.extra.{name}"] = False  # else the job would request whole nodes and all their memory

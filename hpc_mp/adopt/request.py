@@ -138,6 +138,12 @@ def size_fates(script: Script, literal: bool) -> list[LineFate]:
     return fates
 
 
+def name_keys(script: Script, request: Request, file: Path) -> dict[str, str]:
+    """Return the job's name, and the variable with sbatch's name for it if a job file cannot have that."""
+    name, ours = script.value("job-name") or file.name, request.keys.get("job.name", job_name(file.name))
+    return {"job.name": ours, **({"program.environment.SLURM_JOB_NAME": name} if name != ours else {})}
+
+
 def script_keys(script: Script, request: Request, file: Path, arguments: Sequence[str], submitted: Path) -> dict[str, Any]:
     """Return the keys with which the script runs unchanged: its sizes, and the variables that its own sbatch would set.
 
@@ -149,9 +155,6 @@ def script_keys(script: Script, request: Request, file: Path, arguments: Sequenc
         "job.nodes": request.nodes or 1, "job.ranks_per_node": request.tasks_per_node, "program.start": "script",
         "program.command": (str(file), *arguments), "program.silent_limit": 0, "program.stop_codes": (),
         "slurm.gpu_request": "none", "program.environment.SLURM_SUBMIT_DIR": str(submitted)}
-    name = script.value("job-name") or file.name
-    if name != request.keys.get("job.name", job_name(file.name)):
-        keys["program.environment.SLURM_JOB_NAME"] = name
     if mode := script.value("open-mode"):
         keys["program.environment.SLURM_OPEN_MODE"] = mode[0]  # for the output of the script's sruns
     for option in script.options:

@@ -33,6 +33,8 @@ from hpc_mp.diagnosis.symptoms import (
 from hpc_mp.rundir.failures import KINDS, coordinates, one_line, precedence, sentence, who
 from hpc_mp.rundir.outcome import Cause
 
+# Messages of torch about a file that was not written whole. Where another rank met a full file system, that is why.
+CUT_SHORT = re.compile(r"unexpected pos|PytorchStreamWriter|iostream error")
 KILLED = "SIGKILL"  # sent by the kernel if memory is exhausted
 
 
@@ -45,9 +47,9 @@ def classify(evidence: Evidence) -> Cause:
     if evidence.program and all(KINDS[symptom.kind].level >= KINDS["early"].level for symptom in symptoms):
         symptoms += [*given_up_inside(evidence), *awaited_in_vain_by_all(evidence, symptoms)]
     first = min(symptoms, key=_precedence)
-    if first.own and first.kind == "signal" and KILLED in first.text and _ended_by_mpi(evidence):
+    if first.own and first.kind == "signal" and KILLED in first.text and _others_ended_first(evidence):
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
-    if first.kind == "storage":  # a full file system damages what other ranks write
+    if first.kind == "storage" and CUT_SHORT.search(first.text):
         first = next((symptom for symptom in symptoms if symptom.kind == "space"), first)
     if KINDS[first.kind].echo:
         first = _awaited(evidence, first)
@@ -64,9 +66,9 @@ def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
     return level, time, tuple(KINDS).index(order), symptom.rank is None, symptom.host is None
 
 
-def _ended_by_mpi(evidence: Evidence) -> bool:
-    """Return True if srun's ranks may have been killed by PMIx, which ends the others before srun reports the first end: then the
-    supervisor had none to end."""
+def _others_ended_first(evidence: Evidence) -> bool:
+    """Return True if PMIx may have killed the others of srun's ranks: it does so before srun reports the first end, and the
+    supervisor then has none to end."""
     return bool(evidence.srun) and not any(line.startswith(OTHERS_ENDED) for line in evidence.srun)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hpc_mp.diagnosis.lines import LABEL
+from hpc_mp.diagnosis.lines import LABEL, TaskEnd
 from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import RankFailure
+from hpc_mp.rundir.outcome import STOPPED
 from hpc_mp.rundir.standings import Standing
 
 
@@ -108,6 +109,11 @@ class Evidence:
     def host_of_task(self, task: int) -> str | None:
         """Return the host of a Slurm task; None for a task that the job does not have."""
         return next((self.hosts[self.places[rank].node] for rank, number in _tasks(self).items() if number == task), None)
+
+    def is_silent(self, end: TaskEnd, rank: int | None) -> bool:
+        """Return True if a task gave up without a record of its reason."""
+        return end.code is not None and end.code > 0 and end.code != STOPPED and not any(
+            failure.node == end.host if rank is None else failure.rank == rank for failure in self.failures)
 
     def lines_of_task(self, host: str, task: int) -> Sequence[str]:
         """Return the lines of a task, without the numbers before them."""

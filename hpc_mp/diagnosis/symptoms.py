@@ -16,7 +16,6 @@ from hpc_mp.diagnosis.ends import Symptom, awaited_in_vain, given_up, words_of_e
 from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.diagnosis.lines import (
     CANCELLED,
-    CANNOT_START,
     DAEMON_LOST,
     IMPROPER,
     JOB_CANCELLED,
@@ -27,34 +26,26 @@ from hpc_mp.diagnosis.lines import (
     MPI_PLUGIN,
     MPI_PLUGIN_SAYS,
     NODE_FAILURE,
-    NOT_INSTALLED,
     PYTHON_ERROR,
     STEP_CANCELLED,
     TASK_NOT_LAUNCHED,
     TaskEnd,
-    TasksRefused,
     all_ends,
     completed_first,
     not_started,
     sign,
     task_ends,
-    unmet_mpi,
     xid,
 )
+from hpc_mp.diagnosis.not_begun import never_begun
 from hpc_mp.diagnosis.tracebacks import last_error
 from hpc_mp.diagnosis.watchdogs import collective_timeout
 from hpc_mp.rundir.attempt import last_words
-from hpc_mp.rundir.failures import BY_SOMEBODY, KINDS, RankFailure, kind_of_end
+from hpc_mp.rundir.failures import KINDS, kind_of_end
 from hpc_mp.rundir.outcome import STOPPED
 
 # The text of an exception may be more specific than its kind: lack of memory, a broken GPU.
 MORE_EXACT = frozenset({"memory", "hardware", "space", "storage", "network"})
-REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
-REMEDY = "Set slurm.python, slurm.venv or slurm.conda to a Python with hpc-mp that all nodes see"
-CONTAINERS_REMEDY = "Load the module that provides it (slurm.modules), or remove slurm.container"
-IMAGE_REMEDY = ("Set slurm.container to an image that all nodes can read or fetch, and slurm.container_mounts to directories "
-                "that exist on all nodes")
-LACKING_REMEDY = "Use an image that contains it (slurm.container)"
 NO_LIBRARY = ("is listed by srun, but this Slurm cannot load it. Use another one from `srun --mpi=list`, or ask your "
               "administrators for its library")
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that are not mpirun's
@@ -71,7 +62,7 @@ LAST_LINES = 1000  # last lines of a rank's log in which a program's messages co
 
 def found_in(evidence: Evidence) -> list[Symptom]:
     """Return all symptoms that show a failure by themselves."""
-    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _log_lines, _unfit, _not_started, _missing, _unmet)
+    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _log_lines, never_begun)
     return [symptom for source in sources for symptom in source(evidence)]
 
 
@@ -205,28 +196,13 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         rank = evidence.rank_of(end.host, task)
         if end.code is None:
             yield Symptom("memory", end.line.strip(), end.host, rank, task)
-        elif end.code < 0 or _is_silent(end, rank, evidence):
+        elif end.code < 0 or evidence.is_silent(end, rank):
             lines = evidence.lines_of_task(end.host, task)
             cause = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
             broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(cause.text) else None
             if evidence.program and broken:
                 cause = replace(cause, kind="hardware", text=f"{broken}; {cause.text}")
             yield replace(cause, host=end.host, rank=rank, task=task, own=evidence.program)
-
-
-def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
-    """Return True if a task gave up without a record of its reason."""
-    return end.code is not None and end.code > 0 and end.code != STOPPED and not any(
-        _is_of(failure, end.host, rank) for failure in evidence.failures)
-
-
-def _is_of(failure: RankFailure, host: str, rank: int | None) -> bool:
-    return failure.node == host if rank is None else failure.rank == rank
-
-
-def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str:
-    last_output = last_words(evidence.lines_of_task(host, task))
-    return f"{text}; its last words: {last_output}" if last_output else text
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
@@ -301,59 +277,6 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom
     return Symptom(kind, fault or text, host, rank, task)
 
 
-def _not_started(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield nodes that could not start their tasks, or their container. If all failed, the nodes are not to blame."""
-    reasons = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
-    everywhere = len(reasons) == len(set(evidence.hosts))
-    for host, why in reasons.items():
-        if why.signal is not None and -why.signal in BY_SOMEBODY:
-            name = signal.Signals(why.signal).name
-            yield Symptom("cancelled", f"{name} arrived while the container was created: {why.reason}", host)
-        elif everywhere:
-            yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.reason}. {_mend(why)}", host)
-        else:
-            yield Symptom("unfit", f"it could not start the ranks: {why.reason}", host)
-
-
-def _unmet(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield ranks of a program whose MPI does not know the launcher that started them."""
-    reasons = (unmet_mpi(lines) for lines in evidence.logs.values() if evidence.program)
-    yield from (Symptom("user", why) for why in list(filter(None, reasons))[:1])
-
-
-def _mend(why: TasksRefused) -> str:
-    if why.lacks is None:
-        return IMAGE_REMEDY
-    return CONTAINERS_REMEDY if why.lacks in ("apptainer", "singularity") else LACKING_REMEDY
-
-
-def _missing(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield nodes without the ranks' Python, or without a package. If all nodes lack it, the nodes are not to blame.
-
-    Ends that srun had requested count too: it stops at the first, but a rank without Python ends the same way. The user's
-    program is excluded: it may lack a file on one rank only, and its own rank has reported if it could be started.
-    """
-    if evidence.program:
-        return
-    texts: dict[str, str] = {}
-    for end in all_ends(evidence.srun):
-        for task in end.tasks:
-            rank = evidence.rank_of(end.host, task)
-            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(last_words(evidence.lines_of_task(end.host, task)))
-            if end.code is not None and lacks and _is_silent(end, rank, evidence):
-                text = _with_last_words(ending(end.code), end.host, task, evidence)
-                texts.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
-    everywhere = set(texts) == set(evidence.hosts)
-    for host, text in texts.items():
-        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {_bring(text)}"
-        yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
-
-
-def _bring(text: str) -> str:
-    """Return the remedy if all nodes lack a program or a package."""
-    return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
-
-
 def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
     """Return the ranks that made PMIx or PMI end their step. It ends the step by SIGKILL before srun reports any end."""
     ends = list(all_ends(evidence.srun)) if evidence.by_mpi and not evidence.hang else []
@@ -394,11 +317,3 @@ def last_error_line(evidence: Evidence) -> Symptom | None:
             if PYTHON_ERROR.match(label[2] if label else line):
                 return _line("error", line, host, evidence)
     return None
-
-
-def _unfit(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield nodes that ``node-start.sh`` refused. If all were refused, the nodes are not to blame."""
-    refusals = [(match[1], match[2]) for line in evidence.srun if (match := REFUSED.match(line)) and match[1] in evidence.hosts]
-    everywhere = {host for host, _ in refusals} == set(evidence.hosts)
-    for host, text in refusals:
-        yield Symptom("user" if everywhere else "unfit", f"{host}: {text}" if everywhere else text, host)

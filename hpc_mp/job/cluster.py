@@ -81,7 +81,7 @@ class Slurm(Section):
     extra: dict[Option, Flag] = Field(default={})
     """Any other option of sbatch, by its long name; `true` for an option without a value. The error for an unknown option
     suggests the nearest one; the error for an option that the script sets names the key to use. `exclusive = false` shares nodes,
-    `mem = false` uses the site's memory default. Example: `{ licenses = "fs:1", mail-type = "END" }`."""
+    `mem = false` and `cpus-per-task = false` use the site's defaults. Example: `{ licenses = "fs:1", mail-type = "END" }`."""
 
 
 class Environment(Section):

@@ -128,7 +128,7 @@ def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RESTORED)
     try:
-        os.execvpe(name, program.command, environ)
+        os.execvpe(name, program.command, {**environ, "PWD": program.directory})
     except FileNotFoundError:
         where = f"PATH = {environ.get('PATH', '')}" if "/" not in name else f"seen from {program.directory}"
         raise HpcMpError(f"program.command[0] = {name!r}", f"does not exist ({where}), or its #! line is wrong",

@@ -37,8 +37,8 @@ from hpc_mp.supervisor.srun import LAG_S, Orphan, end_steps
 from hpc_mp.supervisor.unended import MORE_S, patience
 
 BY_CHILDREN, BY_TREE = "proctrack/cgroup", "proctrack/linuxproc"  # Slurm signals slurmstepd's children, or all below it
-# From our --open-mode, for our log: `srun --output` of the script would append too; and of the bash that wrote the variables.
-NOT_OF_SBATCH = ("SLURM_OPEN_MODE", "SHLVL")
+OF_OUR_DIRECTIVES = ("SLURM_OPEN_MODE",)  # from our --open-mode, for our log: `srun --output` of the script would append too
+OF_BASH = {"SHLVL": "0"}  # of the bash that writes the variables, if sbatch was called without it
 COPIES = ("HPC_MP_STAGED", "HPC_MP_LOCAL")  # directories of the copies of program.stage
 SOON_S = 30.0  # between the failure of a launch and the end of a script that fails because of it
 
@@ -62,7 +62,7 @@ def batch_environ(run: RunDirectory) -> dict[str, str]:
     entries = run.batch_environ.read_bytes().split(b"\0")
     run.batch_environ.unlink()
     variables = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
-    return {name: value for name, value in variables.items() if name not in NOT_OF_SBATCH}
+    return {name: value for name, value in variables.items() if name not in OF_OUR_DIRECTIVES and OF_BASH.get(name) != value}
 
 
 class ScriptWatch:

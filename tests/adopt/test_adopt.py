@@ -105,7 +105,13 @@ def test_a_size_that_is_not_asked_for_would_be_seen(tmp_path: Path) -> None:
 def test_one_literal_launch_becomes_ranks_of_ours(line: str, command: tuple[str, ...], tmp_path: Path) -> None:
     spec = adopted(f"{HEAD}# a comment\n\n{line}\n", tmp_path).spec
     assert (spec.program.start, spec.program.command, spec.job.nodes, spec.job.ranks_per_node) == ("rank", command, 2, 4)
-    assert spec.slurm.extra == {"exclusive": False, "mem": False}
+    assert spec.slurm.extra == {"exclusive": False, "mem": False, "cpus-per-task": False}
+
+
+@pytest.mark.parametrize("line", ["srun ./a", "srun ./a $X"])
+def test_a_name_that_a_job_file_cannot_have_reaches_the_ranks(line: str, tmp_path: Path) -> None:
+    spec = adopted(f'{HEAD}#SBATCH --job-name="my job"\n{line}\n', tmp_path).spec
+    assert spec.program.environment["SLURM_JOB_NAME"] == "my job" != spec.job.name
 
 
 @pytest.mark.parametrize("line", [

@@ -57,6 +57,13 @@ def test_an_echo_changes_nothing(evidence: Evidence, rank: int, time: float, log
     assert classify(more) == classify(evidence)
 
 
+def test_a_full_file_system_explains_no_other_that_is_broken() -> None:
+    broken, full = "OSError: [Errno 5] Input/output error: '/data/x'", "OSError: [Errno 28] No space left on device"
+    cause = classify(replace(JOB, failures=(said(2, "n2", "storage", broken, 40.0), said(5, "n3", "space", full, 41.0)),
+                             srun=ENDS_OTHERS))
+    assert (cause.kind, cause.rank, cause.retry) == ("storage", 2, True)
+
+
 APART = [end for end in ENDINGS if end[2] not in ("silent", "hang")]  # who waits for whom is said by all ranks of one attempt
 
 

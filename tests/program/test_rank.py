@@ -55,6 +55,7 @@ def test_who_a_rank_is_and_where_it_runs(run: RunDirectory) -> None:
     done = start(run, MASTER_ADDR="n1", MASTER_PORT="4711", HPC_MP_SECRET="s", HPC_MP_ASKED="1", OMP_NUM_THREADS="3")
     arguments, environ, directory = json.loads(done.stdout)
     assert arguments == ["a b", "$HOME;", "'\"", "new\nline", "é"] and directory == str(run.path.parent / "a directory")
+    assert environ["PWD"] == directory
     assert {name: environ.get(name) for name in (
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")} == {
         "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "NODE_RANK": "1",

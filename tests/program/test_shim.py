@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from hpc_mp.program.shim import MARK, SUBMITTERS, with_shims, write_shims
 from hpc_mp.program.witness import Witness
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
 from hpc_mp.rundir.failures import read_ends
+from hpc_mp.supervisor.script import batch_environ
 
 # A launcher that, like srun, runs the program on two tasks; it knows one option, -n, and components apart by a colon.
 SRUN = """
@@ -268,3 +270,27 @@ def test_a_signal_to_the_witness_alone_reaches_its_process(here: Path, forwards:
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=30)
     assert (output, process.returncode) == (("asked\n", 75) if forwards else ("", 0)) and not read_ends(run)
+
+
+@pytest.mark.parametrize(("family", "name"), [("srun", shutil.which("bash")), ("mpi", "bash")])
+def test_srun_gives_a_program_on_path_its_whole_path_as_name(here: Path, family: str, name: str) -> None:
+    assert witnessed(here, family, "bash", "-c", 'echo "$0"').stdout == f"{name}\n"
+
+
+def test_a_file_of_the_directory_that_cannot_be_run_is_refused_as_by_srun(here: Path) -> None:
+    (here / "stage").write_text("echo\n")
+    done = witnessed(here, "srun", "stage")
+    assert done.returncode == 13 and "execve(): stage: Permission denied" in done.stderr
+
+
+def witnessed(here: Path, family: str, *command: str) -> subprocess.CompletedProcess[str]:
+    words = Witness(str(new_run(here).path), "7.0.1", 1, 0, family, False).of(1, family)
+    return subprocess.run([*words, *command], cwd=here, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(("level", "handed_on"), [("0", {}), ("1", {"SHLVL": "1"}), ("3", {"SHLVL": "3"})])
+def test_the_level_of_shells_is_that_of_sbatch(here: Path, level: str, handed_on: dict[str, str]) -> None:
+    """A bash that begins without SHLVL gives its children 0 as it ends."""
+    run = RunDirectory(here)
+    run.batch_environ.write_bytes(f"SHLVL={level}\0SLURM_OPEN_MODE=a\0A=1\0".encode())
+    assert batch_environ(run) == {"A": "1", **handed_on} and not run.batch_environ.exists()

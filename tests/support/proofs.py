@@ -170,8 +170,8 @@ def main() -> int:
         command = [sys.executable, "-m", "pytest", "-ra", "-p", "proofs", "--timeout=3600", *WHICH, *WORKERS, *words]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         left = due(proofs)
-    if not words:
-        write_record(proofs)
+        if not words:
+            write_record(proofs)
     show(left)
     return code if code in (1, 3, 4) else 0
 

@@ -12,7 +12,8 @@ from hpc_mp.cluster.slurm.option_syntax import SYNTAX, TABLE
 from hpc_mp.cluster.slurm.releases import Version, exists, print_version
 from hpc_mp.job import AnySpec, ProgramSpec
 
-DEFAULTS = ("exclusive", "mem")  # the script requests these by default; slurm.extra replaces them, false drops them
+# The script requests these by default; slurm.extra replaces them, false drops them.
+DEFAULTS = ("exclusive", "mem", "cpus-per-task")
 Extra = Mapping[str, str | int | bool]
 
 

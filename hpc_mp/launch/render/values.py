@@ -71,17 +71,17 @@ def gpu_request(spec: AnySpec) -> str | None:
 
 
 def cpus_per_task(spec: AnySpec, facts: ClusterFacts) -> int | None:
-    """Return the CPUs of a rank, as Slurm counts them: as given, else its share of a node; None if unknown.
+    """Return the CPUs of a rank, as Slurm counts them: as given, else its share of a node; None for the site's default.
 
     The share is in whole cores, of the CPUs that jobs get rather than all those of a node. On a shared node a rank takes the
-    CPUs that belong to one GPU.
+    CPUs that belong to one GPU. ``cpus-per-task = false`` leaves them to the site.
     """
     requested = [_whole(extra.get("cpus-per-task")) for extra in (spec.slurm.extra, *(c.extra for c in spec.slurm.components))]
     if any(requested):
         return min(filter(None, requested))
     elsewhere = any(component.partition not in (None, spec.slurm.partition) for component in spec.slurm.components)
     by_script = isinstance(spec, ProgramSpec) and spec.by_script
-    if facts.cpus is None or elsewhere or by_script or "cpus-per-gpu" in spec.slurm.extra:
+    if facts.cpus is None or elsewhere or by_script or {"cpus-per-gpu", "cpus-per-task"} & spec.slurm.extra.keys():
         return None
     shares = spec.job.ranks_per_node
     if spec.slurm.extra.get("exclusive") is False or "oversubscribe" in spec.slurm.extra:
@@ -127,8 +127,8 @@ def rank_python(spec: AnySpec, python: str) -> str:
 
 
 def _whole(value: str | int | bool | None) -> int | None:
-    """Return ``cpus-per-task`` as a number. Raises HpcMpError."""
-    if value is None:
+    """Return ``cpus-per-task`` as a number; None if it is left to the site. Raises HpcMpError."""
+    if value is None or value is False:
         return None
     if isinstance(value, bool) or not re.fullmatch(r"[1-9]\d{0,6}", str(value)):
         raise HpcMpError(f"slurm.extra.cpus-per-task = {value!r}", "must be a whole number of at least 1",
