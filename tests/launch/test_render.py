@@ -131,7 +131,8 @@ def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -
     ({}, 128, 2, 32, 16),
     ({}, 126, 2, 30, 15),  # whole cores: 4 x 31 CPUs of two threads would need 64 cores, and 63 are there
     ({}, 3, 1, 1, 1), ({"hint": "nomultithread"}, 128, 2, 16, 16), ({"threads-per-core": 1}, 128, 2, 16, 16),
-    ({"cpus-per-task": 6}, 128, 2, 6, 3), ({"cpus-per-task": False}, 128, 2, None, None), ({"cpus-per-task": "6"}, None, 1, 6, 6), ({}, None, 1, None, None),
+    ({"cpus-per-task": False}, 128, 2, None, None), ({"cpus-per-task": 6}, 128, 2, 6, 3), ({"cpus-per-task": "6"}, None, 1, 6, 6),
+    ({}, None, 1, None, None),
     ({"exclusive": False}, 128, 2, None, None),  # without a GPU nothing tells a rank's share of a shared node
 ])
 def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, request_: int | None,

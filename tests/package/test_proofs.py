@@ -64,7 +64,9 @@ def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.Mon
     ("\n\n# another comment\ndef f(x):\n    return [1,  x]  # too\n", True),
     ('"""A module."""\ndef f(x):\n    """Of x."""\n    return [1, x]\n', True),
     ("def f(x):\n    return [1, x, 2]\n", False), ('def f(x):\n    "a" "b"\n    return [x, 1]\n', False),
-    ('def f(x):\n    pass\n    "no docstring"\n    return [1, x]\n', False), ("def f(y):\n    return [1, y]\n", False)])
+    ('def f(x):\n    "a" "b"\n    return [1, x]\n    "below, as a field has it"\n', True),
+    ('def f(x):\n    "a" + x\n    return [1, x]\n', False), ('def f(x):\n    x = "text"\n    return [1, x]\n', False),
+    ("def f(x):\n    1\n    return [1, x]\n", False), ("def f(y):\n    return [1, y]\n", False)])
 def test_prose_is_no_change(text: str, same: bool) -> None:
     assert (without_prose(text) == without_prose("def f(x):\n    return [1, x]\n")) == same
 

@@ -93,13 +93,17 @@ def modules_of(helpers: Iterable[Path]) -> set[str]:
     return reached | {module[:end] for module in reached for end in range(len(module)) if module[end] == "."}
 
 
+class Prose(ast.NodeTransformer):
+    """The removal of each statement that is only a string: docstrings, and the description of a field below it."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if text else node
+
+
 def without_prose(text: str) -> str:
-    """Return the source text of a module without its comments, its layout and its docstrings."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
-            del node.body[0]
-    return ast.dump(tree)
+    """Return the source text of a module without its comments, its layout, its docstrings and its descriptions of fields."""
+    return ast.dump(Prose().visit(ast.parse(text)))
 
 
 @cache
