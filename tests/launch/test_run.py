@@ -293,7 +293,7 @@ def test_torchrun_on_every_node(here: Path) -> None:
     assert said == ["4 0 0 6.0", "4 0 1 6.0", "4 1 0 6.0", "4 1 1 6.0"]
     cause = cause_of(*local(here, [*start, "fail"], "--set", "program.start=node", "--name", "fails"))
     assert (cause.kind, cause.node, cause.rank) == ("error", "node1", 3), cause
-    assert cause.message == "node node1 failed: ValueError: boom (program.py:10), said by its rank 3"
+    assert cause.message == "node node1 failed: ValueError: boom (program.py:10), reported by its rank 3"
 
 
 def test_explain_names_no_key_that_a_program_may_not_have(here: Path) -> None:
