@@ -11,8 +11,7 @@ import test_doctor_gpu_use
 from case import Case
 from gpu_machines import CODES, GPU_KINDS, findings, holds, ills
 
-from tests.machines import rebuild_gpu
-from tests.machines.tree import MACHINES, tree
+from tests.machines.tree import tree
 
 MODULES = (test_doctor_gpu_links, test_doctor_gpu_memory, test_doctor_gpu_pcie, test_doctor_gpu_presence, test_doctor_gpu_use)
 # Only where the part exists: rows or pages, pending repairs (new drivers), limits of memory (A100), IMEX (racks), AMD
@@ -41,9 +40,3 @@ def test_every_check_is_well_somewhere_and_ill_somewhere() -> None:
 
 def test_no_gpu_no_words() -> None:
     assert findings(tree("ethernet")) == []
-
-
-def test_trees_are_what_their_program_writes() -> None:
-    for kind in rebuild_gpu.KINDS:
-        for name, text in rebuild_gpu.render(kind).items():
-            assert (MACHINES / kind.name / name).read_text(encoding="utf-8") == text

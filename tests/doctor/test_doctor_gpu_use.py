@@ -8,8 +8,7 @@ from gpu_machines import APPS, SMI, USED, answer, findings, smi
 
 from hpc_mp.cluster.node.nvidia_smi import address, parse_smi, read_load
 from hpc_mp.cluster.node.source import Unavailable
-from tests.machines import rebuild_gpu
-from tests.machines.tree import broken, tree
+from tests.machines.tree import _commands, broken, tree
 
 APP = "00000002:00:00.0, 777, /usr/bin/python3\n"
 IN_JOB = "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0"
@@ -48,7 +47,7 @@ CASES = (
 def test_load_is_read_from_new_and_old_drivers() -> None:
     load = read_load(tree("ndv5"))[3]
     assert (load.index, load.bus, load.clock, load.pcie, load.reasons) == (3, "0008:00:00.0", 1980.0, (5.0, 5.0, 16.0, 16.0), 0)
-    new = next(argv for argv in rebuild_gpu.commands(rebuild_gpu.KINDS[1]) if "clocks_event_reasons" in argv)
+    new = next(argv for argv in _commands("ndv5") if "clocks_event_reasons" in argv)
     row = "0, 00000001:00:00.0, [N/A], 1980, 71.50, 31, 0, 5, 5, 16, 16, 0x00000000000000E8\n"
     old = read_load(broken("ndv5", {new: 2, new.replace("clocks_event_reasons", "clocks_throttle_reasons"): row}))
     assert [(gpu.clock, gpu.reasons) for gpu in old] == [(None, 0xE8)]
