@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from machines.tree import broken, tree
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
@@ -23,7 +24,6 @@ from hpc_mp.doctor.compute import Result, devices_here, judge, measure
 from hpc_mp.doctor.compute.device import Pieces
 from hpc_mp.doctor.compute.problem import KNOWN, bits, exact, whole
 from hpc_mp.doctor.compute.program import main
-from tests.machines.tree import broken, tree
 
 KIND, SOFTWARE = "NVIDIA H100 80GB HBM3, 132 SM, 79 GiB", "torch 2.13.0, CUDA 12.8"
 RATES = {"matmul bf16": 720.0, "memory": 2900.0, "host to device": 55.0, "device to host": 54.0, "to peer": 370.0}

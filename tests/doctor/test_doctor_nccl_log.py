@@ -6,12 +6,12 @@ import functools
 from pathlib import Path
 
 import pytest
+from machines.tree import broken, tree
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log import Machine, NcclTruth, PortBytes, judge, judge_ports, machine_of, parse, read_port_bytes, refused
 from hpc_mp.doctor.nccl_log.troubles import trouble_rows
-from tests.machines.tree import broken, tree
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
 IB = Machine("infiniband", 8, True)
