@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +54,16 @@ class Case:
 
 @dataclass(frozen=True)
 class FaultTable:
-    """``names``: of folders and programs; ``sets``: edits by name; ``faults``: rows by check."""
+    """``names``: of folders and programs; ``sets``: edits by name; ``faults``: rows by check; ``drift``: rows by trait."""
 
     names: Mapping[str, str]
     sets: Mapping[str, Any]
     faults: Mapping[str, list[dict[str, Any]]]
+    drift: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, name: str) -> FaultTable:
-        document = tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-        return cls(document["names"], document["sets"], document["faults"])
+        return cls(**tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8")))
 
     def cases(self) -> tuple[Case, ...]:
         return tuple(self._case(code, row) for code, rows in self.faults.items() for row in rows)
