@@ -36,14 +36,6 @@ def test_counters_of_healthy_traffic_are_no_errors() -> None:
     assert not list(link_counters(tree("ethernet")))
 
 
-@pytest.mark.parametrize("model", ["H100 PCIe", "H100 NVL", "H200 NVL", "RTX A6000"])
-def test_cards_without_a_bridge_are_well(model: str) -> None:
-    cards = {LINKS: "".join(f"GPU {gpu}: NVIDIA {model} (UUID: GPU-{gpu})\n\t Link 0: <inactive>\n\t Link 1: <inactive>\n"
-                             for gpu in (0, 1))}
-    found = findings(broken("ndv5", cards))
-    assert of(found, "gpu-nvlink-down") == [] == of(found, "gpu-nvlink-rate")
-
-
 @pytest.mark.parametrize(("model", "rate"), [("RTX A6000", "14.062"), ("A100 80GB PCIe", "25"), ("H100 NVL", "26.562")])
 def test_a_card_beside_two_on_a_bridge_is_no_error(model: str, rate: str) -> None:
     ways = f"{rate} GB/s", f"{rate} GB/s", "<inactive>"
@@ -55,12 +47,14 @@ def test_a_card_beside_two_on_a_bridge_is_no_error(model: str, rate: str) -> Non
 
 
 @pytest.mark.parametrize("status", [
+    *("".join(f"GPU {gpu}: NVIDIA {model} (UUID: GPU-{gpu})\n\t Link 0: <inactive>\n\t Link 1: <inactive>\n" for gpu in (0, 1))
+      for model in ("H100 PCIe", "H100 NVL", "H200 NVL", "RTX A6000")),
     f"GPU 0: NVIDIA GH200 480GB (UUID: GPU-0)\n{DARK}\n",
     "GPU 0: NVIDIA GH200 480GB (UUID: GPU-0)\nNVML: Unable to retrieve Nvlink information as all links are inActive\n",
     "GPU 0: NVIDIA GH200 480GB (UUID: GPU-0)\n" + "".join(f"\t Link {link}: <inactive>\n" for link in range(18)),
     "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)\n\t NVML: Unable to retrieve NVLink information: Not Supported\n",
     "GPU 0: NVIDIA RTX A4000 (UUID: GPU-0)\nDevice does not have or support Nvlink\n"])
-def test_a_gpu_that_is_alone_needs_no_nvlink(status: str) -> None:
+def test_cards_without_a_bridge_and_a_gpu_that_is_alone_need_no_nvlink(status: str) -> None:
     found = findings(broken("ndv4", {LINKS: status}))
     assert of(found, "gpu-nvlink-down") == [] == of(found, "gpu-nvlink-rate")
 

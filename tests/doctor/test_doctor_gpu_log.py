@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gpu_machines import findings, of
 from machines.tree import broken
 from rows import rows
 
@@ -15,27 +14,6 @@ from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.cluster.node.xids import XIDS, blamed, sxid, xid
 from hpc_mp.doctor.checks.gpu_log import xids
-
-NOW_US = 864_000_000_000  # uptime of the trees
-
-
-RECOVERY = "NVRM: Xid (PCI:0001:00:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
-
-
-def test_a_fault_that_repeats_is_one_finding() -> None:
-    line = "NVRM: Xid (PCI:0001:00:00): 74, pid=1, NVLink: fatal error"
-    log = "".join(f"4,{number},{NOW_US - 30_000_000 + number},-;{line}\n" for number in range(400))
-    found = of(findings(broken("ndv5", {"/dev/kmsg": log})), "gpu-xid")
-    assert len(found) == 1
-    assert "400 times" in found[0].message
-
-
-def test_an_echo_of_an_xid_in_the_log_is_no_second_finding() -> None:
-    lines = ("74, pid=1, NVLink: fatal error", "45, pid=1, name=a, Ch 00000001 caused by previous Xid 74")
-    log = "".join(f"4,{number},{NOW_US - 30_000_000 + number},-;NVRM: Xid (PCI:0001:00:00): {line}\n"
-                  for number, line in enumerate(lines))
-    found = of(findings(broken("ndv5", {"/dev/kmsg": log})), "gpu-xid")
-    assert [(each.severity, "named by" in each.message) for each in found] == [("error", False)]
 
 
 def test_the_log_is_read_from_wherever_it_may_be() -> None:
@@ -94,28 +72,28 @@ def test_the_catalogue_has_every_number_up_to_its_last() -> None:
     assert XIDS[64].action == "replace"
 
 
-def test_an_error_is_not_covered_by_a_later_harmless_line_of_its_number() -> None:
-    fatal = "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6)"
-    lines = [fatal, fatal.replace("Fatal", "Nonfatal"), RECOVERY, RECOVERY.replace("0x2 (Node Reboot Required)", "0x0 (None)")]
-    told = list(xids([KernelMessage(60.0, line) for line in lines]))
-    assert [(finding.severity, finding.subject) for finding in told] == [("error", "GPU 0008:01:00")]
+FATAL = "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6)"
+RECOVERY = "NVRM: Xid (PCI:0001:00:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+NVLINK = "NVRM: Xid (PCI:0001:00:00): 74, pid=1, NVLink: fatal error"
+LONG = ("NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2901) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.")
 
 
-@pytest.mark.parametrize("lines", [
-    ("NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2901) installed in this system has",
-     "NVRM: fallen off the bus and is not responding to commands."),
-    ("NVRM: The NVIDIA GPU 0000:18:00.0", "               NVRM: (PCI ID: 10de:2901) installed in this system has",
-     "               NVRM: fallen off the bus and is not responding to commands."),  # as dmesg prints it
-    ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.")])
-def test_one_gpu_off_the_bus_is_one_finding(lines: Sequence[str]) -> None:
-    told = list(xids([KernelMessage(60.0, line) for line in lines]))
-    assert [(finding.severity, finding.subject) for finding in told] == [("error", "GPU 0000:18:00")]
-
-
-def test_an_unknown_number_is_neither_well_nor_an_error() -> None:
-    told = list(xids([KernelMessage(60.0, "NVRM: Xid (PCI:0000:18:00): 173, x")]))
-    assert [(finding.severity, finding.message) for finding in told] == [
-        ("unknown", "Xid 173: not in NVIDIA's catalogue; 1 min ago")]
+@pytest.mark.parametrize(("lines", "gpu", "words"), [
+    ([NVLINK] * 400, "0001:00:00", "400 times"),
+    ([NVLINK, "NVRM: Xid (PCI:0001:00:00): 45, pid=1, name=a, Ch 00000001 caused by previous Xid 74"], "0001:00:00", "Xid 74"),
+    # not covered by later harmless lines of the same number
+    ([FATAL, FATAL.replace("Fatal", "Nonfatal"), RECOVERY, RECOVERY.replace("0x2 (Node Reboot Required)", "0x0 (None)")],
+     "0008:01:00", "Xid 149"),
+    (LONG, "0000:18:00", "Xid 79"),
+    ((LONG[0], *(f"{' ' * 15}{line}" for line in LONG[1:])), "0000:18:00", "Xid 79"),  # as dmesg prints it
+    (["NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."],
+     "0000:18:00", "Xid 79"),
+], ids=["repeated", "echo", "harmless after it", "three lines", "dmesg", "twice"])
+def test_one_fault_is_one_finding(lines: Sequence[str], gpu: str, words: str) -> None:
+    (finding,) = xids([KernelMessage(60.0, line) for line in lines])
+    assert (finding.severity, finding.subject) == ("error", f"GPU {gpu}")
+    assert words in finding.message and "named by" not in finding.message
 
 
 def test_sxid_severity_lines_repeat() -> None:
