@@ -265,18 +265,6 @@ def test_what_slurm_is_told_is_added_to_what_it_was_told_and_can_be_taken_away()
 
 # --- the scheduler's environment, with a Python that only plays at installing ----------------------------------------
 
-PLAYER = """\
-#!/bin/bash
-# A stand-in for Python: "-m venv DIR" makes DIR with an interpreter that notes what pip is to install; /shared/offline: it fails.
-if [[ $1 == -m && $2 == venv ]]; then
-    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "executable = /usr/bin/python3.14" >"$3/pyvenv.cfg"
-elif [[ $1 == -m && $2 == pip ]]; then
-    echo "${*: -2}" >>/shared/installed
-    sleep 0.5
-    [[ ! -e /shared/offline ]] || exit 1
-    printf '#!/bin/sh\\nexit 0\\n' >"${0%/*}/hpc-mp" && chmod 755 "${0%/*}/hpc-mp"
-fi
-"""
 INSTALL = f"{jetpack.INIT}/hpc-mp/scheduler/scripts/10-environment.sh"
 
 
@@ -285,7 +273,7 @@ def test_the_environment_is_installed_once_and_an_upgrade_that_fails_changes_not
     with Site(["scheduler", "second"], Path("/")) as site:
         shared = site.directory / "shared"
         for machine in site.machines.values():
-            machine.write("/usr/bin/python3.14", PLAYER, 0o755)
+            machine.write("/usr/bin/python3.14", (jetpack.PROGRAMS / "python").read_text(encoding="utf-8"), 0o755)
 
         def told(requirement: str) -> None:
             for machine in site.machines.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from hpc_mp.job import load_job
 
 TEXT = TEMPLATE.read_text(encoding="utf-8")
 PROJECT = read_project(FOLDER)
+CHOICES = tomllib.loads(Path(__file__).with_name("choices.toml").read_text(encoding="utf-8"))
 SIZES = [size for size in OFFER.sizes.values() if not size.is_gone]
 GONE = {"Standard_NC6s_v3", "Standard_NC12s_v3", "Standard_NC24s_v3", "Standard_NC24rs_v3"}
 
@@ -91,26 +93,13 @@ def test_the_ready_parameters_are_what_their_command_writes(file: Path, tmp_path
 
 CAPPED = ("${ifThenElse(HPCInfiniBand && MaxHPCExecuteNodeCount > HPCMaxScalesetSize, HPCMaxScalesetSize, "
           "MaxHPCExecuteNodeCount)}")
-PLANTED = (  # a part of the template, a wrong substitute, the codes of the findings
-    ("slurm.partition = htc", "slurm.partition = htc\n        slurm.default_partition = true", {"CC401"}),
-    ("slurm.partition = htc", "slurm.partition = hpc", {"CC403"}),
-    ("slurm.hpc = $HPCInfiniBand", "slurm.hpc = ${!HPCInfiniBand}", {"CC507"}),
-    (f"    MaxCount = {CAPPED}", "    MaxCount = 150", {"CC508"}),
-    ("    EnableNodeHealthChecks = $EnableNodeHealthChecks\n", "", {"CC407"}),
-    ('DefaultValue = "SuspendTime=1800"', 'DefaultValue = "TopologyPlugin=topology/block"', {"CC410"}),
-    ("        slurm.accounting.user = $configuration_slurm_accounting_user\n", "", {"CC406"}),
-    ("    Extends = nodearraybase\n    MachineType = $HTC", "    Extends = nodearaybase\n    MachineType = $HTC",
-     {"CC303", "CC423"}),
-    ("$HpcMpProfile", "$HpcMpProfil", {"CC201"}),
-    ("[[[cluster-init hpc-mp:scheduler:0.1.0]]]", "[[[cluster-init hpc-mp:scheduler:0.0.9]]]", {"CC705"}),
-)
 
 
-@pytest.mark.parametrize(("good", "bad", "codes"), PLANTED, ids=["-".join(sorted(row[2])) for row in PLANTED])
-def test_a_fault_in_the_template_would_be_found(good: str, bad: str, codes: set[str]) -> None:
-    assert TEXT.count(good) == 1 and lint(TEXT, project=PROJECT) == ()
+@pytest.mark.parametrize("fault", CHOICES["template"], ids=lambda fault: "-".join(fault["codes"]))
+def test_a_fault_in_the_template_would_be_found(fault: dict[str, Any]) -> None:
+    assert TEXT.count(fault["good"]) == 1 and lint(TEXT, project=PROJECT) == ()
     values = values_of(replace(H100, accounting=True, database="db.example.org", database_user="slurm"))
-    assert {finding.code for finding in findings(TEXT.replace(good, bad), values)} == codes
+    assert {each.code for each in findings(TEXT.replace(fault["good"], fault["bad"]), values)} == {*fault["codes"]}
 
 
 def test_more_nodes_than_a_group_holds_are_not_started_with_infiniband() -> None:
@@ -176,56 +165,20 @@ def test_the_lines_for_a_job_file_are_a_job_file(tmp_path: Path) -> None:
     assert (job.job.nodes, job.job.ranks_per_node, job.slurm.partition, job.environment.profile) == (4, 8, "hpc", "azure-ndv5")
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"sku": "Standard_ND128isr_NDR_GB200_v6", "nodes": 20}, "20 nodes are not a multiple of 18"),
-    ({"sku": "Standard_ND128isr_NDR_GB200_v6"}, "Azure publishes no image for Standard_ND128isr_NDR_GB200_v6"),
-    ({"image": "mine:own:image:1"}, "mine:own:image:1 is not in the catalogue"),
-    ({"sku": "Standard_NC96ads_A100_v4"}, "has no InfiniBand: a job on several nodes uses Ethernet"),
-    ({"sku": "Standard_ND40rs_v2"}, "has Python 3.10, and hpc-mp needs 3.11 or later"),
-    ({"sku": "Standard_HB120-16rs_v3"}, "counts as the whole machine: 120 vCPUs"),
-    ({"sku": "Standard_HC44rs"}, "is retired on 2027-05-31"),
-    ({"sku": "Standard_ND96isr_MI300X_v5"}, "need torch for ROCm"),
-    ({"nodes": 16}, "/shared is one disk of the scheduler"),
-    ({"accounting": True}, "needs a MySQL server that you provide"),
-])
-def test_a_note_is_printed_only_if_it_holds(changes: dict[str, Any], words: str) -> None:
-    assert words in "\n".join(summary_of(replace(H100, **changes)).words())
-    assert words not in "\n".join(summary_of(H100).words())
+@pytest.mark.parametrize("row", CHOICES["noted"], ids=lambda row: row["says"])
+def test_a_note_is_printed_only_if_it_holds(row: dict[str, Any]) -> None:
+    assert row["says"] in "\n".join(summary_of(replace(H100, **row["changes"])).words())
+    assert row["says"] not in "\n".join(summary_of(H100).words())
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"sku": "Standard_ND96isr_H100"}, ("is not a size", "did you mean 'Standard_ND96isr_H100_v5'")),
-    ({"sku": "x9"}, ("is not a size", "sizes for training are", "Standard_ND96isr_H200_v5")),
-    ({"sku": "Standard_NC6s_v3"}, ("was retired on 2025-09-30",)),
-    ({"nodes": 0}, ("--nodes 0", "must be from 1 to 1000")),
-    ({"nodes": 101}, ("one placement group holds 100", "share no InfiniBand", "--nodes 100 or less")),
-    ({"sku": "Standard_HB176rs_v4", "nodes": 301}, ("holds 300",)),
-    ({"sku": "Standard_D8ads_v5", "nodes": 1001}, ("from 1 to 1000",)),
-    ({"sku": "Standard_ND96is_H100_v5", "nodes": 2}, ("has no InfiniBand", "use Standard_ND96isr_H100_v5")),
-    ({"image": "microsoft-dsvm:ubuntu-hpc:2404-rocm:latest"},
-     ("has the drivers rocm", "use microsoft-dsvm:ubuntu-hpc:2404:latest")),
-    ({"image": "Canonical:ubuntu-24_04-lts:server:latest"}, ("has no drivers",)),
-    ({"image": "almalinux:almalinux-hpc:8_10-hpc-gen1:latest"}, ("is of generation 1",)),
-    ({"image": "microsoft-dsvm:ubuntu-hpc:2004:latest"}, ("without updates since 2025-05-31",)),
-    ({"image": "azure-hpc:azurelinux-hpc:3:latest"}, ("has no packages of Slurm",)),
-    ({"sku": "Standard_HB176rs_v4", "image": "Canonical:ubuntu-24_04-lts:server:latest"}, ("no drivers of InfiniBand",)),
-    ({"sku": "Standard_ND128isr_GB300_v6", "image": "microsoft-dsvm:ubuntu-hpc:2404:latest"}, ("is for x86_64", "arm64")),
-    ({"region": "West Europe"}, ("--region West Europe", "such as westeurope")),
-    ({"subnet": "subnet"}, ("--subnet subnet", "RESOURCEGROUP/NETWORK/SUBNET")),
-    ({"name": "my cluster"}, ("--name my cluster", "letters, digits and -")),
-    ({"storage_address": "10.0.0.9"}, ("--storage-address", "--storage external")),
-    ({"database": "mysql://db"}, ("--database mysql://db", "without mysql://")),
-    ({"database": "db"}, ("--no-accounting",)),
-    ({"login_nodes": -1}, ("--login-nodes -1", "0 to 20")),
-    ({"htc_nodes": 2000}, ("--htc-nodes 2000",)),
-])
-def test_a_wrong_choice_is_refused_with_its_rule_and_its_remedy(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("row", CHOICES["refused"], ids=lambda row: str(row["changes"]))
+def test_a_wrong_choice_is_refused_with_its_rule_and_its_remedy(row: dict[str, Any]) -> None:
     with pytest.raises(HpcMpError) as refused:
-        settle(replace(H100, **changes), OFFER)
-    assert [word for word in words if word.casefold() not in str(refused.value).casefold()] == []
+        settle(replace(H100, **row["changes"]), OFFER)
+    assert [words for words in row["says"] if words.casefold() not in str(refused.value).casefold()] == []
 
 
 def test_the_largest_clusters_are_allowed() -> None:

@@ -81,12 +81,22 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
     assert isinstance(done.exception, HpcMpError) and "cannot be written" in str(done.exception)
 
 
+SIZE = ("--sku", "Standard_HC44rs", "--nodes", "2")
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
     (("--nodes", "2", "--json"), "--sku: missing"),
-    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "has no effect without --workspace"),
+    ((*SIZE, "--project-url", "u"), "has no effect without --workspace"),
+    ((*SIZE, "--credentials", ""), "--credentials : must not be empty"),
+    ((*SIZE, "--database", "h", "--database-user", ""), "--database-user : must not be empty"),
+    ((*SIZE, "--workspace", "--region", "westeurope", "--resource-group", "my group"),
+     "--resource-group my group: is not a name of a resource group"),
+    ((*SIZE, "--workspace", "--region", "westeurope", "--resource-group", ""), "--resource-group : is not a name"),
 ])
-def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_what_is_missing_or_cannot_be_meant_is_named_as_it_was_given(
+    arguments: tuple[str, ...], words: str, tmp_path: Path,
+) -> None:
     done = call(*arguments, "--output", tmp_path / "out")
     assert isinstance(done.exception, HpcMpError) and words in str(done.exception)
     assert not (tmp_path / "out").exists()
@@ -133,19 +143,6 @@ def test_nothing_is_asked_that_an_option_says_and_nothing_in_vain(tmp_path: Path
     assert code == 2 and "not an empty directory" in said and "Size of the nodes" not in said
     code, said = answer(tmp_path / "gone", "")
     assert code == 1 and "Size of the training nodes" in said and not (tmp_path / "gone").exists()
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--credentials", ""), "--credentials : must not be empty"),
-    (("--database", "h", "--database-user", ""), "--database-user : must not be empty"),
-    (("--workspace", "--region", "westeurope", "--resource-group", "my group"),
-     "--resource-group my group: is not a name of a resource group"),
-    (("--workspace", "--region", "westeurope", "--resource-group", ""), "--resource-group : is not a name"),
-])
-def test_a_value_that_cannot_be_meant_is_named_as_it_was_given(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    done = call("--sku", "Standard_HC44rs", "--nodes", 2, "--output", tmp_path / "out", *arguments)
-    assert isinstance(done.exception, HpcMpError) and words in str(done.exception)
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_fails_half_way_leaves_nothing_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

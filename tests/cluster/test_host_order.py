@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -13,72 +15,58 @@ from hypothesis import strategies as st
 from slurm_lab.lab import Lab
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.topology import SwitchTree, crossings, from_addresses, load_topology, order_hosts, read_topology
+from hpc_mp.cluster.topology import (
+    SwitchTree,
+    crossings,
+    from_addresses,
+    load_topology,
+    order_hosts,
+    read_topologies,
+    read_topology,
+)
 from hpc_mp.cluster.topology.model import Switch, from_switches
+from hpc_mp.cluster.topology.readers import read
 
-TREE = {f"n{i}": (f"s{(i + 1) // 2}", "spine") for i in (1, 2, 3, 4)}
-BLOCKS = {f"n{i}": (f"b{(i + 1) // 2}", f"b[{1 + 2 * (i > 4)}-{2 + 2 * (i > 4)}]", "b[1-4]") for i in range(1, 9)}
-PLAIN_BLOCKS = {host: chain[:1] for host, chain in BLOCKS.items()}
-
-FORMS = {
-    "topology.conf": ("""
-# two leaves under a spine
-SwitchName=s1 Nodes=n[1-2]   # the first
-switchname=s2 LinkSpeed=10 \\
-    nodes=n3,n4
-SwitchName=spine Switches=s[1-2]
-""", TREE),
-    "scontrol, 22.05 and later": ("""SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
-SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
-SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
-""", TREE),
-    "scontrol, the spine first": ("""SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
-SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
-SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
-""", TREE),
-    "topology.yaml": ("""---
-- topology: other
-  block: {block_sizes: [2], blocks: [{block: x, nodes: "m[1-2]"}]}
-- topology: fabric
-  cluster_default: true
-  tree:
-    switches:
-      - switch: spine
-        children: s[1-2]
-      - switch: s1
-        nodes: n[1-2]
-      - switch: s2
-        nodes: n[3-4]
-""", TREE),
-    "topology.conf, blocks": (
-        "".join(f"BlockName=b{i} Nodes=n[{2 * i - 1}-{2 * i}]\n" for i in (1, 2, 3, 4)) + "BlockSizes=2,4,8\n", BLOCKS),
-    "scontrol 23.11, blocks": ("".join(f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{2 * i - 1}-{2 * i}]\n"
-                                       for i in (1, 2, 3, 4)), PLAIN_BLOCKS),
-    "scontrol 24.11, blocks": ("".join(f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{2 * i - 1}-{2 * i}] BlockSize=2\n"
-                                       for i in (1, 2, 3, 4)) + """\
-AggregatedBlock=b[1-2] BlockIndex=4 Nodes=n[1-4] BlockSize=4
-AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[5-8] BlockSize=4
-AggregatedBlock=b[1-4] BlockIndex=6 Nodes=n[1-8] BlockSize=8
-""", BLOCKS),
-    "topology.yaml, blocks": ("- topology: default\n  block:\n    block_sizes: [2, 4, 8]\n    blocks:\n" + "".join(
-        f"      - {{block: b{i}, nodes: 'n[{2 * i - 1}-{2 * i}]'}}\n" for i in (1, 2, 3, 4)), BLOCKS),
-    "rings": ("RingName=r1 Nodes=n[2,1] RingSize=2\nRingName=r2 Nodes=n3 RingSize=1\n",
-              {"n2": ("r1",), "n1": ("r1",), "n3": ("r2",)}),
-    "rings, yaml": ("- topology: t\n  ring:\n    rings:\n    - {ring: r1, nodes: 'n[2,1]'}\n",
-                    {"n2": ("r1",), "n1": ("r1",)}),
-    "flat": ("- topology: t\n  flat: true\n", {}),
-    "nothing": ("# TopologyPlugin=topology/flat\n\n", {}),
-}
+TEXTS = tomllib.loads(Path(__file__).with_name("topologies.toml").read_text(encoding="utf-8"))
+ABOVE = TEXTS["above"]
+FORMS = {row["name"]: (row["text"], ABOVE[row["is"]] if isinstance(row["is"], str) else row["is"]) for row in TEXTS["forms"]}
 
 
-@pytest.mark.parametrize(("text", "above"), FORMS.values(), ids=FORMS)
-def test_all_forms_of_a_topology(text: str, above: dict[str, tuple[str, ...]]) -> None:
-    assert read_topology(text).above == above
+def above(tree: SwitchTree) -> dict[str, list[str]]:
+    return {host: list(chain) for host, chain in tree.above.items()}
+
+
+@pytest.mark.parametrize(("text", "chains"), FORMS.values(), ids=FORMS)
+def test_all_forms_of_a_topology(text: str, chains: dict[str, list[str]]) -> None:
+    assert above(read_topology(text)) == chains
+
+
+@pytest.mark.parametrize("row", TEXTS["hosts"], ids=lambda row: row["text"])
+def test_blanks_quotes_comments_and_continued_lines_are_slurms(row: dict[str, Any]) -> None:
+    (topology,) = read_topologies(row["text"])
+    assert {switch.name: list(switch.hosts) for switch in topology.switches} == row["is"]
+
+
+@pytest.mark.parametrize("row", TEXTS["refused"], ids=lambda row: row["text"])
+def test_what_slurm_does_not_start_with_is_refused_with_its_place(row: dict[str, Any]) -> None:
+    with pytest.raises(HpcMpError) as refused:
+        read_topology(row["text"])
+    assert [words for words in row["says"] if words not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize("row", TEXTS["noted"], ids=lambda row: row["text"])
+def test_what_slurm_takes_otherwise_than_it_is_written_is_said(row: dict[str, Any]) -> None:
+    assert any(note.startswith(row["says"]) for note in read(row["text"], "file", "slurm").notes)
+
+
+def test_a_sound_topology_has_no_notes() -> None:
+    assert read("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1\n", "file", "slurm").notes == ()
 
 
 def test_addresses_of_hosts() -> None:
     pattern = "switch.switch.node"
-    assert from_addresses((f"spine.s{(i + 1) // 2}.n{i}", pattern) for i in (1, 2, 3, 4)).above == TREE
+    assert from_addresses((f"spine.s{(i + 1) // 2}.n{i}", pattern) for i in (1, 2, 3, 4)).above == {
+        host: tuple(chain) for host, chain in ABOVE["tree"].items()}
     assert from_addresses([("b8.tux1", "block.node"), ("n1", "node"), ("s1.n2.cluster.org", "switch.node")]).above == {
         "tux1": ("b8",), "n1": (), "n2.cluster.org": ("s1",)}
 
@@ -90,30 +78,10 @@ def test_addresses_that_do_not_fit_their_pattern(address: str, pattern: str) -> 
         from_addresses([(address, pattern)])
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n[", r"line 2 of the topology, 'SwitchName=s2 Nodes=n\[': host list"),
-    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 1 .*must have the form KEY=VALUE"),
-    ("SwitchName=s1 Node=n1", r"line 1 .*has the key Node, which Slurm does not know\. Did you mean 'Nodes'"),
-    ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*must have the form KEY=VALUE"),
-    ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*must have the form KEY=VALUE"),
-    ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is not a multiple of 2"),
-    ("BlockName=b Nodes=n\nBlockSizes=0", r"BlockSizes=0: 0 is not a multiple"),
-    ("BlockSizes=2", "names neither switches nor blocks"),
-    ("SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n", "is above itself"),
-    ("- topology: t\n  tree: [", r"line \d of the topology: is not valid YAML"),
-    ("- topology: t\n  tree: {switches: [{nodes: n1}]}", "0.tree.switches.0.switch: is not valid in topology.yaml"),
-    ("- topology: t\n  cluster_default: perhaps", "0.cluster_default"),
-    ("hello", "the whole: is not valid in topology.yaml"),
-])
-def test_a_wrong_topology_is_refused_with_its_place(text: str, words: str) -> None:
-    with pytest.raises(HpcMpError, match=words):
-        read_topology(text)
-
-
 def test_files(tmp_path: Path) -> None:
     file = tmp_path / "topology.conf"
     file.write_text(FORMS["topology.conf"][0])
-    assert load_topology(file).above == TREE
+    assert above(load_topology(file)) == ABOVE["tree"]
     with pytest.raises(HpcMpError, match="cannot be read"):
         load_topology(tmp_path)
     file.write_bytes(b"\xff\xfe")

@@ -16,6 +16,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import MOST_HOSTS, compress, expand
@@ -112,25 +114,51 @@ def test_lists_are_those_of_scontrol(ask: Answers, number: int) -> None:
         assert (compress(names),) == line, names
 
 
-def test_several_brackets_run_in_slurms_order() -> None:
+# Written by `scontrol show hostnames` and `scontrol show hostlist` of Slurm 22.05.8: a list, its hosts, the list again.
+SLURM_LISTS = """
+n[1-4] | n1 n2 n3 n4 | n[1-4]
+n[3-4,1-2] | n3 n4 n1 n2 | n[3-4,1-2]
+b1,a1 | b1 a1 | b1,a1
+rack[1-2]n[1-2] | rack1n1 rack1n2 rack2n1 rack2n2 | rack1n[1-2],rack2n[1-2]
+n[008-011] | n008 n009 n010 n011 | n[008-011]
+n1,n01,n2,n02,x,x2,n9,n10,n11,n099,n100 | n1 n01 n2 n02 x x2 n9 n10 n11 n099 n100 | n[1,01,2,02],x,x2,n[9-11,099-100]
+"""
+
+
+@pytest.mark.parametrize("line", SLURM_LISTS.strip().splitlines())
+def test_host_lists_as_slurm_reads_and_writes_them(line: str) -> None:
+    text, names, again = line.split(" | ")
+    assert expand(text) == tuple(names.split()) and compress(names.split()) == again
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("a[1-2][3-4][5-6]", "a135 a136 a235 a236 a145 a146 a245 a246"), ("n[1-2]-ib[0-1]", "n1-ib0 n1-ib1 n2-ib0 n2-ib1"),
+    ("n[1-2]-ib0,m", "n1-ib0 n2-ib0 m")])
+def test_several_brackets_run_in_slurms_order(text: str, names: str) -> None:
     """The last varies fastest, then the first: as Slurm 22.05 to 26.05 have it, and no nested loop would."""
-    assert expand("a[1-2][3-4][5-6]") == ("a135", "a136", "a235", "a236", "a145", "a146", "a245", "a246")
-    assert expand("n[1-2]-ib[0-1]") == ("n1-ib0", "n1-ib1", "n2-ib0", "n2-ib1")
-    assert expand("n[1-2]-ib0,m") == ("n1-ib0", "n2-ib0", "m")
+    assert expand(text) == tuple(names.split())
 
 
-@pytest.mark.parametrize("text", [
-    f"n[1-{MOST_HOSTS + 1}]", "n[1-60000],m[1-60000]", "n[0-999][0-999]", "n[1-999999999999999999]"])
-def test_more_hosts_than_slurm_has_are_refused(text: str) -> None:
-    with pytest.raises(HpcMpError, match="Slurm allows at most 65536"):
+@given(st.lists(st.from_regex(r"[a-c-]{0,2}(0?[0-9]{1,2})?", fullmatch=True).filter(bool)))
+def test_a_compressed_list_expands_to_the_same_hosts_in_the_same_order(names: list[str]) -> None:
+    assert expand(compress(names)) == tuple(names)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 300))
+@example(1, MOST_HOSTS)
+def test_a_run_of_numbers_is_one_range(first: int, count: int) -> None:
+    names = [f"node{number:07d}" for number in range(first, first + count)]
+    text = names[0] if count == 1 else f"node[{first:07d}-{first + count - 1:07d}]"
+    assert compress(names) == text and expand(text) == tuple(names)
+
+
+@pytest.mark.parametrize(("text", "rule"), [
+    *((text, "Slurm allows at most 65536") for text in (
+        f"n[1-{MOST_HOSTS + 1}]", "n[1-60000],m[1-60000]", "n[0-999][0-999]", "n[1-999999999999999999]")),
+    *((text, "bracket form") for text in (
+        "n[1", "n1]", "n[4-1]", "a,,b", "n[a]", "n[]", " n1", "n[1-]", "n[-1]", "n[1-2-3]", ",", f"n[{'9' * 100_000}]")),
+], ids=lambda value: value[:30])
+def test_what_is_no_host_list(text: str, rule: str) -> None:
+    with pytest.raises(HpcMpError, match=rule) as caught:
         expand(text)
-
-
-def test_the_most_hosts_are_read() -> None:
-    assert len(expand(f"n[1-{MOST_HOSTS}]")) == MOST_HOSTS
-
-
-def test_a_long_number_is_no_host_list() -> None:
-    with pytest.raises(HpcMpError, match="bracket form") as caught:
-        expand(f"n[{'9' * 100_000}]")
     assert len(str(caught.value)) < 500

@@ -71,12 +71,14 @@ def test_scatter_changes_nothing(number: int, usual: float, scatter: Random, shu
 
 
 @pytest.mark.parametrize("wrong", [{"pairs": [[0, 1, 0.0]]}, {"pairs": [[0, 1, float("nan")]]}, {"pairs": [[0, 2, 1.0]]},
-                                   {"pairs": [[0, 1, -2.0]]}, {"time": "yesterday"}, {"nodes": 3}])
-def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, wrong: dict[str, object]) -> None:
-    path = tmp_path / "cluster.json"
-    write_measured(path, LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),)))
-    assert read_measured(path) is not None
-    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+                                   {"pairs": [[0, 1, -2.0]]}, {"pairs": [[1]]}, {"time": "yesterday"}, {"nodes": 3},
+                                   "{", "[]", '{"pairs": [], "nodes": []}'])
+def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path, wrong: dict[str, object] | str) -> None:
+    path, rates = tmp_path / "cluster.json", LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), "azure-ndv4")
+    assert read_measured(path) is None
+    write_measured(path, rates)
+    assert read_measured(path) == rates
+    path.write_text(wrong if isinstance(wrong, str) else json.dumps(json.loads(path.read_text()) | wrong))
     with pytest.warns(UserWarning, match="measured bandwidths are unknown"):
         assert read_measured(path) is None
 

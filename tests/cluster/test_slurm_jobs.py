@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import record_24, wrapped
+from recorded import JSON, LINES, RECORDED, SHOWN, record_24, shape
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
@@ -53,67 +54,64 @@ def program(answers: Mapping[str, Any], asked: Asked | None = None) -> Callable[
 
 # --- answers, as recorded -----------------------------------------------------------------------------------------
 
-START = 1795172615
+
+def text_of(file: str) -> str:
+    """Return an answer: of 24.11 in full, of 22.05 shortened to the fields that mean something."""
+    folder = Path(__file__).parent if "22.05" in file else RECORDED
+    return (folder / file).read_text(encoding="utf-8")
 
 
-def record_22(job_id: int, state: str, reason: str, nodes: str = "", code: int = 0, restarts: int = 0,
-              array: tuple[int, int | None, str] = (0, None, ""), het: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """A job of ``squeue --json`` of 22.05.8, shortened to the fields that mean something."""
-    return {"job_id": job_id, "array_job_id": array[0], "array_task_id": array[1], "array_task_string": array[2],
-            "het_job_id": het[0], "het_job_offset": het[1], "job_state": state, "state_reason": reason, "state_description": "",
-            "start_time": START if nodes else 0, "nodes": nodes, "restart_cnt": restarts, "exit_code": code}
+JSON_22, LINES_22 = text_of("squeue-22.05.json"), text_of("squeue-22.05.lines")
 
 
-# It ignores --jobs and lists every job of the cluster.
-JSON_22 = json.dumps({"meta": {}, "errors": [], "jobs": [
-    record_22(1, "RUNNING", "None", "n[1-2]", restarts=2),
-    record_22(3, "FAILED", "NonZeroExitCode", "n1", code=768),
-    record_22(4, "PENDING", "JobHeldUser"),
-    record_22(8, "RUNNING", "None", "n1", array=(2, 0, "")),
-    record_22(2, "PENDING", "JobArrayTaskLimit", array=(2, None, "1-2%1")),
-    record_22(5, "RUNNING", "None", "n1", het=(5, 0)),
-    record_22(6, "RUNNING", "None", "n2", het=(5, 1)),
-    record_22(7, "FAILED", "JobLaunchFailure", "n3", code=9),
-]})
-JSON_24 = json.dumps({"jobs": [
-    record_24(1, ["RUNNING"], "None", "n[1-2]", START, restarts=2),
-    record_24(3, ["FAILED"], "NonZeroExitCode", "n1", START, code=3),
-    record_24(4, ["PENDING"], "JobHeldUser"),
-    record_24(8, ["RUNNING"], "None", "n1", START, array=(2, 0, "")),
-    record_24(2, ["PENDING"], "JobArrayTaskLimit", array=(2, None, "1-2%1")),
-    record_24(5, ["RUNNING"], "None", "n1", START, het=(5, 0)),
-    record_24(6, ["RUNNING"], "None", "n2", START, het=(5, 1)),
-    record_24(7, ["FAILED"], "JobLaunchFailure", "n3", START, signal=9),
-], "last_backfill": wrapped(1795172600), "errors": [], "warnings": []})
-
-# squeue --Format of 22.05.8
-LINES = """\
-1|RUNNING|{start}|n[1-2]|2|0|None|
-3|FAILED|{start}|n1|0|768|NonZeroExitCode|
-4|PENDING|N/A||0|0|JobHeldUser|
-2_0|RUNNING|{start}|n1|0|0|None|
-2_[1-2%1]|PENDING|N/A||0|0|JobArrayTaskLimit|
-5+0|RUNNING|{start}|n1|0|0|None|
-5+1|RUNNING|{start}|n2|0|0|None|
-7|FAILED|{start}|n3|0|9|JobLaunchFailure|
-""".format(start=datetime.fromtimestamp(START).isoformat())
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Slurm writes local time."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
-def test_three_forms_say_the_same() -> None:
-    old, new, lines = parse_json(JSON_22), parse_json(JSON_24), parse_lines(LINES)
-    assert old == new == lines
-    running, failed, held, *_, killed = old
-    assert (running.id, running.state, running.nodes, running.restarts, running.start) == (
-        "1", "RUNNING", ("n1", "n2"), 2, START)
-    assert running.reason == "" and running.exit_code is None
-    assert (failed.exit_code, killed.exit_code) == (3, -9)
+def by_id(jobs: list[SlurmJob]) -> dict[str, SlurmJob]:
+    return {job.id: job for job in jobs}
+
+
+def test_two_forms_of_22_say_the_same() -> None:
+    """It ignores ``--jobs`` and lists every job of the cluster."""
+    jobs = by_id(parse_json(JSON_22))
+    assert jobs == by_id(parse_lines(LINES_22))
+    assert list(jobs) == ["1", "3", "4", "2_0", "2_[1-2%1]", "5+0", "5+1", "7"]
+    running, held = jobs["1"], jobs["4"]
+    assert (running.state, running.nodes, running.restarts, running.start, running.reason, running.exit_code) == (
+        "RUNNING", ("n1", "n2"), 2, 1795172615, "", None)
     assert (held.reason, held.remedy, held.start) == ("JobHeldUser", "scontrol release 4", None)
-    assert [job.id for job in old] == ["1", "3", "4", "2_0", "2_[1-2%1]", "5+0", "5+1", "7"]
+    assert (jobs["3"].exit_code, jobs["7"].exit_code) == (3, -9)
 
 
-def test_a_job_that_clears_up_has_not_ended() -> None:
-    [job] = parse_json(json.dumps({"jobs": [record_24(1, ["COMPLETED", "COMPLETING"], "None", "n1", 5)]}))
-    assert job.state == "COMPLETING" and not job.ended
+def test_three_forms_of_24_say_the_same() -> None:
+    jobs = by_id(parse_json(text_of(JSON)))
+    assert jobs == by_id(parse_lines(text_of(LINES))) == by_id(parse_scontrol(text_of(SHOWN)))
+    assert {job.id: (job.state, job.reason, job.exit_code, job.restarts, len(job.nodes)) for job in jobs.values()} == {
+        "1": ("RUNNING", "", None, 0, 2),
+        "2": ("FAILED", "NonZeroExitCode", 3, 0, 1),
+        "3": ("FAILED", "RaisedSignal:9(Killed)", -9, 0, 1),
+        "4": ("PENDING", "JobHeldUser", None, 0, 0),
+        "5": ("PENDING", "BeginTime", None, 1, 0),
+        "6_0": ("RUNNING", "", None, 0, 1),
+        "6_[1-2%1]": ("PENDING", "JobArrayTaskLimit", None, 0, 0),
+        "7+0": ("RUNNING", "", None, 0, 1),
+        "7+1": ("RUNNING", "", None, 0, 1),
+        "9": ("COMPLETING", "", None, 0, 1),
+    }
+    assert not jobs["9"].ended, "it clears up"
+
+
+def test_made_records_have_the_recorded_shape() -> None:
+    made = shape(record_24(1, ["RUNNING"], "None", "n1", 5))
+    for job in json.loads(text_of(JSON))["jobs"]:
+        assert made == {field: kind for field, kind in shape(job).items() if field in made}
 
 
 def test_a_reason_may_name_nodes() -> None:
@@ -153,7 +151,7 @@ def test_sacct() -> None:
 
 def test_one_question_for_all_jobs() -> None:
     asked: Asked = []
-    jobs = queue.job_states(["1", "3", "2", "5"], program({"squeue": LINES}, asked))
+    jobs = queue.job_states(["1", "3", "2", "5"], program({"squeue": LINES_22}, asked))
     assert len(asked) == 1 and "--jobs=1,3,2,5" in asked[0]
     assert [jobs[each].state for each in ("1", "3", "2", "5")] == ["RUNNING", "FAILED", "RUNNING", "RUNNING"]
     assert [part.id for part in jobs["2"].parts] == ["2_0", "2_[1-2%1]"]
@@ -161,11 +159,11 @@ def test_one_question_for_all_jobs() -> None:
 
 
 @pytest.mark.parametrize("broken", [CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n"])
-@pytest.mark.parametrize("text", [JSON_22, JSON_24])
-def test_json_where_lines_fail(broken: Any, text: str) -> None:
-    jobs = queue.job_states(["3", "2_2"], program({"squeue": broken, "squeue --json": text}))
-    assert jobs["3"].exit_code == 3
-    assert jobs["2_2"].state == "PENDING"  # it waits as one of 2_[1-2%1]
+@pytest.mark.parametrize(("text", "failed", "waiting"), [(JSON_22, "3", "2_2"), (text_of(JSON), "2", "6_2")])
+def test_json_where_lines_fail(broken: Any, text: str, failed: str, waiting: str) -> None:
+    jobs = queue.job_states([failed, waiting], program({"squeue": broken, "squeue --json": text}))
+    assert jobs[failed].exit_code == 3
+    assert jobs[waiting].state == "PENDING", "as one of an array, _[1-2%1]"
 
 
 @pytest.mark.parametrize(("answers", "state"), [
@@ -187,7 +185,8 @@ def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> N
 
 def test_jobs_that_squeue_has_dropped_are_asked_for_alone() -> None:
     asked: Asked = []
-    jobs = queue.job_states(["1", "9"], program({"squeue": LINES, "scontrol": GONE, "sacct": "9|TIMEOUT|Unknown|n1|0:0"}, asked))
+    answers = {"squeue": LINES_22, "scontrol": GONE, "sacct": "9|TIMEOUT|Unknown|n1|0:0"}
+    jobs = queue.job_states(["1", "9"], program(answers, asked))
     assert (jobs["1"].state, jobs["9"].state) == ("RUNNING", "TIMEOUT")
     assert [argv[0] for argv in asked] == ["squeue", "scontrol", "sacct"] and asked[2].count("--jobs=9") == 1
 

@@ -11,7 +11,6 @@ from ibnet import Fabric, clos
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
-from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.model import only
 from hpc_mp.cluster.topology.readers import read
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
@@ -38,63 +37,9 @@ MAN_PAGE = """\
 """
 
 
-def hosts(text: str) -> dict[str, tuple[str, ...]]:
-    (topology,) = read_topologies(text)
-    return {switch.name: switch.hosts for switch in topology.switches}
-
-
-# --- topology.conf, as Slurm's parse_config.c reads it ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("text", "found"), [
-    ("SwitchName = s1 Nodes = n[1-2]\n", {"s1": ("n1", "n2")}),
-    ('switchname=s1 nodes="n[1-2]"\r\n', {"s1": ("n1", "n2")}),
-    ("SwitchName=s1 Nodes=n1,\\\nn2\n", {"s1": ("n1", "n2")}),
-    ("SwitchName=s1 \\  \n  Nodes=n1\n", {"s1": ("n1",)}),
-    ("# made in C:\\\nSwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n2\n", {"s1": ("n1",), "s2": ("n2",)}),
-    ("SwitchName=s1 Nodes=n1 # not n2 \\\nSwitchName=s2 Nodes=n3\n", {"s1": ("n1",), "s2": ("n3",)}),
-    ("SwitchName=s1 Nodes=rack[1-2]n[01-02] LinkSpeed=100\n", {"s1": ("rack1n01", "rack1n02", "rack2n01", "rack2n02")}),
-])
-def test_blanks_quotes_comments_and_continued_lines_are_slurms(text: str, found: dict[str, tuple[str, ...]]) -> None:
-    assert hosts(text) == found
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    ("Include rack1.conf\nSwitchName=s1 Nodes=n1\n", "line 1 of the topology, 'Include rack1.conf': names another file"),
-    ("SwitchName=s1 Nodes=n1\n\n  include rack1.conf\n", "line 3 of the topology"),
-    ("SwitchName=s1 Nodes=n1\nSwitchName=s1 Nodes=n2\n", "s1 in the topology: is defined twice"),
-    ("BlockName=b1 Nodes=n1\nBlockName=b1 Nodes=n2\nBlockSizes=1\n", "b1 in the topology: is defined twice"),
-    ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}, {switch: a, nodes: n2}]}\n", "a in the topology: is defined"),
-    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "the topology: names both switches and blocks"),
-    ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}]}\n  block: {blocks: [{block: b, nodes: n1}]}\n",
-     "topology t: is tree and block, but Slurm needs one"),
-    ("- topology: t\n", "topology t: is of no kind"),
-    ("- topology: t\n  flat: true\n- topology: t\n  flat: true\n", "t in the topology: is defined twice"),
-    ("SwitchName=s1 Nodes=n1 rubbish\n", "line 1 of the topology"),
-    ("SwitchName=s1 Nodes= Switches=s2\n", "line 1 of the topology"),
-    ("- topology: t\n  tree: {switches: [{switch: a, children: [b, c]}]}\n", "Input should be a valid string"),
-])
-def test_what_slurm_does_not_start_with_is_refused_with_its_place(text: str, words: str) -> None:
-    with pytest.raises(HpcMpError) as error:
-        read_topologies(text)
-    assert words in str(error.value)
-
-
-@pytest.mark.parametrize(("text", "note"), [
-    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1,s9\n", "top is above s9, which is not defined: Slurm refuses that"),
-    ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2 Nodes=n[4-8]\nSwitchName=top Switches=s[1-2]\n",
-     "n4: in several leaves; the first counts here"),
-    ("BlockName=b1 Nodes=n[1-4]\nBlockName=b2 Nodes=n[4-7]\nBlockSizes=4\n", "n4: in several blocks; the first counts here"),
-    ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1 Nodes=n2\n", "top has both switches and nodes: Slurm refuses that"),
-    ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is not a power of two times 2: Slurm refuses"),
-    (MAN_PAGE, "topo5 has torus3d, which defines no switches and is ignored"),
-])
-def test_what_slurm_takes_otherwise_than_it_is_written_is_said(text: str, note: str) -> None:
-    assert any(each.startswith(note) for each in read(text, "file", "slurm").notes)
-    assert read("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1\n", "file", "slurm").notes == ()
-
-
 def test_a_topology_that_is_not_understood_is_never_written_as_another() -> None:
+    assert any(note.startswith("topo5 has torus3d, which defines no switches and is ignored")
+               for note in read(MAN_PAGE, "file", "slurm").notes)
     done = CliRunner().invoke(command, ["topology", "-", "--to", "yaml"], input=MAN_PAGE)
     assert isinstance(done.exception, HpcMpError) and "topo3a: has options of flat" in str(done.exception) and not done.stdout
     plain = MAN_PAGE.replace("flat:\n    alpha_step_rank:", "flat:")
@@ -114,28 +59,6 @@ def test_azslurm_that_has_left_out_every_block_says_so() -> None:
            "# Warning: Block 1 has less than 18 nodes, commenting out\n#BlockName=block_x 1 Nodes=n1,n2\nBlockSizes=18\n"
     known = read(text, "file")
     assert known.topologies == () and known.notes == ("n[1-2]: left out by azslurm, a block of fewer nodes than BlockSizes",)
-
-
-# --- NVLink ---------------------------------------------------------------------------------------------------------
-
-UUID = "5e797fc6-0f46-421a-8724-0e102c0f723c"
-
-
-def test_one_domain_is_one_block_however_its_uuid_is_spelt() -> None:
-    known = read(f"n1 {UUID} 3\nn2 {UUID.upper()} 3\nn3 N/A N/A\nn4 {UUID} 4\n", "file")
-    assert [switch.hosts for switch in known.topologies[0].switches] == [("n1", "n2"), ("n4",)]
-    assert known.notes == ("n3: in no NVLink domain, so in no block",)
-
-
-def test_a_label_of_kubernetes() -> None:
-    known = read(f"n1 {UUID}.32766\nn2 {UUID}.32766\nn3 {UUID}.1\n", "file")
-    assert [switch.hosts for switch in known.topologies[0].switches] == [("n1", "n2"), ("n3",)]
-
-
-@pytest.mark.parametrize("text", [f"n1: {UUID}\nn2: {UUID}\n", "n1: State : Completed\n", "", "[]"])
-def test_a_text_without_any_clique_is_refused(text: str) -> None:
-    with pytest.raises(HpcMpError, match="has no node's ClusterUUID and CliqueId"):
-        read(text, "file", "cliques")
 
 
 # --- InfiniBand ------------------------------------------------------------------------------------------------------
@@ -164,15 +87,6 @@ def nested(known: TopologyReading) -> object:
 
     (top,) = topology.tops
     return below(top)
-
-
-def test_three_storeys_of_a_fat_tree() -> None:
-    pods = [[f"p{pod}l{leaf}" for leaf in range(3)] for pod in range(2)]
-    leaves = {leaf: [f"{leaf}n{number}" for number in range(2)] for pod in pods for leaf in pod}
-    up = [(leaf, f"p{pod}s{spine}") for pod, names in enumerate(pods) for leaf in names for spine in range(2)]
-    over = [(f"p{pod}s{spine}", f"core{core}") for pod in range(2) for spine in range(2) for core in range(2)]
-    assert nested(fabric(leaves, up + over)) == frozenset(
-        frozenset(frozenset(leaves[leaf]) for leaf in names) for names in pods)
 
 
 def test_groups_of_a_dragonfly_plus_are_joined_above_their_spines() -> None:

@@ -155,20 +155,18 @@ def test_nodes_that_slurm_has_elsewhere_are_named(sizes: list[int], seed: int, d
     assert odd.measured in groups[source]
 
 
-def test_swapped_nodes() -> None:
-    found = agreement(believe([["n1", "n2", "n7"], ["n5", "n6", "n3"]]), measure([["n1", "n2", "n3"], ["n5", "n6", "n7"]], 0.4))
-    assert {(odd.nodes, odd.believed, odd.home) for odd in found.odd} == {(("n3",), "s2", "s1"), (("n7",), "s1", "s2")}
-    assert "n3: Slurm has them under s2, but rates put them with the nodes of s1" in map(str, found.odd)
-
-
-def test_one_leaf_in_slurm_that_is_two() -> None:
-    found = agreement(believe([["n1", "n2", "n3", "n4", "n5"]]), measure(leaves(3, 2), 0.4))
-    assert [(odd.nodes, odd.believed, odd.home) for odd in found.odd] == [(("n4", "n5"), "s1", "")]
-
-
-def test_two_leaves_in_slurm_that_are_one() -> None:
-    found = agreement(believe([["n1", "n2"], ["n3", "n4"], ["n5", "n6", "n7"]], root=False), measure(leaves(4, 3), 0.4))
-    assert [(odd.nodes, odd.believed, odd.home) for odd in found.odd] == [(("n3", "n4"), "s2", "s1")]
+@pytest.mark.parametrize(("belief", "measured", "odd"), [
+    ([["n1", "n2", "n7"], ["n5", "n6", "n3"]], [["n1", "n2", "n3"], ["n5", "n6", "n7"]],
+     {("n3", "s2", "s1"), ("n7", "s1", "s2")}),  # swapped
+    ([["n1", "n2", "n3", "n4", "n5"]], leaves(3, 2), {("n4 n5", "s1", "")}),  # one leaf in Slurm that is two
+    ([["n1", "n2"], ["n3", "n4"], ["n5", "n6", "n7"]], leaves(4, 3), {("n3 n4", "s2", "s1")}),  # two that are one
+    ([["n1", "n2"], ["n4", "n5", "n6"]], leaves(3, 3), {("n3", "", "s1")}),  # a node that Slurm knows no switch of
+    ([], leaves(3, 3), {("n1 n2 n3 n4 n5 n6", "", "")}),  # nor of any
+])
+def test_what_is_otherwise_is_named(belief: Groups, measured: Groups, odd: set[tuple[str, str, str]]) -> None:
+    found = agreement(believe(belief, root=len(belief) == 2), measure(measured, 0.4))
+    assert found.verdict == "disagrees" and ("knows no switch" in found.why) == (not belief)
+    assert {(" ".join(each.nodes), each.believed, each.home) for each in found.odd} == odd
 
 
 def test_groups_may_be_a_higher_storey() -> None:
@@ -178,14 +176,6 @@ def test_groups_may_be_a_higher_storey() -> None:
     tree = Topology(kind="tree", switches=tuple(switches)).tree
     assert agreement(tree, measure(leaves(4, 4), 0.4)).verdict == "agrees"
     assert agreement(tree, measure([["n1", "n2", "n5", "n6"], ["n3", "n4", "n7", "n8"]], 0.4)).verdict == "disagrees"
-
-
-def test_nodes_and_clusters_without_switches() -> None:
-    rates = measure(leaves(3, 3), 0.4)
-    found = agreement(SwitchTree(), rates)
-    assert found.verdict == "disagrees" and "knows no switch" in found.why and len(found.odd[0].nodes) == 6
-    found = agreement(believe([["n1", "n2"], ["n4", "n5", "n6"]]), rates)
-    assert [(odd.nodes, odd.believed, odd.home) for odd in found.odd] == [(("n3",), "", "s1")]
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(64, 16), (256, 32), (256, 64)])

@@ -108,16 +108,24 @@ def test_cliques_of_nvidia_smi_and_json() -> None:
     assert read(json.dumps(mapping), "x").topologies == (topology,)
 
 
-def test_uuids_that_begin_alike_keep_their_blocks_apart() -> None:
-    text = f"a {UUID} 1\nb {UUID[:-1]}0 1\n"
-    assert len(set(plan(read(text, "x").topologies[0]))) == 2
+@pytest.mark.parametrize(("text", "blocks"), [
+    (f"n1 {UUID} 3\nn2 {UUID.upper()} 3\nn3 N/A N/A\nn4 {UUID} 4\n", [("n1", "n2"), ("n4",)]),  # however its UUID is spelt
+    (f"n1 {UUID}.32766\nn2 {UUID}.32766\nn3 {UUID}.1\n", [("n1", "n2"), ("n3",)]),  # a label of Kubernetes
+    (f"a {UUID} 1\nb {UUID[:-1]}0 1\n", [("b",), ("a",)]),
+    ("a N/A N/A\nb 00000000-0000-0000-0000-000000000000 0\n", []),
+])
+def test_one_domain_is_one_block(text: str, blocks: list[tuple[str, ...]]) -> None:
+    known = read(text, "x")
+    switches = [switch for topology in known.topologies for switch in topology.switches]
+    assert [switch.hosts for switch in switches] == blocks and len({switch.name for switch in switches}) == len(blocks)
+    assert ("n3: in no NVLink domain, so in no block" in known.notes) == ("n3 N/A" in text)
 
 
-def test_nodes_without_any_domain_are_no_topology() -> None:
-    assert read("a N/A N/A\nb 00000000-0000-0000-0000-000000000000 0\n", "x").topologies == ()
+NO_CLIQUE = "has no node's ClusterUUID and CliqueId"
 
 
 @pytest.mark.parametrize(("text", "words"), [
+    (f"n1: {UUID}\nn2: {UUID}\n", NO_CLIQUE), ("n1: State : Completed\n", NO_CLIQUE), ("", NO_CLIQUE), ("[]", NO_CLIQUE),
     (f"a {UUID} 1\nnonsense\n", "line 2, 'nonsense'"),
     ('[{"node": "a"}]', "lacks node"),
     ("[1, 2", "is not valid JSON"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
@@ -64,98 +64,56 @@ def test_topology_yaml_is_read_back_as_it_was(found: list[Topology], default: in
     named = tuple(Topology(f"t{i}", each.kind, each.switches, each.sizes, default=i == default) for i, each in enumerate(found))
     text = to_yaml((*named, Topology("flat", "flat")), ["a header"])
     assert read_topologies(text) == (*named, Topology("flat", "flat"))
-    File.validate_text(text)
+    validate(text)
 
 
 def test_rings_in_yaml() -> None:
     rings = Topology("r", "ring", (Switch("r1", ("n2", "n1")),), default=True)
     text = to_yaml([rings])
     assert read_topologies(text) == (rings,)
-    File.validate_text(text)
+    validate(text)
 
 
 # --- what Slurm's documentation asks of topology.yaml ----------------------------------------------------------------
 
-Text = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+def record(name: str, **fields: Any) -> type[BaseModel]:
+    return create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-class YamlSwitch(Strict):
-    switch: Text
-    children: str | None = None
-    nodes: str | None = None
+def some(kind: Any) -> tuple[Any, Any]:
+    """A list of them, not empty."""
+    return list[kind], Field(min_length=1)
 
 
-class YamlTree(Strict):
-    switches: list[YamlSwitch] = Field(min_length=1)
+NAME = (Annotated[str, Field(min_length=1, max_length=64)], ...)
+LIST = (str | None, None)
+TREE = record("Tree", switches=some(record("TreeSwitch", switch=NAME, children=LIST, nodes=LIST)))
+BLOCK = record("Blocks", block_sizes=some(int), blocks=some(record("Block", block=NAME, nodes=LIST)))
+RING = record("Rings", rings=some(record("Ring", ring=NAME, nodes=(str, ...))))
+KINDS = {"tree": TREE, "block": BLOCK, "ring": RING, "flat": Literal[True]}
+ENTRIES = TypeAdapter(list[record("Entry", topology=NAME, cluster_default=(bool, False),  # type: ignore[misc]
+                                  **{name: (kind | None, None) for name, kind in KINDS.items()})])
 
 
-class YamlBlock(Strict):
-    block: Text
-    nodes: str | None = None
-
-
-class YamlBlocks(Strict):
-    block_sizes: list[int] = Field(min_length=1)
-    blocks: list[YamlBlock] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def sizes(self) -> YamlBlocks:
-        base = self.block_sizes[0]
-        powers = [size / base for size in self.block_sizes]
-        assert all(power in (1, 2, 4, 8, 16, 32, 64) for power in powers) and powers == sorted(powers), "not powers of two"
-        assert all(len(expand(block.nodes)) >= base for block in self.blocks if block.nodes), "a block smaller than the base"
-        return self
-
-
-class YamlRing(Strict):
-    ring: Text
-    nodes: str
-
-
-class YamlRings(Strict):
-    rings: list[YamlRing]
-
-
-class Entry(Strict):
-    topology: Text
-    cluster_default: bool = False
-    tree: YamlTree | None = None
-    block: YamlBlocks | None = None
-    ring: YamlRings | None = None
-    flat: Literal[True] | None = None
-
-    @model_validator(mode="after")
-    def one_kind(self) -> Entry:
-        assert [self.tree, self.block, self.ring, self.flat].count(None) == 3, "not exactly one type"
-        return self
-
-
-class File(Strict):
-    """https://slurm.schedmd.com/topology.yaml.html"""
-
-    entries: list[Entry] = Field(min_length=1)
-
-    @classmethod
-    def validate_text(cls, text: str) -> File:
-        tree = yaml.safe_load(text)
-        for entry in tree:
-            assert next(iter(entry)) == "topology", "it must be the first attribute"
-        return cls(entries=tree)
-
-    @model_validator(mode="after")
-    def whole(self) -> File:
-        names = [entry.topology for entry in self.entries]
-        assert len(set(names)) == len(names) and sum(entry.cluster_default for entry in self.entries) <= 1
-        for entry in self.entries:
-            below = [each.switch for each in entry.tree.switches] if entry.tree else []
-            assert len(set(below)) == len(below)
-            children = [child for each in (entry.tree.switches if entry.tree else ()) for child in expand(each.children or "")]
-            assert set(children) <= set(below) and len(set(children)) == len(children)
-        return self
+def validate(text: str) -> None:
+    """Refuse what https://slurm.schedmd.com/topology.yaml.html does not allow."""
+    entries = yaml.safe_load(text)
+    ENTRIES.validate_python(entries)
+    names = [entry["topology"] for entry in entries]
+    assert names and len(set(names)) == len(names) and sum(entry.get("cluster_default", False) for entry in entries) <= 1
+    for entry in entries:
+        assert next(iter(entry)) == "topology", "it must be the first attribute"
+        assert len(entry.keys() & KINDS) == 1, "not exactly one type"
+        switches = entry.get("tree", {}).get("switches", [])
+        below = [switch["switch"] for switch in switches]
+        children = [child for switch in switches for child in expand(switch.get("children", ""))]
+        assert len(set(below)) == len(below) and set(children) <= set(below) and len(set(children)) == len(children)
+        sizes = entry.get("block", {}).get("block_sizes", [1])
+        assert all(size / sizes[0] in (1, 2, 4, 8, 16, 32, 64) for size in sizes) and sizes == sorted(sizes), "not powers of two"
+        for block in entry.get("block", {}).get("blocks", []):
+            assert "nodes" not in block or len(expand(block["nodes"])) >= sizes[0], "a block smaller than the base"
 
 
 @pytest.mark.parametrize("text", [
@@ -167,7 +125,7 @@ class File(Strict):
 ])
 def test_the_schema_refuses_what_slurm_refuses(text: str) -> None:
     with pytest.raises((ValidationError, AssertionError)):
-        File.validate_text(text)
+        validate(text)
 
 
 # --- what Slurm starts with ------------------------------------------------------------------------------------------
@@ -180,7 +138,7 @@ def test_a_block_without_nodes_keeps_its_place() -> None:
     topology = read_topologies(PLACES)[0]
     assert to_conf(topology) == PLACES
     assert read_topologies(to_yaml([topology]))[0].tree == topology.tree
-    File.validate_text(to_yaml([topology]))
+    validate(to_yaml([topology]))
     assert only(topology, {"n1", "n7", "n10"}).tree.above["n7"][-1] == topology.tree.above["n7"][-1]
     assert to_conf(read_topologies("SwitchName=a Nodes=n1\nSwitchName=b\nSwitchName=c Switches=a,b\n")[0]) == (
         "SwitchName=a Nodes=n1\nSwitchName=c Switches=a\n")
@@ -189,7 +147,7 @@ def test_a_block_without_nodes_keeps_its_place() -> None:
 def test_blocks_without_sizes_get_that_of_the_smallest() -> None:
     topology = Topology(kind="block", switches=(Switch("a", ("n1", "n2", "n3")), Switch("b"), Switch("c", ("n4", "n5"))))
     assert to_conf(topology).endswith("BlockSizes=2\n")
-    File.validate_text(to_yaml([topology]))
+    validate(to_yaml([topology]))
 
 
 @pytest.mark.parametrize(("sizes", "words"), [
@@ -216,7 +174,7 @@ def test_names_that_slurm_would_misread_are_mended() -> None:
         Switch("leaf one", ("n1",)), Switch("leaf,one", ("n2",)), Switch("x" * 80, (), ("leaf one", "leaf,one"))))
     assert to_conf(topology) == (f"SwitchName=leaf-one Nodes=n1\nSwitchName=leaf-one-2 Nodes=n2\n"
                                  f"SwitchName={'x' * 64} Switches=leaf-one,leaf-one-2\n")
-    File.validate_text(to_yaml([topology]))
+    validate(to_yaml([topology]))
 
 
 def test_a_header_cannot_leave_its_comment() -> None:

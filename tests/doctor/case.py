@@ -1,10 +1,32 @@
-"""A broken machine: a recorded one, what was done to it, and what must be said of it."""
+"""Changed machines: a tree, what is done to it, and what must be said of it. ``faults.toml`` says what a row of a table means."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from edits import P100, counted, dark, earlier, firewall, logged, pairs, process, resource_limit, smi, within
+from machines.tree import HANGS, Edit
+
+SEVERITIES = ("ok", "warning", "error", "unknown")
+# Keys of a row -> the edits that they stand for, made of the tree and the value.
+MADE: Mapping[str, Callable[[str, Any], dict[str, Edit]]] = {
+    "grown": lambda kind, _: earlier(kind),
+    "limit": lambda _, value: resource_limit(*value),
+    "process": lambda _, value: process(*value),
+    "kernel": lambda kind, value: logged(*value, kind=kind),
+    "firewall": lambda _, value: firewall(*value),
+    "smi": lambda kind, value: smi(kind, value.get("gpu"), {name: value[name] or None for name in value if name != "gpu"}),
+    "v100": lambda kind, value: counted(kind, **value),
+    "p100": lambda kind, value: counted(kind, units=P100, **value),
+    "within": lambda kind, value: within(kind, value),
+    "dark": lambda kind, value: dark(kind, *value),
+    "pairs": lambda _, value: pairs(value),
+}
 
 
 @dataclass(frozen=True)
@@ -28,3 +50,49 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.code}-{self.kind}-{self.evidence[:24]}"
+
+
+@dataclass(frozen=True)
+class FaultTable:
+    """``names``: of folders and programs; ``sets``: edits by name; ``faults``: rows by check; ``drift``: rows by trait."""
+
+    names: Mapping[str, str]
+    sets: Mapping[str, Any]
+    faults: Mapping[str, list[dict[str, Any]]]
+    drift: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, name: str) -> FaultTable:
+        return cls(**tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8")))
+
+    def cases(self) -> tuple[Case, ...]:
+        return tuple(self._case(code, row) for code, rows in self.faults.items() for row in rows)
+
+    def edits(self, kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What a row, or one of the sets, does to a tree: its sets first."""
+        found: dict[str, Any] = {}
+        for name in row.get("sets", ()):
+            found |= self.edits(kind, self.sets[name])
+        for name in MADE.keys() & row.keys():
+            value = row[name]
+            if isinstance(value, dict):
+                value = {self._path(part): text for part, text in value.items()}
+            found |= MADE[name](kind, value)
+        for name, edit in row.get("edit", {}).items():
+            path, pair = self._path(name), tuple(edit) if isinstance(edit, list) else edit
+            found[path] = found[path].replace(*pair) if path in found and isinstance(pair, tuple) else pair
+        for name in map(self._path, row.get("gone", ())):  # what a set has made is then not made at all
+            if found.pop(name, None) is None:
+                found[name] = None
+        return found | {self._path(name): HANGS for name in row.get("hangs", ())}
+
+    def _path(self, name: str) -> str:
+        return re.sub(r"^[A-Z]+", lambda short: self.names[short[0]], name)
+
+    def _case(self, code: str, row: Mapping[str, Any]) -> Case:
+        kind = row.get("on", "ndv5")
+        (outcome,) = row.keys() & {*SEVERITIES}
+        rest = {name: row[name] for name in ("subject", "also", "many") if name in row}
+        unknown = row.keys() - {*SEVERITIES, *MADE, "on", "sets", "edit", "gone", "hangs", *rest}
+        assert not unknown, (code, unknown)
+        return Case(code, kind, self.edits(kind, row), outcome, row[outcome], **rest)

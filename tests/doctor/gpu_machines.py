@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
-from xml.etree import ElementTree
 
 from case import Case
 from in_process import in_process
+from machines.tree import broken, tree
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import GPU as CHECKS
-from tests.machines.tree import Edit, broken, tree
 
-SMI = "nvidia-smi -q -x"
-APPS = "nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name --format=csv,noheader,nounits"
-USED = "nvidia-smi --query-gpu=index,pci.bus_id,memory.used --format=csv,noheader,nounits"
 GPU_KINDS = ("ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200")
 CODES = tuple(check.code for check in CHECKS)
 
@@ -56,33 +50,3 @@ def ills(found: list[Finding]) -> dict[str, list[Finding]]:
 
 def of(found: list[Finding], code: str) -> list[Finding]:
     return [finding for finding in found if finding.code == code]
-
-
-def smi(kind: str, gpu: int | None, values: Mapping[str, str | None]) -> dict[str, Edit]:
-    """nvidia-smi's answer with these values at one GPU (None: at all). A value None takes the element away."""
-    document = ElementTree.fromstring(answer(kind, SMI))
-    for index, element in enumerate(document.iter("gpu")):
-        if gpu in (None, index):
-            for path, text in values.items():
-                _put(element, path.split("/"), text)
-    return {SMI: ElementTree.tostring(document, encoding="unicode")}
-
-
-@functools.cache
-def answer(kind: str, argv: str) -> str:
-    return tree(kind).answer(argv.split())
-
-
-def _put(element: Any, path: list[str], text: str | None) -> None:
-    for name in path[:-1]:
-        child = element.find(name)
-        element = child if child is not None else ElementTree.SubElement(element, name)
-    found = element.find(path[-1])
-    if text is None:
-        element.remove(found)
-        return
-    if found is None:
-        found = ElementTree.SubElement(element, path[-1])
-    for child in list(found):
-        found.remove(child)
-    found.text = text

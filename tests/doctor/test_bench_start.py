@@ -24,23 +24,7 @@ from hpc_mp.doctor.bench.run import follow
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
 
-SRUN = """\
-# An srun on this machine: one process per task, with Slurm's variables; standard input goes to all of them.
-import os, subprocess, sys
-options = [word for word in sys.argv[1:] if word.startswith("--")]
-command = sys.argv[1 + len(options):]
-wanted = dict(word[2:].partition("=")[::2] for word in options)
-print("srun: job 7 queued and waiting for resources", file=sys.stderr)
-tasks, here = int(wanted["ntasks"]), int(wanted["ntasks-per-node"])
-told = {{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(tasks), "GLOO_SOCKET_IFNAME": "lo"}}
-started = [subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | told | {{
-    "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % here), "SLURMD_NODENAME": "localhost"}}) for rank in range(tasks)]
-line = sys.stdin.buffer.readline()
-for task in started:
-    task.stdin.write(line)
-    task.stdin.flush()
-sys.exit(max(task.wait() for task in started))
-"""
+SRUN = (Path(__file__).parent / "programs" / "srun").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +108,7 @@ def beside(program: Path) -> dict[str, str]:
 def test_ranks_of_srun_meet_where_rank_0_says(tmp_path: Path) -> None:
     """On a port that was free, told to all on standard input; what Slurm says is passed on."""
     spec, watcher = spec_of(), Mock()
-    done = follow(spec, on_slurm(spec, ["--mpi=none"], beside(python_program(tmp_path / "srun", SRUN.format()))), watcher)
+    done = follow(spec, on_slurm(spec, ["--mpi=none"], beside(python_program(tmp_path / "srun", SRUN))), watcher)
     assert [row.wrong for row in done.rows] == [0, 0]
     assert watcher.note.call_args_list == [call("srun: job 7 queued and waiting for resources")]
 

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from machines.tree import broken, tree
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
@@ -23,7 +25,6 @@ from hpc_mp.doctor.compute import Result, devices_here, judge, measure
 from hpc_mp.doctor.compute.device import Pieces
 from hpc_mp.doctor.compute.problem import KNOWN, bits, exact, whole
 from hpc_mp.doctor.compute.program import main
-from tests.machines.tree import broken, tree
 
 KIND, SOFTWARE = "NVIDIA H100 80GB HBM3, 132 SM, 79 GiB", "torch 2.13.0, CUDA 12.8"
 RATES = {"matmul bf16": 720.0, "memory": 2900.0, "host to device": 55.0, "device to host": 54.0, "to peer": 370.0}
@@ -42,16 +43,17 @@ def nodes(count: int, **rates: float) -> list[Result]:
                    digests={f"core {core}": "cc" for core in range(4)}, share=0.99) for index in range(count)]
 
 
-def slow(result: Result, what: str, factor: float) -> Result:
-    return replace(result, rates={**result.rates, what: result.rates[what] * factor})
+def changed(results: list[Result], at: int, **changes: Any) -> list[Result]:
+    results[at] = replace(results[at], **changes)
+    return results
+
+
+def slowed(results: list[Result], at: int, what: str, factor: float) -> list[Result]:
+    return changed(results, at, rates=results[at].rates | {what: results[at].rates[what] * factor})
 
 
 def ill(results: list[Result]) -> list[Finding]:
     return [finding for finding in judge(results) if finding.severity != "ok"]
-
-
-def codes(results: list[Result]) -> list[tuple[str, str, str]]:
-    return [(finding.code, finding.severity, finding.subject) for finding in ill(results)]
 
 
 def test_equal_ones_are_well() -> None:
@@ -59,29 +61,30 @@ def test_equal_ones_are_well() -> None:
     assert {finding.code for finding in judge(gpus())} == {"compute-slow", "compute-unequal"}
 
 
-@pytest.mark.parametrize(("what", "factor", "outcome"), [
-    ("matmul bf16", 0.5, "error"), ("matmul bf16", 0.85, "warning"), ("memory", 0.7, "error"), ("to peer", 0.5, "error"),
-    ("to peer", 0.8, "warning")])
-def test_a_slow_gpu_is_named(what: str, factor: float, outcome: str) -> None:
-    results = gpus()
-    results[5] = slow(results[5], what, factor)
-    assert codes(results) == [("compute-slow", outcome, "n1 cuda:5")]
-    finding = ill(results)[0]
-    assert finding.message.startswith(what) and "of its peers' median" in finding.message and finding.fix
+@pytest.mark.parametrize(("results", "code", "severity", "subject", "words"), [
+    *((slowed(gpus(), 5, what, factor), "compute-slow", severity, "n1 cuda:5", f"{what} ") for what, factor, severity in (
+        ("matmul bf16", 0.5, "error"), ("matmul bf16", 0.85, "warning"), ("memory", 0.7, "error"), ("to peer", 0.5, "error"),
+        ("to peer", 0.8, "warning"))),
+    (changed(slowed(nodes(16), 3, "matmul fp32", 0.4), 3, share=0.41), "compute-slow", "error", "n3 cpu",
+     "it got 41% of its CPUs' time"),
+    (slowed(gpus(2), 1, "memory", 0.5), "compute-slow", "warning", "n1 cuda:0, n1 cuda:1", "two cannot tell"),
+    (changed(gpus(), 2, digests=BITS | {"bits bf16": "ff"}), "compute-unequal", "error", "n1 cuda:2", ""),
+    (changed(nodes(3), 1, digests=nodes(1)[0].digests | {"core 2": "ff"}), "compute-unequal", "error", "n1 cpu core 2", ""),
+    (changed(gpus(), 0, wrong=("exact fp32",)), "compute-wrong", "error", "n1 cuda:0", ""),
+    (changed(gpus(), 1, unsteady=("matmul bf16",)), "compute-unsteady", "error", "n1 cuda:1", ""),
+    ([*gpus(), Result("n1", "cuda:8", error="no answer within 60 s")], "compute-failed", "error", "n1 cuda:8", "within 60 s"),
+    (nodes(1, **{"slowest core against the median core": 0.3}), "compute-core", "warning", "n0 cpu", ""),
+])
+def test_what_is_ill_is_named(results: list[Result], code: str, severity: str, subject: str, words: str) -> None:
+    (finding,) = ill(results)
+    assert (finding.code, finding.severity, finding.subject) == (code, severity, subject)
+    assert words in finding.message and finding.fix
+    assert ("of its peers' median" in finding.message) == (code == "compute-slow" and "," not in subject)
 
 
-def test_a_throttled_node_is_named_and_how_much_time_it_got() -> None:
-    results = nodes(16)
-    results[3] = replace(slow(results[3], "matmul fp32", 0.4), share=0.41)
-    assert codes(results) == [("compute-slow", "error", "n3 cpu")]
-    assert "it got 41% of its CPUs' time" in ill(results)[0].message
-
-
-def test_two_cannot_tell() -> None:
-    pair = gpus(2)
-    pair[1] = slow(pair[1], "memory", 0.5)
-    assert codes(pair) == [("compute-slow", "warning", "n1 cuda:0, n1 cuda:1")]
-    assert "two cannot tell" in ill(pair)[0].message
+def test_a_poor_copy_from_the_host_is_named() -> None:
+    found = {(finding.code, finding.severity, finding.subject) for finding in ill(slowed(gpus(9), 0, "host to device", 0.5))}
+    assert ("compute-host-copy", "error", "n1 cuda:0") in found
 
 
 def test_one_has_nobody_to_compare_with() -> None:
@@ -97,32 +100,10 @@ def test_only_equal_kinds_are_compared() -> None:
     assert ill([*gpus(), *old]) == []
 
 
-def test_other_bits_name_the_gpu() -> None:
-    results = gpus()
-    results[2] = replace(results[2], digests=BITS | {"bits bf16": "ff"})
-    assert codes(results) == [("compute-unequal", "error", "n1 cuda:2")]
+def test_an_answer_without_a_majority_names_all() -> None:
     half = [replace(result, digests={"bits fp32": "x" if index < 4 else "y"}) for index, result in enumerate(gpus())]
-    assert "no answer has a majority" in ill(half)[0].message
-    assert ill(half)[0].subject.count("cuda:") == 8
-
-
-def test_other_bits_name_the_core() -> None:
-    results = nodes(3)
-    results[1] = replace(results[1], digests={**results[1].digests, "core 2": "ff"})
-    assert codes(results) == [("compute-unequal", "error", "n1 cpu core 2")]
-
-
-def test_what_one_device_tells_alone() -> None:
-    good = gpus(3)
-    wrong = replace(good[0], wrong=("exact fp32",))
-    unsteady = replace(good[1], unsteady=("matmul bf16",))
-    dead = Result("n1", "cuda:2", error="no answer within 60 s")
-    assert codes([wrong, unsteady, dead]) == [("compute-wrong", "error", "n1 cuda:0"), ("compute-unsteady", "error", "n1 cuda:1"),
-                                             ("compute-failed", "error", "n1 cuda:2")]
-    poor = slow(good[0], "host to device", 0.5)
-    assert ("compute-host-copy", "error", "n1 cuda:0") in codes([poor, *gpus(8, "n2")])
-    lame = nodes(1, **{"slowest core against the median core": 0.3})
-    assert codes(lame) == [("compute-core", "warning", "n0 cpu")]
+    (finding,) = ill(half)
+    assert "no answer has a majority" in finding.message and finding.subject.count("cuda:") == 8
 
 
 def test_links_and_clocks_are_judged_under_load() -> None:
@@ -142,7 +123,7 @@ def test_noise_is_not_blamed_and_a_slow_one_is(count: int, seed: int, factor: fl
     results = [replace(result, device=f"cuda:{index}", rates={"matmul bf16": float(700 * np.exp(noise.normal(0, 0.01)))})
                for index, result in enumerate(gpus(count))]
     if factor is not None:
-        results[count // 2] = slow(results[count // 2], "matmul bf16", factor)
+        slowed(results, count // 2, "matmul bf16", factor)
     expected = [] if factor is None else [f"n1 cuda:{count // 2}"]
     assert [finding.subject for finding in ill(results)] == expected
 

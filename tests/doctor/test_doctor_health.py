@@ -24,8 +24,8 @@ from hpc_mp.doctor.health import lines, main, reason
 from hpc_mp.doctor.install import ARCHIVE, SCRIPT, install, pack, packed
 
 SYSTEM = next((path for path in map(Path, ("/usr/bin/python3", sys.executable)) if path.exists()), Path(sys.executable))
-ERRORS = [Finding("fabric-port", "error", "mlx5_ib3 port 1", "down", "look at the cable"), Finding("shm-size", "error",
-"/dev/shm", "tiny")]
+ERRORS = [Finding("fabric-port", "error", "mlx5_ib3 port 1", "down", "look at the cable"),
+          Finding("shm-size", "error", "/dev/shm", "tiny")]
 
 
 def absent(argv: Sequence[str]) -> str:
@@ -47,6 +47,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_runs_with_the_nodes_own_python_anywhere_within_its_deadline(archive: Path) -> None:
+    """Without site-packages (``-IS``), so of the standard library and itself alone."""
     begin = time.monotonic()
     done = ran(str(SYSTEM), archive, "--json")
     assert time.monotonic() - begin < 60, "5 s on a machine that is not loaded"
@@ -62,16 +63,6 @@ def test_it_runs_with_the_oldest_python_that_it_names(archive: Path) -> None:
         pytest.skip("no python3.10 is here")
     done = ran(named.stdout.strip(), archive, "--check", "limit-stack", "--json")
     assert [finding["code"] for finding in json.loads(done.stdout)["findings"]] == ["limit-stack"], done.stderr
-
-
-def test_it_imports_nothing_but_itself_and_the_standard_library(archive: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(archive)!r}); import hpc_mp.doctor.health; print(*[m.__file__ for m in " \
-           "sys.modules.values() if getattr(m, '__file__', None)], sep='\\n')"
-    done = subprocess.run([SYSTEM, "-IS", "-c", code], text=True, capture_output=True, check=True)
-    files = done.stdout.split()
-    ours = {file for file in files if file.startswith(str(archive))}
-    assert len(ours) > 20
-    assert not [file for file in files if file not in ours and ("site-packages" in file or "dist-packages" in file)]
 
 
 def test_its_sources_are_python_3_10_and_import_the_standard_library_alone_wherever_they_import() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_mp.doctor.nccl_log import Machine, judge, parse
@@ -26,14 +26,15 @@ def survives(lines: list[str], machine: Machine) -> None:
         assert finding.message and finding.severity in ("ok", "warning", "error", "unknown")
 
 
-@given(st.lists(st.text(max_size=200), max_size=8), st.sampled_from(MACHINES))
+ANY_BYTES = st.binary(max_size=2000).map(lambda data: (b"n:1:2 [0] NCCL WARN " + data).decode(errors="replace").splitlines())
+ANY_WORDS = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map("".join), max_size=12).map(
+    lambda lines: [*(f"h:1:2 [0] NCCL INFO {line}" for line in lines), *lines])
+
+
+@settings(max_examples=2 * settings.default.max_examples)
+@given(st.one_of(st.lists(st.text(max_size=200), max_size=8), ANY_BYTES, ANY_WORDS), st.sampled_from(MACHINES))
 def test_any_text(lines: list[str], machine: Machine) -> None:
     survives(lines, machine)
-
-
-@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map("".join), max_size=12), st.sampled_from(MACHINES))
-def test_words_in_any_order(lines: list[str], machine: Machine) -> None:
-    survives([f"h:1:2 [0] NCCL INFO {line}" for line in lines] + lines, machine)
 
 
 @given(st.data())
@@ -47,11 +48,6 @@ def test_cut_and_spliced(data: st.DataObject) -> None:
                                                  line[:begin] + data.draw(st.text(max_size=5)) + line[begin:],
                                                  line + line[begin:]])))
     survives(pieces, data.draw(st.sampled_from(MACHINES)))
-
-
-@given(st.binary(max_size=2000))
-def test_bytes(data: bytes) -> None:
-    survives((b"n:1:2 [0] NCCL WARN " + data).decode(errors="replace").splitlines(), MACHINES[1])
 
 
 def test_long_lines_cost_little() -> None:

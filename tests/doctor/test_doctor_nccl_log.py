@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 import functools
+import tomllib
 from pathlib import Path
 
 import pytest
+from machines.tree import broken, tree
+from rows import rows
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log import Machine, NcclTruth, PortBytes, judge, judge_ports, machine_of, parse, read_port_bytes, refused
 from hpc_mp.doctor.nccl_log.troubles import trouble_rows
-from tests.machines.tree import broken, tree
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
 IB = Machine("infiniband", 8, True)
 P5 = Machine("efa", 32, True)
-# file, machine, and what is not well: code → (outcome, part of the subject, part of the evidence)
-CASES = {
-    "ib-healthy": (IB, {}),
-    "ib-socket": (IB, {"nccl-network": ("error", "hpc-pg0-0001, hpc-pg0-0002",
-                                        "NCCL uses Socket in 16 processes; the machine has InfiniBand "
-                                        "(NCCL_IB_DISABLE=1 is set)")}),
-    "ib-one-node-socket": (IB, {"nccl-network": ("error", "hpc-pg0-0002", "Socket in 8 processes"),
-                                "nccl-nics": ("warning", "hpc-pg0-0002", "found 0 adapters"),
-                                "nccl-start": ("warning", "hpc-pg0-0001", "16 of 16 ranks")}),
-    "ib-no-gdr": (IB,
-                  {"nccl-gdr": ("error", "network device 0, 1, 2, 3", "8 of 8 paths between nodes go through the host's")}),
-    "one-rank-ib": (IB, {}),
-    "one-rank-socket": (IB, {"nccl-network": ("error", "hpc-pg0-0001",
-                                              "Socket in 1 process; the machine has InfiniBand (NCCL_IB_DISABLE=1 is set)")}),
-    "one-rank-no-gdr": (IB, {"nccl-gdr": ("error", "mlx5_ib0, mlx5_ib1", "GPUDirect impossible for 8 of 8 adapters")}),
-    "ib-four-adapters": (IB, {"nccl-nics": ("warning", "hpc-pg0-0001",
-                                            "found 4 adapters; the machine has 8 ports up (NCCL_IB_HCA=")}),
-    "shm-inside": (IB, {"nccl-inside": ("warning", "ranks 0→1",
-                                        "32 via SHM: the GPUs are joined by NVSwitches and do not use them")}),
-    "ib-cut": (IB, {"nccl-start": ("warning", "hpc-pg0-0002", "1 of 16 ranks never completed their start: 13")}),
-    "efa-healthy": (P5, {}),
-    "efa-no-plugin": (P5, {"nccl-network": ("error", "p5-dy-gpu-0001", "the machine has EFA")}),
-    "efa-tcp-provider": (P5, {"nccl-network": ("error", "", "the OFI plug-in chose tcp on a machine with EFA"),
-                              "nccl-gdr": ("error", "", "8 of 8"), "nccl-nics": ("warning", "", "found 2 adapters")}),
-    "efa-old-mpirun": (Machine("efa", 4, True), {}),
-    "gb200-mnnvl": (Machine("infiniband", 4, True), {}),
-    "ib-troubles": (IB, {
-        "nccl-completion": ("error", "hpc-pg0-0001 mlx5_ib", "no answer from the other side in spite of retries"),
-        "nccl-async": ("error", "hpc-pg0-0002 mlx5_ib1", "local catastrophic error"),
-        "nccl-gid": ("warning", "hpc-pg0-0002 mlx5_ib2", "GID table changed"),
-        "nccl-memlock": ("error", "hpc-pg0-0002", "ibv_reg_mr_iova2 failed"),
-        "nccl-shm": ("error", "hpc-pg0-0002", "failed to extend /dev/shm/nccl-Bu5dXq"),
-        "nccl-removeipc": ("warning", "hpc-pg0-0002", "unlink shared memory"),
-        "nccl-p2p": ("error", "hpc-pg0-0002", "between NVLINK connected GPUs 6 and 7"),
-        "nccl-mixed": ("error", "hpc-pg0-0002", "min 7, max 8"),
-        "nccl-cuda": ("error", "hpc-pg0-0001", "illegal memory access"),
-    }),
-}
+EXPECTED = tomllib.loads((LOGS / "expected.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -62,13 +27,14 @@ def truth(name: str) -> NcclTruth:
 
 
 def test_every_log_has_a_case() -> None:
-    assert {path.stem for path in LOGS.glob("*.log")} == set(CASES)
+    assert {path.stem for path in LOGS.glob("*.log")} == set(EXPECTED)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_judged(name: str) -> None:
-    machine, expected = CASES[name]
-    found = list(judge(truth(name), machine))
+    fabric, ports = EXPECTED[name].get("machine", ["infiniband", 8])
+    expected = {code: row for code, row in EXPECTED[name].items() if code != "machine"}
+    found = list(judge(truth(name), Machine(fabric, ports, switched=True)))
     ill = [finding for finding in found if finding.severity != "ok"]
     assert {finding.code for finding in ill} == set(expected)
     for code, (outcome, subject, evidence) in expected.items():
@@ -117,8 +83,7 @@ def test_every_way_of_every_version(line: str, way: tuple[object, ...]) -> None:
 
 
 OFI = "ncclResult_t nccl_net_ofi_init_v6(ncclDebugLogger_t)"
-ROWS = (LOGS / "troubles.txt").read_text(encoding="utf-8").splitlines()[1:]
-TROUBLES = [tuple(map(str.strip, row.split("|", 2))) for row in ROWS]
+TROUBLES = rows(LOGS / "troubles.txt", 3)
 MILD = {"event", "peer-gone", "warning"}
 
 
@@ -138,26 +103,26 @@ def test_every_kind_of_trouble_has_a_line() -> None:
 
 XML = "n1:1:2 [0] graph/xml.cc:99 NCCL WARN XML Parse : Unexpected EOF"
 COMM = "n1:1:1 [0] init.cc:290 NCCL WARN Attempt to use communicator before the previous operation returned ncclSuccess"
+USING, RAISED = "NCCL INFO Using network IB", "NCCL INFO graph/topo.cc:493 -> 3"
+STARTED = "NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 1 cudaDev 0 busId 1000 - Init COMPLETE"
 
 
-@pytest.mark.parametrize(("lines", "code", "severity"), [
-    ([XML, "n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 3"], "nccl-ended", "error"),
-    ([XML, "n2:1:2 [0] NCCL INFO Using network IB", "n1:1:2 [0] NCCL INFO proxy.cc:878 -> 3 [Progress Thread]"], "nccl-ended",
-     "error"),
-    ([COMM, "n1:1:1 [0] NCCL INFO enqueue.cc:2014 -> 3"], "nccl-ended", "error"),
-    ([XML, "n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 0"], "nccl-warning", "warning"),
-    ([XML, "n1:1:2 [0] NCCL INFO init.cc:493 -> 7"], "nccl-warning", "warning"),  # ncclInProgress
-    ([XML, "n1:1:3 [0] NCCL INFO graph/topo.cc:493 -> 3"], "nccl-warning", "warning"),  # another thread
-    ([XML, "n2:1:2 [0] NCCL INFO graph/topo.cc:493 -> 3"], "nccl-warning", "warning"),  # another rank
-    ([XML, "n1:1:2 [0] NCCL INFO Using network IB", "n1:1:2 [0] NCCL INFO a.cc:4 -> 3"], "nccl-warning", "warning"),
-    ([XML, "n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct"], "nccl-warning", "warning"),
-    ([XML, "n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 3",
-      "n1:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 1 cudaDev 0 busId 1000 - Init COMPLETE"], "nccl-warning",
-     "warning"),  # it went on without
+@pytest.mark.parametrize(("warning", "after", "ended"), [
+    (XML, [f"n1:1:2 [0] {RAISED}"], True),
+    (XML, [f"n2:1:2 [0] {USING}", "n1:1:2 [0] NCCL INFO proxy.cc:878 -> 3 [Progress Thread]"], True),
+    (COMM, ["n1:1:1 [0] NCCL INFO enqueue.cc:2014 -> 3"], True),
+    (XML, ["n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 0"], False),
+    (XML, ["n1:1:2 [0] NCCL INFO init.cc:493 -> 7"], False),  # ncclInProgress
+    (XML, [f"n1:1:3 [0] {RAISED}"], False),  # another thread
+    (XML, [f"n2:1:2 [0] {RAISED}"], False),  # another rank
+    (XML, [f"n1:1:2 [0] {USING}", "n1:1:2 [0] NCCL INFO a.cc:4 -> 3"], False),
+    (XML, ["n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct"], False),
+    (XML, [f"n1:1:2 [0] {RAISED}", f"n1:1:2 [0] {STARTED}"], False),  # it went on without
 ])
-def test_a_warning_is_an_error_if_it_ended_the_call(lines: list[str], code: str, severity: str) -> None:
-    told = [(each.code, each.severity) for each in judge(parse(lines), Machine()) if each.code in ("nccl-ended", "nccl-warning")]
-    assert told == [(code, severity)]
+def test_a_warning_is_an_error_if_it_ended_the_call(warning: str, after: list[str], ended: bool) -> None:
+    told = [(each.code, each.severity) for each in judge(parse([warning, *after]), Machine())
+            if each.code in ("nccl-ended", "nccl-warning")]
+    assert told == [("nccl-ended", "error") if ended else ("nccl-warning", "warning")]
 
 
 def test_what_ended_a_call_is_kept_behind_any_number_of_warnings() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from case import Case
-from doctor_faults import GOOD, IB, METAL, earlier, logged, resource_limit
-from doctor_faults_more import ALL, BENIGN, ROCE
+from case import Case, FaultTable
+from edits import earlier, logged
 from in_process import in_process
 from machines.tree import HANGS, KINDS, broken, machine, tree
+from rows import rows
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node import mounts
@@ -21,6 +22,13 @@ from hpc_mp.doctor.checks.registry import PASSIVE
 NODE: tuple[Check[Any], ...] = PASSIVE[len(registry.GPU):]
 BY_CODE = {check.code: check for check in NODE}
 REBUILT = [kind for kind in KINDS if kind != "here"]
+FAULTS = FaultTable.read("faults.toml")
+IB = FAULTS.names["IB"]
+KERNEL_LINES = rows(Path(__file__).with_name("kernel_lines.txt"), 3)
+ALL = (*(case for case in FAULTS.cases() if case.outcome != "ok"),
+       *(Case(code, "ndv5", logged(line), severity, line[:20]) for code, severity, line in KERNEL_LINES if severity != "ok"))
+PRAISED = [case for case in FAULTS.cases() if case.outcome == "ok"]
+PLAIN = [Case(code, "ndv5", {}, "ok", "") for code in BY_CODE.keys() - {case.code for case in PRAISED}]
 
 
 def looked(source: NodeSource, checks: tuple[Check[Any], ...]) -> list[Finding]:
@@ -36,12 +44,11 @@ def test_nothing_is_wrong_with_a_healthy_machine(kind: str) -> None:
     assert bad(run(NODE, broken(kind, earlier(kind)), 120.0)) == []
 
 
-@pytest.mark.parametrize("code", BY_CODE)
-def test_every_check_has_a_healthy_machine_that_it_praises(code: str) -> None:
-    kind, edits = GOOD.get(code, ("ndv5", {}))
-    findings = looked(broken(kind, edits), (BY_CODE[code],))
-    assert findings
-    assert {(finding.severity, finding.code, finding.fix) for finding in findings} == {("ok", code, "")}, findings
+@pytest.mark.parametrize("case", [*PRAISED, *sorted(PLAIN, key=str)], ids=str)
+def test_a_healthy_machine_is_praised(case: Case) -> None:
+    """Some for every check, and those that only look ill."""
+    found = looked(broken(case.kind, case.edits), (BY_CODE[case.code],))
+    assert {(finding.severity, finding.code, finding.fix) for finding in found} == {("ok", case.code, "")}, found
 
 
 @pytest.mark.parametrize("fault", ALL, ids=[f"{fault.code}-{at}" for at, fault in enumerate(ALL)])
@@ -74,7 +81,7 @@ def test_every_check_has_a_fault_and_says_what_it_reads_and_when_it_complains() 
 
 
 def test_roce_with_addresses_over_ipv4_is_well() -> None:
-    source = broken("ndv5", ROCE)
+    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": ["roce"]}))
     assert bad(looked(source, tuple(check for check in NODE if check.code.startswith("fabric")))) == []
 
 
@@ -95,43 +102,10 @@ def test_old_complaints_of_the_kernel_are_over() -> None:
         assert len(bad(looked(source, (BY_CODE["kernel-hardware"],)))) == many
 
 
-@pytest.mark.parametrize("line", BENIGN)
+@pytest.mark.parametrize("line", [line for _, severity, line in KERNEL_LINES if severity == "ok"])
 def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> None:
     found = looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))
     assert bad(found) == []
-
-
-# Healthy machines that are set up in another way than the trees.
-@pytest.mark.parametrize(("code", "kind", "edits"), [
-    ("ethernet-link", "ethernet",  # it never had a link: it has no cable
-     {"/sys/class/net/eno2/operstate": "down", "/sys/class/net/eno2/carrier_up_count": "0"}),
-    # 2^64 less some pages
-    ("limit-memlock", "ndv5", resource_limit("locked memory", 18446744073708503040, 18446744073708503040)),
-    ("limit-memlock", "ndv5", resource_limit("locked memory", 1961032704 << 10, 1961032704 << 10)),  # all memory
-    *(("firewall", "ndv5", {"nft list ruleset": f"table inet filter {{\n\tchain input {{\n\t\ttype filter hook input priority 0; "
-       f"policy {policy};\n\t\tct state established accept\n\t\t{rule}\n\t}}\n}}\n"}) for policy, rule in (
-        ("accept", "tcp dport 111 drop"), ("accept", "ct state invalid drop"),
-        ("accept", "ip saddr 10.0.0.0/8 accept\n\t\treject"),
-        ("drop", 'iifname "ib0" counter packets 1 bytes 2 accept'), ("drop", "ip saddr { 10.0.0.0/8, 10.9.0.1 } accept"),
-        ("accept", "counter jump other\n\t}\n\tchain other {\n\t\tjump other"),
-        ("drop", 'iif "ib0" accept'), ("drop", 'iifname { "lo", "ib0", "eth1" } accept'),
-        ("accept", "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\taccept"),  # firewalld: all is trusted, a network, a port
-        ("accept", "jump zones\n\t\treject\n\t}\n\tchain zones {\n\t\tip saddr 10.0.0.0/16 goto trusted\n\t\tgoto public\n\t}\n"
-         "\tchain trusted {\n\t\taccept\n\t}\n\tchain public {\n\t\ttcp dport 22 accept"),
-        ("drop", 'iifname "ib0" goto trusted\n\t}\n\tchain trusted {\n\t\taccept'),
-        ("accept", 'iifname "cali*" counter packets 0 bytes 0 goto wl\n\t}\n\tchain wl {\n\t\tcounter packets 0 bytes 0 drop'))),
-    ("limit-memlock", "ndv5", resource_limit("locked memory", 9223372036854775807, 9223372036854775807)),
-    *(("mount-missing", "ndv5", {"/etc/fstab": f"10.0.0.4:/shared {where} nfs4 defaults 0 0\n"}) for where in (
-        "/shared/", "/shared//", "/shared/.")),
-    ("disk-raid", "ndv5",
-          {"/proc/mdstat": "md126 : active raid1 nvme1n1[1] nvme0n1[0]\n      1 blocks super external:/md127/0 [2/2] [UU]\n\n"
-                                           "md127 : inactive nvme1n1[1](S) nvme0[0](S)\n  7932 blocks super external:imsm\n"}),
-    ("disk-raid", "ndv5", {"/proc/mdstat": "md0 : active (auto-read-only) raid0 sda1[0] sdb1[1]\n      9 blocks 64k chunks\n\n"
-                                           "md1 : active raid1 sdd1[1] sdc1[0]\n      9 blocks [2/2] [UU]\n"}),
-])
-def test_a_healthy_machine_of_another_setup_is_well(code: str, kind: str, edits: dict[str, Any]) -> None:
-    found = looked(broken(kind, edits), (BY_CODE[code],))
-    assert found and bad(found) == []
 
 
 @pytest.mark.parametrize(("file", "line", "codes"), [
@@ -147,36 +121,29 @@ def test_a_line_that_the_kernel_does_not_write_is_named(file: str, line: str, co
     assert {finding.message for finding in unknown} == {f"{file} of this kernel does not show {line}"}
 
 
-STORAGE = {"/sys/bus/pci/devices/0000:29:00.{0,1}/class": "0x020700", "/sys/bus/pci/devices/0000:29:00.{0,1}/vendor": "0x15b3",
-           f"{IB}/mlx5_2{{0,1}}/device": {"link": "../../../bus/pci/devices/0000:29:00.{0,1}"},
-           f"{IB}/mlx5_2{{0,1}}/board_id": "MT_0000000228",
-           f"{IB}/mlx5_2{{0,1}}/ports/1/link_layer": "InfiniBand", f"{IB}/mlx5_2{{0,1}}/ports/1/rate": "{100,10} Gb/sec (4X EDR)",
-           f"{IB}/mlx5_2{{0,1}}/ports/1/state": "{4: ACTIVE,1: DOWN}",
-           f"{IB}/mlx5_2{{0,1}}/ports/1/phys_state": "{5: LinkUp,2: Polling}",
-           f"{IB}/mlx5_2{{0,1}}/ports/1/lid": "{0x55,0xffff}", f"{IB}/mlx5_2{{0,1}}/ports/1/sm_lid": "0x1",
-           f"{IB}/mlx5_2{{0,1}}/ports/1/pkeys/0": "0xffff", f"{IB}/mlx5_2{{0,1}}/ports/1/counters/link_downed": "0",
-           f"{IB}/mlx5_2{{0,1}}/ports/1/gids/0": "fe80:0000:0000:0000:0000:0000:0000:0001"}
-VIRTUAL = {"/sys/bus/pci/devices/0103:00:00.2/class": "0x020700", "/sys/bus/pci/devices/0103:00:00.2/vendor": "0x15b3",
-           "/sys/bus/pci/devices/0103:00:00.2/physfn": {"link": "../0103:00:00.0"}}
-IDLE = {f"{IB}/mlx5_9/ports/1/{name}": text for name, text in {
-    "link_layer": "InfiniBand", "state": "1: DOWN", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "pkeys/0": "0x80d2",
-    "counters/link_downed": "0"}.items()}
+SECOND_CARD = ("metal", "storage")  # a card for the storage with a fabric, a key and a free port of its own
+NOBODYS = {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:00:00.2"}}
+SUB_FUNCTION = {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:00:00.0/mlx5_core.sf.4"}}
 
 
-@pytest.mark.parametrize(("edits", "wrong"), [
-    (METAL | STORAGE, []),  # a card for the storage with a fabric, a key and a free port of its own
-    (METAL | STORAGE | {f"{IB}/mlx5_21/ports/1/counters/link_downed": "1"}, ["mlx5_21 port 1"]),  # it was up
-    # none of its ports is up
-    (METAL | STORAGE | {f"{IB}/mlx5_20/ports/1/state": "1: DOWN"}, ["mlx5_20 port 1", "mlx5_21 port 1"]),
-    (METAL | VIRTUAL, []),  # a virtual function that no driver has
-    (VIRTUAL | IDLE | {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:00:00.2"}}, []),  # one that nobody has
-    (IDLE | {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:00:00.0/mlx5_core.sf.4"}}, []),  # a sub-function
-    (METAL | STORAGE | {f"{IB}/mlx5_ib1/ports/1/pkeys/0": "0x8001"}, ["mlx5_ib1 port 1"]),  # of the fabric of the others
+@pytest.mark.parametrize(("sets", "edits", "wrong"), [
+    (SECOND_CARD, {}, []),
+    (SECOND_CARD, {f"{IB}/mlx5_21/ports/1/counters/link_downed": "1"}, ["mlx5_21 port 1"]),  # it was up
+    (SECOND_CARD, {f"{IB}/mlx5_20/ports/1/state": "1: DOWN"}, ["mlx5_20 port 1", "mlx5_21 port 1"]),  # none of its ports is up
+    (SECOND_CARD, {f"{IB}/mlx5_ib1/ports/1/pkeys/0": "0x8001"}, ["mlx5_ib1 port 1"]),  # of the fabric of the others
+    (("metal", "virtual-function"), {}, []),  # that no driver has
+    (("virtual-function", "idle"), NOBODYS, []),
+    (("idle",), SUB_FUNCTION, []),
 ])
-def test_the_port_of_a_second_fabric_or_of_nobody_is_well(edits: dict[str, Any], wrong: list[str]) -> None:
+def test_the_port_of_a_second_fabric_or_of_nobody_is_well(sets: tuple[str, ...], edits: dict[str, Any], wrong: list[str]) -> None:
+    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": sets}) | edits)
     checks = tuple(BY_CODE[code] for code in ("fabric-port", "fabric-partition", "fabric-rate", "fabric-gid"))
-    bare = looked(broken("ndv5", METAL | VIRTUAL), (BY_CODE["fabric-count"],))
-    assert sorted({finding.subject for finding in bad(looked(broken("ndv5", edits), checks))}) == wrong and bad(bare) == []
+    assert sorted({finding.subject for finding in bad(looked(source, checks))}) == wrong
+
+
+def test_a_virtual_function_is_no_adapter_that_lacks_a_device() -> None:
+    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": ("metal", "virtual-function")}))
+    assert bad(looked(source, (BY_CODE["fabric-count"],))) == []
 
 
 def test_an_adapter_at_the_same_switch_is_near_whatever_the_memory_node() -> None:

@@ -13,7 +13,7 @@ from survey_paper import RATE, Faults, made
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, findings, ledger, record
-from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
+from hpc_mp.cluster.bandwidth import read_measured, where
 from hpc_mp.doctor.survey.actions import drain_commands, remember, to_avoid
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.evidence import Absence
@@ -86,17 +86,6 @@ def test_drain_reasons_have_a_form_and_pass_a_shell() -> None:
     assert words[:4] == ["scontrol", "update", "NodeName=n3", "State=DRAIN"]
     assert words[4].startswith("Reason=hpc-mp:node-loss:n3s evidence")
     assert len(words) == 5 and not {*command} & {*"$`\"\\;"}
-
-
-def test_a_broken_file_of_rates_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    assert read_measured(path) is None
-    write_measured(path, LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), "azure-ndv4"))
-    assert read_measured(path) == LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), "azure-ndv4")
-    for text in ("{", "[]", '{"pairs": [[1]]}', json.dumps({"pairs": [], "nodes": [], "unknown": 1})):
-        path.write_text(text)
-        with pytest.warns(UserWarning, match="cannot be read"):
-            assert read_measured(path) is None
 
 
 def test_the_document_is_json_and_whole() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,39 +14,12 @@ from hpc_mp.doctor.survey import run as module
 from hpc_mp.doctor.survey.procedure import SurveyState
 from hpc_mp.doctor.survey.start import AgentStart, SurveyRequest
 
-# Starts the command once per node and hands its own standard input to each, as srun does; n3 cannot be reached.
-SRUN = """
-import os, subprocess, sys
-options, command = sys.argv[1 : sys.argv.index({python!r})], sys.argv[sys.argv.index({python!r}) :]
-nodes = next(o for o in options if o.startswith("--nodelist=")).partition("=")[2].replace("n[", "").replace("]", "")
-first, _, last = nodes.partition("-")
-names = [f"n{{i}}" for i in range(int(first.strip("n")), int((last or first).strip("n")) + 1)]
-print("srun: job 5 queued and waiting for resources", file=sys.stderr, flush=True)
-if "n3" in names:
-    print("srun: error: Task launch for StepId=5.0 failed on node n3: Communication connection failure", file=sys.stderr)
-    sys.exit(1)
-agents = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=os.environ | {{
-    "SLURM_PROCID": str(rank), "SLURMD_NODENAME": name, "SLURM_STEP_NODELIST": ",".join(names), "SLURM_CLUSTER_NAME": "paper",
-    "SLURM_TOPOLOGY_ADDR": f"spine.s1.{{name}}", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}})
-    for rank, name in enumerate(names)]
-for number, line in enumerate(sys.stdin):
-    if number == 4 and "n2" in names and os.environ.get("TEARS"):
-        print("srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1", file=sys.stderr)
-        for agent in agents:
-            agent.kill()
-        sys.exit(1)
-    for agent in agents:
-        agent.stdin.write(line)
-        agent.stdin.flush()
-for agent in agents:
-    agent.stdin.close()
-sys.exit(max(agent.wait() for agent in agents))
-"""
+SRUN = (Path(__file__).parent / "programs" / "srun").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    python_program(tmp_path / "srun", SRUN.format(python=sys.executable))
+    python_program(tmp_path / "srun", SRUN)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(module, "plan", lambda wish, environ: AgentStart(wish, False, environ, {}))
     return dict(os.environ)

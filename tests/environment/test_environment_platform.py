@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bare import machine
@@ -39,42 +41,18 @@ def test_the_evidence_names_what_was_seen() -> None:
 # --- marks, one by one ------------------------------------------------------------------------------------------------
 
 BARE = Shown("", "", (), {}, (), (), (), ("lo",), None)
-H100, H200 = ("nvidia 0x2330",) * 8, ("nvidia 0x2335",) * 8
-BAND, ROCE = {f"mlx5_{at}": ("InfiniBand",) for at in range(8)}, {f"mlx5_{at}": ("Ethernet",) for at in range(8)}
-GOOGLE = replace(BARE, vendor="Google", product="Google Compute Engine")
+ROWS = tomllib.loads(Path(__file__).with_name("platforms.toml").read_text(encoding="utf-8"))["rows"]
 
 
-@pytest.mark.parametrize(("shown", "wanted"), [
-    (BARE, "ethernet"),
-    (replace(BARE, gpus=H100), "ethernet"),
-    # Azure by its firmware and its GPUs, all of them
-    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x20b2",) * 8, layers=BAND), "azure-ndv4"),
-    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x1db5",) * 8), "azure-ndv2"),
-    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x20b5",) * 4), "azure-ncv4"),
-    (replace(BARE, vendor="Microsoft Corporation", gpus=H100[:2]), "ethernet"),
-    (replace(BARE, vendor="Microsoft Corporation", gpus=(*H100[:7], "nvidia 0x2335"), layers=BAND), "infiniband"),
-    (replace(BARE, vendor="Dell Inc.", gpus=H100, layers=BAND), "infiniband"),
-    # accelerated networking is no RoCE fabric
-    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x1eb8",), layers={"mlx5_an0": ("Ethernet",)}), "ethernet"),
-    # AWS by its EFA adapters, which are no InfiniBand
-    (replace(BARE, vendor="Amazon EC2", gpus=H100, layers={"rdmap0": ("Unknown",)}, efa=("rdmap0",)), "aws-efa"),
-    (replace(BARE, vendor="Amazon EC2", gpus=H100), "ethernet"),
-    # Google by the number of gVNICs, and by RDMA
-    (replace(GOOGLE, gpus=H100, drivers=("gve",) * 5), "gcp-a3-high"),
-    (replace(GOOGLE, gpus=H100, drivers=("gve",) * 9), "gcp-a3-mega"),
-    (replace(GOOGLE, gpus=H100, drivers=("gve",)), "ethernet"),
-    (replace(GOOGLE, gpus=H200, layers=ROCE), "gcp-a3-ultra"),
-    (replace(GOOGLE, gpus=("nvidia 0x2901",) * 8, layers=ROCE), "gcp-a3-ultra"),
-    # HPE
-    (replace(BARE, vendor="HPE", gpus=("nvidia 0x20b0",) * 4, cxi=("cxi0", "cxi1")), "slingshot"),
-    (replace(BARE, vendor="HPE", gpus=("amd 0x7408",) * 8, cxi=("cxi0",)), "slingshot-amd"),
-    # anybody's
-    (replace(BARE, gpus=H100, layers=ROCE), "roce"),
-    (replace(BARE, gpus=H100, layers=ROCE | {"mlx5_9": ("InfiniBand",)}), "infiniband"),
-    (replace(BARE, layers=ROCE), "ethernet"),
-])
-def test_platforms(shown: Shown, wanted: str) -> None:
-    assert platform(shown).name == wanted
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_platforms(row: dict[str, Any]) -> None:
+    ports = {f"mlx5_{at}": ("InfiniBand",) for at in range(row.get("infiniband", 0))}
+    ports |= {f"mlx5_e{at}": ("Ethernet",) for at in range(row.get("roce", 0))}
+    ports |= {name: ("Unknown",) for name in row.get("efa", ())}
+    shown = replace(BARE, vendor=row.get("vendor", ""), product=row.get("product", ""), layers=ports,
+                    gpus=tuple(name for name, number in row.get("gpus", {}).items() for _ in range(number)),
+                    drivers=("gve",) * row.get("gvnics", 0), efa=tuple(row.get("efa", ())), cxi=tuple(row.get("cxi", ())))
+    assert platform(shown).name == row["is"]
 
 
 def test_without_profiles_there_is_no_platform() -> None:

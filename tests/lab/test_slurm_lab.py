@@ -63,12 +63,6 @@ def rate(lab: Lab, sender: str, receiver: str, megabytes: int) -> float:
         return got * 8e-6 / (ended - began)
 
 
-def test_four_hosts_with_names_of_their_own(lab: Lab) -> None:
-    ran = lab.run(["srun", "--nodes=4", "--ntasks-per-node=2", "hostname"], check=True)
-    assert sorted(ran.stdout.split()) == ["n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4"]
-    assert "SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n3,n4" in lab.run(["scontrol", "show", "topology"]).stdout
-
-
 def test_nodes_share_files_but_no_tmp(lab: Lab) -> None:
     (lab.share / "common").write_text("seen")
     assert lab.at("n1", ["cat", str(lab.share / "common")]).stdout == "seen"
@@ -88,13 +82,6 @@ def test_ordinary_user_submits_and_runs_this_python(lab: Lab) -> None:
         assert lab.wait_job(job)["JobState"] == "COMPLETED"
         assert (home / "out.txt").read_text().split() == [USER, str(home), "click"]
         assert (home / "made").stat().st_uid == (home / "out.txt").stat().st_uid != 0
-
-
-def test_clients_work_on_the_machine_itself(lab: Lab) -> None:
-    """In-process use, with nothing but the environment."""
-    argv = ["srun", "--nodes=2", "hostname"]
-    ran = subprocess.run(argv, env=lab.environ, cwd=lab.share, capture_output=True, text=True, timeout=120)
-    assert sorted(ran.stdout.split()) == ["n1", "n2"], ran.stderr
 
 
 @pytest.mark.prove  # Slurm takes 15 s to miss a node

@@ -3,7 +3,7 @@
 ``tests/machines/KIND/`` holds ``machine.toml`` (kind, where its facts are from; ``on = "linux"``: what the folder ``linux`` holds
 comes first), and any number of
 
-- ``root/…``: files as they lie below ``/``;
+- tables of its hardware, in ``machine.toml``: the templates of the folder ``hardware`` make of them the two kinds of files below;
 - ``files*.toml``: ``"/sys/class/net/ib{0..7}/mtu" = "2044"``, ``"/sys/…/device" = {link = "../../0000:c6:00.0"}``. Braces mean
   what they mean in a shell, and braces with as many members in a text or link give each path its own: ``"/a{1,2}" = "x{7,8}"``;
 - ``commands*.json``: ``{"nvidia-smi -q": {"code": 0, "out": "…", "err": "…"}}``, keyed by the joined argv. A program that has no
@@ -20,10 +20,13 @@ import re
 import shutil
 import tempfile
 import tomllib
+import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp.cluster.node.source import NodeSource, recorded
 
@@ -73,26 +76,53 @@ def machine(kind: str) -> dict[str, Any]:
 @functools.cache
 def _healthy(kind: str) -> Path:
     root = _scratch()
-    for folder in _folders(kind):
-        if (folder / "root").is_dir():
-            shutil.copytree(folder / "root", root, symlinks=True, dirs_exist_ok=True)
-        for file in sorted(folder.glob("files*.toml")):
-            for name, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
-                for path, text in _expanded(name, value):
-                    _write(root / path.lstrip("/"), text)
+    common, own = ([file.read_text(encoding="utf-8") for file in files] for files in _files_of(kind, "files*.toml"))
+    for text in (*common, *_of_hardware(kind, "files.toml.j2"), *own):
+        for name, value in tomllib.loads(text).items():
+            for path, content in _expanded(name, value):
+                _write(root / path.lstrip("/"), content)
     return root
-
-
-def _folders(kind: str) -> tuple[Path, ...]:
-    """Of a tree, the common part first."""
-    common = machine(kind).get("on")
-    return (*((MACHINES / common,) if common else ()), MACHINES / kind)
 
 
 @functools.cache
 def _commands(kind: str) -> dict[str, dict[str, Any]]:
-    files = [file for folder in _folders(kind) for file in sorted(folder.glob("commands*.json"))]
-    return {argv: answer for file in files for argv, answer in json.loads(file.read_text(encoding="utf-8")).items()}
+    answers = {argv: answer for files in _files_of(kind, "commands*.json") for file in files
+               for argv, answer in json.loads(file.read_text(encoding="utf-8")).items()}
+    printed = {argv: out for text in _of_hardware(kind, "commands.toml.j2") for argv, out in tomllib.loads(text).items()}
+    return answers | {argv: {"code": 0, "out": out} for argv, out in printed.items()}
+
+
+def _files_of(kind: str, pattern: str) -> tuple[list[Path], list[Path]]:
+    """Return the files of a tree, the common ones and its own."""
+    common = machine(kind).get("on")
+    return sorted((MACHINES / common).glob(pattern)) if common else [], sorted((MACHINES / kind).glob(pattern))
+
+
+def _of_hardware(kind: str, template: str) -> list[str]:
+    """Fill a template with the hardware of a machine. A recorded machine has no such tables."""
+    tables = {"adapters": [], "gpus": None} | machine(kind)
+    return [_templates().get_template(template).render(tables)] if "host" in tables else []
+
+
+@functools.cache
+def _templates() -> Environment:
+    templates = Environment(loader=FileSystemLoader(MACHINES / "hardware"), trim_blocks=True, keep_trailing_newline=True,
+                            undefined=StrictUndefined)
+    templates.globals |= {"members": _alternatives, "numbers": _numbers,
+                          "uuid": lambda name: uuid.uuid5(uuid.NAMESPACE_DNS, name)}
+    templates.filters["members"] = _alternatives
+    return templates
+
+
+def _alternatives(name: str) -> list[str]:
+    """Return all that the braces of a name mean."""
+    return [path for path, _ in _expanded(name, None)]
+
+
+def _numbers(form: str, first: int, count: int) -> str:
+    """Return braces with so many numbers in a format; a single number stands alone."""
+    found = [format(number, form) for number in range(first, first + count)]
+    return "{" + ",".join(found) + "}" if count > 1 else found[0]
 
 
 def _share(one: str, other: str) -> None:
