@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, WATCHDOG, XID_79, said
-from recorded_program_ends import LAST_RESORT, SHARED
+from launching import silent
+from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, PROGRAM_ENDINGS, WATCHDOG, XID_79, said
 from rendering import job
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.evidence import Evidence
@@ -29,19 +28,17 @@ RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled
 
 
 @pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [
-    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *SHARED, *LAST_RESORT)
-])
+    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *PROGRAM_ENDINGS)])
 def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: str) -> None:
     found = classify(evidence)
     assert (found.kind, found.nodes, found.retry) == (kind, nodes, kind in RETRIED)
-    assert words in found.message
-    assert "\n" not in found.message
+    assert words in found.message and "\n" not in found.message
 
 
 def test_every_kind_has_an_ending() -> None:
     # said by the launcher, of emulated nodes, in the history alone, when a run has ended, by the job script, of saves
     elsewhere = {"launcher", "straggled", "vanished", "removed", "supervisor", "unwritable"}
-    assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(KINDS) == set(KINDS)
+    assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(KINDS)
 
 
 EXPLAINED = [evidence for _, evidence, kind, _, _ in ENDINGS if KINDS[kind].level < ECHO or kind in ("lost", "network")]
@@ -55,13 +52,6 @@ def test_an_echo_changes_nothing(evidence: Evidence, rank: int, time: float, log
     if logged:
         more = replace(more, logs={"n9": (WATCHDOG,), **more.logs})
     assert classify(more) == classify(evidence)
-
-
-def test_a_full_file_system_explains_no_other_that_is_broken() -> None:
-    broken, full = "OSError: [Errno 5] Input/output error: '/data/x'", "OSError: [Errno 28] No space left on device"
-    cause = classify(replace(JOB, failures=(said(2, "n2", "storage", broken, 40.0), said(5, "n3", "space", full, 41.0)),
-                             srun=ENDS_OTHERS))
-    assert (cause.kind, cause.rank, cause.retry) == ("storage", 2, True)
 
 
 APART = [end for end in ENDINGS if end[2] not in ("silent", "hang")]  # who waits for whom is said by all ranks of one attempt
@@ -178,11 +168,9 @@ def test_gather(tmp_path: Path) -> None:
         return {"sinfo": "n1|allocated|none\nn3|allocated|none\n", "sacct": "5\n"}[argv[0]]
 
     evidence = gather(attempt(run), 137, since, slurm)
-    assert evidence.srun == OVER_LIMIT.srun
-    assert evidence.pids == {("n3", 99): 5}
+    assert (evidence.srun, evidence.pids) == (OVER_LIMIT.srun, {("n3", 99): 5})
     assert [failure.rank for failure in evidence.failures] == [0]
-    assert classify(evidence).rank == 5
-    assert classify(evidence).log == str(run.node_log("n3"))
+    assert (classify(evidence).rank, classify(evidence).log) == (5, str(run.node_log("n3")))
     assert asked == ["sinfo", "sacct"]
 
 
@@ -194,19 +182,12 @@ def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Pa
         log.writelines(f"4: {'x' * 1000}\n" for _ in range(2000))
         log.writelines(f"5: {word}\n" for word in last)
     run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
-
-    def silent(argv: tuple[str, ...]) -> str:
-        raise CommandFailed("no Slurm here")
-
     spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
     found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
     assert "ValueError: boom (train.py:7)" in found.message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
-    def silent(argv: tuple[str, ...]) -> str:
-        raise CommandFailed("no Slurm here")
-
     assert classify(gather(attempt(RunDirectory(tmp_path)), 1, None, silent)).kind == "unknown"
 
 
@@ -220,13 +201,12 @@ def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_no
     ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True,
                     failures=(said(2, "n2", "exit", "ended with exit code 4", 40.0),))
     found = classify(ended)
-    assert (found.kind, found.rank, found.node) == ("exit", 2, "n2")
-    assert found.log == "/run/log/rank-00002.log"
-    silent = replace(ended, failures=())
-    cause = classify(silent)
+    assert (found.kind, found.rank, found.node, found.log) == ("exit", 2, "n2", "/run/log/rank-00002.log")
+    wordless = replace(ended, failures=())
+    cause = classify(wordless)
     assert (cause.kind, cause.rank, cause.node) == ("launcher", None, "n1")
     assert cause.message.endswith("exit code 213 (mpirun's code); its last words: mpirun: there are not enough slots"), cause
-    assert classify(replace(silent, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
+    assert classify(replace(wordless, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
 
 
 @pytest.mark.parametrize(("end", "words"), [

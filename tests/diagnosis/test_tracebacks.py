@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from recorded_ends import tables
 
 from hpc_mp.diagnosis.tracebacks import last_error
 
@@ -50,41 +49,24 @@ def test_of_two_the_last_one_and_of_a_broken_last_one_the_first() -> None:
     assert str(last_error([*first, *first[:2]])) == "OSError: gone (x.py:1)"
 
 
-TORCHRUN = [  # recorded, shortened: torch 2.13
-    "[rank3]: Traceback (most recent call last):", '[rank3]:   File "/home/ann/train.py", line 9, in <module>',
-    '[rank3]:     raise ValueError("boom")', "[rank3]: ValueError: boom",
-    "Traceback (most recent call last):",
-    '  File "/opt/py/lib/python3.11/site-packages/torch/distributed/run.py", line 896, in run',
-    "    elastic_launch(", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
-    "============================================================", "train.py FAILED", "Root Cause (first observed failure):",
-    "[0]:", "  rank      : 3 (local_rank: 1)", "  exitcode  : 1 (pid: 4711)"]
-
-
-def test_that_a_launcher_has_lost_a_rank_says_nothing_of_why() -> None:
-    found = last_error(TORCHRUN)
-    assert found is not None and found.message == "ValueError: boom (train.py:9), reported by its rank 3"
-    before_they_met = last_error([line.removeprefix("[rank3]: ") for line in TORCHRUN])
-    assert before_they_met is not None and before_they_met.message == found.message
-    assert last_error(TORCHRUN[4:]) is None
+ENDS = tables("program_ends.toml")
+TABLE = ENDS["torchrun, a kill"]["log"]
+BOOM = [f"[rank3]: {line}" for line in ENDS["parts"]["BOOM"]]
 
 
 LOST = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.3.12]:23447"
 
 
 @pytest.mark.parametrize(("second", "blamed", "words"), [
-    (LOST, 3, "ValueError: boom (train.py:9), reported by its rank 3"),  # recorded on two nodes: rank 2 noticed rank 3's end
-    (LOST, 2, "ValueError: boom (train.py:9), reported by its rank 3"),
-    ("KeyError: 'x'", 3, "ValueError: boom (train.py:9), reported by its rank 3"),
-    ("KeyError: 'x'", 2, "KeyError: 'x' (train.py:7), reported by its rank 2")])
+    (LOST, 3, "ValueError: boom (train.py:7), reported by its rank 3"),  # recorded on two nodes: rank 2 noticed rank 3's end
+    (LOST, 2, "ValueError: boom (train.py:7), reported by its rank 3"),
+    ("KeyError: 'x'", 3, "ValueError: boom (train.py:7), reported by its rank 3"),
+    ("KeyError: 'x'", 2, "KeyError: 'x' (train.py:8), reported by its rank 2")])
 def test_of_several_ranks_of_a_launcher_counts_the_one_that_ended_first(second: str, blamed: int, words: str) -> None:
-    other = ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "/home/ann/train.py", line 7, in <module>',
+    other = ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "/home/ann/train.py", line 8, in <module>',
              f"[rank2]: {second}"]
-    table = ["Failures:", "[1]:", f"  rank      : {5 - blamed} (local_rank: 0)",
-             *(line.replace("rank      : 3", f"rank      : {blamed}") for line in TORCHRUN[10:])]
-    found = last_error([*TORCHRUN[:4], *other, *TORCHRUN[4:10], *table])
+    failures = ["Failures:", "[1]:", f"  rank      : {5 - blamed} (local_rank: 0)"]
+    begin = TABLE.index("Root Cause (first observed failure):")
+    table = [*TABLE[:begin], *failures, *(line.replace("rank      : 3", f"rank      : {blamed}") for line in TABLE[begin:])]
+    found = last_error([*BOOM, *other, *table])
     assert found is not None and found.message == words
-
-
-@given(st.lists(st.text(max_size=40), max_size=20))
-def test_any_lines(lines: list[str]) -> None:
-    last_error(["Traceback (most recent call last):", *lines])

@@ -26,7 +26,9 @@ def test_who_waited_for_whom(lines: dict[int, list[str]], apart: int | None, wor
     assert found is not None and (found.apart, str(found)) == (apart, words)
 
 
-def test_nobody_waited() -> None:
+def test_of_two_ranks() -> None:
+    found = collective_timeout({0: said(0), 1: ["step 11"]}, 2)
+    assert found is not None and found.apart == 1
     assert collective_timeout({0: ["step 1", "Watchdog is fine"], 1: []}, 2) is None
 
 
@@ -35,8 +37,3 @@ def test_what_a_cpp_exception_says() -> None:
     assert thrown(said(1)[:2]).startswith("Watchdog caught") and thrown(["step 11"]) == ""
     assert thrown(["terminate called after throwing an instance of 'std::bad_alloc'", "  what():  bad_alloc"]) == "bad_alloc"
     assert thrown(["  what():  not ours", "terminate called without an active exception"]) == ""
-
-
-def test_of_two_the_one_that_is_silent() -> None:
-    found = collective_timeout({0: said(0), 1: ["step 11"]}, 2)
-    assert found is not None and found.apart == 1
