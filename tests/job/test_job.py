@@ -6,13 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mistakes import FILES, MISTAKES
 from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
@@ -20,6 +20,15 @@ from hpc_mp.cli.main import main
 from hpc_mp.job import JobSpec, dump_job, load_job, load_resolved, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
+# What stands in mistakes.toml, and what is too long for it.
+MISTAKES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8")) | {
+    "10**400": ["steps = 10", f"steps = 1{'0' * 400}", "train.steps = 100000", "does not fit into 64 bits", "smaller"],
+    "24000 bits": ["steps = 10", f"steps = 0x{'f' * 6000}", "(a whole number of 24000 bits)", "not fit into 64 bits", "smaller"],
+    "5000 digits": ["steps = 10", f"steps = {'1' * 5000}", "job.toml", "thousands of digits", "smaller"],
+    "endless path": ['["text.txt"]', f'["{"a" * 300}"]', "data.files[0] = 'aaaa", "longer than 255 bytes", "as ls prints it"],
+    "deep tables": ['DEBUG = "WARN" }\n', f'DEBUG = "WARN" }}\n[a{".a" * 3000}]', "a.a.a.a…", "deeper than 32 levels", "fewer"],
+    "deep lists": ["steps = 10", f"steps = {'[' * 50}{']' * 50}", "train.steps[0][0]…", "deeper than 32 levels", "fewer levels"],
+    "bottomless lists": ["steps = 10", f"steps = {'[' * 9999}{']' * 9999}", "job.toml", "is nested too deeply", "fewer levels"]}
 
 Answer = Callable[..., tuple[int, str, str]]
 
@@ -174,7 +183,7 @@ def test_a_byte_order_mark_is_no_mistake(here: Path) -> None:
 
 def test_paths_are_seen_from_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "sub").mkdir()
-    (here / "sub" / "job.toml").write_text(JOB.replace(FILES, 'files = ["../a.txt", "/b.txt", "~/c.txt"]'))
+    (here / "sub" / "job.toml").write_text(JOB.replace('["text.txt"]', '["../a.txt", "/b.txt", "~/c.txt"]'))
     monkeypatch.setenv("HOME", "/home-of-a-test")
     spec = load_job(Path("sub/job.toml"))
     assert spec.data.files == (f"{here}/sub/../a.txt", "/b.txt", "/home-of-a-test/c.txt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -86,34 +87,7 @@ def test_a_grid_of_the_command_line_takes_the_place_of_the_files(tmp_path: Path)
         assert [spec.train.seed for spec in specs] == [7, 8, 9]
 
 
-REFUSED: dict[str, tuple[str, str, str]] = {
-    "no values": ("grid = { train.seed = [] }", "sweep.grid: train.seed = []", "must have at least one value"),
-    "no list": ("grid = { train.seed = 3 }", "sweep.grid: train.seed = 3", 'rite "train.seed" = [3], with more'),
-    "neither": ("simultaneous = 2", "[sweep]", "has neither grid nor runs"),
-    "empty": ("runs = []", "[sweep]", "has neither grid nor runs"),
-    "both": ("grid = { train.seed = [1] }\nruns = [{}]", "[sweep]", "has both grid and runs"),
-    "no table of runs": ("runs = [1]", "sweep.runs[0] = 1", "must be a table"),
-    "the same value twice": ("grid = { train.seed = [1, 2, 1] }", "[sweep]: run 3 (train.seed = 1)", "is the same as run 1"),
-    "the same run twice": ("runs = [{}, { train.seed = 1 }, {}]", "[sweep]: run 3 (the job file as it is)", "change train.seed"),
-    "an unknown key": ("grid = { train.learning_rat = [1e-3, 1e-4] }", "train.learning_rat = 0.001 in run 1 of the sweep",
-                       "Did you mean 'learning_rate'?"),
-    "another trainer's key": ("grid = { train.lr = [1e-3, 1e-4] }", "train.lr = 0.001 in run 1", "is train.learning_rate here"),
-    "a wrong type in a later run": ('grid = { train.seed = [1, "two"] }', "train.seed = 'two' in run 2 of the sweep",
-                                    "must be a whole number"),
-    "arithmetic of a later run": ("runs = [{}, { train.warmup_steps = 99 }]", "train.warmup_steps = 99 in run 2", "is more than"),
-    "a key of a value": ("grid = { train.seed.x = [1] }", "train.seed in run 1", "must be a whole number"),
-    "a key without a table": ("grid = { seed = [1, 2] }", "sweep.grid: seed", 'Write "train.seed"'),
-    "what the script holds": ('runs = [{ "slurm.partition" = "x" }]', "sweep.runs: slurm.partition", "share [job], [slurm]"),
-    "the sweep itself": ("grid = { sweep.simultaneous = [1, 2] }", "sweep.grid: sweep.simultaneous", "cannot differ"),
-    "a key twice": ('runs = [{ "train.seed" = 1, train = { seed = 2 } }]', "[sweep]", "is named twice"),
-    "too many": (f"grid = {{ train.seed = {list(range(100))}, train.warmup_steps = {list(range(11))} }}", "[sweep]",
-                 f"makes 1,100 runs, but {MOST_RUNS:,} are the maximum"),
-    "nothing at once": ("grid = { train.seed = [1] }\nsimultaneous = 0", "sweep.simultaneous = 0", "must be at least 1"),
-    "submitit's word": ("grid = { train.seed = [1] }\narray_parallelism = 2", "sweep.array_parallelism",
-                        "is sweep.simultaneous here"),
-    "behind each other": ("grid = { train.seed = [1, 2] }\n[slurm]\nchain = 2", "slurm.chain = 2",
-                          "cannot follow the runs of a sweep"),
-}
+REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))["sweep"]
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
@@ -141,7 +115,8 @@ def test_a_sweep_of_the_command_line(tmp_path: Path, override: str) -> None:
     assert [spec.train.seed for spec in load_sweep(written(tmp_path, ""), [override])] == [1, 2]
 
 
-def test_thousands_of_runs_are_refused_before_they_are_made() -> None:
-    huge: dict[str, Any] = {f"train.k{number}": list(range(1000)) for number in range(9)}
-    with pytest.raises(HpcMpError, match="makes 1,000,000,000,000,000,000,000,000,000 runs"):
+@pytest.mark.parametrize(("keys", "values", "runs"), [(9, 1000, "1,000,000,000,000,000,000,000,000,000"), (2, 34, "1,156")])
+def test_too_many_runs_are_refused_before_they_are_made(keys: int, values: int, runs: str) -> None:
+    huge: dict[str, Any] = {f"train.k{number}": list(range(values)) for number in range(keys)}
+    with pytest.raises(HpcMpError, match=f"makes {runs} runs, but {MOST_RUNS:,} are the maximum"):
         runs_of(Sweep(grid=huge))
