@@ -71,6 +71,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "odd heads": ({"num_attention_heads": 32}, "heads of 1 elements: cannot be rotated"),
     "parts of heads": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: is not supported yet"),
     "no base": ({"rope_theta": "x"}, "rope_theta = 'x': must be a number above 0"),
+    "a negative base": ({"rope_theta": -1.0}, "rope_theta = -1.0: must be a number above 0"),
     "a kind of positions": ({"rope_parameters": {"rope_type": "foo"}}, "rope_type = 'foo': is not a supported kind"),
     "an old kind": ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_type = 'su': is not a supported kind"),
     "no factor": ({"rope_parameters": {"rope_type": "linear"}}, "factor: is required for rope_type = 'linear'"),
