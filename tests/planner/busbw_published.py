@@ -1,4 +1,4 @@
-"""Published all-reduce bandwidths, with which the model of ``hpc_mp.planner.collectives`` is compared: ``busbw_published.toml``."""
+"""Published all-reduce bandwidths, with which the model of ``hpc_mp.planner.collectives`` is compared, read from a TOML file."""
 
 from __future__ import annotations
 
