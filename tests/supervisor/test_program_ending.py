@@ -73,8 +73,9 @@ LIMIT_NEAR = 'its time limit was near (job.time_limit = "01:00:00")'
 
 @pytest.mark.parametrize(("code", "given", "means"), [
     (0, "", "completed"), (0, "resumes", "completed"), (0, "resumes, near", "stopped"), (0, "near", "completed"),
-    (0, "resumes, asked", "stopped"), (0, "resumes, asked, cancelled", "stopped"), (0, "cancelled", "stopped"), (75, "", "stopped"),
-    (1, "", None), (1, "resumes", None), (1, "resumes, near", "stopped"), (1, "near", None), (1, "cancelled", "stopped"),
+    (0, "resumes, asked", "stopped"), (0, "resumes, asked, cancelled", "stopped"), (0, "cancelled", "stopped"),
+    (75, "", "stopped"), (1, "", None), (1, "resumes", None), (1, "resumes, near", "stopped"), (1, "near", None),
+    (1, "cancelled", "stopped"),
     (-15, "", None), (-15, "resumes, near", "stopped"), (-15, "asked", SIGTERM_ENDED), (-15, "cancelled", "stopped"),
     (-15, "resumes, endless", None), (-11, "resumes, near", None),
     (143, "resumes, asked", "stopped"), (143, "in 170 s", LIMIT_NEAR), (143, "in 190 s", None),
