@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -160,7 +161,6 @@ MIXED = SlurmPartition("mixed", False, True, None, (
     NodeKind(("g1", "g2"), 64, 512 * GIB, (("h100", 8),)), NodeKind(("c1", "c2", "c3"), 128, 64 * GIB, ())))
 LIMITS = (PartitionLimits(LAB, 4), PartitionLimits(SHORT, 4, min_nodes=2, max_nodes=3), PartitionLimits(MIXED, 5))
 FACTS = ClusterFacts(partition=LAB, limits=LIMITS)
-CUDA = {"device": "cuda", "ranks_per_node": 8}
 
 
 def spec(given: dict[str, Any], **slurm: Any) -> JobSpec:
@@ -178,52 +178,18 @@ def refusal(given: dict[str, Any], facts: ClusterFacts = FACTS, **slurm: Any) ->
     return ""
 
 
-@pytest.mark.parametrize(("given", "slurm", "words"), [
-    ({"nodes": 9}, {}, "job.nodes = 9: 9 nodes asked, the partition has 4. Use 4 or fewer, or another partition than lab"),
-    ({"nodes": 4}, {"extra": {"exclude": "n[1-2],x9"}}, "4 nodes asked, the partition has 4, of which slurm.extra.exclude "
-     "leaves 2"),
-    ({"nodes": 4}, {"partition": "short"}, "4 nodes asked, the partition gives a job at most 3 (MaxNodes of short)"),
-    ({"nodes": 1}, {"partition": "short"}, "1 node asked, the partition takes no job of fewer than 2"),
-    ({"nodes": 9}, {"partition": "short,lab"}, "the partition has 4"),
-    ({"ranks_per_node": 64}, {}, "job.ranks_per_node = 64: needs 64 CPUs on each node, one for each rank, and the nodes of "
-     "partition lab have at most 4 CPUs. Use 4 or fewer, on more nodes"),
-    ({"ranks_per_node": 2}, {"extra": {"cpus-per-task": 3}}, "needs 6 CPUs on each node, ranks_per_node(2) × cpus-per-task(3), "
-     "and the nodes of partition lab have at most 4 CPUs. Use 1 or fewer, on more nodes"),
-    ({}, {"extra": {"cpus-per-task": 5}}, "Lower slurm.extra.cpus-per-task = 5 to 4 or less"),
-    ({"nodes": 4, "ranks_per_node": 100}, {"partition": "mixed"}, "only 3 of partition mixed have that, and 4 nodes asked"),
-    ({}, {"extra": {"mem": "100G"}}, "slurm.extra.mem = '100G': needs 100 GiB on each node, and the nodes of partition lab have"),
-    ({"ranks_per_node": 3}, {"extra": {"mem-per-cpu": "2G"}}, "needs 6 GiB on each node"),
-    ({"nodes": 2, "time_limit": "2-0"}, {"partition": "short"}, "job.time_limit = '2-0': is longer than it may be: a job of "
-     "partition short has at most 1-00:00:00"),
-    ({"nodes": 2, "time_limit": "0"}, {"partition": "short"}, "is no limit at all, and a job of partition short has"),
-    ({"nodes": 3, **CUDA}, {"partition": "mixed", "gpu_request": "gres"},
-     "needs 8 GPUs on each node, and only 2 of partition mixed"),
-    ({"nodes": 1, **CUDA, "ranks_per_node": 16}, {"partition": "mixed", "gpu_request": "gres"}, "have at most 8 GPUs. Use 8 or"),
-    ({"nodes": 2, **CUDA, "ranks_per_node": 8}, {"partition": "mixed", "gpu_request": "gres", "extra": {"exclude": "g2"}},
-     "only 1 of partition mixed has that, and 2 nodes asked"),
-    ({"nodes": 1}, {"partition": "mixed", "extra": {"cpus-per-task": 100, "mem": "100G"}},
-     "needs nodes with 100 CPUs and 100 GiB, and partition mixed has 0 of them"),
-    ({"nodes": 10}, {"components": [{"nodes": 1}, {"nodes": 9, "partition": "short"}]}, "slurm.components[1].nodes = 9"),
-])
-def test_a_job_that_would_never_start_is_refused(given: dict[str, Any], slurm: dict[str, Any], words: str) -> None:
-    assert words in refusal(given, **slurm)
+FIT = tomllib.loads(Path(__file__).with_name("fit.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("given", "slurm"), [
-    ({"nodes": 4, "ranks_per_node": 4}, {}),
-    ({"nodes": 4, "time_limit": "9-0"}, {"partition": "short,lab"}),  # one that could is enough
-    ({"nodes": 9}, {"partition": "lab,hidden"}), ({"nodes": 9}, {"extra": {"clusters": "other"}}),
-    ({"nodes": 4, "time_limit": "0"}, {"partition": "short", "qos": "long"}),  # which may lift the limits of a partition
-    ({"nodes": 2, "time_limit": "9-0"}, {"partition": "short", "extra": {"time-min": "10"}}),
-    ({"nodes": 2, "time_limit": "1-0"}, {"partition": "short"}), ({"ranks_per_node": 64}, {"extra": {"overcommit": True}}),
-    ({"nodes": 4}, {"extra": {"exclude": "/home/me/bad"}}),
-    ({"nodes": 2, **CUDA}, {"partition": "mixed", "gpu_request": "gpus-per-node"}),
-    ({"nodes": 3, **CUDA}, {"partition": "mixed", "gpu_request": "none"}),
-    ({"device": "cuda"}, {"gpu_request": "gres"}),  # for slurm_gpus to refuse
-    ({}, {"extra": {"mem": "0"}}), ({}, {"extra": {"mem": "4000"}}), ({"nodes": 5}, {"partition": "mixed"}),
-])
-def test_a_job_that_may_start_is_not(given: dict[str, Any], slurm: dict[str, Any]) -> None:
-    assert refusal(given, **slurm) == ""
+@pytest.mark.parametrize("words", FIT["refused"])
+def test_a_job_that_would_never_start_is_refused(words: str) -> None:
+    sections = FIT["refused"][words]
+    assert words in refusal(sections.get("job", {}), **sections.get("slurm", {}))
+
+
+@pytest.mark.parametrize("sections", FIT["fits"], ids=str)
+def test_a_job_that_may_start_is_not(sections: dict[str, Any]) -> None:
+    assert refusal(sections.get("job", {}), **sections.get("slurm", {})) == ""
 
 
 def test_what_slurm_does_not_tell_is_no_limit() -> None:
