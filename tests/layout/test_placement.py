@@ -49,20 +49,6 @@ def test_groups_of_all_six_orders(row: list[str]) -> None:
         assert groups[name] == tuple(tuple(map(int, group)) for group in cell.split()), name
 
 
-@pytest.mark.parametrize(("order", "expected"), [
-    ("DPT", [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]),
-    ("PTD", [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1), (0, 1, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1)]),
-])
-def test_rank_rows_of_the_sagemaker_documentation(order: str, expected: list[tuple[int, int, int]]) -> None:
-    assert [(p.dp, p.pp, p.tp) for p in place(Degrees(2, 2, 2), order).ranks] == expected
-
-
-def test_pipelines_without_tensor_parallelism() -> None:
-    degrees = Degrees(pipeline=2, data=4)
-    assert place(degrees, "cluster").groups["pp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert place(degrees, "spread").groups["pp"] == ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
 @pytest.mark.parametrize("row", rows(COSTS), ids=lambda row: row[0])
 def test_nodes_spanned_and_hops_on_64_ranks(row: list[str]) -> None:
     order, *cells = row
@@ -136,12 +122,6 @@ def test_expert_groups_are_consecutive_blocks() -> None:
     assert groups["ep"] == ((0, 2), (1, 3), (4, 6), (5, 7))
     across = place(Degrees(tensor=1, pipeline=2, data=2, context=2, expert=4), "DPCT").groups
     assert across["ep"] == ((0, 1, 4, 5), (2, 3, 6, 7))
-
-
-def test_last_node_may_be_part_filled() -> None:
-    placement = place(Degrees(tensor=2, pipeline=2, data=3), "DPT", ranks_per_node=8)
-    assert placement.nodes == 2
-    assert [(p.node, p.local_rank) for p in placement.ranks[7:]] == [(0, 7), (1, 0), (1, 1), (1, 2), (1, 3)]
 
 
 def test_context_goes_directly_before_tensor() -> None:
