@@ -25,41 +25,7 @@ from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt
 from hpc_mp.rundir.failures import read_ends
 from hpc_mp.supervisor.script import batch_environ
 
-# A launcher that, like srun, runs the program on two tasks; it knows one option, -n, and components apart by a colon.
-SRUN = """
-import os, shutil, subprocess, sys
-words, tasks = sys.argv[1:], []
-while words:
-    end = words.index(":") if ":" in words else len(words)
-    part, words = words[:end], words[end + 1:]
-    count = 1
-    while part[0].startswith("-"):
-        option = part.pop(0)
-        if option == "--export=NONE":
-            [os.environ.pop(name) for name in [*os.environ] if name not in ("PATH", "SEEN")]
-        count = int(part.pop(0)) if option in ("-n", "-np") else count
-    tasks += [part] * count
-if any(shutil.which(task[0]) is None for task in tasks):
-    sys.exit(2)
-ranks = [subprocess.Popen(task, env={**os.environ, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number),
-         "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(len(tasks)), "SLURM_TASK_PID": "1"}) for number, task in enumerate(tasks)]
-codes = [rank.wait() for rank in ranks]
-sys.exit(max(code if code >= 0 else 128 - code for code in codes))
-"""
-# Notes its words, directory, variables and input, by task.
-SEES = """
-import json, os, sys
-read = "" if os.isatty(0) else sys.stdin.read()
-name = f"{os.environ['SEEN']}/{os.environ.get('SLURM_PROCID', 0)}.{len(os.listdir(os.environ['SEEN']))}"
-with open(name, "x") as file:
-    json.dump([sys.argv[1:], os.getcwd(), dict(os.environ), read], file)
-print("out", *sys.argv[1:])
-print("err", *sys.argv[1:], file=sys.stderr)
-if len(sys.argv) > 2 and sys.argv[1] == "end":
-    how = int(sys.argv[2])
-    print("ValueError: no such layer", file=sys.stderr)
-    os.kill(os.getpid(), -how) if how < 0 else sys.exit(how)
-"""
+BIN = Path(__file__).with_name("bin")  # programs in Python
 OURS = {"PATH", "BASH_ENV", "SLURM_TASK_PID", "SEEN", "_", "SHLVL", "OLDPWD"}
 
 
@@ -75,9 +41,8 @@ def launcher(path: Path, text: str) -> None:
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "site").mkdir()
-    for name in ("srun", "mpirun", "torchrun", "sbatch"):
-        launcher(tmp_path / "site" / name, SRUN)
-    launcher(tmp_path / "site" / "sees", SEES)
+    for name in ("srun", "mpirun", "torchrun", "sbatch", "sees"):
+        launcher(tmp_path / "site" / name, (BIN / ("sees" if name == "sees" else "srun")).read_text())
     (tmp_path / "work dir").mkdir()
     return tmp_path
 
