@@ -15,7 +15,7 @@ from rendering import job
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.evidence import Evidence
-from hpc_mp.diagnosis.lines import first_code, gave_up, sign, task_ends, xid
+from hpc_mp.diagnosis.lines import first_code, gave_up, task_ends
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_json
 from hpc_mp.rundir.failures import ECHO, KINDS
@@ -123,22 +123,6 @@ TOLD = tuple(f"srun: launch/slurm: _task_finish: {tasks}: Completed" for tasks i
 def test_srun_gives_up_on_tasks(lines: tuple[str, ...], without: bool) -> None:
     """srun 22.05 then ended with 0 (recorded: ranks were killed whose children went on writing into their output)."""
     assert gave_up(lines) is without
-
-
-def test_xid() -> None:
-    assert xid(XID_79) == ("Xid 79 of GPU 0000:c6:00 (the GPU has fallen off the bus; it needs a reboot)")
-    assert xid("NVRM: Xid (PCI:0000:c6:00): 13, Graphics Exception") is None
-    assert xid("NVRM: Xid (0000:03:00): 48, DBE") is not None
-    assert xid("NVRM: Xid (PCI:0000:c6:00): 999, ?") is None
-    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)") is None
-    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Fatal XC0 i0 Link 13 (0x00000004)") is not None
-    assert xid("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)") == (
-        "GPU 0000:01:00 (the driver could not initialise it (RmInitAdapter); it needs a reboot)")
-
-
-def test_harmless_lines_say_nothing() -> None:
-    lines = ("NCCL INFO cudaMemoryError handling enabled", "step 3 loss 2.0", "memory.events oom_kill 0", "out of memory? no")
-    assert [sign(line) for line in lines] == [None] * len(lines)
 
 
 def attempt(run: RunDirectory) -> AttemptContext:

@@ -69,9 +69,10 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_resume_puts_the_old_attempt_away(tmp_path: Path) -> None:
     run = create_run(tmp_path, "name")
     run.job.write_text("one")
+    write_plan(run, PLAN)
     assert run.attempt() == 1
     assert prepare_resume(run) == run.attempt() == 2
-    assert (run.path / "attempts" / "1" / "job.toml").read_text() == "one"
+    assert run.of_attempt(1).job.read_text() == "one" and read_plan(run.of_attempt(1)) == PLAN
 
 
 @pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o644)])
@@ -205,13 +206,6 @@ def test_a_broken_plan_is_none(tmp_path: Path, text: str) -> None:
     run = create_run(tmp_path, "a")
     run.plan.write_text(text)
     assert read_plan(run) is None
-
-
-def test_a_resume_puts_it_away(tmp_path: Path) -> None:
-    run = create_run(tmp_path, "a")
-    write_plan(run, PLAN)
-    prepare_resume(run)
-    assert read_plan(run.of_attempt(1)) == PLAN
 
 
 def test_the_supervisor_derives_no_layers() -> None:

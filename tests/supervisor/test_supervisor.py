@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rendering import executable
+from rendering import executable, job
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -23,7 +23,6 @@ from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, notice_s, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
-from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
@@ -250,7 +249,7 @@ ELEMENT = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID"
     ({}, "", None), (PLAIN, "", Allocation("7", 2, ("n2", "n3", "n4"), "lab", 1234.0)),
     (MIXED, "N/A", Allocation("8", 0, ("n1", "n3", "n4"), "cluster", None)),
     (ELEMENT, "N/A", Allocation("6_2", 0, ("n1",), "cluster", None)),
-    (ELEMENT, "2026-01-02T03:04:05", Allocation("6_2", 0, ("n1",), "cluster", datetime(2026, 1, 2, 3, 4, 5).timestamp())),
+    (ELEMENT, "2126-01-02T03:04:05", Allocation("6_2", 0, ("n1",), "cluster", datetime(2126, 1, 2, 3, 4, 5).timestamp())),
 ])
 def test_an_allocation_is_read_from_the_scripts_environment(environ: dict[str, str], end: str, found: Allocation | None) -> None:
     assert allocation(environ, Slurm(squeue=f"{end}\n")) == found
@@ -260,9 +259,7 @@ def test_an_allocation_is_read_from_the_scripts_environment(environ: dict[str, s
 
 
 def spec(**parallel: Any) -> Any:
-    return resolve({"job": {"nodes": 2, "ranks_per_node": 1}, "model": {"config": {"model_type": "gpt2"}},
-                    "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 2},
-                    "parallel": parallel}, Path("/"))
+    return job(job={"nodes": 2, "ranks_per_node": 1}, parallel=parallel)
 
 
 GIVEN = Allocation("7", 0, ("localhost", "n2"), "lab", None)
@@ -270,15 +267,15 @@ GIVEN = Allocation("7", 0, ("localhost", "n2"), "lab", None)
 
 def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run, job = create_run(tmp_path, "a"), spec(rank_map="block")
+    run, block = create_run(tmp_path, "a"), spec(rank_map="block")
     placement = place(Degrees(data=2), "DPT", 1)
     run.main_log.write_text("first\n")
-    first = begin(SupervisedRun(run, job, placement, GIVEN), Slurm()).record
+    first = begin(SupervisedRun(run, block, placement, GIVEN), Slurm()).record
     assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
     assert read_attempt(run.attempt_record) == first and run.main_log.exists()
 
     down = Slurm(sinfo="localhost|idle|none\nn2|down*|Not responding\n")
-    second = begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=1)), down).record
+    second = begin(SupervisedRun(run, block, placement, replace(GIVEN, restart=1)), down).record
     assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
     assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text().startswith("first\n")
     [ended] = history.history(run)
@@ -289,7 +286,7 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert set(bad_nodes(ledger("lab"))) == {"n2"}
 
     history.record(run, end(token="7.1.2"))
-    begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=2)), down)
+    begin(SupervisedRun(run, block, placement, replace(GIVEN, restart=2)), down)
     assert len(history.history(run)) == 2  # that start had said how it ended
 
 
