@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watchdog_words import said
 
+from hpc_mp.diagnosis.cause import root_cause
 from hpc_mp.diagnosis.waits import Awaited, awaited
 from hpc_mp.diagnosis.watchdogs import collective_timeout, thrown
+from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import create_run
+from hpc_mp.rundir.failures import RankFailure
 from hpc_mp.rundir.standings import Standing, Wait, read_standings, standing_of, write_standing
 
 NOW = 1000.0
@@ -94,6 +97,25 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_standings(run, 1) == [one, other] and read_standings(run, 2) == []
     with pytest.raises(ValueError, match="not a record"):
         standing_of({"rank": 1})
+
+
+def hung(rank: int, at: float, since: float, place: str, wait: Wait | None = None) -> RankFailure:
+    standing = Standing(rank, at, since, 0.0, 3, 0, place, wait, {})
+    return RankFailure(rank, f"n{rank // 2}", "hang", f"Hung: no step was finished in 10 s; the rank stands in {place}", at,
+                       standing=standing)
+
+
+@pytest.mark.parametrize(("place", "cause"), [("_run (main.py:130)", 0), ("_run (main.py:131)", 0), ("_train (main.py:130)", 1)])
+@pytest.mark.parametrize("at", [829.9, 830.16])
+def test_a_rank_that_left_the_training_is_an_echo(place: str, cause: int, at: float) -> None:
+    """Rank 0 hangs in its data loader. Rank 1 waited for it, lost it or another rank, and its watchdog ended it while it
+    lingered. As recorded on a Slurm of 2 x 2 ranks, but for the times; control: a function in which a rank can hang."""
+    places = [RankPlace(rank, rank // 2, rank % 2, 0, rank // 2, 0, rank % 2) for rank in range(4)]
+    failures = [hung(0, 829.97, 819.73, "batch (trainer.py:302)"), hung(1, at, 819.71, place),
+                hung(2, 829.82, 819.7, "wait (pipeline.py:65)", receive(0)),
+                hung(3, 829.72, 819.7, "wait (pipeline.py:65)", receive(1))]
+    failure = root_cause(failures, (), places, ("n0", "n1"))
+    assert failure is not None and failure.rank == cause
 
 
 # --- NCCL's watchdog, as torch writes it -----------------------------------------------------------------------------

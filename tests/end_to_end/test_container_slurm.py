@@ -106,7 +106,7 @@ def test_the_rank_that_fails_is_named(lab: Lab, here: Path, how: str, kind: str,
 def test_a_killed_rank_is_queued_again(lab: Lab, here: Path) -> None:
     found = run(lab, here, "kill")
     assert [(end.kind, end.rank) for end in history(found)] == [("signal", 3), ("completed", None)], history(found)
-    assert (ended(found).state, ended(found).attempt) == ("completed", 2)
+    assert (ended(found).state, found.attempt()) == ("completed", 2)
     assert (here / "found-3.2").read_text() == "3 4 1 1 n1 $own 1 copied\n"
 
 
@@ -119,7 +119,7 @@ def test_what_is_not_there(lab: Lab, here: Path) -> None:
 
 def test_the_time_limit_is_told_to_each_rank(lab: Lab, here: Path) -> None:
     found = run(lab, here, "silent", more="--set job.time_limit=1 --set slurm.grace=15 --set program.resumes=true")
-    assert (ended(found).state, ended(found).attempt) == ("completed", 2), found.srun_log.read_text()
+    assert (ended(found).state, found.attempt()) == ("completed", 2), found.srun_log.read_text()
     first = found.path / "attempts" / "1" / "log"
     said = "".join(path.read_text() for path in sorted(first.glob("node-*.log")))
     counts = [said.count(f"{rank}: asked") for rank in range(4)]

@@ -61,6 +61,14 @@ def test_whole_nodes_unless_told_otherwise() -> None:
     assert "--mem=0" not in directives(text(job(slurm={"extra": {"mem-per-cpu": "4G"}})))
 
 
+@pytest.mark.parametrize(("extra", "kept"), [
+    ({"exclusive": False, "mem": False}, True), ({"exclusive": False, "mem-per-cpu": "4G"}, True),
+    ({"mem": False}, False), ({"exclusive": False}, False), ({}, False)])
+def test_steps_of_a_program_on_shared_nodes_have_the_memory_of_the_site(extra: dict[str, Any], kept: bool) -> None:
+    assert ("'MEM_PER_*'" in text(job(program={"command": ["p"]}, slurm={"extra": extra}))) is kept
+    assert "'MEM_PER_*'" not in text(job(slurm={"extra": extra})), "our ranks share all memory of the job"
+
+
 CASES = tomllib.loads(Path(__file__).with_name("render.toml").read_text(encoding="utf-8"))["options"]
 
 

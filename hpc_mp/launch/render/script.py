@@ -63,6 +63,7 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     checks.check_forms(spec, facts)
     check_options(spec, facts.version)
     seconds = seconds_of(spec.job.time_limit)
+    parts = values.parts(spec, facts)
     script = fill(template or shipped(), {
         "spec": spec,
         "program": isinstance(spec, ProgramSpec),
@@ -75,7 +76,9 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "python": python,
         "dependency": dependency,
         "rank_python": values.rank_python(spec, python),
-        "parts": values.parts(spec, facts),
+        "parts": parts,
+        # On shared nodes a program's steps get the memory per CPU or node that the site sets, as under sbatch.
+        "of_site": isinstance(spec, ProgramSpec) and not any(part.all_memory or part.exclusive for part in parts),
         "cpus": values.cpus_per_task(spec, facts),
         "threads": values.threads(spec, facts),
         "grace": spec.grace,
