@@ -108,39 +108,37 @@ def test_every_command_has_help() -> None:
         assert all(each.help for each in (command.commands.values() if isinstance(command, click.Group) else ()))
 
 
-@pytest.mark.parametrize(("steps", "saved", "words"), [
-    (3, 3, "stopped after step 3. Continue with: again"),
-    (3, 2, "stopped after step 3, with a checkpoint of step 2: 1 step is lost. Continue with: again"),
-    (3, None, "stopped after step 3, with no checkpoint: 3 steps are lost. Continue with: again"),
-    (0, None, "stopped after step 0. Continue with: again"),
-])
-def test_a_run_that_was_stopped_says_what_is_kept(steps: int, saved: int | None, words: str) -> None:
-    """Who presses Ctrl-C twice kills ranks that are saving."""
-    checkpoint = Path(f"step-{saved:08d}") if saved else None
-    with pytest.raises(RunFailed, match=re.escape(words)):
-        _conclude(Outcome(Path("run"), "stopped", steps=steps, checkpoint=checkpoint), "again", Listener())
+def stopped(steps: int, saved: int | None) -> Outcome:
+    return Outcome(Path("run"), "stopped", steps=steps, checkpoint=Path(f"step-{saved:08d}") if saved else None)
 
 
-@pytest.mark.parametrize(("kind", "words"), [
-    ("error", "boom\ncontinue with: again"),
-    ("memory", "boom\nreduce the memory of a rank (more parallel.microbatches"),
-    ("space", "boom\nfree disk space, then continue with: again"),
-    ("user", None),
+def failed(kind: str, run: Path = Path("run")) -> Outcome:
+    return Outcome(run, "failed", cause=Cause(kind, "boom"))
+
+
+@pytest.mark.parametrize(("outcome", "words"), [  # who presses Ctrl-C twice kills ranks that are saving
+    (stopped(3, 3), "stopped after step 3. Continue with: again"),
+    (stopped(3, 2), "stopped after step 3, with a checkpoint of step 2: 1 step is lost. Continue with: again"),
+    (stopped(3, None), "stopped after step 3, with no checkpoint: 3 steps are lost. Continue with: again"),
+    (stopped(0, None), "stopped after step 0. Continue with: again"),
+    (failed("error"), "boom\ncontinue with: again"),
+    (failed("memory"), "boom\nreduce the memory of a rank (more parallel.microbatches"),
+    (failed("space"), "boom\nfree disk space, then continue with: again"),
 ])
-def test_what_would_fail_alike_is_not_what_to_do_next(kind: str, words: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    failed = Outcome(Path("run"), "failed", cause=Cause(kind, "boom"))
-    if words is None:
-        assert _conclude(failed, "again", TerminalListener(aside=False)) == 2
-        assert capsys.readouterr().err == "hpc-mp: boom\n"
-        return
+def test_a_run_that_has_not_completed_says_what_is_kept_and_how_to_go_on(outcome: Outcome, words: str) -> None:
     with pytest.raises(RunFailed, match=re.escape(words)):
-        _conclude(failed, "again", Listener())
+        _conclude(outcome, "again", Listener())
+
+
+def test_what_the_user_got_wrong_would_fail_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _conclude(failed("user"), "again", TerminalListener(aside=False)) == 2
+    assert capsys.readouterr().err == "hpc-mp: boom\n"
 
 
 def test_a_program_is_told_nothing_of_the_engines_keys(tmp_path: Path) -> None:
     RunDirectory(tmp_path).program.write_text("{}")
     with pytest.raises(RunFailed, match="a smaller batch") as said:
-        _conclude(Outcome(tmp_path, "failed", cause=Cause("memory", "boom")), "again", Listener())
+        _conclude(failed("memory", tmp_path), "again", Listener())
     assert "parallel." not in str(said.value)
 
 

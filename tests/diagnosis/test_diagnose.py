@@ -1,4 +1,4 @@
-"""Why a start died: recorded and real-looking ends, what goes before what, and any text at all."""
+"""Why a start died: recorded and real-looking ends, what goes before what, any text at all, and tasks that were never started."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, WATCHDOG, XID_79, said
-from recorded_program_ends import LAST_RESORT, SHARED
+from launching import silent
+from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, PROGRAM_ENDINGS, WATCHDOG, XID_79, said, tables
 from rendering import job
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.evidence import Evidence
-from hpc_mp.diagnosis.lines import first_code, gave_up, sign, task_ends, xid
+from hpc_mp.diagnosis.lines import TasksRefused, first_code, gave_up, not_started, task_ends
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_json
 from hpc_mp.rundir.failures import ECHO, KINDS
@@ -29,19 +28,17 @@ RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled
 
 
 @pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [
-    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *SHARED, *LAST_RESORT)
-])
+    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *PROGRAM_ENDINGS)])
 def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: str) -> None:
     found = classify(evidence)
     assert (found.kind, found.nodes, found.retry) == (kind, nodes, kind in RETRIED)
-    assert words in found.message
-    assert "\n" not in found.message
+    assert words in found.message and "\n" not in found.message
 
 
 def test_every_kind_has_an_ending() -> None:
     # said by the launcher, of emulated nodes, in the history alone, when a run has ended, by the job script, of saves
     elsewhere = {"launcher", "straggled", "vanished", "removed", "supervisor", "unwritable"}
-    assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(KINDS) == set(KINDS)
+    assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(KINDS)
 
 
 EXPLAINED = [evidence for _, evidence, kind, _, _ in ENDINGS if KINDS[kind].level < ECHO or kind in ("lost", "network")]
@@ -55,13 +52,6 @@ def test_an_echo_changes_nothing(evidence: Evidence, rank: int, time: float, log
     if logged:
         more = replace(more, logs={"n9": (WATCHDOG,), **more.logs})
     assert classify(more) == classify(evidence)
-
-
-def test_a_full_file_system_explains_no_other_that_is_broken() -> None:
-    broken, full = "OSError: [Errno 5] Input/output error: '/data/x'", "OSError: [Errno 28] No space left on device"
-    cause = classify(replace(JOB, failures=(said(2, "n2", "storage", broken, 40.0), said(5, "n3", "space", full, 41.0)),
-                             srun=ENDS_OTHERS))
-    assert (cause.kind, cause.rank, cause.retry) == ("storage", 2, True)
 
 
 APART = [end for end in ENDINGS if end[2] not in ("silent", "hang")]  # who waits for whom is said by all ranks of one attempt
@@ -135,22 +125,6 @@ def test_srun_gives_up_on_tasks(lines: tuple[str, ...], without: bool) -> None:
     assert gave_up(lines) is without
 
 
-def test_xid() -> None:
-    assert xid(XID_79) == ("Xid 79 of GPU 0000:c6:00 (the GPU has fallen off the bus; it needs a reboot)")
-    assert xid("NVRM: Xid (PCI:0000:c6:00): 13, Graphics Exception") is None
-    assert xid("NVRM: Xid (0000:03:00): 48, DBE") is not None
-    assert xid("NVRM: Xid (PCI:0000:c6:00): 999, ?") is None
-    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)") is None
-    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Fatal XC0 i0 Link 13 (0x00000004)") is not None
-    assert xid("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)") == (
-        "GPU 0000:01:00 (the driver could not initialise it (RmInitAdapter); it needs a reboot)")
-
-
-def test_harmless_lines_say_nothing() -> None:
-    lines = ("NCCL INFO cudaMemoryError handling enabled", "step 3 loss 2.0", "memory.events oom_kill 0", "out of memory? no")
-    assert [sign(line) for line in lines] == [None] * len(lines)
-
-
 def attempt(run: RunDirectory) -> AttemptContext:
     given, record = Allocation("7", 0, HOSTS, "lab", None), AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000, "s")
     return AttemptContext(run, job(), place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2), given, record=record, host_order="")
@@ -178,11 +152,9 @@ def test_gather(tmp_path: Path) -> None:
         return {"sinfo": "n1|allocated|none\nn3|allocated|none\n", "sacct": "5\n"}[argv[0]]
 
     evidence = gather(attempt(run), 137, since, slurm)
-    assert evidence.srun == OVER_LIMIT.srun
-    assert evidence.pids == {("n3", 99): 5}
+    assert (evidence.srun, evidence.pids) == (OVER_LIMIT.srun, {("n3", 99): 5})
     assert [failure.rank for failure in evidence.failures] == [0]
-    assert classify(evidence).rank == 5
-    assert classify(evidence).log == str(run.node_log("n3"))
+    assert (classify(evidence).rank, classify(evidence).log) == (5, str(run.node_log("n3")))
     assert asked == ["sinfo", "sacct"]
 
 
@@ -194,19 +166,12 @@ def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Pa
         log.writelines(f"4: {'x' * 1000}\n" for _ in range(2000))
         log.writelines(f"5: {word}\n" for word in last)
     run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
-
-    def silent(argv: tuple[str, ...]) -> str:
-        raise CommandFailed("no Slurm here")
-
     spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
     found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
     assert "ValueError: boom (train.py:7)" in found.message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
-    def silent(argv: tuple[str, ...]) -> str:
-        raise CommandFailed("no Slurm here")
-
     assert classify(gather(attempt(RunDirectory(tmp_path)), 1, None, silent)).kind == "unknown"
 
 
@@ -220,13 +185,12 @@ def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_no
     ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True,
                     failures=(said(2, "n2", "exit", "ended with exit code 4", 40.0),))
     found = classify(ended)
-    assert (found.kind, found.rank, found.node) == ("exit", 2, "n2")
-    assert found.log == "/run/log/rank-00002.log"
-    silent = replace(ended, failures=())
-    cause = classify(silent)
+    assert (found.kind, found.rank, found.node, found.log) == ("exit", 2, "n2", "/run/log/rank-00002.log")
+    wordless = replace(ended, failures=())
+    cause = classify(wordless)
     assert (cause.kind, cause.rank, cause.node) == ("launcher", None, "n1")
     assert cause.message.endswith("exit code 213 (mpirun's code); its last words: mpirun: there are not enough slots"), cause
-    assert classify(replace(silent, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
+    assert classify(replace(wordless, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
 
 
 @pytest.mark.parametrize(("end", "words"), [
@@ -241,3 +205,65 @@ def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words:
     assert (found.kind, found.rank, found.node) == (end, 2, "n2"), found
     alone = classify(replace(ended, failures=(said(0, "n1", "exit", "ended with exit code 15", 39.0), *ended.failures)))
     assert alone.rank == 0, "any other code is an end of its own"
+
+
+# --- tasks that were never started, for their container could not be made: slurmstepd's words, and the verdict -------
+
+
+PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ranks}
+OF_TWO = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), supervisor_host="n1", run=RunDirectory(Path("/run")))
+RECORDED = tables("not_started.toml")
+del RECORDED["parts"]
+SEEN_BY_PYXIS, SEEN_BY_APPTAINER = (RECORDED[name]["refused"]["reason"] for name in ("no image", "no sif"))
+
+
+def log(name: str, host: str) -> tuple[str, ...]:
+    return tuple(line.replace("HOST", host) for line in RECORDED[name]["log"])
+
+
+def ended(one: str, other: str, code: int) -> Evidence:
+    said = (f"srun: error: n1: tasks 0-1: Exited with exit code {code}",
+            "srun: launch/slurm: _step_signal: Terminating StepId=1.1",
+            f"srun: error: n2: tasks 2-3: Exited with exit code {code}")
+    return replace(OF_TWO, srun=said, logs={"n1": log(one, "n1"), "n2": log(other, "n2")})
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_slurmstepd_says(name: str) -> None:
+    refused = RECORDED[name].get("refused")
+    assert not_started(log(name, "n1")) == (TasksRefused(**refused) if refused else None)
+
+
+@pytest.mark.parametrize("program", [False, True])
+@pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), [
+    ("no image", "no image", 1, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_PYXIS}. Set slurm.con"),
+    ("no image", "started", 1, "unfit", ("n1",), f"is unfit for this run: it could not start the ranks: {SEEN_BY_PYXIS}"),
+    ("no registry", "no registry", 1, "user", (), "registry-1.docker.io"),
+    ("no bash", "no bash", 2, "user", (), "execve(): bash: No such file or directory. Use an image that contains it"),
+    ("interrupted", "interrupted", 1, "cancelled", (), "was ended by Slurm: SIGUSR2 arrived while the container was created"),
+    ("no image", "asked to end", 1, "user", (), SEEN_BY_PYXIS),  # srun had the other ended
+    ("no sif", "no sif", 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Set slurm.c"),
+    ("no sif", "started", 255, "unfit", ("n1",), f"it could not start the ranks: {SEEN_BY_APPTAINER}"),
+    ("no apptainer", "no apptainer", 2, "user", (), "execve(): apptainer: No such file or directory. Load the module"),
+    ("started", "started", 1, "exit", (), "ended with exit code 1; its last words: step 1"),
+])
+def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
+    found = classify(replace(ended(one, other, code), program=program))
+    assert (found.kind, found.nodes) == (kind, nodes)
+    assert words in found.message
+
+
+@pytest.mark.parametrize("words", [
+    "but OMPI was not built with SLURM's PMI support and therefore cannot",
+    "[n1:00775] OPAL ERROR: Unreachable in file ext3x_client.c",
+    "[unset]: launcher not compatible with PMI1 client",
+    "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.",
+    "MPIR_pmi_init(225)..............: PMI2_Init returned 14", "No PMIx server was reachable, but a PMI1/2 was detected."])
+def test_an_mpi_that_does_not_know_its_launcher_names_the_key(words: str) -> None:
+    """Open MPI 4.1.4 and 5.0.11 with pmi2, MPICH 5.0.2 with pmix, started by srun 22.05.8."""
+    said = {"n1": (f"0: {words}", "0: *** An error occurred in MPI_Init"), "n2": ()}
+    srun = ("srun: error: n1: tasks 0-1: Exited with exit code 1",)
+    found = classify(replace(OF_TWO, logs=said, srun=srun, program=True))
+    assert 'slurm.mpi = "pmix" for Open MPI' in found.message and words in found.message and not found.retry
+    other = classify(replace(OF_TWO, logs={"n1": ("0: MPI_ABORT was invoked",), "n2": ()}, srun=srun, program=True))
+    assert "slurm.mpi" not in other.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,53 +14,21 @@ from hpc_mp.job.first_rows import HEAD, first_rows
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer
 
-CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
-ALPACA = {"instruction": "Add.", "input": "1 + 1", "output": "2"}
-
 
 def line(row: object) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-# what is wrong: (the file's name, its content, the rule, the remedy)
+# What is wrong: the file's name, its content, the rule, the remedy. What is no plain text is not in wrong_rows.toml.
+TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("wrong_rows.toml").read_text(encoding="utf-8"))
 WRONG: dict[str, tuple[str, bytes, str, str]] = {
-    "an array": ("a.json", json.dumps([ALPACA]).encode(), "a .json file is neither raw text nor one row per line", "jq -c '.[]'"),
-    "rows in .json": ("a.json", line({"text": "x"}), "a .json file is neither raw text", "into a .jsonl file"),
-    "a table": ("a.csv", b"prompt,completion\na,b\n", "a table is neither raw text", '{"prompt": "…", "completion": "…"}'),
-    "an array in .jsonl": ("a.jsonl", b'[\n  {"text": "x"}\n]\n', "holds a JSON array", "jq -c '.[]'"),
-    "an array on one line": ("a.jsonl", line([{"text": "x"}]), "holds a JSON array", "jq -c '.[]'"),
-    "an array in .txt": ("a.txt", json.dumps([ALPACA], indent=2).encode(), "holds a JSON array of rows", "jq -c '.[]'"),
-    "rows in .txt": ("a.txt", line({"text": "x"}) * 3, "holds JSON rows", "rename it to .jsonl"),
-    "chats in .txt": ("a.txt", line({"id": 1, "messages": CHAT}), "holds JSON rows", "rename it to .jsonl"),
-    "chats": ("a.jsonl", line({"messages": CHAT}), "line 1: is not a row (it holds a chat,", "chat template"),
-    "chats of ShareGPT": ("a.jsonl", line({"conversations": [{"from": "human", "value": "x"}]}), "it holds a chat", "template"),
-    "chats as prompt": ("a.jsonl", line({"prompt": CHAT[:1], "completion": CHAT[1:]}), "its prompt is a chat", "as one string"),
-    "alpaca": ("a.jsonl", line(ALPACA), "it holds an instruction with its output", "jq -c '{prompt: (.instruction"),
-    "response": ("a.jsonl", line({"prompt": "x", "response": "y"}), "prompt and response",
-                 "jq -c '{prompt: .prompt, completion: .re"),
-    "preferences": ("a.jsonl", line({"prompt": "x", "chosen": "y", "rejected": "z"}), "a pair of answers", "the chosen answer"),
-    "content": ("a.jsonl", line({"content": "x"}), "a text under content", "jq -c '{text: .content}'"),
-    "tokens": ("a.jsonl", line({"input_ids": [1, 2]}), "it holds tokens", "the text from which they were made"),
-    "a prompt alone": ("a.jsonl", line({"prompt": "x"}), "it holds 'prompt', but neither", '{"text": "…"}'),
-    "both": ("a.jsonl", line({"text": "x", "prompt": "y", "completion": "z"}), "both a text and a prompt", '{"text": "…"}'),
-    "no text": ("a.jsonl", line({"text": None}), "its text is not a string", "as one string"),
-    "a later row": ("a.jsonl", line({"text": "x"}) + b"\n" + line({"txt": "x"}), "line 3: is not a row (it holds 'txt'", "write"),
-    "no JSON": ("a.jsonl", b"once upon a time\n", "line 1: is not a row (Expecting value", '{"text": "…"}'),
-    "rows over several lines": ("a.jsonl", b'{\n "text": "x"\n}\n', "line 1: is not a row", "on each line"),
+    **{wrong: (name, f"{text}\n".encode() if text else b"", *said) for wrong, (name, text, *said) in TEXTS.items()},
     "gzip under another name": ("a.txt", gzip.compress(b"text"), "is compressed by gzip", "unpack it"),
     "gzip in .jsonl": ("a.jsonl", gzip.compress(line({"text": "x"})), "is compressed by gzip", "unpack it"),
-    "parquet under another name": ("a.jsonl", b"PAR1\x15\x04", "is parquet", "as JSON lines"),
-    "PDF": ("a.txt", b"%PDF-1.7\n", "is PDF", "pdftotext"),
-    "a pointer": ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer",
-                  "git lfs pull"),
     "UTF-16": ("a.txt", "text".encode("utf-16"), "is UTF-16", "iconv -f UTF-16"),
     "UTF-16 without a mark": ("a.txt", "text".encode("utf-16-le"), "holds NUL bytes", "iconv"),
     "Latin-1": ("a.txt", "Ça va déjà".encode("latin-1"), "is not UTF-8 (byte 0xc7 at 0)", "iconv -f ISO-8859-1"),
     "Latin-1 in a row": ("a.jsonl", '{"text": "déjà"}\n'.encode("latin-1"), "is not UTF-8 (byte 0xe9 at 11)", "iconv"),
-    "nothing": ("a.txt", b"", "contains no text", "name files with text"),
-    "rows without text": ("a.jsonl", b'{"text": ""}\n{"prompt": "a", "completion": " "}\n',
-                          "contains no text", "name files with text"),
-    "blanks": ("a.jsonl", b"\n \n", "contains no text", "name files with text"),
 }
 
 
@@ -79,7 +48,7 @@ def test_every_file_is_looked_at(tmp_path: Path) -> None:
         (tmp_path / f"{number:02}.jsonl").write_bytes(line({"text": "x"}))
     files = find_files([f"{tmp_path}/*"])
     assert [row.path for row in first_rows(files)] == list(files)
-    (tmp_path / "37.jsonl").write_bytes(line(ALPACA))
+    (tmp_path / "37.jsonl").write_bytes(line({"instruction": "Add.", "output": "2"}))
     with pytest.raises(HpcMpError, match=r"37\.jsonl, line 1: is not a row"):
         first_rows(files)
 

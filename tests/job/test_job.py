@@ -1,4 +1,4 @@
-"""The job file: what is wrong with it is said in one paragraph, what is right with it survives being written."""
+"""The job file: what is wrong with it is said in one paragraph, what is right survives being written and a launch's choices."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mistakes import FILES, MISTAKES
 from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import main
 from hpc_mp.job import JobSpec, dump_job, load_job, load_resolved, resolve
+from hpc_mp.job.resolution import Resolution, ResolvedKey, resolved
 
 ROOT = Path(__file__).resolve().parents[2]
+# What stands in mistakes.toml, and what is too long for it.
+MISTAKES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8")) | {
+    "10**400": ["steps = 10", f"steps = 1{'0' * 400}", "train.steps = 100000", "does not fit into 64 bits", "smaller"],
+    "24000 bits": ["steps = 10", f"steps = 0x{'f' * 6000}", "(a whole number of 24000 bits)", "not fit into 64 bits", "smaller"],
+    "5000 digits": ["steps = 10", f"steps = {'1' * 5000}", "job.toml", "thousands of digits", "smaller"],
+    "endless path": ['["text.txt"]', f'["{"a" * 300}"]', "data.files[0] = 'aaaa", "longer than 255 bytes", "as ls prints it"],
+    "deep tables": ['DEBUG = "WARN" }\n', f'DEBUG = "WARN" }}\n[a{".a" * 3000}]', "a.a.a.a…", "deeper than 32 levels", "fewer"],
+    "deep lists": ["steps = 10", f"steps = {'[' * 50}{']' * 50}", "train.steps[0][0]…", "deeper than 32 levels", "fewer levels"],
+    "bottomless lists": ["steps = 10", f"steps = {'[' * 9999}{']' * 9999}", "job.toml", "is nested too deeply", "fewer levels"]}
 
 Answer = Callable[..., tuple[int, str, str]]
 
@@ -95,39 +105,23 @@ def test_a_checkpoint_that_is_none(here: Path, answer: Answer, config: str, rule
     check_message(*answer(), f"model.pretrained = {here / 'model'}", rule, "save")
 
 
+OVERRIDES = tomllib.loads(Path(__file__).with_name("overrides.toml").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize(("override", "parts"), [
-    ("=3", ("--set =3", "must have the form SECTION.KEY=VALUE", "write")),
-    ("train..steps=3", ("--set train..steps=3", "must have the form SECTION.KEY=VALUE", "write")),
-    ("steps=3", ("steps = 3", "is not a key of a job file", "steps belongs to [train]")),
-    ("trian.steps=3", ("trian", "is not a key of a job file", "did you mean 'train'?")),
-    ("train.steps.more=3", ("--set train.steps.more=3", "steps is a value, not a table", "name a key")),
-    ("train.steps=", ("train.steps = ''", "must be a whole number", "write")),
-    ("train.steps=-1", ("train.steps = -1", "must be at least 1", "write")),
-    ("train.steps=[[", ("train.steps = '[['", "must be a whole number", "write")),
+    *OVERRIDES["wrong"].items(),
     ("train.steps=" + "[" * 9999, ("train.steps = '[[[", "must be a whole number", "write")),
-    ("train.steps=" + "1" * 5000, ("train.steps = '111", "must be a whole number", "write")),
-    ("job.name=a\nnodes = 5", (r"job.name = 'a\nnodes = 5'", "letters", "write")),
-    ("job.name=1\nnodes = 5", (r"job.name = '1\nnodes = 5'", "letters", "write")),
-])
-def test_an_override_that_is_wrong(answer: Answer, override: str, parts: tuple[str, ...]) -> None:
+    ("train.steps=" + "1" * 5000, ("train.steps = '111", "must be a whole number", "write"))], ids=lambda value: str(value)[:40])
+def test_an_override_that_is_wrong(answer: Answer, override: str, parts: Sequence[str]) -> None:
     check_message(*answer(f"--set={override}"), *parts)
 
 
-@pytest.mark.parametrize(("override", "key", "value"), [
-    ("train.steps=20", "train.steps", 20),
-    (" train . steps = 20", "train.steps", 20),
-    ("job.name=other", "job.name", "other"),
-    ('job.name="other"', "job.name", "other"),
-    ("train.learning_rate=1e-3", "train.learning_rate", 1e-3),
-    ("parallel.partition=[1, 3]", "parallel.partition", (1, 3)),
-    ("slurm.partition=a=b", "slurm.partition", "a=b"),
-    ("environment.set.A=x y", "environment.set", {"NCCL_DEBUG": "WARN", "A": "x y"}),
-    ('environment.set={A="1"}', "environment.set", {"A": "1"}),
-    ("checkpoint.every=5", "checkpoint.every", 5),
-])
-def test_an_override_takes_its_place(here: Path, override: str, key: str, value: object) -> None:
+@pytest.mark.parametrize("override", OVERRIDES["right"])
+def test_an_override_takes_its_place(here: Path, override: str) -> None:
+    key, value = OVERRIDES["right"][override]
     section, name = key.split(".")
-    assert getattr(getattr(load_job(here / "job.toml", [override]), section), name) == value
+    found = getattr(getattr(load_job(here / "job.toml", [override]), section), name)
+    assert (list(found) if isinstance(found, tuple) else found) == value
 
 
 def test_the_last_override_wins_and_the_mistake_is_the_last_ones(here: Path) -> None:
@@ -174,7 +168,7 @@ def test_a_byte_order_mark_is_no_mistake(here: Path) -> None:
 
 def test_paths_are_seen_from_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "sub").mkdir()
-    (here / "sub" / "job.toml").write_text(JOB.replace(FILES, 'files = ["../a.txt", "/b.txt", "~/c.txt"]'))
+    (here / "sub" / "job.toml").write_text(JOB.replace('["text.txt"]', '["../a.txt", "/b.txt", "~/c.txt"]'))
     monkeypatch.setenv("HOME", "/home-of-a-test")
     spec = load_job(Path("sub/job.toml"))
     assert spec.data.files == (f"{here}/sub/../a.txt", "/b.txt", "/home-of-a-test/c.txt")
@@ -214,3 +208,45 @@ def test_variables_of_the_command_line_need_no_quotes(here: Path, value: str) ->
     """A shell takes them away."""
     spec = load_job(here / "job.toml", [f"environment.set.X={value}"])
     assert spec.environment.set["X"] == value.strip('"')
+
+
+# --- the choices of a launch are applied to the job once, and nothing else of it changes -----------------------------
+
+
+def spec_of(**tables: object) -> JobSpec:
+    return resolve({"model": {"config": {"model_type": "gpt2", "n_layer": 4}}, "data": {"files": ["x"], "sequence_length": 8},
+                    "train": {"steps": 1, "global_batch": 8}, **tables}, Path("/"))
+
+
+RESOLUTION = Resolution(
+    ResolvedKey("job.device", "cuda", "as the partition has it"), ResolvedKey("slurm.gpu_request", "gres"),
+    ResolvedKey("slurm.gpu_type", None), ResolvedKey("slurm.extra.exclude", "n[1-2]", "avoided: n1, n2"),
+    ResolvedKey("environment.profile", None), ResolvedKey("parallel.partition", (1, 3), "stages of equal cost"),
+    ResolvedKey("parallel.tensor_modules", ("*",)), ResolvedKey("parallel.reduce", "step"),
+    ResolvedKey("parallel.order", "DPT", "one node"),
+    ResolvedKey("train.lr_schedule", "constant"))
+
+
+def test_every_choice_reaches_its_key_and_nothing_else_changes(tmp_path: Path) -> None:
+    given = spec_of(job={"ranks_per_node": 2}, parallel={"pipeline": 2}, slurm={"extra": {"mem": "0"}, "partition": "gpu"})
+    chosen = resolved(given, RESOLUTION.keys)
+    assert (chosen.job.device, chosen.slurm.gpu_request, chosen.parallel.order) == ("cuda", "gres", "DPT")
+    assert chosen.slurm.extra == {"mem": "0", "exclude": "n[1-2]"} and chosen.parallel.partition == (1, 3)
+    assert given.job.device == "auto" and given.slurm.extra == {"mem": "0"}, "the job as it was given is another one"
+    changed = {each.key for each in RESOLUTION.keys}
+    for section in JobSpec.model_fields:
+        for key in type(getattr(given, section)).model_fields:
+            if not any(name.startswith(f"{section}.{key}") for name in changed):
+                assert getattr(getattr(chosen, section), key) == getattr(getattr(given, section), key)
+    (tmp_path / "job.toml").write_text(dump_job(chosen))
+    assert load_job(tmp_path / "job.toml").parallel.partition == (1, 3), "another release cuts the layers alike"
+
+
+def test_an_option_that_is_not_chosen_is_not_there() -> None:
+    assert resolved(spec_of(), [ResolvedKey("slurm.extra.exclude", None)]).slurm.extra == {}
+
+
+def test_the_document_holds_what_was_chosen_with_its_reason() -> None:
+    document = RESOLUTION.document()
+    assert [each["key"] for each in document] == ["job.device", "slurm.extra.exclude", "parallel.partition", "parallel.order"]
+    assert document[0] == {"key": "job.device", "value": "cuda", "why": "as the partition has it"}

@@ -1,20 +1,22 @@
-"""``[sweep]``: which runs it means, and what it refuses."""
+"""Job files with [sweep] and with [program]: which runs they mean, what they say, and what they refuse."""
 
 from __future__ import annotations
 
 import itertools
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec, dump_job, load_job, load_sweep
+from hpc_mp.job import JobSpec, ProgramSpec, dump_job, load_any, load_job, load_sweep, resolve_any
 from hpc_mp.job.sweep import MOST_RUNS, Sweep, runs_of, summary_of, words_of
 
-JOB = """
+PLAIN = """
 [model]
 config = { model_type = "gpt2", n_layer = 2, n_embd = 64, n_head = 4, vocab_size = 512, n_positions = 64 }
 [data]
@@ -29,7 +31,7 @@ KEYS = ("train.seed", "train.learning_rate", "train.clip", "model.config.n_layer
 
 def written(folder: Path, sweep: str) -> Path:
     path = folder / "job.toml"
-    path.write_text(JOB + sweep)
+    path.write_text(PLAIN + sweep)
     return path
 
 
@@ -86,39 +88,12 @@ def test_a_grid_of_the_command_line_takes_the_place_of_the_files(tmp_path: Path)
         assert [spec.train.seed for spec in specs] == [7, 8, 9]
 
 
-REFUSED: dict[str, tuple[str, str, str]] = {
-    "no values": ("grid = { train.seed = [] }", "sweep.grid: train.seed = []", "must have at least one value"),
-    "no list": ("grid = { train.seed = 3 }", "sweep.grid: train.seed = 3", 'rite "train.seed" = [3], with more'),
-    "neither": ("simultaneous = 2", "[sweep]", "has neither grid nor runs"),
-    "empty": ("runs = []", "[sweep]", "has neither grid nor runs"),
-    "both": ("grid = { train.seed = [1] }\nruns = [{}]", "[sweep]", "has both grid and runs"),
-    "no table of runs": ("runs = [1]", "sweep.runs[0] = 1", "must be a table"),
-    "the same value twice": ("grid = { train.seed = [1, 2, 1] }", "[sweep]: run 3 (train.seed = 1)", "is the same as run 1"),
-    "the same run twice": ("runs = [{}, { train.seed = 1 }, {}]", "[sweep]: run 3 (the job file as it is)", "change train.seed"),
-    "an unknown key": ("grid = { train.learning_rat = [1e-3, 1e-4] }", "train.learning_rat = 0.001 in run 1 of the sweep",
-                       "Did you mean 'learning_rate'?"),
-    "another trainer's key": ("grid = { train.lr = [1e-3, 1e-4] }", "train.lr = 0.001 in run 1", "is train.learning_rate here"),
-    "a wrong type in a later run": ('grid = { train.seed = [1, "two"] }', "train.seed = 'two' in run 2 of the sweep",
-                                    "must be a whole number"),
-    "arithmetic of a later run": ("runs = [{}, { train.warmup_steps = 99 }]", "train.warmup_steps = 99 in run 2", "is more than"),
-    "a key of a value": ("grid = { train.seed.x = [1] }", "train.seed in run 1", "must be a whole number"),
-    "a key without a table": ("grid = { seed = [1, 2] }", "sweep.grid: seed", 'Write "train.seed"'),
-    "what the script holds": ('runs = [{ "slurm.partition" = "x" }]', "sweep.runs: slurm.partition", "share [job], [slurm]"),
-    "the sweep itself": ("grid = { sweep.simultaneous = [1, 2] }", "sweep.grid: sweep.simultaneous", "cannot differ"),
-    "a key twice": ('runs = [{ "train.seed" = 1, train = { seed = 2 } }]', "[sweep]", "is named twice"),
-    "too many": (f"grid = {{ train.seed = {list(range(100))}, train.warmup_steps = {list(range(11))} }}", "[sweep]",
-                 f"makes 1,100 runs, but {MOST_RUNS:,} are the maximum"),
-    "nothing at once": ("grid = { train.seed = [1] }\nsimultaneous = 0", "sweep.simultaneous = 0", "must be at least 1"),
-    "submitit's word": ("grid = { train.seed = [1] }\narray_parallelism = 2", "sweep.array_parallelism",
-                        "is sweep.simultaneous here"),
-    "behind each other": ("grid = { train.seed = [1, 2] }\n[slurm]\nchain = 2", "slurm.chain = 2",
-                          "cannot follow the runs of a sweep"),
-}
+REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("mistake", REFUSED)
+@pytest.mark.parametrize("mistake", REFUSED["sweep"])
 def test_what_it_refuses(tmp_path: Path, mistake: str) -> None:
-    text, value, words = REFUSED[mistake]
+    text, value, words = REFUSED["sweep"][mistake]
     with pytest.raises(HpcMpError) as refused:
         load_sweep(written(tmp_path, f"[sweep]\n{text}\n"))
     assert value in refused.value.value and words in str(refused.value)
@@ -141,7 +116,71 @@ def test_a_sweep_of_the_command_line(tmp_path: Path, override: str) -> None:
     assert [spec.train.seed for spec in load_sweep(written(tmp_path, ""), [override])] == [1, 2]
 
 
-def test_thousands_of_runs_are_refused_before_they_are_made() -> None:
-    huge: dict[str, Any] = {f"train.k{number}": list(range(1000)) for number in range(9)}
-    with pytest.raises(HpcMpError, match="makes 1,000,000,000,000,000,000,000,000,000 runs"):
+@pytest.mark.parametrize(("keys", "values", "runs"), [(9, 1000, "1,000,000,000,000,000,000,000,000,000"), (2, 34, "1,156")])
+def test_too_many_runs_are_refused_before_they_are_made(keys: int, values: int, runs: str) -> None:
+    huge: dict[str, Any] = {f"train.k{number}": list(range(values)) for number in range(keys)}
+    with pytest.raises(HpcMpError, match=f"makes {runs} runs, but {MOST_RUNS:,} are the maximum"):
         runs_of(Sweep(grid=huge))
+
+
+# --- [program] -------------------------------------------------------------------------------------------------------
+
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30)
+
+
+def program(**sections: Any) -> ProgramSpec:
+    spec = resolve_any({"program": {"command": ["./solve"]}} | sections, Path("/home/ann"))
+    assert isinstance(spec, ProgramSpec)
+    return spec
+
+
+def test_a_job_file_of_a_program(tmp_path: Path) -> None:
+    file = tmp_path / "a dir" / "job.toml"
+    file.parent.mkdir()
+    file.write_text('[job]\nnodes = 2\n[program]\ncommand = ["python", "train.py", "a b"]\ndirectory = "code"\n'
+                    'environment = { A = "$HOME;" }\n')
+    spec = load_any(file, ["job.ranks_per_node=3", "program.silent_limit=60"])
+    assert isinstance(spec, ProgramSpec) and spec.ranks == 6
+    assert spec.program.command == ("python", "train.py", "a b") and spec.program.environment == {"A": "$HOME;"}
+    assert spec.program.directory == str(tmp_path / "a dir" / "code") and spec.program.silent_limit == 60
+    assert program().program.directory == "/home/ann", "where the job file lies"
+
+
+@given(st.lists(TEXT, max_size=5), st.dictionaries(st.from_regex(r"[A-Z_a-z]\w{0,9}", fullmatch=True).filter(str.isascii), TEXT))
+def test_what_is_written_into_the_run_is_read_as_it_was(arguments: list[str], environment: dict[str, str]) -> None:
+    try:
+        spec = program(program={"command": ["x", *arguments], "environment": environment})
+    except HpcMpError as refused:
+        assert "program.environment" in refused.value
+        return
+    again = resolve_any(tomllib.loads(dump_job(spec)), Path("/elsewhere"))
+    assert isinstance(again, ProgramSpec) and again.program == spec.program and again.job == spec.job
+
+
+@pytest.mark.parametrize("words", REFUSED["program"])
+def test_what_is_refused(words: str) -> None:
+    with pytest.raises(HpcMpError) as refused:
+        program(**REFUSED["program"][words])
+    assert words in str(refused.value) and refused.value.remedy
+
+
+def test_a_misspelt_table_is_all_that_is_wrong() -> None:
+    with pytest.raises(HpcMpError) as refused:
+        resolve_any({"programm": {"command": ["./solve"]}, "job": {"nodes": 2}}, Path("/home/ann"))
+    assert (refused.value.rule, refused.value.remedy) == ("is not a key of a job file", "did you mean 'program'?")
+
+
+def test_a_verb_for_trainings_refuses_a_program(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[program]\ncommand = ["x"]\n')
+    with pytest.raises(HpcMpError, match=r"starts a program .*`hpc-mp launch` starts it"):
+        load_job(file)
+    file.write_text(JOB)
+    assert load_job(file).train.steps == 10
+
+
+def test_runs_of_a_sweep_have_their_own_variables(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[program]\ncommand = ["x"]\n[sweep.grid]\n"program.environment.LR" = ["1", "2"]\n')
+    assert [run.program.environment for run in load_sweep(file) if isinstance(run, ProgramSpec)] == [{"LR": "1"}, {"LR": "2"}]

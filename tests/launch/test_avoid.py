@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from launching import make_run, the_run, write_job
 from played_slurm import Cluster
+from rendering import job as resolved_job
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
-from hpc_mp.job import JobSpec, load_any, resolve
+from hpc_mp.job import AnySpec, load_any
 from hpc_mp.job.resolution import resolved
 from hpc_mp.launch.backends.slurm import rehearse
 from hpc_mp.launch.choices import avoid
@@ -28,9 +29,8 @@ def bad(*nodes: str) -> dict[str, BadNode]:
     return {node: BadNode(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
 
 
-def training(nodes: int, **extra: str) -> JobSpec:
-    return resolve({"job": {"nodes": nodes}, "model": {"config": {"model_type": "gpt2"}}, "slurm": {"extra": extra},
-                    "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 12}}, Path("/"))
+def training(nodes: int, **extra: str) -> AnySpec:
+    return resolved_job(job={"nodes": nodes}, slurm={"extra": extra})
 
 
 @pytest.mark.parametrize(("nodes", "extra", "found", "down", "excluded", "words"), [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,19 +176,12 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path) -> None:
 
 MIXTRAL = ('model.config={ model_type = "mixtral", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, '
            "num_key_value_heads = 4, intermediate_size = 64, vocab_size = 320, num_local_experts = 4 }")
-WHOLE = "whole on every tensor rank"
+CASES = tomllib.loads(Path(__file__).with_name("plan.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("keys", "words", "absent"), [
-    ([MIXTRAL, "parallel.expert=2"], "× data(4) with expert(2), ZeRO-1", WHOLE),
-    ([MIXTRAL, "parallel.expert=1"], "× data(4), ZeRO-1", "expert("),
-    (["parallel.tensor=2"], f"{WHOLE}: looked up by position, not by token: transformer.wpe", "expert("),
-    (["parallel.tensor=2", 'parallel.tensor_modules=["*.mlp"]'],
-     "not among parallel.tensor_modules: transformer.wte, transformer.h.*.attn", "expert("),
-    (["parallel.tensor=1"], "", WHOLE), (["parallel.pipeline=2"], "", WHOLE),
-])
+@pytest.mark.parametrize(("keys", "words", "absent"), CASES["shared"])
 def test_who_shares_experts_and_what_tensor_ranks_hold_is_said(tmp_path: Path, keys: list[str], words: str, absent: str) -> None:
-    text = words_of(planned(spec_of(tmp_path, 2, 2, "", *keys)))
+    text = words_of(planned(spec_of(tmp_path, 2, 2, "", *(MIXTRAL if key == "MIXTRAL" else key for key in keys))))
     assert words in text and absent not in text
 
 
@@ -271,21 +265,7 @@ def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path)
     assert layers((3, 1), "parallel.pipeline=2", "parallel.partition=[1, 3]") == (1, 3)
 
 
-@pytest.mark.parametrize(("chosen", "changed", "words"), [
-    # 1e-3 * (1 + cos(pi * 3 / 5)) / 2 in step 4, and 1e-3 * (1 + cos(pi * 4 / 20)) / 2 in step 5
-    (["train.lr_schedule=cosine"], ["train.steps=20"],
-     "the learning rate jumps from 0.000345 in step 4 to 0.000905 in step 5, for train.steps = 20 (was 5); "
-     "--set=train.lr_schedule=constant --set=train.warmup_steps=0 --set=train.learning_rate=0.0003455 goes on as it ended"),
-    (["train.lr_schedule=linear", "train.steps=100"], ["train.steps=6"],
-     "jumps from 0.00097 in step 4 to 0.000333 in step 5, for train.steps = 6 (was 100)"),
-    (["train.lr_schedule=constant"], ["train.learning_rate=0.01"],
-     "jumps from 0.001 in step 4 to 0.01 in step 5, for train.learning_rate = 0.01 (was 0.001)"),
-    (["train.lr_schedule=cosine"], ["train.lr_schedule=constant", "train.learning_rate=0.0003455", "train.steps=20"], ""),
-    (["train.lr_schedule=cosine", "train.steps=4"],
-     ["train.lr_schedule=constant", "train.learning_rate=0.00014645", "train.steps=9"], ""),
-    (["train.lr_schedule=cosine"], [], ""), (["train.lr_schedule=constant"], ["train.steps=20"], ""),
-    (["train.lr_schedule=linear", "train.warmup_steps=5"], ["train.steps=20"], ""),
-])
+@pytest.mark.parametrize(("chosen", "changed", "words"), CASES["rates"])
 def test_a_rate_that_jumps_as_a_run_goes_on_is_said(tmp_path: Path, chosen: list[str], changed: list[str], words: str) -> None:
     chosen = ["train.learning_rate=0.001", *chosen]
     run = make_run(spec_of(tmp_path, 1, 1, "", *chosen), 4)
@@ -320,17 +300,7 @@ def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
     assert not keys & {"checkpoint.every", "train.steps", "job.nodes", "data.sequence_length", "slurm.account"}
 
 
-@pytest.mark.parametrize(("place", "keys", "words"), [
-    ("slurm", ["slurm.chain=2", "slurm.modules=['x']", "slurm.account=a"], ""), ("step", ["slurm.chain=2"], "slurm.chain has"),
-    ("step", ["slurm.modules=['x']", "slurm.partition=gpu", "environment.stage=true"], ""),
-    ("step", ["sweep.runs=[{ train.seed = 1 }]", "sweep.simultaneous=1", "slurm.account=a", "slurm.depends=['123']"],
-     "slurm.account, slurm.depends, sweep.simultaneous have"),
-    ("step", ["slurm.extra.licenses='fs:1'", "slurm.extra.hint=nomultithread", "slurm.extra.cpus-per-task=2"],
-     "slurm.extra.licenses has"),
-    ("mpi", ["slurm.mpi=pmix", "slurm.retries=3"], "slurm.mpi has"),
-    ("local", ["data.stage=true", "environment.local=/x", "environment.set.A='1'"], "environment.local, data.stage have"),
-    ("local", [], ""),
-])
+@pytest.mark.parametrize(("place", "keys", "words"), CASES["without_effect"])
 def test_keys_without_effect_are_named(tmp_path: Path, place: Any, keys: list[str], words: str) -> None:
     assert (without_effect(spec_of(tmp_path, 1, 1, "", *keys), place) or "").removesuffix(" no effect here") == words
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,48 +94,20 @@ def test_the_numbers_of_the_launcher_are_those_of_the_remedy(here: Path, words: 
     assert refused is not None and said in refused.remedy
 
 
-TORCHRUN = "python -m torch.distributed.run"
+COMMANDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("command", "found"), [
-    ("torchrun train.py", "torchrun"), ("/opt/py/bin/torchrun --standalone train.py", "torchrun"),
-    (f"{TORCHRUN} train.py", TORCHRUN), ("python -X dev -mtorch.distributed.run train.py", TORCHRUN),
-    ("python3.11 -u -m torch.distributed.launch train.py", "python -m torch.distributed.launch"),
-    ("python -m accelerate.commands.launch train.py", "python -m accelerate.commands.launch"),
-    ("python /opt/py/bin/torchrun train.py", "torchrun"), ("accelerate launch train.py", "accelerate"),
-    ("deepspeed train.py", "deepspeed"), ("mpirun -n 4 ./solve", "mpirun"), ("mpiexec -n 4 ./solve", "mpiexec"),
-    ("srun ./solve", "srun"), ("sbatch job.sh", "sbatch"), ("env A=1 torchrun train.py", "torchrun"),
-    (f"numactl --cpunodebind 0 {TORCHRUN} x.py", TORCHRUN), ("uv run torchrun x.py", "torchrun"),
-    ("python train.py", None), ("python train.py torchrun", None), ("python -m train torchrun", None),
-    ("python -m torch.utils.bottleneck x.py", None), ("./solve srun", None), ("bash torchrun.sh", None), ("echo mpirun", None),
-    ("env A=1 python train.py --launcher deepspeed", None), ("nice -n 5 ./solve mpirun.txt", None),
-])
-def test_a_command_that_starts_ranks_by_itself(command: str, found: str | None) -> None:
-    assert launcher(command.split()) == found
+@pytest.mark.parametrize(("command", "found"), COMMANDS["starts_ranks"].items())
+def test_a_command_that_starts_ranks_by_itself(command: str, found: str) -> None:
+    assert (launcher(command.split()) or "") == found
     refused = refusal(spec(Path("/"), *command.split()))
-    assert (refused is not None) == (found is not None)
+    assert (refused is not None) == bool(found)
     if refused is not None:
         assert f"starts ranks by itself ({found})" in refused.rule and "hpc-mp run --nodes" in refused.remedy
 
 
-MANY = "mpirun -np 4 ./solve"
-
-
-@pytest.mark.parametrize(("command", "script", "nodes", "words"), [  # the script is run.sh
-    ("torchrun train.py", "", 1, ""), ("torchrun train.py", "", 2, "each would train alone"), ("accelerate launch x", "", 2, ""),
-    ("torchrun --rdzv-endpoint {master_addr}:{master_port} train.py", "", 2, ""), (f"{TORCHRUN} train.py", "", 2, "train alone"),
-    ("srun ./solve", "", 1, "starts tasks on all nodes itself"), ("bash start.sh", "", 2, ""),
-    # an mpirun of all nodes, which each of the nodes would start
-    (MANY, "", 2, "(mpirun)"), (MANY, "", 1, ""), ("env A=1 /opt/mpi/bin/mpiexec ./solve", "", 2, "(mpiexec)"),
-    ("python t.py mpirun x", "", 2, ""), ("mpirun --host localhost:4 ./solve {node_rank}", "", 2, ""),
-    ("bash run.sh", f"#!/bin/bash\ncd x && {MANY}\n", 2, "(mpirun)"), ("bash run.sh", f"{MANY}\n", 1, ""),
-    ("./run.sh a", "#!/usr/bin/env bash\nset -e\nOMP_NUM_THREADS=1 exec mpiexec.hydra -n 4 ./solve\n", 4, "(mpiexec.hydra)"),
-    ("sh -c 'module load mpi; time $MPI_HOME/bin/mpirun ./solve'", "", 2, "(mpirun)"),
-    ("bash run.sh", f"# {MANY}\necho 'no mpirun here'\ntorchrun x.py\n", 2, ""),
-    ("bash run.sh", f'if [ "$NODE_RANK" = 0 ]; then\n  {MANY}\nfi\n', 2, ""),
-    ("./run.sh", "#!/usr/bin/python\nmpirun = 3\n", 2, ""),
-])
-def test_a_command_that_is_started_on_every_node(here: Path, command: str, script: str, nodes: int, words: str) -> None:
+@pytest.mark.parametrize(("command", "nodes", "words", "script"), [(*row, "")[:4] for row in COMMANDS["on_every_node"]])
+def test_a_command_that_is_started_on_every_node(here: Path, command: str, nodes: int, words: str, script: str) -> None:
     (here / "run.sh").write_text(script)
     refused = refusal(spec(here, *shlex.split(command), start="node", nodes=nodes))
     assert words in str(refused) if words else refused is None

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -224,33 +225,10 @@ def test_components_have_their_own_resources() -> None:
 
 # --- keys that contradict each other ----------------------------------------------------------------------------------
 
-TWO = [{"nodes": 1}, {"nodes": 1}]
+REFUSED = tomllib.loads(Path(__file__).with_name("render.toml").read_text(encoding="utf-8"))["refused"]
 
 
-@pytest.mark.parametrize(("nodes", "slurm", "words"), [
-    (3, {"components": TWO}, "slurm.components with 2 nodes: must have job.nodes = 3"),
-    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"nice": 1}}]}, r"components\[1\].extra.nice: applies to the whole"),
-    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"memm": 1}}]}, "Did you mean 'mem'"),
-    (1, {"switches": "one"}, "does not read COUNT"),
-    (1, {"container": "x", "container_mounts": ["relative:/b"]}, "does not read SOURCE"),
-    (1, {"container": "x", "container_mounts": ["/a:/b,/c:/d"]}, "does not read SOURCE"),
-    (1, {"container_mounts": ["/a"]}, "without slurm.container"),
-    (1, {"container": "x", "venv": "/v"}, "slurm.venv with slurm.container"),
-    (1, {"container": "--nv"}, "would be read as an option"), (1, {"python": "-c x"}, "would be read as an option"),
-    (1, {"modules": ["a", "-b"]}, "would be read as an option"), (1, {"conda": "-n x"}, "would be read as an option"),
-    (1, {"extra": {"cpus-per-task": "2;3"}}, "must be a whole number"),
-])
-def test_contradictions(nodes: int, slurm: dict[str, Any], words: str) -> None:
-    with pytest.raises(HpcMpError, match=words):
-        text(job(job=CPU | {"nodes": nodes}, slurm=slurm))
-
-
-@pytest.mark.parametrize(("sections", "words"), [
-    ({"job": CPU | {"nodes": 2}, "slurm": {"components": TWO}, "sweep": {"runs": [{}, {"train.seed": 1}]}},
-     r"\[sweep\] and slurm\.components: exclude each other"),
-    *(({"environment": {"set": {name: "1"}}}, f"environment.set.{name}") for name in ("UID", "IFS", "SHELLOPTS", "HPC_MP_RUN")),
-    *(({"slurm": {"container": "x"}, "data": {"files": [pattern], "sequence_length": 8}}, words)  # what no container can see
-      for pattern, words in (("/*.txt", "would hide the image"), ("/a,b/*", "comma"), ("/a:b/*", "colon")))])
+@pytest.mark.parametrize(("sections", "words"), REFUSED)
 def test_sections_that_are_refused(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         text(job(**sections))

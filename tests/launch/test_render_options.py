@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,30 +69,16 @@ def test_steps_of_a_program_on_shared_nodes_have_the_memory_of_the_site(extra: d
     assert "'MEM_PER_*'" not in text(job(slurm={"extra": extra})), "our ranks share all memory of the job"
 
 
-EXCLUSIVE, CPUS = {"exclusive": "1", "oversubscribe": "1"}, {"cpus-per-task": "1", "cpus-per-gpu": "1"}
-TWICE = {"gres": "gpu:8,nvme:1"}  # beside --gpus-per-node
+CASES = tomllib.loads(Path(__file__).with_name("render.toml").read_text(encoding="utf-8"))["options"]
 
 
-@pytest.mark.parametrize(("extra", "version", "words"), [
-    *((dict.fromkeys(names, "expedite"), None, f"^slurm.extra: {' and '.join(names)}: ")  # sbatch would drop one of them
-      for names in (("hint", "threads-per-core"), ("nodelist", "nodefile"), ("requeue", "no-requeue"))),
-    ({"mem": "1", "mem-per-cpu": "1"}, (22, 5), "^the options --mem and --mem-per-cpu: "),
-    (EXCLUSIVE, (23, 2), "^the options --exclusive and --oversubscribe: "), (EXCLUSIVE, (22, 5), None),
-    (EXCLUSIVE, None, "^the options --exclusive and --oversubscribe: "),
-    (CPUS, (23, 2), None), (CPUS, (23, 11), "^the options --cpus-per-task and --cpus-per-gpu: "),
-    ({"segment": 4}, (23, 2), r"exists from Slurm 24\.05 on; this cluster runs 23\.02"),
-    ({"segment": 4}, (24, 5), None), ({"segment": 4}, None, None), ({"power": "x"}, (23, 11), None),
-    ({"power": "x"}, (24, 5), r"exists before Slurm 24\.05; this cluster runs 24\.05"),
-    ({"requeue": "expedite"}, (25, 5), r"exists from Slurm 25\.11 on"), ({"requeue": "expedite"}, (25, 11), None),
-    (TWICE, (22, 5), None), (TWICE, (25, 11), None), (TWICE, (26, 5), "cannot be combined in sbatch from 26.05 on"),
-    (TWICE, None, "cannot be combined in sbatch from 26.05 on"), ({"gres": "nvme:1"}, (26, 5), None),
-])
-def test_options_are_checked_together_and_against_the_release(extra: dict[str, Any], version: Version | None,
-                                                              words: str | None) -> None:
+@pytest.mark.parametrize(("extra", "version", "words"), [(*case, (), "")[:3] for case in CASES])
+def test_options_are_checked_together_and_against_the_release(extra: dict[str, Any], version: list[int], words: str) -> None:
+    release = (version[0], version[1]) if version else None
     if words:
-        assert re.search(words, str(refusal(version, **extra)))
+        assert re.search(words, str(refusal(release, **extra)))
     else:
-        given = directives(text(job(job=GPUS, slurm={"extra": extra}), known=ClusterFacts(version)))
+        given = directives(text(job(job=GPUS, slurm={"extra": extra}), known=ClusterFacts(release)))
         assert all(given.count(f"--{name}={value}") == 1 for name, value in extra.items())
         assert ("--requeue" in given) is ("requeue" not in extra)
 

@@ -132,19 +132,16 @@ def ended(lab: Lab, job: SubmittedJob) -> str:
 
 
 def test_slurm_gives_one_result_per_task(lab: Lab, there: dict[str, Any]) -> None:
-    job = hpc_mp.submit(where, nodes=2, tasks_per_node=2, slurm={"partition": "all", "time": 2}, **there)
-    assert job.results(60) == [(0, "n1", "n1"), (1, "n1", "n1"), (2, "n2", "n1"), (3, "n2", "n1")]
+    """With rank 0 on the last node."""
+    hosts = lab.share / "hosts"
+    hosts.write_text("n3\nn1\nn3\nn1\n")
+    options = {"nodelist": "n1,n3", "setup": [f"export SLURM_HOSTFILE={hosts}"], "srun_args": ["--distribution=arbitrary"],
+               "partition": "all", "time": 2}
+    job = hpc_mp.submit(where, nodes=2, tasks_per_node=2, slurm=options, **there)
+    assert job.results(60) == [(0, "n3", "n3"), (1, "n1", "n3"), (2, "n3", "n3"), (3, "n1", "n3")]
     assert ended(lab, job) == "COMPLETED"
     script = (job.folder / "job.sbatch").read_text()
     assert "--signal=USR2@30\n" in script, "90 s, as of longer jobs, would reach one of two minutes when it starts"
-
-
-def test_rank_0_on_the_last_node(lab: Lab, there: dict[str, Any]) -> None:
-    hosts = lab.share / "hosts"
-    hosts.write_text("n3\nn1\nn3\nn1\n")
-    options = {"nodelist": "n1,n3", "setup": [f"export SLURM_HOSTFILE={hosts}"], "srun_args": ["--distribution=arbitrary"]}
-    job = hpc_mp.submit(where, nodes=2, tasks_per_node=2, slurm=options, **there)
-    assert job.results(60) == [(0, "n3", "n3"), (1, "n1", "n3"), (2, "n3", "n3"), (3, "n1", "n3")]
     assert hpc_mp.submit(greet, nodes=2, tasks_per_node=2, slurm=options, **there).results(60) == ["hello"] * 4
 
 

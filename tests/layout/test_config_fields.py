@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -57,50 +58,21 @@ def test_the_tables_of_names_are_those_of_transformers() -> None:
     assert set(NEEDED) == {"default", *ROPE_INIT_FUNCTIONS} - {"proportional"}
 
 
-LONG = {"rope_type": "longrope", "long_factor": [1.0] * 4}
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no field at all": ({"sliding_windw": 5}, "sliding_windw"),
-    "a window that Llama has not": ({"sliding_window": 5}, "sliding_window"),
-    "attention to later tokens": ({"is_causal": False}, "is_causal = false: is not supported yet"),
-    "another attention": ({"attn_implementation": "eager"}, "attn_implementation = 'eager': would have no effect"),
-    "an activation": ({"hidden_act": "foo"}, "hidden_act = 'foo': is not a supported activation. Choose one of gelu, "),
-    "no epsilon": ({"rms_norm_eps": "x"}, "rms_norm_eps = 'x': must be a number of at least 0"),
-    "no probability": ({"attention_dropout": 1.5}, "attention_dropout = 1.5: must be a number from 0 to less than 1"),
-    "a padding row": ({"pad_token_id": 64}, "pad_token_id = 64: must be a whole number from -64 to 63"),
-    "heads": ({"num_attention_heads": 5, "head_dim": 6}, r"hidden_size\(32\) / num_attention_heads\(5\)"),
-    "odd heads": ({"num_attention_heads": 32}, "heads of 1 elements: cannot be rotated"),
-    "parts of heads": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: is not supported yet"),
-    "no base": ({"rope_theta": "x"}, "rope_theta = 'x': must be a number above 0"),
-    "a kind of positions": ({"rope_parameters": {"rope_type": "foo"}}, "rope_type = 'foo': is not a supported kind"),
-    "an old kind": ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_type = 'su': is not a supported kind"),
-    "no factor": ({"rope_parameters": {"rope_type": "linear"}}, "factor: is required for rope_type = 'linear'"),
-    "text for a factor": ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor = '2': must be a number above 0"),
-    "a short list": ({"rope_parameters": LONG | {"short_factor": [1.0]}}, "short_factor: must be a list of 4 numbers"),
-    "a setting": ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section .*: is not a supported"),
-    "no table": ({"rope_scaling": 3}, "rope_scaling = 3: must be a table"),
-}
+FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", FIELDS["wrong"])
 @pytest.mark.parametrize("where", ["job", "checkpoint"])
 def test_what_cannot_be_computed_is_refused(name: str, where: str, tmp_path: Path) -> None:
-    more, words = WRONG[name]
+    more, words = FIELDS["wrong"][name]
     with pytest.raises(HpcMpError, match=words):
         from_job(LLAMA | more) if where == "job" else from_checkpoint(tmp_path, LLAMA | more)
 
 
-RIGHT: dict[str, dict[str, Any]] = {
-    "a row from the end": {"pad_token_id": -1},
-    "the engine's attention": {"attn_implementation": "sdpa"},
-    "scaled positions": {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5e5},
-    "long positions": {"rope_parameters": LONG | {"short_factor": [1.0] * 4, "original_max_position_embeddings": 16}},
-}
-
-
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", FIELDS["right"])
 def test_what_can_be_computed_is_taken(name: str, tmp_path: Path) -> None:
-    from_job(LLAMA | RIGHT[name])
-    from_checkpoint(tmp_path, LLAMA | RIGHT[name])
+    from_job(LLAMA | FIELDS["right"][name])
+    from_checkpoint(tmp_path, LLAMA | FIELDS["right"][name])
 
 
 KINDS: dict[str, dict[str, Any]] = {

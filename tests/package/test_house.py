@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -75,21 +76,9 @@ def test_a_class_name_that_stands_twice_would_be_seen(tmp_path: Path) -> None:
     assert {name: len(files) for name, files in classes(tmp_path.glob("*.py")).items()} == {"Finding": 2, "Inner": 2}
 
 
-# The words that the house had before, and those of the glossary that took their place.
-OLD_WORDS = {
-    "incarnation": "attempt", "death": "root cause", "clue": "symptom", "signs": "log pattern", "culprit": "blame",
-    "crew": "agent pool", "course": "procedure", "consequences": "actions", "wish": "request", "hands": "back end",
-    "settle": "choose", "compose": "plan", "ledger": "bad nodes", "starter": "first job", "successors": "job chain",
-    "overview": "status", "endings": "exit codes", "effect": "unused keys", "meeting": "rendezvous", "claim": "fence",
-    "stale": "fenced out", "awake": "stall clock", "told": "summary", "misfit": "finding",
-    "passive": "registry", "ill": "fault", "unseen": "unavailable", "odd": "mismatch",
-}
-# Words of talk that functions, constants and arguments were named by, and the field's words for what each of them did.
-OLD_TALK = {
-    "look": "poll, read or report", "lookout": "stop conditions", "told": "given, found or reported", "tell": "say",
-    "telling": "first code", "hear": "receive", "heard": "seen or received", "unheard": "refused", "bark": "on hang",
-    "promise": "summarise", "wish": "request", "door": "access", "ways": "paths, links or algorithms",
-}
+# "words": those that the house had before, and those of the glossary that took their place; "talk": words of talk that functions,
+# constants and arguments were named by, and the field's words for what each of them did.
+OLD = tomllib.loads(Path(__file__).with_name("old_words.toml").read_text(encoding="utf-8"))
 
 
 def words(name: str) -> set[str]:
@@ -97,7 +86,7 @@ def words(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 
-def old_words(names: Iterable[str], old: Mapping[str, str] = OLD_WORDS) -> dict[str, str]:
+def old_words(names: Iterable[str], old: Mapping[str, str] = OLD["words"]) -> dict[str, str]:
     """Each name with an old word in it, and what it is to be called."""
     return {name: f"{word} is now {old[word]}" for name in names for word in sorted(words(name) & old.keys())}
 
@@ -119,14 +108,14 @@ def test_no_file_and_no_class_is_called_by_an_old_word() -> None:
 
 
 def test_nothing_is_named_by_words_of_talk() -> None:
-    found = {str(file.relative_to(ROOT)): old_words(given_names(ast.parse(file.read_text(encoding="utf-8"))), OLD_TALK)
+    found = {str(file.relative_to(ROOT)): old_words(given_names(ast.parse(file.read_text(encoding="utf-8"))), OLD["talk"])
              for file in FILES}
     assert {file: names for file, names in found.items() if names} == {}
 
 
 def test_a_word_of_talk_would_be_seen() -> None:
     source = "LOOK_S = 1\ndef hear(told): self._ways = looks_like"
-    assert old_words(given_names(ast.parse(source)), OLD_TALK).keys() == {"LOOK_S", "hear", "told", "_ways"}
+    assert old_words(given_names(ast.parse(source)), OLD["talk"]).keys() == {"LOOK_S", "hear", "told", "_ways"}
 
 
 def test_an_old_word_would_be_seen() -> None:

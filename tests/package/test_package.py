@@ -15,6 +15,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from launching import write_job
 
 import hpc_mp
 from hpc_mp.base.assets import asset
@@ -127,14 +128,18 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_wheel_through_sdist_runs_from_another_directory(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``build`` makes the sdist first and the wheel out of it, so both are tried."""
-    built = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT)
+    folder = tmp_path_factory.mktemp("dist")
+    built = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
     assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
-    print(f"{wheel.name}: {wheel.stat().st_size} bytes; {sdist.name}: {sdist.stat().st_size} bytes")
+    (made,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    print(f"{made.name}: {made.stat().st_size} bytes; {sdist.name}: {sdist.stat().st_size} bytes")
+    return made
 
+
+def test_the_wheel_runs_from_another_directory(tmp_path: Path, wheel: Path) -> None:
     python, site = environment_of(tmp_path / "an empty environment", wheel)
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # the dependencies, borrowed from here
 
@@ -157,34 +162,10 @@ def test_wheel_through_sdist_runs_from_another_directory(tmp_path: Path) -> None
 
 # --- without the rank half -------------------------------------------------------------------------------------------
 
-JOB = """
-[job]
-name = "tiny"
-nodes = 2
-ranks_per_node = 4
-[model]
-config = {model_type = "gpt2", n_layer = 4, n_embd = 32, n_head = 4, vocab_size = 300, n_positions = 64}
-[data]
-files = ["*.txt"]
-sequence_length = 32
-[train]
-steps = 3
-global_batch = 16
-[parallel]
-tensor = 2
-pipeline = 2
-microbatches = 4
-"""
-
-
 @pytest.fixture(scope="module")
-def control_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def control_half(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """``bin`` of an environment with the wheel and its plain dependencies: no file of a library of the rank half is in it."""
-    folder = tmp_path_factory.mktemp("control")
-    built = run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder / "dist", ROOT)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = (folder / "dist").glob("*.whl")
-    python, site = environment_of(folder / "venv", wheel)
+    python, site = environment_of(tmp_path_factory.mktemp("control") / "venv", wheel)
     left_out = re.compile(rf"({'|'.join(TRAIN)}|torchgen|functorch|triton|nvidia|mpi4py|hpc_mp|__)", re.IGNORECASE)
     for folder in map(Path, sys.path):
         for entry in folder.iterdir() if folder.name == "site-packages" else ():
@@ -197,9 +178,7 @@ def control_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(tmp_path: Path) -> Path:
     """A folder with a job file and its text."""
     (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "job.toml").write_text(JOB)
-    (tmp_path / "work" / "a.txt").write_text("to be or not to be\n" * 100)
-    return tmp_path / "work"
+    return write_job(tmp_path / "work").parent
 
 
 def test_every_library_of_the_rank_half_is_an_extra() -> None:
@@ -222,11 +201,11 @@ def test_the_control_half_works_without_torch(words: tuple[str, ...], control_ha
 
 
 @pytest.mark.parametrize("words", [
-    ("launch", "job.toml", "--on", "local"), ("train", "job.toml"), ("export", "runs/tiny/0001", "--output", "model"),
+    ("launch", "job.toml", "--on", "local"), ("train", "job.toml"), ("export", "runs/t/0001", "--output", "model"),
 ], ids=lambda words: words[0])
 def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_half: Path, work: Path) -> None:
-    (work / "runs" / "tiny" / "0001").mkdir(parents=True)
-    shutil.copy(work / "job.toml", work / "runs" / "tiny" / "0001")
+    (work / "runs/t/0001").mkdir(parents=True)
+    shutil.copy(work / "job.toml", work / "runs/t/0001")
     done = run(control_half / "hpc-mp", *words, cwd=work)
     assert done.returncode == 2 and 'pip install "hpc-mp[train]"' in done.stderr and "Traceback" not in done.stderr, done.stderr
 

@@ -26,7 +26,7 @@ def reached(test: str) -> set[str]:
 @pytest.mark.parametrize(("test", "depends", "independent"), [
     ("tests/lint/test_lint.py", {"tests/conftest.py", "hpc_mp/lint/__init__.py", "slurm/sbatch-options.toml"},
      {"hpc_mp/train/engine/engine.py", "tests/train/exact.py"}),
-    ("tests/planner/test_links.py", {"hpc_mp/planner/links.py"}, {"hpc_mp/lint/__init__.py", "hpc_mp/cli/lint.py"}),
+    ("tests/planner/test_collectives.py", {"hpc_mp/planner/fabrics.py"}, {"hpc_mp/lint/__init__.py", "hpc_mp/cli/lint.py"}),
     ("tests/train/test_exact_layouts.py", {"tests/train/exact.py", "tests/train/conftest.py", "tests/support/layouts.py",
                                         "hpc_mp/train/engine/data_axis.py", "hpc_mp/layout/flat.py"},
      {"hpc_mp/lint/__init__.py", "hpc_mp/supervisor/__main__.py"}),

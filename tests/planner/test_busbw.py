@@ -42,12 +42,6 @@ def test_busbw_is_the_rate_of_the_links_in_a_perfect_ring(n: int, size: int, rat
         assert COLLECTIVES[name].bandwidths(size, seconds, n)[1] == pytest.approx(rate)
 
 
-def test_published_lines_of_nccl_tests_come_out() -> None:
-    """8 A100 at 16 GiB (ml-engineering) and 2 × 8 H100 at 1 GiB (awsome-distributed-training)."""
-    assert COLLECTIVES["all_reduce"].bandwidths(17179869184, 127997e-6, 8) == pytest.approx((134.22, 234.89), abs=0.01)
-    assert COLLECTIVES["all_reduce"].bandwidths(1073741824, 4607.6e-6, 16) == pytest.approx((233.04, 436.95), abs=0.01)
-
-
 # --- counts ----------------------------------------------------------------------------------------------------------
 
 

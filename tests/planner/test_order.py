@@ -1,4 +1,4 @@
-"""The order of ranks and of hosts that a job gets."""
+"""Bytes on links between nodes and switches, and the order of ranks and of hosts that a job gets for them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,139 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from placements import FABRIC
+from hypothesis import given
+from hypothesis import strategies as st
+from placements import FABRIC, layouts, sizes
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import LinkRates
-from hpc_mp.cluster.topology import SwitchTree, read_topology
+from hpc_mp.cluster.topology import SwitchTree, order_hosts, read_topology
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape
-from hpc_mp.layout.placement import place
-from hpc_mp.planner.hosts import choose_host_order, expected_slow_links, kept_order_words
-from hpc_mp.planner.order import choose_rank_order
+from hpc_mp.layout.placement import ORDERS, ORDERS_WITH_CONTEXT, Degrees, Placement, normalize_order, place
+from hpc_mp.planner.hosts import choose_host_order, expected_slow_links, host_words, hosts_cost, kept_order_words, uplinks
+from hpc_mp.planner.links import node_loads
+from hpc_mp.planner.order import cheapest_order, choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir.plan import Traffic
+
+
+def seventy_billion(microbatches: int) -> Traffic:
+    """A 70 B model in bf16 under ZeRO-1 at T4 P4 D4: 19.7 GB of the data axis per rank (6 bytes × 3/4 of 4.375 billion
+    parameters), 67 MB per boundary, microbatch and direction; tensor groups stay inside a node."""
+    return Traffic(pp=microbatches * 4096 * 8192 * 2, dp=6 * 3 / 4 * 4.375e9)
+
+
+def busiest(placement: Placement, traffic: Traffic) -> float:
+    """Bytes that leave the busiest node."""
+    return max(load.total for load in node_loads(placement, traffic))
+
+
+def test_busiest_link_of_a_70_billion_model() -> None:
+    """Out of the busiest node, m microbatches: DPT 157.5 GB + 0.27 GB × m, PDT 78.75 GB + 1.07 GB × m; even at m = 97."""
+    def out(order: str, microbatches: int) -> float:
+        return busiest(place(Degrees(4, 4, 4), order, 8), seventy_billion(microbatches))
+
+    pp = seventy_billion(1).pp
+    assert out("DPT", 10) == pytest.approx(157.5e9 + 10 * 4 * pp)
+    assert out("PDT", 10) == pytest.approx(78.75e9 + 10 * 16 * pp)
+    assert out("PDT", 97) < out("DPT", 97)
+    assert out("PDT", 98) > out("DPT", 98)
+
+
+def test_loads_name_the_node_and_the_axis() -> None:
+    # Ranks 0 1 | 2: one pipeline of three stages. Node 0 sends an activation to node 1, node 1 a gradient back.
+    loads = node_loads(place(Degrees(pipeline=3), "DPT", ranks_per_node=2), Traffic(tp=1, pp=10, dp=100))
+    assert loads == (Traffic(0, 10, 0), Traffic(0, 10, 0))
+    # A ring of three replicas closes: every node sends once.
+    loads = node_loads(place(Degrees(data=3), "DPT", ranks_per_node=2), Traffic(tp=1, pp=10, dp=100))
+    assert loads == (Traffic(0, 0, 100), Traffic(0, 0, 100))
+
+
+@given(layouts(), st.builds(Traffic, tp=sizes, pp=sizes, dp=sizes, cp=sizes, cp_pairs=sizes))
+def test_chosen_order_is_never_beaten(placement: Placement, moved: Traffic) -> None:
+    rank_map = placement.rank_map
+    chosen, costs = cheapest_order(placement.degrees, moved, placement.ranks_per_node, bandwidth=2.0, rank_map=rank_map)
+    loads = {order: busiest(place(placement.degrees, order, placement.ranks_per_node, rank_map), moved)
+             for order in (ORDERS if placement.degrees.context == 1 else ORDERS_WITH_CONTEXT)}
+    assert {cost.order: cost.seconds for cost in costs} == {order: load / 2.0 for order, load in loads.items()}
+    assert loads[chosen] == min(loads.values())
+    first = next(iter(loads))
+    assert first == normalize_order("DPT", placement.degrees.context)
+    assert chosen == first or loads[chosen] < loads[first]  # ties: DPT
+
+
+def test_the_busiest_node_counts() -> None:
+    """T2 P2 D2 on 4 × 2 ranks. DPT: a node holds both tensor ranks of one stage, DTP one rank of each of two stages."""
+    costs = cheapest_order(Degrees(2, 2, 2), Traffic(tp=0, pp=1, dp=10), 2, bandwidth=1.0)[1]
+    assert all(cost.waited == cost.seconds for cost in costs)
+    assert {cost.order: cost.waited for cost in costs} == {"DPT": 22, "DTP": 20, "PDT": 22, "PTD": 2, "TDP": 20, "TPD": 2}
+
+
+def test_shard_groups_and_replicas_have_rings_of_their_own() -> None:
+    """Eight replicas on four nodes, two on each; shard groups of two lie inside the nodes, of four on two of them."""
+    placement = place(Degrees(data=8), "DPT", 2)
+    whole = node_loads(placement, Traffic(dp=1))
+    assert [load.dp for load in whole] == [1] * 4
+    pairs = node_loads(placement, Traffic(dp=1, replicas=1, shards=2))
+    assert [(load.dp, load.replicas) for load in pairs] == [(0, 2)] * 4
+    fours = node_loads(placement, Traffic(dp=1, replicas=1, shards=4))
+    assert [(load.dp, load.replicas) for load in fours] == [(1, 2)] * 4
+
+
+def test_context_ranks_send_around_a_ring_or_to_each_other() -> None:
+    """Four context ranks on two nodes: one edge of the ring leaves a node, and four of twelve pairs."""
+    loads = node_loads(place(Degrees(context=4), "DPCT", ranks_per_node=2), Traffic(cp=1, cp_pairs=1))
+    assert [(load.cp, load.cp_pairs) for load in loads] == [(1, 4)] * 2
+
+
+def test_state_is_shared_out_over_data_and_context() -> None:
+    """D2 C2 with a rank on each node: one ring of four ranks, whichever of the two letters comes first."""
+    for order in ("DPCT", "CPDT"):
+        placement = place(Degrees(data=2, context=2), order, ranks_per_node=1)
+        assert placement.state_groups == ((0, 1, 2, 3),)
+        assert [load.dp for load in node_loads(placement, Traffic(dp=1))] == [1] * 4
+
+
+def test_a_tied_weight_crosses_from_end_to_end() -> None:
+    loads = node_loads(place(Degrees(pipeline=3), "DPT", ranks_per_node=1), Traffic(tied=1))
+    assert [load.tied for load in loads] == [1, 0, 1]
+
+
+# --- hosts and switches ----------------------------------------------------------------------------------------------
+
+
+
+def test_bytes_out_of_leaf_switches() -> None:
+    tree, placement = read_topology(FABRIC), place(Degrees(2, 2, 2), "DPT", 2)
+    moved = Traffic(tp=100, pp=10, dp=1)
+    # Nodes are (d, p): under n1 n2 n3 n4 leaf s1 holds stage 0 of both replicas, so activations leave it.
+    assert uplinks(placement, moved, ("n1", "n2", "n3", "n4"), tree) == {"s1": Traffic(0, 40, 0), "s2": Traffic(0, 40, 0)}
+    # Under n1 n3 n2 n4 it holds a whole replica: gradients leave it.
+    assert uplinks(placement, moved, ("n1", "n3", "n2", "n4"), tree) == {"s1": Traffic(0, 0, 4), "s2": Traffic(0, 0, 4)}
+    assert hosts_cost(placement, moved, tree)(("n1", "n3", "n2", "n4")) == 4
+    assert hosts_cost(placement, moved, SwitchTree())(("n1", "n3", "n2", "n4")) == 22  # each host its own leaf
+    with pytest.raises(HpcMpError, match="3 hosts: are fewer than the 4 nodes"):
+        uplinks(placement, moved, ("n1", "n2", "n3"), tree)
+
+
+def test_hosts_ordered_by_what_they_send() -> None:
+    tree, placement = read_topology(FABRIC), place(Degrees(2, 2, 2), "DPT", 2)
+    given = ("n1", "n2", "n3", "n4")
+
+    def ordered(moved: Traffic) -> tuple[str, ...]:
+        cost = hosts_cost(placement, moved, tree)
+        return order_hosts(given, tree, lambda hosts: (cost(hosts),))
+
+    assert ordered(Traffic(pp=10e6, dp=1e6)) == ("n1", "n3", "n2", "n4")
+    assert ordered(Traffic(pp=1e6, dp=10e6)) == given
+    assert host_words(placement, Traffic(pp=10e6, dp=1e6), given, ("n1", "n3", "n2", "n4"), tree) == (
+        "rank map: n1 n3 n2 n4 → 4 MB per step out of the busiest leaf switch, 40 MB in the order given")
+    assert host_words(placement, Traffic(), given, given, tree) == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"
+
+
+# --- the order that a job gets ---------------------------------------------------------------------------------------
+
 
 GIVEN, PAIRED = ("n1", "n2", "n3", "n4"), ("n1", "n3", "n2", "n4")
 

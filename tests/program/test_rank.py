@@ -1,12 +1,14 @@
-"""From a process to the program: who it is, what it finds, and what it says where it cannot become the program."""
+"""From a process to the program, in a container too: who it is, what it finds, and what it says where it cannot become it."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,12 @@ from hypothesis import strategies as st
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.job import ProgramSpec, resolve_any
-from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.layout.placement import Degrees, Placement, numbered, place, to_dict
 from hpc_mp.program.rank import DEFAULTS, environment
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
 from hpc_mp.rundir.failures import read_failures
-from hpc_mp.rundir.program import ProgramCommand, rank_variables, read_program, run_variables, write_program
+from hpc_mp.rundir.program import ProgramCommand, axis_variables, rank_variables, read_program, run_variables, write_program
+from hpc_mp.supervisor.in_container import program_script
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=20)
@@ -32,6 +35,7 @@ NAMES = st.from_regex(r"X_[A-Za-z0-9_]{0,8}", fullmatch=True).filter(str.isascii
 def run(tmp_path: Path) -> RunDirectory:
     made = create_run(tmp_path / "runs", "a program")
     write_json(made.placement, to_dict(place(Degrees(data=4), "cluster", 2)))
+    (made.path / "failures").mkdir(exist_ok=True)
     return made
 
 
@@ -187,3 +191,82 @@ def test_a_rank_does_not_load_what_validates_job_files() -> None:
     loaded = subprocess.run([sys.executable, "-P", "-c", "import hpc_mp.program.rank, sys; print(*sys.modules)"],
                             capture_output=True, text=True, check=True).stdout.split()
     assert "hpc_mp.program.rank" in loaded and not [name for name in loaded if name.startswith(("hpc_mp.job", "torch"))]
+
+
+# --- in a container: any POSIX shell tells a rank who it is ----------------------------------------------------------
+
+
+SHELLS = [["sh"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]]
+HOSTS = ("n8", "n7")
+TOKEN = "7.1.2"
+
+
+def write(run: RunDirectory, placement: Placement, *command: str, again: dict[str, str] | None = None, **program: object) -> None:
+    spec = resolve_any({"job": {"nodes": 2, "ranks_per_node": 2}, "program": {
+        "command": list(command), "directory": str(run.path), **program}}, run.path)
+    assert isinstance(spec, ProgramSpec)
+    write_program(run.program, spec)
+    record = AttemptRecord(TOKEN, 2, HOSTS, "n8", 10001, "s")
+    run.program_script.write_text(program_script(read_program(run.program), run, placement, record, again or {}))
+
+
+def begun(run: RunDirectory, host: str, local: int, shell: Sequence[str] = ("sh",),
+          **environ: str) -> subprocess.CompletedProcess[str]:
+    """As the runtime of the container starts a task there."""
+    known = {"PATH": os.environ["PATH"], "HPC_MP_TOKEN": TOKEN, "SLURMD_NODENAME": host, "SLURM_LOCALID": str(local)}
+    return subprocess.run([*shell, str(run.program_script)], env=known | environ, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_who_a_rank_is(run: RunDirectory, shell: list[str]) -> None:
+    """The same as outside of containers, for every rank; what the image or the job says goes before what it had."""
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"{shell[0]} is not installed")
+    placement = numbered(Degrees(tensor=2, data=2), "DPT", "TPD", 2, "block")
+    write(run, placement, "env", "-0", again={"NCCL_DEBUG": "WARN"}, axes="DPT", environment={"OWN": "it's\n$x"})
+    for seat in placement.ranks:
+        done = begun(run, HOSTS[seat.node], seat.local_rank, shell, NCCL_DEBUG="of the image", MASTER_ADDR="elsewhere",
+                     HPC_MP_SECRET="s", PYTHONUNBUFFERED="")
+        found = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+        expected = rank_variables(placement, seat.rank, "n8", "10001") | axis_variables(placement, seat.rank, run.placement)
+        assert {name: found.get(name) for name in expected} == expected
+        assert {name: found.get(name) for name in ("OWN", "NCCL_DEBUG", "HPC_MP_RUN", "HPC_MP_ATTEMPT", "HPC_MP_RESUME",
+                                                   "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")} == {
+            "OWN": "it's\n$x", "NCCL_DEBUG": "WARN", "HPC_MP_RUN": str(run.path), "HPC_MP_ATTEMPT": "2", "HPC_MP_RESUME": "1",
+            "PYTHONUNBUFFERED": "", "PYTHONFAULTHANDLER": "1"}
+        assert not {"HPC_MP_SECRET", "HPC_MP_TOKEN"} & found.keys() and not [name for name in found if name.startswith("hpc_mp")]
+
+
+def test_a_rank_of_an_earlier_attempt_ends(run: RunDirectory) -> None:
+    write(run, place(Degrees(data=4), "cluster", 2), "echo", "lives")
+    stale = begun(run, "n7", 1, HPC_MP_TOKEN="7.0.1")
+    assert (stale.returncode, stale.stdout) == (1, "") and "attempt 7.0.1 is no longer the run's current one" in stale.stderr
+    assert begun(run, "n7", 1).stdout == "lives\n"
+    lost = begun(run, "n3", 0)
+    assert (lost.returncode, lost.stdout) == (2, "") and "host n3, local rank 0: is not the place of a rank" in lost.stderr
+
+
+@pytest.mark.parametrize(("command", "words"), [
+    ("no such program", "program.command[0] = 'no such program': does not exist in the container"),
+    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': does not exist in the container"),
+])
+def test_what_is_not_in_the_image_is_the_users_to_mend(run: RunDirectory, command: str, words: str) -> None:
+    write(run, place(Degrees(data=4), "cluster", 2), command)
+    announced = time.time()  # what is older is taken for the end of an earlier start
+    done = begun(run, "n7", 1)
+    assert done.returncode == 2 and words in done.stderr
+    (failure,) = read_failures(run, 2)
+    assert (failure.kind, failure.rank, failure.node) == ("user", 3, "n7") and failure.time > announced
+    assert failure.message.startswith(f"n7: {words}") and "slurm.container_mounts" in failure.message
+
+
+def test_a_directory_that_the_image_has_not(run: RunDirectory, tmp_path: Path) -> None:
+    write(run, place(Degrees(data=4), "cluster", 2), "true", directory=str(tmp_path / "not here"))
+    done = begun(run, "n8", 0)
+    assert done.returncode == 2 and f"program.directory = '{tmp_path}/not here': cannot be entered" in done.stderr
+    assert [failure.rank for failure in read_failures(run, 2)] == [0]
+
+
+def test_nothing_between_shields_the_program_from_signals(run: RunDirectory) -> None:
+    write(run, place(Degrees(data=4), "cluster", 2), "sh", "-c", "kill -TERM $$; echo lives")
+    assert (begun(run, "n8", 0).returncode, begun(run, "n8", 0).stdout) == (-15, "")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +25,7 @@ from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt
 from hpc_mp.rundir.failures import read_ends
 from hpc_mp.supervisor.script import batch_environ
 
-# A launcher that, like srun, runs the program on two tasks; it knows one option, -n, and components apart by a colon.
-SRUN = """
-import os, shutil, subprocess, sys
-words, tasks = sys.argv[1:], []
-while words:
-    end = words.index(":") if ":" in words else len(words)
-    part, words = words[:end], words[end + 1:]
-    count = 1
-    while part[0].startswith("-"):
-        option = part.pop(0)
-        if option == "--export=NONE":
-            [os.environ.pop(name) for name in [*os.environ] if name not in ("PATH", "SEEN")]
-        count = int(part.pop(0)) if option in ("-n", "-np") else count
-    tasks += [part] * count
-if any(shutil.which(task[0]) is None for task in tasks):
-    sys.exit(2)
-ranks = [subprocess.Popen(task, env={**os.environ, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number),
-         "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(len(tasks)), "SLURM_TASK_PID": "1"}) for number, task in enumerate(tasks)]
-codes = [rank.wait() for rank in ranks]
-sys.exit(max(code if code >= 0 else 128 - code for code in codes))
-"""
-# Notes its words, directory, variables and input, by task.
-SEES = """
-import json, os, sys
-read = "" if os.isatty(0) else sys.stdin.read()
-name = f"{os.environ['SEEN']}/{os.environ.get('SLURM_PROCID', 0)}.{len(os.listdir(os.environ['SEEN']))}"
-with open(name, "x") as file:
-    json.dump([sys.argv[1:], os.getcwd(), dict(os.environ), read], file)
-print("out", *sys.argv[1:])
-print("err", *sys.argv[1:], file=sys.stderr)
-if len(sys.argv) > 2 and sys.argv[1] == "end":
-    how = int(sys.argv[2])
-    print("ValueError: no such layer", file=sys.stderr)
-    os.kill(os.getpid(), -how) if how < 0 else sys.exit(how)
-"""
+BIN = Path(__file__).with_name("bin")  # programs in Python
 OURS = {"PATH", "BASH_ENV", "SLURM_TASK_PID", "SEEN", "_", "SHLVL", "OLDPWD"}
 
 
@@ -74,9 +41,8 @@ def launcher(path: Path, text: str) -> None:
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "site").mkdir()
-    for name in ("srun", "mpirun", "torchrun", "sbatch"):
-        launcher(tmp_path / "site" / name, SRUN)
-    launcher(tmp_path / "site" / "sees", SEES)
+    for name in ("srun", "mpirun", "torchrun", "sbatch", "sees"):
+        launcher(tmp_path / "site" / name, (BIN / ("sees" if name == "sees" else "srun")).read_text())
     (tmp_path / "work dir").mkdir()
     return tmp_path
 
@@ -108,49 +74,8 @@ def executed(here: Path, text: str, run: RunDirectory | None) -> tuple[int, str,
     return done.returncode, "".join(sorted((done.stdout + done.stderr).splitlines(keepends=True))), sorted(got, key=repr)
 
 
-SCRIPTS = {
-    "plain": "srun sees a 'b c' \"$@\" ''",
-    "tasks": "srun -n 3 sees x",
-    "input": "srun sees in <<< 'some text'",
-    "pipe": "echo lines | srun sees | cat",
-    "document": "srun sees <<EOF\n$1 line\nEOF",
-    "directory": "mkdir -p sub; cd sub; X=1 srun sees",
-    "variables": "export LR='1 2'; A=3 srun sees $LR \"$LR\" {a,b} *.sh",
-    "loop": "for i in 1 2; do srun sees $i; done",
-    "parallel": "srun sees a & srun sees b & wait",
-    "function": "f() { srun -n 2 sees \"$@\"; }; f x 'y z'; f w",
-    "branches": "if srun sees end 3; then srun sees yes; else srun sees no; fi",
-    "or": "srun sees end 4 || srun sees fallback",
-    "and": "srun sees a && srun sees b",
-    "substitution": 'X=$(srun sees q); echo "got $X"',
-    "components": "srun -n 1 sees server : -n 2 sees client",
-    "eval": "C='srun sees \"a b\"'; eval \"$C\"",
-    "timeout": "timeout 30 srun sees t",
-    "exec": "exec srun sees last",
-    "nested": "srun bash -c 'torchrun sees in$SLURM_PROCID'",
-    "mpirun": "mpirun -np 2 sees m",
-    "code": "srun sees end 7",
-    "kill": "srun sees end -9",
-    "set -e": "set -euo pipefail\nsrun sees end 5\nsrun sees never",
-    "trap": "trap 'echo bye' EXIT; srun sees t; exit 9",
-    "xtrace": "set -x; srun sees x",
-    "path": 'PATH="$PWD/mine:$PATH"; srun sees p',
-    "module": "load() { export PATH=$PWD:$PATH; }; load; srun sees p",
-    "job control": "srun sees b & P=$!; wait $P; echo $?",
-    "missing": "unknown-program; srun no-such-program",
-    "exported function": "f() { sees in f; }; export -f f; srun bash -c f",
-    "odd variable": "env 'a.b=1' srun sees x",
-    "no variables": "export OWN; srun --export=NONE sees x",
-    "clean": "env -i PATH=\"$PATH\" SEEN=$SEEN HOME=$HOME srun sees x",
-    "by which": 'python3 "$(which torchrun)" sees x',
-    "number": "export RANK=x SLURM_PROCID=; torchrun sees end 7",
-    "ignored signal": "trap '' TERM; srun bash -c 'kill -TERM $$; sees alive'",
-    "set -u": "set -u; srun sees x",
-    "subshells": "(cd /; srun sees a; (srun sees b))",
-    "sh": "#!/bin/sh\nsrun sees \"$@\"",
-    "login": "#!/bin/bash -l\nexport PATH=$HOME/site:$PATH\nsrun sees \"$@\"",
-    "python": f"#!{sys.executable}\nimport subprocess, sys\nsubprocess.run(['srun', 'sees', *sys.argv[1:]])",
-}
+SCRIPTS = {name: text.replace("PYTHON", sys.executable) for name, text in tomllib.loads(
+    Path(__file__).with_name("scripts.toml").read_text(encoding="utf-8")).items()}
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)

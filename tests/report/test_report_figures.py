@@ -44,14 +44,6 @@ def test_thinning_keeps_ends_and_spikes(values: list[float]) -> None:
     assert list(kept) == sorted(set(kept))
 
 
-def test_taking_every_nth_point_would_lose_a_spike() -> None:
-    values = [1.0] * 5000
-    values[1234] = 9.0
-    points = list(enumerate(values))
-    assert 9.0 in {value for _, value in thinned(points, 600)}
-    assert 9.0 not in {value for _, value in points[:: 5000 // 600]}
-
-
 def test_a_slow_first_step_leaves_the_scale_and_is_said(run: Run) -> None:
     run.train(1, 20)
     metrics = list(read_facts(run.run).metrics)

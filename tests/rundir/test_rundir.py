@@ -1,20 +1,24 @@
-"""The run directory: numbering, records, line files on full disks, manifests."""
+"""The run directory: numbering, records, line files on full disks, manifests, the plan, and which checkpoints stay."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grimp
 import pytest
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.rundir import (
     LineFile,
     Manifest,
+    RunDirectory,
     create_run,
     cut_metrics,
     find_run,
@@ -35,6 +39,10 @@ from hpc_mp.rundir.checkpoint_index import (
     document_of,
 )
 from hpc_mp.rundir.checkpoints import checkpoint_name, sha256
+from hpc_mp.rundir.outcome import figures
+from hpc_mp.rundir.plan import ChunkCounts, RunPlan, StateBytes, Traffic, read_plan, write_plan
+from hpc_mp.rundir.records import Evaluation, line_of
+from hpc_mp.rundir.retention import best_checkpoint, best_evaluation, prune
 
 
 def test_runs_are_numbered_private_and_found(tmp_path: Path) -> None:
@@ -61,9 +69,10 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_resume_puts_the_old_attempt_away(tmp_path: Path) -> None:
     run = create_run(tmp_path, "name")
     run.job.write_text("one")
+    write_plan(run, PLAN)
     assert run.attempt() == 1
     assert prepare_resume(run) == run.attempt() == 2
-    assert (run.path / "attempts" / "1" / "job.toml").read_text() == "one"
+    assert run.of_attempt(1).job.read_text() == "one" and read_plan(run.of_attempt(1)) == PLAN
 
 
 @pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o644)])
@@ -175,3 +184,94 @@ def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path) -> None:
     assert path is not None and path.name == "step-00000100"
     assert [(bad.name, reason) for bad, reason in skipped] == [
         ("step-00000200", "complete.json is missing (the save was not finished)")]
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+PLAN = RunPlan((3, 2), Traffic(1.5, 2.0, 3.0, 4.0, 5.0, shards=2), (StateBytes(1, 2, 3),) * 4, 0.25,
+               (ResolvedKey("parallel.order", "DPT", "one node"),), (ChunkCounts(4, 3, 2), ChunkCounts(1, 1, 0)), "slurm")
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "a")
+    assert read_plan(run) is None
+    write_plan(run, PLAN)
+    assert read_plan(run) == PLAN
+    assert PLAN.traffic.total == 15.5 and PLAN.traffic.data == 7.0 and PLAN.state[0].total == 6
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"layers": 3}', "null"])
+def test_a_broken_plan_is_none(tmp_path: Path, text: str) -> None:
+    run = create_run(tmp_path, "a")
+    run.plan.write_text(text)
+    assert read_plan(run) is None
+
+
+def test_the_supervisor_derives_no_layers() -> None:
+    """It reads the plan: by no way of imports does it reach what reads a model or cuts it into stages."""
+    graph = grimp.build_graph("hpc_mp", cache_dir=None)
+
+    def reached(module: str) -> list[str]:
+        return [target for target in ("hpc_mp.layout.models.shape", "hpc_mp.layout.schedule.partition", "hpc_mp.planner.traffic",
+                                      "hpc_mp.planner.memory")
+                if graph.find_shortest_chain(module, target) is not None]
+
+    assert reached("hpc_mp.supervisor.prepare") == []
+    assert "hpc_mp.layout.schedule.partition" in reached("hpc_mp.launch.plan"), "the control: who plans does"
+
+
+# --- which checkpoints stay ------------------------------------------------------------------------------------------
+
+
+def saved(path: Path, steps: range, *evaluations: tuple[int, float, int]) -> RunDirectory:
+    run = RunDirectory(path)
+    for step in steps:
+        (run.checkpoints / checkpoint_name(step)).mkdir(parents=True)
+    (run.checkpoints / ".step-00000099.token").mkdir()
+    run.evaluations.write_text("".join(line_of(Evaluation(step, loss, labels, 1.0)) + "\n" for step, loss, labels in evaluations))
+    return run
+
+
+def left(run: RunDirectory) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+def names(*steps: int) -> list[str]:
+    return [checkpoint_name(step) for step in steps]
+
+
+@pytest.mark.parametrize(("evaluations", "best", "kept"), [
+    ([], None, [4, 5]),
+    ([(1, 3.0, 9), (2, 2.0, 9), (3, 2.5, 9), (5, 2.2, 9)], 2, [2, 4, 5]),
+    ([(1, 3.0, 9), (5, 2.0, 9)], 5, [4, 5]),
+    ([(2, 2.0, 9), (3, 2.0, 9), (5, 4.0, 9)], 2, [2, 4, 5]),  # of equals the first
+    ([(2, math.nan, 9), (3, 3.0, 9), (5, math.nan, 9)], 3, [3, 4, 5]),
+    ([(2, 1.0, 7), (3, 3.0, 9), (5, 4.0, 9)], 3, [3, 4, 5]),  # that of step 2 was on another text
+])
+def test_the_newest_and_the_best_stay(
+    tmp_path: Path, evaluations: list[tuple[int, float, int]], best: int | None, kept: list[int],
+) -> None:
+    run = saved(tmp_path, range(1, 6), *evaluations)
+    prune(run, keep=2)
+    assert left(run) == names(*kept)
+    found = best_checkpoint(run)
+    assert (found.step if found else None) == best
+    assert figures(run, 1)["best_checkpoint"] == (run.checkpoint(best) if best else None)
+
+
+def test_the_best_evaluation_may_have_no_checkpoint(tmp_path: Path) -> None:
+    run = saved(tmp_path, range(2, 4), (1, 1.0, 9), (2, 3.0, 9), (3, 2.0, 9))
+    assert (found := best_checkpoint(run)) is not None and found.step == 3
+    numbers = figures(run, 1)
+    assert (numbers["best_evaluation_loss"], numbers["evaluation_loss"]) == (1.0, 2.0)
+    assert best_evaluation([]) is None
+
+
+def test_nothing_is_deleted_while_nobody_knows_the_best(tmp_path: Path) -> None:
+    run = saved(tmp_path, range(1, 4))
+    run.evaluations.unlink()
+    run.evaluations.mkdir()  # reading it fails, for root too
+    before = left(run)
+    prune(run, keep=1)
+    assert left(run) == before

@@ -64,43 +64,36 @@ def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, wo
     assert found == "completed" if completed else 'each rank ran alone' in found and 'slurm.mpi = "pmix"' in found
 
 
-@pytest.mark.parametrize(("code", "resumes", "left", "asked", "cancelled", "means"), [
-    (0, False, HOUR, False, False, "completed"),
-    (0, True, HOUR, False, False, "completed"),
-    (0, True, 10, False, False, "stopped"),
-    (0, False, 10, False, False, "completed"),
-    (0, True, HOUR, True, False, "stopped"),
-    (0, True, HOUR, True, True, "stopped"),
-    (0, False, HOUR, False, True, "stopped"),
-    (75, False, HOUR, False, False, "stopped"),
-    (1, False, HOUR, False, False, None),
-    (1, True, HOUR, False, False, None),
-    (1, True, 10, False, False, "stopped"),
-    (1, False, 10, False, False, None),
-    (-15, False, HOUR, False, False, None),
-    (-15, True, 10, False, False, "stopped"),
-    (143, True, HOUR, True, False, "stopped"),
-    (-15, False, HOUR, True, False, "SIGTERM ended its ranks; with program.resumes = true it would continue"),
-    (143, False, 170, False, False, "its time limit was near (job.time_limit = \"01:00:00\")"),
-    (143, False, 190, False, False, None),
-    (-15, False, HOUR, False, True, "stopped"),
-    (1, False, HOUR, False, True, "stopped"),
-    (-11, True, 10, False, False, None),
-    (-15, True, None, False, False, None),
+# What an attempt and its end were given besides the exit code: words of these, and "near" the time limit, "endless" without one.
+FLAGS = {"asked": "stop_requested", "cancelled": "cancelled", "told": "ranks_asked", "overdue": "overdue"}
+LEFT: dict[str, float | None] = {"near": 10, "endless": None, "in 170 s": 170, "in 190 s": 190}
+SIGTERM_ENDED = "SIGTERM ended its ranks; with program.resumes = true it would continue"
+LIMIT_NEAR = 'its time limit was near (job.time_limit = "01:00:00")'
+
+
+@pytest.mark.parametrize(("code", "given", "means"), [
+    (0, "", "completed"), (0, "resumes", "completed"), (0, "resumes, near", "stopped"), (0, "near", "completed"),
+    (0, "resumes, asked", "stopped"), (0, "resumes, asked, cancelled", "stopped"), (0, "cancelled", "stopped"),
+    (75, "", "stopped"), (1, "", None), (1, "resumes", None), (1, "resumes, near", "stopped"), (1, "near", None),
+    (1, "cancelled", "stopped"),
+    (-15, "", None), (-15, "resumes, near", "stopped"), (-15, "asked", SIGTERM_ENDED), (-15, "cancelled", "stopped"),
+    (-15, "resumes, endless", None), (-11, "resumes, near", None),
+    (143, "resumes, asked", "stopped"), (143, "in 170 s", LIMIT_NEAR), (143, "in 190 s", None),
+    # by a signal to the step alone, of which the supervisor gets nothing; SIGKILL is no request
+    (0, "resumes, told", "stopped"), (1, "resumes, told", "stopped"), (-15, "resumes, told", "stopped"), (75, "told", "stopped"),
+    (0, "told", "ended with exit code 0, which does not prove that they were done"), (143, "told", "SIGTERM ended its ranks"),
+    (-9, "resumes, told", None), (137, "resumes, told", None), (-11, "resumes, told", None), (1, "told", None),
+    # of ranks that went on until they were ended
+    (-9, "resumes, near, overdue", "stopped"), (137, "resumes, near, overdue", "stopped"), (-9, "resumes, near", None),
+    (-9, "near", None), (-9, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
+    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
 ])
-def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, asked: bool, cancelled: bool,
-                means: str | None) -> None:
-    found = ended(attempt(tmp_path, left=left, resumes=resumes), code, stop_requested=asked, cancelled=cancelled)
-    assert found == means if means is None or " " not in means else means in found
-
-
-@pytest.mark.parametrize(("code", "resumes", "means"), [
-    (0, True, "stopped"), (1, True, "stopped"), (-15, True, "stopped"), (75, False, "stopped"),
-    (0, False, "ended with exit code 0, which does not prove that they were done"), (143, False, "SIGTERM ended its ranks"),
-    (-9, True, None), (137, True, None), (-11, True, None), (1, False, None)])
-def test_ranks_that_slurm_or_somebody_has_told_to_stop(tmp_path: Path, code: int, resumes: bool, means: str | None) -> None:
-    """By a signal to the step alone, of which the supervisor gets nothing. SIGKILL is no request."""
-    found = ended(attempt(tmp_path, resumes=resumes), code, ranks_asked=True)
+def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> None:
+    words = set(given.split(", ")) - {""}
+    left = next((LEFT[word] for word in words & LEFT.keys()), HOUR)
+    flags = {FLAGS[word]: True for word in words & FLAGS.keys()}
+    assert words <= {"resumes", *LEFT, *FLAGS}
+    found = ended(attempt(tmp_path, left=left, resumes="resumes" in words), code, **flags)
     assert found == means if means is None or " " not in means else means in found
 
 
@@ -324,9 +317,8 @@ def test_a_short_job_is_warned_by_us(tmp_path: Path, sent: list[tuple[str, str]]
     assert sent == [("7.1", "TERM")] * times
 
 
-@pytest.mark.parametrize(("left", "now", "overdue"), [(7.0, 7.0, True), (20.0, 20.0, False), (7.0, HOUR, False), (7.0, None,
-    False),
-                                                      (None, None, False)])
+@pytest.mark.parametrize(("left", "now", "overdue"), [
+    (7.0, 7.0, True), (20.0, 20.0, False), (7.0, HOUR, False), (7.0, None, False), (None, None, False)])
 def test_ranks_that_go_on_until_the_time_limit_are_ended_before_slurm_ends_all(
         tmp_path: Path, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, left: float | None, now: float | None,
         overdue: bool) -> None:
@@ -336,12 +328,3 @@ def test_ranks_that_go_on_until_the_time_limit_are_ended_before_slurm_ends_all(
     for _ in range(3):
         watch.poll()
     assert sent == [("7.1", "KILL")] * overdue and watch.overdue == overdue
-
-
-@pytest.mark.parametrize(("resumes", "overdue", "means"), [
-    (True, True, "stopped"), (True, False, None), (False, False, None),
-    (False, True, "time limit was near (job.time_limit = \"01:00:00\"), and its ranks kept running after SIGTERM")])
-def test_the_end_of_ranks_that_went_on(tmp_path: Path, resumes: bool, overdue: bool, means: str | None) -> None:
-    for code in (-9, 137) if overdue else (-9,):
-        found = ended(attempt(tmp_path, left=5, resumes=resumes), code, overdue=overdue)
-        assert found == means if means is None or " " not in means else means in found

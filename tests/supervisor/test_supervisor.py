@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rendering import executable
+from rendering import executable, job
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -22,7 +23,6 @@ from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, notice_s, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
-from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
@@ -207,32 +207,23 @@ def test_how_long_slurm_takes_to_notice() -> None:
     assert notice_s(Slurm()) == 330.0  # it does not tell
 
 
-@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING", "TIMEOUT"])
-def test_a_job_that_somebody_ended_is_not_brought_back(state: str) -> None:
-    slurm = Slurm(scontrol_show_job=RUNNING.replace("RUNNING", state), scontrol_requeue="")
-    assert state in (requeue("7", 0, SCRIPT, slurm) or "")
-    assert len(slurm.asked) == 1
+AGAIN = RUNNING.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1")
+ANOTHERS = ("", "Command=/bin/bash WorkDir=/", "Command=/a b/runs/0002/job.sbatch WorkDir=/")
 
 
-@pytest.mark.parametrize("command", ["", "Command=/bin/bash WorkDir=/", "Command=/a b/runs/0002/job.sbatch WorkDir=/"])
-def test_somebody_elses_allocation_is_left_alone(command: str) -> None:
-    slurm = Slurm(scontrol_show_job=f"JobId=7 JobState=RUNNING {command}", scontrol_requeue="")
-    assert requeue("7", 0, SCRIPT, slurm) == "this allocation does not belong to the job"
-    assert len(slurm.asked) == 1
-
-
-def test_elements_of_an_array_share_the_first_ones_script() -> None:
-    slurm = Slurm(scontrol_show_job=RUNNING, scontrol_requeue="")
-    assert requeue("7_2", 0, Path("/a b/runs/0003/job.sbatch"), slurm) is None
-    assert slurm.asked[-1] == "scontrol requeue 7_2"
-
-
-def test_a_refusal_is_passed_on_and_a_lost_answer_looked_into() -> None:
-    refusing = Slurm(scontrol_show_job=RUNNING, scontrol_requeue=CommandFailed("disabled"))
-    assert requeue("7", 0, SCRIPT, refusing) == "disabled"
-    done = RUNNING.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1")
-    lost = Slurm(scontrol_show_job=[RUNNING, done], scontrol_requeue=CommandFailed("Socket timed out"))
-    assert requeue("7", 0, SCRIPT, lost) is None
+@pytest.mark.parametrize(("job_id", "shown", "answer", "refusal"), [
+    *(("7", RUNNING.replace("RUNNING", state), "", f"the job is {state}")  # somebody ended it
+      for state in ("CANCELLED", "COMPLETING", "PENDING", "TIMEOUT")),
+    *(("7", f"JobId=7 JobState=RUNNING {command}", "", "this allocation does not belong to the job") for command in ANOTHERS),
+    ("7_2", RUNNING, "", None),  # elements of an array share the first one's script
+    ("7", RUNNING, CommandFailed("disabled"), "disabled"),
+    ("7", [RUNNING, AGAIN], CommandFailed("Socket timed out"), None),  # a lost answer is looked into
+])
+def test_what_is_queued_again_and_what_is_left_alone(job_id: str, shown: Any, answer: Any, refusal: str | None) -> None:
+    slurm = Slurm(scontrol_show_job=shown, scontrol_requeue=answer)
+    script = SCRIPT if job_id == "7" else Path("/a b/runs/0003/job.sbatch")
+    assert (found := requeue(job_id, 0, script, slurm)) == refusal or (refusal and found and found.startswith(refusal))
+    assert (f"scontrol requeue {job_id}" in slurm.asked) == (refusal in (None, "disabled"))
 
 
 def test_slurm_is_asked_until_it_can_be_reached() -> None:
@@ -246,37 +237,29 @@ def test_slurm_is_asked_until_it_can_be_reached() -> None:
 # --- allocation ------------------------------------------------------------------------------------------------------
 
 
-def test_an_allocation_is_read_from_the_scripts_environment() -> None:
-    assert allocation({}) is None
-    plain = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[2-4]", "SLURM_RESTART_COUNT": "2",
-                        "SLURM_CLUSTER_NAME": "lab", "SLURM_JOB_END_TIME": "1234"})
-    assert plain == Allocation("7", 2, ("n2", "n3", "n4"), "lab", 1234.0)
-    mixed = allocation({"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "8", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST": "n1",
-                        "SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[3-4]"},
-                       Slurm(squeue="N/A\n"))
-    assert mixed is not None and mixed.hosts == ("n1", "n3", "n4") and mixed.end is None
+PLAIN = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[2-4]", "SLURM_RESTART_COUNT": "2", "SLURM_CLUSTER_NAME": "lab",
+         "SLURM_JOB_END_TIME": "1234"}
+MIXED = {"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "8", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST": "n1",
+         "SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[3-4]"}
+# The last element's SLURM_JOB_ID is that of the whole array: to requeue it would start every element again.
+ELEMENT = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NODELIST": "n1"}
 
 
-def test_an_element_of_an_array_has_an_id_of_its_own() -> None:
-    """The last element's SLURM_JOB_ID is that of the whole array: to requeue it would start every element again."""
-    found = allocation({"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NODELIST": "n1",
-                        "SLURM_JOB_END_TIME": "1"})
-    assert found is not None and found.job_id == "6_2"
-
-
-def test_the_end_is_asked_for_where_the_environment_lacks_it() -> None:
-    later = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 3600))
-    found = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}, Slurm(squeue=f"{later}\n"))
-    assert found is not None and found.end is not None and 3500 < found.end - time.time() < 3700
+@pytest.mark.parametrize(("environ", "end", "found"), [
+    ({}, "", None), (PLAIN, "", Allocation("7", 2, ("n2", "n3", "n4"), "lab", 1234.0)),
+    (MIXED, "N/A", Allocation("8", 0, ("n1", "n3", "n4"), "cluster", None)),
+    (ELEMENT, "N/A", Allocation("6_2", 0, ("n1",), "cluster", None)),
+    (ELEMENT, "2126-01-02T03:04:05", Allocation("6_2", 0, ("n1",), "cluster", datetime(2126, 1, 2, 3, 4, 5).timestamp())),
+])
+def test_an_allocation_is_read_from_the_scripts_environment(environ: dict[str, str], end: str, found: Allocation | None) -> None:
+    assert allocation(environ, Slurm(squeue=f"{end}\n")) == found
 
 
 # --- begin -----------------------------------------------------------------------------------------------------------
 
 
 def spec(**parallel: Any) -> Any:
-    return resolve({"job": {"nodes": 2, "ranks_per_node": 1}, "model": {"config": {"model_type": "gpt2"}},
-                    "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 2},
-                    "parallel": parallel}, Path("/"))
+    return job(job={"nodes": 2, "ranks_per_node": 1}, parallel=parallel)
 
 
 GIVEN = Allocation("7", 0, ("localhost", "n2"), "lab", None)
@@ -284,15 +267,15 @@ GIVEN = Allocation("7", 0, ("localhost", "n2"), "lab", None)
 
 def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run, job = create_run(tmp_path, "a"), spec(rank_map="block")
+    run, block = create_run(tmp_path, "a"), spec(rank_map="block")
     placement = place(Degrees(data=2), "DPT", 1)
     run.main_log.write_text("first\n")
-    first = begin(SupervisedRun(run, job, placement, GIVEN), Slurm()).record
+    first = begin(SupervisedRun(run, block, placement, GIVEN), Slurm()).record
     assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
     assert read_attempt(run.attempt_record) == first and run.main_log.exists()
 
     down = Slurm(sinfo="localhost|idle|none\nn2|down*|Not responding\n")
-    second = begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=1)), down).record
+    second = begin(SupervisedRun(run, block, placement, replace(GIVEN, restart=1)), down).record
     assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
     assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text().startswith("first\n")
     [ended] = history.history(run)
@@ -303,7 +286,7 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert set(bad_nodes(ledger("lab"))) == {"n2"}
 
     history.record(run, end(token="7.1.2"))
-    begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=2)), down)
+    begin(SupervisedRun(run, block, placement, replace(GIVEN, restart=2)), down)
     assert len(history.history(run)) == 2  # that start had said how it ended
 
 
@@ -327,13 +310,6 @@ def test_a_node_step_shares_the_shape_of_the_ranks_step() -> None:
     assert one_task_per_node(["mpirun", "-n", "2"], 2, ["true"]) is None
 
 
-@pytest.mark.parametrize(("restarts", "cut_short"), [(0, False), (1, True)])
-def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, cut_short: bool,
-) -> None:
-    assert interrupted(ended_well(tmp_path, monkeypatch, restarts)) is cut_short
-
-
 def ended_well(directory: Path, monkeypatch: pytest.MonkeyPatch, restarts: int = 0, whole: bool = False) -> AttemptContext:
     """An attempt whose step has ended with 0, of a job that Slurm has queued again so often."""
     run = create_run(directory, "a")
@@ -343,29 +319,29 @@ def ended_well(directory: Path, monkeypatch: pytest.MonkeyPatch, restarts: int =
     return begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
 
 
-@pytest.mark.parametrize(("restarts", "whole", "cancelled", "named"), [
-    (1, False, False, True), (0, False, False, True), (0, True, False, False), (0, False, True, False)])
-def test_a_node_that_fails_while_ranks_start_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, whole: bool, cancelled: bool, named: bool,
+@pytest.mark.parametrize(("restarts", "cut_short"), [(0, False), (1, True)])
+def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, cut_short: bool,
 ) -> None:
-    """Slurm sends the job's script SIGTERM, and srun ends with 0: it was said to have stopped as somebody had asked."""
+    assert interrupted(ended_well(tmp_path, monkeypatch, restarts)) is cut_short
+
+
+@pytest.mark.parametrize(("fails", "restarts", "whole", "asked", "cancelled", "end"), [
+    # Slurm sends the job's script SIGTERM, and srun ends with 0: it was said to have stopped as somebody had asked.
+    (True, 1, False, True, False, "node"), (True, 0, False, True, False, "node"), (True, 0, True, True, False, "completed"),
+    (True, 0, False, True, True, "stopped"),
+    # srun ends with 0 while it starts the ranks: a run that its user had cancelled was said to have completed.
+    (False, 0, False, False, True, "stopped"), (False, 0, False, True, False, "stopped"),
+    (False, 0, True, False, True, "completed"), (False, 0, False, False, False, "completed")])
+def test_a_step_that_is_ended_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, restarts: int,
+                                              whole: bool, asked: bool, cancelled: bool, end: str) -> None:
     attempt = ended_well(tmp_path, monkeypatch, restarts, whole)
     attempt.run.srun_log.parent.mkdir(exist_ok=True)
-    attempt.run.srun_log.write_text("srun: error: Node failure on n2\nsrun: forcing job termination\n")
-    end = _ending(attempt, 0, None, True, cancelled, None, None)
-    assert isinstance(end, Cause) == named
-    if isinstance(end, Cause):
-        assert (end.kind, end.node, end.nodes) == ("node", "n2", ("n2",))
-
-
-@pytest.mark.parametrize(("whole", "asked", "cancelled", "end"), [
-    (False, False, True, "stopped"), (False, True, False, "stopped"), (True, False, True, "completed"),
-    (False, False, False, "completed")])
-def test_a_step_that_is_ended_while_it_starts_has_not_completed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, asked: bool, cancelled: bool, end: str,
-) -> None:
-    """srun ends with 0 then: a run that its user had cancelled was said to have completed."""
-    assert _ending(ended_well(tmp_path, monkeypatch, whole=whole), 0, None, asked, cancelled, None, None) == end
+    attempt.run.srun_log.write_text(fails * "srun: error: Node failure on n2\nsrun: forcing job termination\n")
+    found = _ending(attempt, 0, None, asked, cancelled, None, None)
+    assert (found.kind if isinstance(found, Cause) else found) == end
+    if isinstance(found, Cause):
+        assert (found.node, found.nodes) == ("n2", ("n2",))
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from slurm_lab.lab import Lab
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bandwidth import LinkRates, write_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
-from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.rundir import create_run
+from hpc_mp.rundir import RunDirectory, create_run
 from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.prepare import begin
@@ -49,6 +48,8 @@ class Says:
         if self.answer is None:
             raise CommandFailed("access denied")
         return self.answer
+
+
 RING = RunPlan((1,), Traffic(dp=1e9), ())  # gradients of four replicas
 
 
@@ -102,53 +103,53 @@ def test_nodes_are_not_asked_in_vain(tmp_path: Path) -> None:
     assert nodes.asked == []
 
 
-def test_a_start_says_who_told_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a start looks for switches; neither scontrol nor the nodes tell of any."""
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     monkeypatch.setattr("hpc_mp.supervisor.switches.in_a_step", Says(None))
-    given = Allocation("7", 0, HOSTS, "lab", None)
-    four = job(job={"nodes": 4})
-
-    def why(spec: JobSpec) -> tuple[tuple[str, ...], str]:
-        run = create_run(tmp_path, "a")
-        write_plan(run, RING)
-        begun = begin(SupervisedRun(run, spec, place(Degrees(data=4), "DPT", 1), given), Says(None))
-        record, words = begun.record, begun.host_order
-        return record.hosts, words
-
-    assert why(four) == (HOSTS, "rank map: in Slurm's order of hosts")
-    (tmp_path / "topology.conf").write_text(CONF.format("c"))
-    hosts, words = why(four)
-    assert hosts == ("n1", "n3", "n2", "n4") and words.endswith(f"; switches according to {tmp_path}/topology.conf")
-    assert why(job(job={"nodes": 4}, parallel={"rank_map": "block"})) == (HOSTS, "parallel.rank_map = block")
+    return tmp_path / "topology.conf"
 
 
-def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    monkeypatch.setattr("hpc_mp.supervisor.switches.in_a_step", Says(None))
-    run, four, ring = create_run(tmp_path, "a"), job(job={"nodes": 4}), place(Degrees(data=4), "DPT", 1)
+def order_of(run: RunDirectory, **parallel: str) -> tuple[tuple[str, ...], str]:
+    """The hosts of a start of four replicas, in their order, and the reason of it."""
+    spec, given = job(job={"nodes": 4}, parallel=parallel), Allocation("7", 0, HOSTS, "lab", None)
+    begun = begin(SupervisedRun(run, spec, place(Degrees(data=4), "DPT", 1), given), Says(None))
+    return begun.record.hosts, begun.host_order
+
+
+def test_a_start_says_who_told_its_order(tmp_path: Path, conf: Path) -> None:
+    run = create_run(tmp_path, "a")
     write_plan(run, RING)
-    given = Allocation("7", 0, HOSTS, "lab", None)
+    assert order_of(run) == (HOSTS, "rank map: in Slurm's order of hosts")
+    conf.write_text(CONF.format("c"))
+    hosts, words = order_of(run)
+    assert hosts == ("n1", "n3", "n2", "n4") and words.endswith(f"; switches according to {conf}")
+    assert order_of(run, rank_map="block") == (HOSTS, "parallel.rank_map = block")
+
+
+def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, conf: Path) -> None:
+    run = create_run(tmp_path, "a")
+    write_plan(run, RING)
 
     def hosts(cluster: str) -> tuple[tuple[str, ...], str]:
         """A ring of four replicas, n1–n2 at 10 % of the others."""
         rates = tuple((i, j, 0.1 if (i, j) == (0, 1) else 1.0) for i, j in combinations(range(4), 2))
         write_measured(run.measured, LinkRates(cluster, time.time(), HOSTS, rates))
-        begun = begin(SupervisedRun(run, four, ring, given), Says(None))
-        record, words = begun.record, begun.host_order
-        return record.hosts, words
+        return order_of(run)
 
     assert hosts("another") == (HOSTS, "rank map: in Slurm's order of hosts")  # its n1 is another machine
     ordered, words = hosts("lab")
     assert abs(ordered.index("n1") - ordered.index("n2")) == 2, "neighbours in the ring"
     assert words.endswith("n1–n2 has 10 % of the usual rate: carries nothing")
-    (tmp_path / "topology.conf").write_text(CONF.format("c"))
-    assert hosts("lab")[1].endswith(f"; switches according to {tmp_path}/topology.conf")
+    conf.write_text(CONF.format("c"))
+    assert hosts("lab")[1].endswith(f"; switches according to {conf}")
     run.plan.unlink()
     assert hosts("lab") == (HOSTS, "rank map: in Slurm's order of hosts, because plan.json cannot be read")
     write_plan(run, RING)
     run.measured.write_text("{")
     with pytest.warns(UserWarning, match="measured bandwidths are unknown"):
-        assert begin(SupervisedRun(run, four, ring, given), Says(None)).record.hosts == ("n1", "n3", "n2", "n4")  # switches
+        assert order_of(run)[0] == ("n1", "n3", "n2", "n4")  # switches
 
 
 IN_A_JOB = """
