@@ -76,7 +76,8 @@ ENDS = {
     "drowned": ("time.sleep(2); raise ValueError('boom')", "while rank == 3: print('x' * 1000)\ntime.sleep(60)", "error", 2,
                 "ValueError: boom", 1),
     "a shell's child": ("sys.exit(137)", "time.sleep(60)", "signal", 2, "its child process was killed by SIGKILL", 2),
-    "where it crashed": ("import ctypes; ctypes.string_at(0)", "time.sleep(60)", "crash", 2, "it was in program.py:6, calling string_at", 1),
+    "where it crashed": ("import ctypes; ctypes.string_at(0)", "time.sleep(60)", "crash", 2,
+                         "it was in program.py:6, calling string_at", 1),
     "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
                                   "time.sleep(90)", "time.sleep(90)", "error", 2,
                                   "ZeroDivisionError: division by zero (program.py:6); it was still running", 1),
