@@ -37,9 +37,37 @@ HOME = "/shared/home"
 REASON = why_no_machines()
 pytestmark = [pytest.mark.prove, pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(3000)]
 
-# A job; a topology as tests/topology_sources/azslurm-fabric.txt, with these nodes; and one at the sight of which Slurm before
-# 24.05 ends: 22.05 at BlockName, 23.11 at BlockSizes.
-JOB, TREE, BLOCKS = ((jetpack.INPUTS / name).read_text(encoding="utf-8") for name in ("job.toml", "tree.txt", "blocks.txt"))
+JOB = """\
+[job]
+name = "trial"
+nodes = 3
+device = "cpu"
+[model]
+config = { model_type = "gpt2", n_layer = 2, n_embd = 32, n_head = 2, n_positions = 64, vocab_size = 512 }
+[data]
+files = ["text.md"]
+sequence_length = 32
+[train]
+steps = 3
+global_batch = 6
+"""
+TREE = """\
+# Number of Nodes in sw00: 2
+SwitchName=sw00 Nodes=hpc-1,hpc-2
+# Number of Nodes in sw01: 1
+SwitchName=sw01 Nodes=hpc-3
+SwitchName=sw02 Switches=sw00,sw01
+"""  # as tests/topology_sources/azslurm-fabric.txt, with these nodes
+BLOCKS = """\
+# Total number of blocks = 2
+# Number of Nodes in Block 1: 2
+# ClusterUUID and CliqueID: b78ed242-7b98-426f-b194-b76b8899f4ec 32766
+BlockName=block_b78ed242-7b98-426f-b194-b76b8899f4ec 32766 Nodes=hpc-1,hpc-2
+# Number of Nodes in Block 2: 1
+# ClusterUUID and CliqueID: cc79d754-915f-408b-b1c3-b8c3aa6668ab 32766
+BlockName=block_cc79d754-915f-408b-b1c3-b8c3aa6668ab 32766 Nodes=hpc-3
+BlockSizes=1
+"""  # Slurm before 24.05 ends at the sight of it: 22.05 of BlockName, 23.11 of BlockSizes
 
 
 @dataclass(frozen=True)

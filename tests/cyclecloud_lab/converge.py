@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-INPUTS = PROGRAMS.with_name("inputs")
 HOME = "/opt/cycle/jetpack"
 INIT = "/mnt/cluster-init"
 PROJECT = "hpc-mp"
