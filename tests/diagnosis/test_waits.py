@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watchdog_words import said
 
-from hpc_mp.diagnosis.cause import root_cause
+from hpc_mp.diagnosis.cause import LEFT, root_cause
 from hpc_mp.diagnosis.waits import Awaited, awaited
 from hpc_mp.diagnosis.watchdogs import collective_timeout, thrown
 from hpc_mp.layout.placement import RankPlace
@@ -150,3 +152,12 @@ def test_what_a_cpp_exception_says() -> None:
     assert thrown(said(1)[:2]).startswith("Watchdog caught") and thrown(["step 11"]) == ""
     assert thrown(["terminate called after throwing an instance of 'std::bad_alloc'", "  what():  bad_alloc"]) == "bad_alloc"
     assert thrown(["  what():  not ours", "terminate called without an active exception"]) == ""
+
+
+def test_a_rank_that_left_lingers_where_the_diagnosis_looks() -> None:
+    """The function is found by its text: importing it would import torch."""
+    spec = find_spec("hpc_mp.train.rank")
+    assert spec is not None and spec.submodule_search_locations is not None
+    main = ast.parse((Path(spec.submodule_search_locations[0]) / "main.py").read_text(encoding="utf-8"))
+    lingering = [node.name for node in main.body if isinstance(node, ast.FunctionDef) and "sleep(LINGER_S)" in ast.unparse(node)]
+    assert [f"{name} (main.py:" for name in lingering] == [LEFT]

@@ -32,6 +32,8 @@ def reached(test: str) -> set[str]:
      {"hpc_mp/lint/__init__.py", "hpc_mp/supervisor/__main__.py"}),
     ("tests/end_to_end/test_deaths_slurm.py", {"hpc_mp/supervisor/__main__.py", "slurm/job.sbatch.j2", "hpc_mp/cli/launch.py",
                                                "hpc_mp/train/rank/main.py"}, {"hpc_mp/cli/adopt.py"}),
+    ("tests/diagnosis/test_diagnose.py", {"tests/diagnosis/attempts.toml", "tests/diagnosis/not_started.toml"},
+     {"tests/diagnosis/program_ends.toml", "tests/doctor/faults.toml"}),
     ("tests/end_to_end/test_every_example.py", {"examples/fsdp2/train.py"}, {"hpc_mp/clouds/__init__.py"}),
 ])
 def test_what_a_proof_depends_on(test: str, depends: set[str], independent: set[str]) -> None:

@@ -123,6 +123,13 @@ def data_of(room: str) -> tuple[Path, ...]:
     return tuple(sorted(file for file in (*own, *beside) if file.is_file() and file.suffix != ".pyc"))
 
 
+def data_beside(helpers: Iterable[Path]) -> set[Path]:
+    """Return the files of data that helpers name, in their own folders. ``tests/conftest.py`` has those of all tests."""
+    texts = {helper: helper.read_text(encoding="utf-8") for helper in helpers if helper != OF_ALL}
+    return {file for helper, text in texts.items() for file in helper.parent.iterdir()
+            if file.is_file() and file.suffix != ".py" and file.name in text}
+
+
 def files_of(test: Path) -> list[Path]:
     helpers = helpers_of(test)
     modules = modules_of(helpers)
@@ -131,7 +138,7 @@ def files_of(test: Path) -> list[Path]:
     packages = {ROOT / module.replace(".", "/") / "__init__.py" for module in modules}
     golden = (ROOT / "tests/golden").rglob("*") if any("golden" in file.read_text(encoding="utf-8") for file in helpers) else ()
     data = {file for room in rooms for file in data_of(room)}
-    return sorted(file for file in helpers | paths | packages | data | {*golden} if file.is_file())
+    return sorted(file for file in helpers | data_beside(helpers) | paths | packages | data | {*golden} if file.is_file())
 
 
 @cache
