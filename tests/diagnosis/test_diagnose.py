@@ -102,27 +102,14 @@ def test_the_first_code_is_the_cause() -> None:
     assert [end.tasks for end in task_ends(("srun: error: n2: tasks 0-1,3: Killed",))] == [(0, 1, 3)]
 
 
-STEP = ("srun: launching StepId=2.1 on host n1, 2 tasks: [0-1]", "srun: launching StepId=2.1 on host n2, 2 tasks: [2-3]")
-ENDED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish."
-TOLD = tuple(f"srun: launch/slurm: _task_finish: {tasks}: Completed" for tasks in ("n2: tasks 2-3", "n1: tasks 0-1"))
+STEPS = tables("srun_steps.toml")
+del STEPS["parts"]
 
 
-@pytest.mark.parametrize(("lines", "without"), [
-    ((*STEP, ENDED, "srun: error: Timed out waiting for job step to complete"), True),
-    ((*STEP, TOLD[0], ENDED), True),
-    ((*STEP, "hpc-mp: the ranks hang and are ended"), True),
-    ((*STEP, *TOLD, "srun: launching StepId=2.2 on host n1, 1 tasks: [0]", ENDED), True),
-    ((*STEP, *TOLD), False),
-    ((*STEP, ENDED, *TOLD), False),
-    ((*STEP, *TOLD, "hpc-mp: the ranks hang and are ended", ENDED), False),  # a process that a rank has left behind
-    ((*STEP, TOLD[0], ENDED, "srun: error: n1: tasks 0-1: Killed"), False),
-    ((*STEP, ENDED, "srun: launching StepId=2.2 on host n1, 1 tasks: [0]"), False),
-    (STEP, False),  # as with an srun that is not verbose: its code is all that there is
-    ((ENDED,), False),
-])
-def test_srun_gives_up_on_tasks(lines: tuple[str, ...], without: bool) -> None:
+@pytest.mark.parametrize("name", STEPS)
+def test_srun_gives_up_on_tasks(name: str) -> None:
     """srun 22.05 then ended with 0 (recorded: ranks were killed whose children went on writing into their output)."""
-    assert gave_up(lines) is without
+    assert gave_up(STEPS[name]["srun"]) is STEPS[name]["gives_up"]
 
 
 def attempt(run: RunDirectory) -> AttemptContext:

@@ -181,15 +181,7 @@ def test_a_file_is_not_overwritten_unless_told(here: Path) -> None:
     assert init("--force").exit_code == 0 and load_job(here / "job.toml")
 
 
-SLURM = """\
-case "$(basename "$0") $*" in
-"scontrol ping") echo "Slurmctld(primary) at ctl is UP";;
-"scontrol --version") echo "slurm 24.11.5";;
-"scontrol show node"*) echo "NodeName=n1 CPUEfctv=30 CPUTot=32";;
-"sinfo "*) echo "gpu*|up|2:00:00|32|500000|gpu:l40s:4|n[1-6]"; echo "cpu|down|infinite|64|500000|(null)|c[1-9]";;
-"sacctmgr "*) echo "lab|lab";;
-esac
-"""
+SLURM = Path(__file__).with_name("init_slurm.sh").read_text()
 
 
 def test_init_on_a_cluster(here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,25 +60,10 @@ def test_a_table_of_ones_own() -> None:
         "RECV_F", "RECV_F", "F", "F", "B", "SEND_B", "I", "SEND_B", "W", "REDUCE"]
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("", "it has no cell"),
-    (",,\n", "it has no cell"),
-    ("0F0,0X0,0B0", "'0X0' of rank 0 is not stage, F, B, I or W"),
-    ("0F0,0SEND_F0,0B0", "'0SEND_F0' of rank 0 is not stage"),
-    ("0F0;0B0", "'0F0;0B0' of rank 0"),
-    ("0F0,0F999999999,0B0", r"F(stage 0, microbatch 1) appears 0 times, expected once"),
-    ("0F0,0B0,999999999F0", "stage 1 is missing, but there is a stage 999999999"),
-    ("0F0", "B(stage 0, microbatch 0) appears 0 times"),
-    ("0F0,0B0,0B0", "B(stage 0, microbatch 0) appears 2 times"),
-    ("0F0,0I0", "W(stage 0, microbatch 0) appears 0 times"),
-    ("0F0,0W0,0I0", "deadlock: rank 0 at W(stage 0, microbatch 0)"),
-    ("0B0,0F0", "deadlock: rank 0 at B(stage 0, microbatch 0)"),
-    ("0F0,0B0\n1F0,1B0\n,,", "rank 2 holds no stage"),
-    ("0F0,0B0\n1F0,0B0", "is on rank"),
-    ("0F0,0F1,0B0,0B1\n1F1,1F0,1B0,1B1", "RECV_F(stage 1, microbatch 1) meets SEND_F(stage 0, microbatch 0)"),
-    ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "deadlock: rank 0 at B(stage 0, microbatch 0), rank 1 at F(stage 1, microbatch 1)"),
-    ('"0F0,0B0', "'0F0,0B0' of rank 0"),
-])
+WRONG = tomllib.loads(Path(__file__).with_name("wrong_tables.toml").read_text(encoding="utf-8"))["wrong"]
+
+
+@pytest.mark.parametrize(("text", "reason"), WRONG)
 def test_a_wrong_table_is_refused_with_the_reason(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(text)

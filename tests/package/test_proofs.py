@@ -148,38 +148,10 @@ def test_the_record_tells_a_new_machine_what_others_have_proved(tmp_path: Path, 
 # --- who uses the lab ------------------------------------------------------------------------------------------------
 
 
-FILE = """
-import pytest
-from slurm_lab.lab import Lab
-
-@pytest.fixture(scope="module")
-def cluster(lab: Lab): ...
-
-@pytest.fixture
-def run(cluster): ...
-
-def test_direct(lab): ...
-def test_through_two(tmp_path, run): ...
-@pytest.mark.parametrize("lab_name", ["lab"])
-def test_other(lab_name): ...
-@pytest.mark.usefixtures("cluster")
-def test_marked(): ...
-def helper(lab): ...
-"""
-OWN = """
-import pytest
-@pytest.fixture
-def lab(): ...
-@pytest.fixture
-def cluster(lab): ...
-def test_of_its_own(lab, cluster): ...
-"""
-
-
 def test_users_are_those_that_ask_for_the_fixture(tmp_path: Path) -> None:
     file, own = tmp_path / "test_one.py", tmp_path / "test_own.py"
-    file.write_text(FILE)
-    own.write_text(OWN)
+    for sample, copy in (("asks_for_the_lab.txt", file), ("has_a_lab_of_its_own.txt", own)):
+        copy.write_text(Path(__file__).with_name(sample).read_text(encoding="utf-8"))
     assert lab_users(file) == {"test_direct", "test_through_two", "test_marked"}
     assert lab_users(own) == set()
     assert uses_the_lab(tmp_path, "test_one.py::test_through_two[a::b-[c]]")

@@ -14,7 +14,7 @@ from placements import FABRIC, layouts, sizes
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import LinkRates
-from hpc_mp.cluster.topology import SwitchTree, order_hosts, read_topology
+from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape
 from hpc_mp.layout.placement import ORDERS, ORDERS_WITH_CONTEXT, Degrees, Placement, normalize_order, place
@@ -124,21 +124,6 @@ def test_bytes_out_of_leaf_switches() -> None:
         uplinks(placement, moved, ("n1", "n2", "n3"), tree)
 
 
-def test_hosts_ordered_by_what_they_send() -> None:
-    tree, placement = read_topology(FABRIC), place(Degrees(2, 2, 2), "DPT", 2)
-    given = ("n1", "n2", "n3", "n4")
-
-    def ordered(moved: Traffic) -> tuple[str, ...]:
-        cost = hosts_cost(placement, moved, tree)
-        return order_hosts(given, tree, lambda hosts: (cost(hosts),))
-
-    assert ordered(Traffic(pp=10e6, dp=1e6)) == ("n1", "n3", "n2", "n4")
-    assert ordered(Traffic(pp=1e6, dp=10e6)) == given
-    assert host_words(placement, Traffic(pp=10e6, dp=1e6), given, ("n1", "n3", "n2", "n4"), tree) == (
-        "rank map: n1 n3 n2 n4 → 4 MB per step out of the busiest leaf switch, 40 MB in the order given")
-    assert host_words(placement, Traffic(), given, given, tree) == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"
-
-
 # --- the order that a job gets ---------------------------------------------------------------------------------------
 
 
@@ -208,6 +193,8 @@ def test_hosts_follow_the_traffic_of_the_order() -> None:
     # PDT: nodes are (stage, replica). Gradients are heavy, activations light: both replicas of a stage under one leaf.
     assert hosts(job(), "PDT", tree) == (PAIRED, (
         "rank map: n1 n3 n2 n4 → 2.1 MB per step out of the busiest leaf switch, 13.7 MB in the order given"))
+    placement = place(degrees_of(job()), "PDT", 2)
+    assert host_words(placement, Traffic(), GIVEN, GIVEN, tree) == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"
     # DPT: nodes are (replica, stage): as given, the replicas of a stage are under one leaf already.
     assert hosts(job(), "DPT", tree)[0] == GIVEN
 

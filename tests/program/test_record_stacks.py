@@ -95,15 +95,7 @@ def test_other_attempts_and_runs_are_none_of_its_business(
 # --- the watch over slurmstepd: a node whose slurmstepd is killed, before or after the watch begins, is named --------
 
 
-TASK = """
-import sys, time
-from pathlib import Path
-from hpc_mp.program.stepd import watch_stepd
-from hpc_mp.rundir import RunDirectory
-watch_stepd(RunDirectory(Path(sys.argv[1])))
-Path(sys.argv[1], "watched").touch()
-time.sleep(60)
-"""
+TASK = Path(__file__).parent / "bin" / "watches_stepd"
 
 
 def test_a_slurmstepd_that_is_hidden_has_not_been_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +121,7 @@ def test_the_end_of_slurmstepd(tmp_path: Path, run: RunDirectory, parent: str, t
     starter = executable(tmp_path / "slurmstepd", f"#!/bin/sh\n{start}\n{ends}\n")
     environ = {**os.environ, "SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "1", "SLURM_LOCALID": local,
                "SLURMD_NODENAME": "n2"} | ({TOKEN: token} if token else {})
-    step = subprocess.Popen([starter, sys.executable, "-c", TASK, run.path], env=environ)
+    step = subprocess.Popen([starter, sys.executable, TASK, run.path], env=environ)
     until((tmp_path / "pid").exists, "the task", 30)
     task = int((tmp_path / "pid").read_text())
     try:
