@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,29 +14,20 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
+from lint_cases import CASES, GOLDEN, HEAD, placed
 
 from hpc_mp.cli.lint import command
 from hpc_mp.lint.sbatch import Finding, lint, shell
 from hpc_mp.lint.sbatch.rules import RULES
 from hpc_mp.lint.sbatch.shell import read_shell
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-PLANTED = tomllib.loads((GOLDEN / "lint" / "planted.toml").read_text(encoding="utf-8"))
-CASES = PLANTED["case"]
 GOOD = sorted((GOLDEN / "lint" / "good").glob("*.sbatch"))
 OURS = sorted((GOLDEN / "sbatch").rglob("*.sbatch"))
-HEAD = PLANTED["head"]
 
 
 def found(text: str, where: Path, version: str | None = None) -> tuple[Finding, ...]:
     release = tuple(map(int, version.split("."))) if version else None
     return lint(text, directory=where, version=release)  # type: ignore[arg-type]
-
-
-def placed(text: str) -> tuple[str, int]:
-    """(the whole script, how many lines stand above the text of the case)."""
-    whole = text.lstrip("\n").startswith("#!") or "\r" in text
-    return (text, 0) if whole else (HEAD + text, HEAD.count("\n"))
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------

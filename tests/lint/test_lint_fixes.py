@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lint_cases import CASES, HEAD
 
 from hpc_mp.lint.sbatch import Finding, lint
 
-PLANTED = tomllib.loads((Path(__file__).parents[1] / "golden" / "lint" / "planted.toml").read_text(encoding="utf-8"))
 FILLED = {"HH:MM:SS": "01:00:00", "=N": "=8", "=FILE": "=hosts", "…/etc": "/usr/share/conda/etc"}
 
 Edit = Callable[[list[str], int, re.Match[str]], None]  # changes the lines, of which the one at an index has the fault
@@ -97,6 +96,8 @@ EDITS: dict[str, Edit] = {
     r"Write minutes, MM:SS, (\S+),": changed(r"time=\S+", "time={}"),
     r"Write (--gres=\S+)\.": changed(r"--gres=\S+", "{}"),
     r"Write N or": changed(r"-N=", "-N"),
+    r"Use BEGIN, END, (FAIL)": changed(r"ABORT|timeout", "{}"),
+    r"Remove the blanks": changed(r"\s+$", ""),
     r"Write singleton": changed(r"=\S+", "=singleton"),
     r"with ASCII dashes and without blanks around": lambda lines, at, advice: plain(lines),
     r"Write (--[\w-]+)=VALUE": changed(r"-[\w-]+", "{}"),
@@ -172,7 +173,7 @@ def followed(text: str, finding: Finding) -> str | None:
 def applied(case: dict[str, Any], directory: Path) -> bool | None:
     """Whether following the advice removes the finding; None when no machine can follow it."""
     bad = case["bad"].lstrip("\n") if case["bad"].startswith("\n\n") else case["bad"]
-    text = bad if "#!" in bad[:4] or "\r" in bad else PLANTED["head"] + bad
+    text = bad if "#!" in bad[:4] or "\r" in bad else HEAD + bad
     version = tuple(map(int, case["version"].split("."))) if "version" in case else None
     [finding, *_] = [each for each in lint(text, directory=directory, version=version)  # type: ignore[arg-type]
                      if each.code == case["code"]]
@@ -189,7 +190,7 @@ NEEDS_A_PERSON = {"HM108", "HM116", "HM119", "HM120", "HM215", "HM312", "HM331",
                   "HM405", "HM411", "HM412", "HM415", "HM611"}
 
 
-@pytest.mark.parametrize("case", PLANTED["case"], ids=[f"{case['code']}-{at}" for at, case in enumerate(PLANTED["case"])])
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['code']}-{at}" for at, case in enumerate(CASES)])
 def test_the_advice_removes_the_finding(case: dict[str, Any], tmp_path: Path) -> None:
     removed = applied(case, tmp_path)
     assert removed is not False

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hpc_mp.base.launchers import MPIRUNS
 from hpc_mp.cluster.slurm.option_syntax import Option
-from hpc_mp.lint.sbatch.header import Header, read_header
+from hpc_mp.lint.sbatch.header import MAGIC, Header, read_header
 from hpc_mp.lint.sbatch.shell import (
+    SHELLS,
     Command,
     Shell,
     ShellAssignment,
@@ -64,6 +65,16 @@ class Script:
         return (*self.options, *(option for step in self.steps for option in step.options))
 
     @property
+    def asks_for_gpus(self) -> bool:
+        return any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in self.everywhere)
+
+    @property
+    def only_writes_jobs(self) -> bool:
+        """True if it runs on a login node: all its directives are in the text of job scripts that it writes and submits."""
+        own = self.header.words or any(text.startswith(MAGIC) for _, text in self.shell.comments)
+        return not own and any(line.lstrip().startswith(MAGIC) for line in self.lines[self.header.end:])
+
+    @property
     def starts_here(self) -> bool:
         """True if the job's own shell starts the programs, hence on its first node: no step or other launcher does."""
         return not self.steps and not any(self.commands(*ELSEWHERE))
@@ -110,6 +121,17 @@ class Script:
         if per_node is not None or nodes is not None:
             return nodes not in (None, "1") or per_node not in (None, "1") or (nodes is None and job.nodes > 1)
         return job.tasks > 1
+
+    def tasks_share_a_node(self, step: Step) -> bool:
+        """Return True if a node may run more than one task of a step."""
+        job = self.of(step)
+        ntasks, nodes, per_node = (step.value(name) for name in ("ntasks", "nodes", "ntasks-per-node"))
+        if per_node is not None:
+            return per_node != "1"
+        if ntasks is None:
+            return job.tasks > job.nodes
+        nodes = nodes or str(job.nodes)
+        return not (ntasks.isdecimal() and nodes.isdecimal()) or int(ntasks) > int(nodes)
 
     @property
     def first_line(self) -> int:
@@ -222,7 +244,8 @@ def expanded(words: Iterable[Word], variables: Variables) -> tuple[Word, ...]:
     for word in words:
         use = _WHOLE.fullmatch(word.text) if word.expands else None
         if use and (value := variables.get(use[1] or use[2])) is not None:
-            output += value
+            is_script = output and output[-1].text == "-c" and any(before.base in SHELLS for before in output)
+            output += [_joined(word, value)] if is_script else value
         elif word.expands:
             evaluated = [substituted(part, variables) for part in word.evaluated]
             inserted = [part.replace("\n", " ") for name, _ in word.expands for value in variables.get(name, ())
@@ -232,6 +255,12 @@ def expanded(words: Iterable[Word], variables: Variables) -> tuple[Word, ...]:
         else:
             output.append(word)
     return _bounded(output)
+
+
+def _joined(use: Word, value: Sequence[Word]) -> Word:
+    """Return the script that ``bash -c "$NAME"`` gets."""
+    evaluated = tuple(part for word in value for part in word.evaluated)
+    return replace(use, text=" ".join(word.text for word in value), evaluated=evaluated)
 
 
 def _bounded(words: Sequence[Word]) -> tuple[Word, ...]:

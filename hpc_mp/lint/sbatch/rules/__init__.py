@@ -18,6 +18,8 @@ from hpc_mp.lint.sbatch.script import Script, read_script
 
 RULES: tuple[Rule[Script], ...] = (*FORM, *REQUEST, *STEPS, *LAUNCHERS, *SIGNALS, *REQUEUE, *RENDEZVOUS, *SHELL, *ENVIRONMENT)
 
+FOR_JOBS = frozenset({"HM201", "HM206", "HM311", "HM505", "HM506"})  # rules that only apply to a script that runs as a job
+
 
 def lint(text: str, *, directory: Path, file: str | None = None, version: tuple[int, int] | None = None) -> tuple[Finding, ...]:
     """Return every finding, sorted by line. No part of the script is run.
@@ -29,5 +31,6 @@ def lint(text: str, *, directory: Path, file: str | None = None, version: tuple[
         version: the release of Slurm, (23, 11) for 23.11. None if unknown: refusals by some releases are then warnings.
     """
     script = read_script(text, directory=directory, version=version)
-    findings = {finding for rule in RULES for finding in rule.apply(script, file)}
+    rules = [rule for rule in RULES if not (script.only_writes_jobs and rule.code in FOR_JOBS)]
+    findings = {finding for rule in rules for finding in rule.apply(script, file)}
     return tuple(sorted(findings, key=lambda finding: (finding.line or 0, finding.code, finding.message)))

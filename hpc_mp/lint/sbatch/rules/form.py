@@ -17,9 +17,14 @@ from hpc_mp.lint.sbatch.script import Script
 
 CLOSE = 0.85  # similarity from which one name counts as a misspelling of another
 _RESERVED = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
+_INDENTED = re.compile(rf"\s+{MAGIC} ")
 _SLIP = re.compile(r"#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\b|#(SBTACH|SBACTH|SABTCH|SBATHC|BSATCH|SBATC|SBACH)\b")
 _EXPANSION = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|=)~/")
 _TEXTS = ("comment", "wrap", "mail-user")
+MERGING_UNTIL = (25, 5)  # before this release, sbatch adds up the values of several --mail-type (CHANGELOG/slurm-25.05.md)
+MAIL_TYPES = frozenset({"NONE", "BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "STAGE_OUT", "ALL", "TIME_LIMIT",
+                        "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"})  # src/common/proc_args.c
+_EXTGLOB = re.compile(r"^[^#\n]*\bshopt\s+-s\b[^#\n]*\bextglob\b", re.MULTILINE)
 _SINGLE_DASH = re.compile(r"-([a-z][a-z\-]{2,})(=.*)?", re.DOTALL)
 
 
@@ -40,24 +45,16 @@ def _first(letters: str) -> Callable[[Script], Iterable[Hit]]:
 
 def _too_late(script: Script) -> Iterable[Hit]:
     yield from (Hit(line, text.split("#", 2)[1].strip()) for line, text in script.shell.comments
-                if line > script.header.end and text.startswith(MAGIC) and _starts(script, line))
+                if line > script.header.end and script.lines[line - 1].startswith(MAGIC))
 
 
-def _starts(script: Script, line: int) -> bool:
-    """Return True if a comment is a whole line of the file: inner scripts have their own lines."""
-    return line <= len(script.lines) and script.lines[line - 1].startswith(MAGIC)
-
-
-def _indented(script: Script) -> Iterable[Hit]:
-    for number, line in enumerate(script.lines[:script.header.end - 1], start=1):
-        if line.lstrip().startswith(f"{MAGIC} ") and not line.startswith(MAGIC):
-            yield Hit(number)
-
-
-def _slips(script: Script) -> Iterable[Hit]:
-    for number, line in enumerate(script.lines[:script.header.end - 1], start=1):
-        if match := _SLIP.match(line):
-            yield Hit(number, match[0].rstrip(" -"))
+def _above_commands(form: re.Pattern[str]) -> Callable[[Script], Iterable[Hit]]:
+    """Make a rule that yields the lines of this form above the first command."""
+    def find(script: Script) -> Iterable[Hit]:
+        for number, line in enumerate(script.lines[:script.header.end - 1], start=1):
+            if match := form.match(line):
+                yield Hit(number, match[0].rstrip(" -"))
+    return find
 
 
 def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
@@ -120,8 +117,10 @@ def _twice(script: Script) -> Iterable[Hit]:
     for options in script.header.components:
         first: dict[str, Option] = {}
         for option in options:
-            if option.name in first and option.is_known:
-                yield Hit(option.line, f"--{option.name}", str(first[option.name].line))
+            merged = option.name == "mail-type" and (script.version or (0, 0)) < MERGING_UNTIL
+            if option.name in first and option.is_known and not (merged and script.version):
+                yield Hit(option.line, f"--{option.name}", str(first[option.name].line) +
+                          ("; Slurm before 25.05 merges the values" if merged else ""))
             first.setdefault(option.name, option)
 
 
@@ -136,6 +135,21 @@ def _malformed(script: Script) -> Iterable[Hit]:
     for option in script.directives:
         if option.value is not None and not _EXPANSION.search(option.value) and (form := malformed(option)):
             yield Hit(option.line, f"--{option.name} {option.value}", form)
+
+
+def _mail_types(script: Script) -> Iterable[Hit]:
+    for option in script.directives:
+        words = filter(None, (option.value or "").split(",")) if option.name == "mail-type" and not unexpanded(option) else ()
+        if unknown := [word for word in words if word.upper() not in MAIL_TYPES]:
+            yield Hit(option.line, ",".join(unknown))
+
+
+def _other_schedulers(script: Script) -> Iterable[Hit]:
+    """Yield the first ``#BSUB`` or ``#PBS`` that sbatch translates, also behind commands. Source: src/sbatch/xlate.c."""
+    if script.header.words and not script.option("ignore-pbs"):
+        lines = enumerate(script.lines[:script.header.end + 100], start=1)  # it gives up after 100 lines without #
+        hits = (Hit(number, line.split()[0]) for number, line in lines if line.startswith(("#BSUB", "#PBS")))
+        yield from itertools.islice(hits, 1)
 
 
 def malformed(option: Option) -> str | None:
@@ -187,9 +201,10 @@ def _without_value(script: Script) -> Iterable[Hit]:
 
 @functools.lru_cache(maxsize=1)
 def bash_refusal(text: str) -> tuple[int, str] | None:
-    """Return the (line, message) with which bash refuses to parse a script. ``-n`` keeps bash from running it."""
+    """Return the (line, message) with which bash refuses to parse a script. ``-n`` keeps bash from running it, also its shopt."""
+    patterns = ["-O", "extglob"] if _EXTGLOB.search(text) else []
     try:
-        ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, stdin=text)
+        ask(["bash", "--norc", "-n", *patterns], environ={"PATH": os.defpath, "LC_ALL": "C"}, stdin=text)
     except CommandFailed as refused:
         match = re.search(r"line (\d+): (.*(?:syntax error|unexpected).*)", str(refused))
         return (int(match[1]), match[2].removeprefix("syntax error: ")) if match else None
@@ -217,16 +232,17 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM104", "error", _too_late,
          "“{it}” follows the first command: sbatch stops reading there and silently ignores it.",
          "Move it above every command."),
-    Rule("HM105", "error", _indented, "Blanks before #SBATCH: sbatch silently treats the line as a comment.",
+    Rule("HM105", "error", _above_commands(_INDENTED), "Blanks before #SBATCH: sbatch silently treats the line as a comment.",
          "Start the line with #SBATCH, or write ##SBATCH to disable it."),
-    Rule("HM106", "warning", _slips, "“{it}” is not #SBATCH: sbatch silently treats the line as a comment.",
+    Rule("HM106", "warning", _above_commands(_SLIP), "“{it}” is not #SBATCH: sbatch silently treats the line as a comment.",
          "Write #SBATCH, or ##SBATCH to disable it."),
     Rule("HM107", "error", _misspelt, "sbatch has no option --{it}: it refuses the script.", "{advice}"),
     Rule("HM108", "warning", _foreign, "sbatch has no option --{it} unless a plug-in of the site adds it.",
          "Remove it, or check sbatch --help on the cluster."),
     Rule("HM109", "error", _too_new, "{it} needs Slurm {advice} or later: an older sbatch refuses the script.",
          "Leave it out."),
-    Rule("HM110", "warning", _twice, "{it} is set twice (first in line {advice}): sbatch uses the last.", "Remove one."),
+    Rule("HM110", "warning", _twice, "{it} is set twice (first in line {advice}): sbatch uses the last.",
+         "Remove one, or join the values of --mail-type with commas."),
     Rule("HM111", "error", _expansions, "“{it}” in a directive: sbatch expands no variables and uses the text as it is.",
          "Write the value itself, use a pattern such as %j or %x in file names, or pass the option on the command line."),
     Rule("HM112", "error", _malformed, "{it}: sbatch does not understand the value and refuses the script.", "Write {advice}."),
@@ -245,4 +261,10 @@ RULES: tuple[Rule[Script], ...] = (
          "Write the value after the option, or leave the option out."),
     Rule("HM120", "error", _refused_by_bash, "bash cannot parse the script from here on: {it}.",
          "Close the open quote, bracket, if … fi or do … done, and check it: bash -n FILE."),
+    Rule("HM121", "warning", _mail_types,
+         "Slurm has no --mail-type “{it}”: it sends no mail for it, and sbatch refuses the script if no other type is there.",
+         "Use BEGIN, END, FAIL, REQUEUE, TIME_LIMIT or ALL."),
+    Rule("HM122", "warning", _other_schedulers,
+         "sbatch translates {it} lines too: they override #SBATCH, and an option that it does not know there ends it.",
+         "Add #SBATCH --ignore-pbs to keep them for another scheduler."),
 )

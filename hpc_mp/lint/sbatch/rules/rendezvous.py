@@ -21,6 +21,7 @@ TASK_VARIABLES = frozenset({"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"})  #
 _NODE_RANK = re.compile(r"(node|machine)[-_]rank\b")
 _PORT_OPTION = re.compile(r"--(?:main[-_]process|master)[-_]port=(\d+)")
 _LOCAL = re.compile(r"\b(localhost|127\.\d+\.\d+\.\d+)\b")
+_FALLBACK = re.compile(rf"(?:\{{[^{{}}]*[-=]|\|\|\s*\w+\s+)[\"']?{_LOCAL.pattern}")
 _HOSTNAME_I = re.compile(r"\bhostname\s+(-i\b|--ip-address)")
 _HOSTNAME_F = re.compile(r"\bhostname\s+(-f\b|--fqdn|--long)")
 _RANGE = re.compile(r"(\d+)\s*\+[^%]*%\s*(\d+)|\bshuf\b.*?-i\s*(\d+)-(\d+)")
@@ -105,8 +106,8 @@ def _localhost(script: Script) -> Iterable[Hit]:
 
 def _fallback_to_localhost(script: Script) -> Iterable[Hit]:
     for variable in _addresses(script):
-        if not _LOCAL.fullmatch(variable.value) and (local := _LOCAL.search(variable.raw)):
-            yield Hit(variable.line, variable.name, local[0])
+        if local := _FALLBACK.search(variable.raw):
+            yield Hit(variable.line, variable.name, local[1])
 
 
 def _launch_node(script: Script) -> Iterable[Hit]:

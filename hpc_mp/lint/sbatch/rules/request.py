@@ -18,7 +18,7 @@ from hpc_mp.lint.sbatch.script import Script
 
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 WITHOUT_HINT = ("cpu-bind", "threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node", "extra-node-info")
-ONE_GPU_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
+GPUS_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
 A_GIGABYTE = 1024  # MB: a program with torch does not start with less
 HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that probably mean hours, not minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -157,13 +157,11 @@ def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
 def _hidden_peers(script: Script) -> Iterable[Hit]:
     if any(option.name in ("gpu-bind", "tres-bind") and (option.value or "").endswith("none") for option in script.everywhere):
         return
-    alone = (script.number("ntasks-per-node") or 1) == 1  # then several GPUs per task are all GPUs of the node
-    for options, several in ((script.options, script.tasks > 1),
-                             *((step.options, script.several_tasks(step)) for step in script.steps)):
+    for options, shared in ((script.options, script.tasks > script.nodes),
+                            *((step.options, script.tasks_share_a_node(step)) for step in script.steps)):
         for option in options:
             gpus = option.name != "tres-per-task" or "gpu" in (option.value or "")
-            all_of_them = alone and option.name == "gpus-per-task" and not re.search(r"(^|:)1$", option.value or "")
-            if option.name in ONE_GPU_PER_TASK and gpus and several and not all_of_them:
+            if option.name in GPUS_PER_TASK and gpus and shared:
                 yield Hit(option.line, f"--{option.name}")
 
 
@@ -244,9 +242,8 @@ def _how_many_tasks(script: Script) -> Iterable[Hit]:
 
 def _nodes_without_gpus(script: Script) -> Iterable[Hit]:
     exclusive = script.option("exclusive")
-    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.everywhere)
     used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
-    if exclusive and not requested and used:
+    if exclusive and not script.asks_for_gpus and used:
         yield Hit(exclusive.line)
 
 

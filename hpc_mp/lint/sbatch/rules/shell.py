@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from hpc_mp.base.assets import asset_table
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.lint.sbatch.programs import node_launcher
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command
 
@@ -14,6 +15,12 @@ SECRETS = "env/secrets.toml"
 _OWN = r"(?:0|BASH_SOURCE)\b"
 _OWN_FOLDER = re.compile(rf'\bdirname\s+(-- )?"?\$\{{?{_OWN}|\b(realpath|readlink)\b[^|;)]*\$\{{?{_OWN}'
                          rf'|\$\{{{_OWN}(\[0\])?%/\*\}}')
+
+_NO_CONTINUATION = re.compile(r"[^#]*\s\\[ \t]+")
+_IN_JOB = r'\s+"?[${]*SLURM_(?:SUBMIT_DIR|JOB_?ID)'
+# A test and, behind it, the branch that no job reaches.
+_NO_JOB = re.compile(
+    rf"(\bif\b[^\n]*-(?:z{_IN_JOB}|[nv]{_IN_JOB}(?:(?!\bfi\b).)*?\belse\b))(?:(?!\b(?:elif|else|fi)\b).)*", re.DOTALL)
 
 
 def _activations(script: Script) -> list[Command]:
@@ -46,7 +53,8 @@ def _conda_without_hook(script: Script) -> Iterable[Hit]:
 
 
 def _unlimited_stack(script: Script) -> Iterable[Hit]:
-    for command in script.commands("ulimit"):
+    with_nccl = script.asks_for_gpus or any(node_launcher(command.words) for command in script.shell.commands)
+    for command in script.commands("ulimit") if with_nccl else ():
         if "unlimited" in command.arguments and any(re.fullmatch(r"-[SH]*s", argument) for argument in command.arguments):
             yield Hit(command.line)
 
@@ -74,7 +82,8 @@ def _secret(script: Script) -> Iterable[Hit]:
 def _own_folder(script: Script) -> Iterable[Hit]:
     if "scontrol show job" in script.text:
         return
-    for number, line in enumerate(script.lines, start=1):
+    reached = _NO_JOB.sub(lambda test: test[1] + "\n" * test[0].count("\n", len(test[1])), "\n".join(script.lines))
+    for number, line in enumerate(reached.split("\n"), start=1):
         if not line.lstrip().startswith("#") and _OWN_FOLDER.search(line):
             yield Hit(number)
 
@@ -91,6 +100,13 @@ def _background_in_step(script: Script) -> Iterable[Hit]:
     tasks = [command for command in script.shell.commands if command.task and command.name not in ("bash", "sh")]
     if tasks and tasks[-1].background and not waits:
         yield Hit(tasks[-1].line, tasks[-1].name)
+
+
+def _blank_behind_backslash(script: Script) -> Iterable[Hit]:
+    lines = {number for number, line in enumerate(script.lines, start=1) if _NO_CONTINUATION.fullmatch(line)}
+    for last in (command.words[-1] for command in script.shell.commands):
+        if last.line in lines and "\n" not in last.text:
+            yield Hit(last.line)
 
 
 RULES: tuple[Rule[Script], ...] = (
@@ -111,4 +127,7 @@ RULES: tuple[Rule[Script], ...] = (
          "Add module purge before it."),
     Rule("HM507", "error", _background_in_step, "{it} runs in the background of a task that ends at once: Slurm kills it.",
          "Leave the & out, or add wait."),
+    Rule("HM508", "warning", _blank_behind_backslash,
+         "A blank follows the backslash: the command ends here, and the next line is a command of its own.",
+         "Remove the blanks at the end of the line."),
 )

@@ -20,6 +20,7 @@ CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
 _GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
+INSPECTIONS = frozenset({"ldd", "hostname", "nvidia-smi", "which"})  # programs that are no run: their exit code tells nothing
 NAMING = ("which", "type", "command", "echo", "man")  # commands that name another command without starting it
 
 
@@ -136,7 +137,8 @@ def _hidden_exit_code(script: Script) -> Iterable[Hit]:
     if script.shell_option("", "pipefail") or "PIPESTATUS" in script.text:
         return
     for command in script.shell.commands:
-        if command.piped and _is_work(command) and not command.captured and not command.task and not command.background:
+        is_run = _is_work(command) and not any(word.base in INSPECTIONS for word in command.words)
+        if command.piped and is_run and not command.captured and not command.task and not command.background:
             yield Hit(command.line, command.name, command.piped[-1])
 
 
