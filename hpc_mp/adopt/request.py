@@ -112,7 +112,7 @@ def read_request(script: Script) -> Request:
     nodes, ntasks, per_node = _nodes(script), script.number("ntasks"), script.number("ntasks-per-node")
     if nodes is not None and ntasks:  # sbatch takes no more nodes than tasks
         nodes = min(nodes, ntasks)
-        per_node = per_node or -(-ntasks // nodes)
+        per_node = min(per_node or ntasks, -(-ntasks // nodes))  # beside --ntasks, sbatch takes --ntasks-per-node as a maximum
     return Request(frozenset(last), nodes, per_node or (ntasks if nodes is None and ntasks else 1), ntasks,
                    script.number("cpus-per-task"), _gpus(script, nodes), reading.keys, tuple(reading.fates), reading.directory,
                    reading.elements)

@@ -13,23 +13,36 @@ from hpc_mp.base.exit_codes import NAMES, SIGNALS, ending
 from hpc_mp.diagnosis.native import kind_in_output
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
 from hpc_mp.diagnosis.texts import TIMED_OUT
-from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error
+from hpc_mp.diagnosis.tracebacks import (
+    HEAD,
+    NAMED_SO,
+    OF_LAUNCHER,
+    RANK,
+    ROOT,
+    PythonError,
+    last_error,
+    without_tags,
+)
 from hpc_mp.diagnosis.watchdogs import given_reason, thrown
 from hpc_mp.rundir.attempt import AttemptReader, last_words
 from hpc_mp.rundir.failures import KINDS, RankFailure, kind_of_end
 
 SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
-NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends that a process cannot report itself
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 AT_ITS_EXIT = 6  # lines after a traceback beyond which a crash no longer counts as one of Python's teardown
+# First lines of reports that have several: torchrun's and its table's, horovodrun's, Hydra's.
+REPORT = re.compile(r"Sending process \d+ closing signal |Horovod detected that |RANK \d+ PID \d+ RUNNING AT |"
+                    r"^\s*rank +: \d+ \(local_rank: ")
 BY_LAUNCHER = 100  # last lines in which a launcher reports its failed process
 OF_ONE_THAT_LIVES = 3  # maximum of lines after the traceback of a rank that has not ended, for it to count as failed
-# Messages of launchers about a failed process: torchrun's table and its log, accelerate's and others' subprocess, torch's
-# spawn, DeepSpeed's launcher, Open MPI's mpirun, Hydra's, srun.
+# Messages of launchers about a failed process: torchrun's table and its log, accelerate's and others' subprocess, horovodrun's
+# error, torch's spawn, DeepSpeed's launcher, Open MPI's mpirun, Hydra's, srun.
 LAUNCHER_WORDS = tuple(map(re.compile, (
     r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\n\s*exitcode +: (?P<code>-?\d+) ",
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary",
-    r"CalledProcessError: Command .* died with <Signals\.\w+: (?P<signal>\d+)>",
+    r"CalledProcessError: Command .* died with (<Signals\.\w+: |unknown signal )(?P<signal>\d+)",
+    r"CalledProcessError: Command .* returned non-zero exit status (?P<code>12[89]|1[3-9]\d|2\d\d)\.",
+    r"Horovod detected that .*\n?.*Process name: (?P<rank>\d+)\n?.*Exit code: (?P<code>-?\d+)",
     r"ProcessExitedException: process (?P<local>\d+) terminated with (signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
     r"sigkill_handler\] (?:.*--local_rank=(?P<local>\d+))?.* exits with return code = (?P<code>-?\d+)",
     r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)",
@@ -54,9 +67,8 @@ class LauncherBlame:
     local: int | None = None
 
     def __str__(self) -> str:
-        name = f"its rank {self.rank}" if self.rank is not None else (
+        return f"its rank {self.rank}" if self.rank is not None else (
             "a process that it had started" if self.local is None else f"its local rank {self.local}")
-        return f"lost {name}, which {ending(self.code)}"
 
 
 def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
@@ -73,7 +85,8 @@ def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
     if killed is None and "code" not in fields:
         return None
     rank, local = (int(fields[name]) if name in fields else None for name in ("rank", "local"))
-    return LauncherBlame(-int(killed) if killed is not None else int(fields["code"]), rank, local)
+    code = -int(killed) if killed is not None else int(fields["code"])
+    return LauncherBlame(SHELL - code if code - SHELL in NAMES else code, rank, local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +127,10 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     output = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
     error = _error(output, code, program, of_node)
     blamed = blamed_by_launcher(lines) if program and code > 0 else None
-    if blamed is not None and (error is None or blamed.code in NO_WORDS):
-        return Symptom(kind_of_end(blamed.code, program=True), str(blamed), inner=blamed.rank if of_node else None)
+    if blamed is not None and (error is None or (blamed.code < 0 and not error.uncaught) or blamed.code == -signal.SIGKILL):
+        end = _of_child(lines, blamed, of_node)
+        if error is None or error.of_child or not KINDS[end.kind].echo:
+            return end
     if error is not None:
         return _of_error(error, of_node)
     inner = SHELL - code
@@ -130,6 +145,29 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     exact = kind_in_output(what or last_output) if program and kind in ("exit", "crash") else None
     parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", last_output and f"its last words: {last_output}")
     return Symptom(exact or kind, "; ".join(filter(None, parts)))
+
+
+def _of_child(lines: Sequence[str], blamed: LauncherBlame, of_node: bool) -> Symptom:
+    """Return the end of the process that a launcher saw end first, from the output before the launcher's report."""
+    plain = without_tags(lines)
+    own = [line for line, mark in zip(lines, map(RANK.match, plain), strict=True) if mark is None or int(mark[1]) == blamed.rank]
+    end = words_of_end(own[:_report(without_tags(own))], blamed.code, program=True, of_node=of_node)
+    if end.traceback:
+        return end
+    return replace(end, text=f"lost {blamed}, which {end.text}", inner=blamed.rank if of_node else None)
+
+
+def _report(lines: Sequence[str]) -> int:
+    """Return the number of the line from which a launcher reports its failed process."""
+    first = max(0, len(lines) - BY_LAUNCHER)
+    begin = next(number for number in range(first, len(lines))
+                 if any(pattern.search(lines[number]) for pattern in (REPORT, *LAUNCHER_WORDS)))
+    for number in range(begin, first - 1, -1):  # to the beginning of the launcher's own traceback
+        if HEAD.search(lines[number]):
+            return number
+        if number < begin and NAMED_SO.match(lines[number]) and not OF_LAUNCHER.match(lines[number]):
+            break
+    return begin
 
 
 def given_up(lines: Sequence[str], of_node: bool = False) -> Symptom | None:

@@ -22,9 +22,13 @@ MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # line of an exception group
 RANK = re.compile(r"\[rank(\d+)\]: ?")  # torch's prefix of every traceback line once ranks have met
 INSIDE = re.compile(r"[\s>│╭╰]")  # start of a line within a traceback
 OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # no more facts than its table
+# A failed child, which may have written the reason.
 OF_CHILD = re.compile(r"([\w.]+\.)?(CalledProcessError|ProcessExitedException|ProcessExecutionError|ErrorReturnCode_\d+|"
-                      r"UnexpectedExit)\b")  # a failed child, which may have written the reason
-TAG = re.compile(r"(?:\[default\d+\]: ?|\[[\d,]+\]<std\w+>: ?|\d+: )+")  # prefixes of lines, from torchrun, mpirun and srun
+                      r"UnexpectedExit)\b|RuntimeError: Horovod detected that one or more processes exited")
+# Prefixes of lines: from torchrun, mpirun or horovodrun, and srun; a host's name from pdsh and a rank from Hydra are only
+# recognized by a traceback behind them.
+TAG = re.compile(r"(?:\[default\d+\]: ?|(?:\w{3} \w{3} +\d+ [\d:]{8} \d{4})?\[[\d,]+\]<std\w+>: ?|\d+: )+")
+TAGGED = re.compile(r"(?P<tag>[A-Za-z][\w.-]*: |\[\d+\] )(?:\[\w+\d\]: ?)*[╭─ ]*Traceback \(most recent call last\)")
 BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # torchrun's entry in its ChildFailedError
 ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
@@ -54,6 +58,8 @@ class PythonError:
         rank: its rank, if a launcher of ranks on a node reports it.
         kind: kind of the failure that it reports, a key of ``failures.KINDS``; None if its text has none.
         behind: number of lines after it.
+        of_child: True if it only reports the failure of a child process.
+        uncaught: True if torch has marked it as the end of a rank.
     """
 
     text: str
@@ -62,6 +68,8 @@ class PythonError:
     rank: int | None = None
     kind: str | None = None
     behind: int = 0
+    of_child: bool = False
+    uncaught: bool = False
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text
@@ -89,7 +97,7 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     Args:
         code: its exit code; Python's own for an exception is 1.
     """
-    lines = [TAG.sub("", line, count=1) if TAG.match(line) else line for line in lines]
+    lines = without_tags(lines)
     marks = [RANK.match(line) for line in lines]
     plain = [line[mark.end():] if mark else line for mark, line in zip(marks, lines, strict=True)]
     blocks = list(_blocks(plain))
@@ -112,7 +120,16 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     shown = plain[chosen.begin:chosen.end + 1]
     if len(shown) > LONGEST:
         shown = [*shown[:20], "…", *shown[20 - LONGEST:]]
-    return PythonError(text, _place(frames), "\n".join(shown), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
+    rank = int(mark[1]) if mark else None
+    return PythonError(text, _place(frames), "\n".join(shown), rank, kind, behind=len(plain) - 1 - chosen.end,
+                       of_child=chosen.order == OF_ANOTHER, uncaught=marks[chosen.end] is not None)
+
+
+def without_tags(lines: Sequence[str]) -> list[str]:
+    """Return the lines without the prefixes that launchers write."""
+    tags = tuple({match["tag"] for match in map(TAGGED.match, lines) if match})
+    bare = (line[line.index(" ") + 1:] if tags and line.startswith(tags) else line for line in lines)
+    return [TAG.sub("", line, count=1) if TAG.match(line) else line for line in bare]
 
 
 def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:

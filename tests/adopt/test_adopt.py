@@ -94,6 +94,14 @@ def test_what_slurm_is_asked_for_is_what_the_script_asks_for(options: str, chang
     assert ours.keys() - free == theirs.keys()
 
 
+@pytest.mark.parametrize(("lines", "nodes", "per_node"), [
+    ("-N 2 -n 4 --ntasks-per-node=8", 2, 2), ("-N 2 -n 16 --ntasks-per-node=8", 2, 8), ("-N 2 -n 5 --ntasks-per-node=4", 2, 3),
+    ("-N 4 -n 3 --ntasks-per-node=2", 3, 1), ("-N 2 --ntasks-per-node=8", 2, 8)])
+def test_tasks_per_node_are_a_maximum_beside_all_tasks(lines: str, nodes: int, per_node: int, tmp_path: Path) -> None:
+    job = adopted(f"#!/bin/bash\n#SBATCH {lines}\necho a\nsrun ./a\n", tmp_path).spec.job
+    assert (job.nodes, job.ranks_per_node) == (nodes, per_node)
+
+
 def test_a_size_that_is_not_asked_for_would_be_seen(tmp_path: Path) -> None:
     assert "ntasks-per-node" not in header(adopted("#!/bin/bash\n#SBATCH -N 2 -n 5\necho a\nsrun ./a\n", tmp_path), tmp_path)
     assert "ntasks-per-node" in header(adopted(f"{HEAD}srun ./a\n", tmp_path), tmp_path)

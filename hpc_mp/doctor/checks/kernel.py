@@ -47,7 +47,8 @@ _LOCKUP = (
     r"blocked (in I/O wait )?for more than \d+ seconds", "possible memory allocation deadlock",
     r"not responding, (still trying|timed out)", r"has not responded in \d+ seconds",
     r"ceph: (\[[^]]*\]: )?mds\d+ (hung|caps stale)", r"libceph: (mon|osd|mds)\d+ .*session lost",
-    r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has (timed out for s|failed due to net))", r"LNet.*Timed out (tx|RDMA)",
+    r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has (timed out for s|failed due to net)|"
+    r"operation (ost|mds|mgs)_connect to node \S+ failed)", r"LNet.*Timed out (tx|RDMA)",
     r"NFS: state manager: .*failed", r"nfs4_reclaim_(open_state|locks): (Lock reclaim failed|unhandled error)",
     r"NFS: nfs4_\w+:? unhandled error -(?!512\b)\d", r"GPFS Deadman Switch timer.*expired",
 )
@@ -55,7 +56,7 @@ _DEVICE = r"dev(ice)? (sd|vd|xvd|nvme|md|dm|pmem|mmcblk)"
 _DISK = (
     r"(I/O|critical (medium|nexus|space allocation)|recoverable transport|protection|timeout|device offline) error(,| on) "
     + _DEVICE, "lost async page write", r"rejecting I/O to (offline|dead) device", r"Device offlined - not ready after error",
-    r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* error: \{ UNC", r"[Uu]nrecovered [Rr]ead [Ee]rror",
+    r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* (error: \{ UNC|failed command: )", r"[Uu]nrecovered [Rr]ead [Ee]rror",
     r"nvme.*(timeout, |controller is down|Device not ready|(reset|probe) failure|persistent internal error|no available path)",
     r"md/raid.*Disk failure on", r"megaraid_sas .*(is now (DEGRADED|OFFLINE)|FW in FAULT)", r"mpt3sas_cm\d+: fault_state",
     r"EXT[234]-fs (error|\(.*(I/O error|[Dd]ata (will be lost|loss)))", r"EXT4-fs warning.*I/O error",
