@@ -76,11 +76,11 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     if not program:
         return _end(lines, code, _error(before_abort(lines), code, program, of_node), program, of_node)
     lines = [CONTROL.sub("", line) for line in lines]
-    asked = asked_to_end(lines) if code == 1 else None
+    received = asked_to_end(lines) if code == 1 else None
     report = report_of(lines) if code > 0 or any(map(FORCED.search, lines[-BY_LAUNCHER:])) else None
     code = 1 if report and code < 0 else code
     error = _error(before_dump(lines) if code < 0 else lines, code, program, of_node)
-    end = _end(lines, code if asked is None or error else -asked, error, program, of_node)
+    end = _end(lines, code if received is None or error else -received, error, program, of_node)
     return _with_memory(end, passed_on(code), lines) if report is None else _reported(lines, report, end, error, of_node)
 
 
