@@ -106,7 +106,7 @@ def read_request(script: Script) -> Request:
                                                 "slurm.components by hand")
     for word in script.header.strays:
         option = Option(word.text, None, word.line, False)
-        reading.note(option, Fate.DROPPED, "", f"“{word.text}” is not an option")
+        reading.note(option, Fate.LOST, "", f"“{word.text}” is not an option: sbatch refuses the script")
     for line in script.header.unmatched:
         reading.note(Option("", None, line, False), Fate.LOST, "", "an unclosed quote")
     nodes, ntasks, per_node = _nodes(script), script.number("ntasks"), script.number("ntasks-per-node")
@@ -157,13 +157,16 @@ def script_keys(script: Script, request: Request, file: Path, arguments: Sequenc
         "slurm.gpu_request": "none", "program.environment.SLURM_SUBMIT_DIR": str(submitted)}
     if mode := script.value("open-mode"):
         keys["program.environment.SLURM_OPEN_MODE"] = mode[0]  # for the output of the script's sruns
+    if script.value("account") == "":
+        keys["program.environment.SLURM_JOB_ACCOUNT"] = ""  # Slurm takes the user's default and leaves the variable empty
     for option in script.options:
         if option.name in SIZES - {"nodes"} and not_understood(option) is None and option.value:
             keys[f"slurm.extra.{option.name}"] = option.value
     numbers = sorted(map(int, request.elements))
     if numbers:
+        step = re.search(r":0*(\d+)", script.value("array") or "")  # the first of several, as slurmctld reads them
         keys |= {f"program.environment.SLURM_ARRAY_TASK_{name}": str(value) for name, value in (
-            ("COUNT", len(numbers)), ("MIN", numbers[0]), ("MAX", numbers[-1]))}
+            ("COUNT", len(numbers)), ("MIN", numbers[0]), ("MAX", numbers[-1]), ("STEP", step[1] if step else 1))}
     return keys
 
 

@@ -158,8 +158,25 @@ def test_variables_of_the_own_sbatch(tmp_path: Path) -> None:
     spec = adopted("#!/bin/bash\n#SBATCH -J 'a b' -N 1 --array=3-9:3%2\necho $SLURM_ARRAY_TASK_ID\nsrun ./a\n", tmp_path).spec
     assert spec.program.environment == {
         "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NAME": "a b", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "3",
-        "SLURM_ARRAY_TASK_MAX": "9"}
+        "SLURM_ARRAY_TASK_MAX": "9", "SLURM_ARRAY_TASK_STEP": "3"}
     assert spec.sweep.grid == {"program.environment.SLURM_ARRAY_TASK_ID": ["3", "6", "9"]} and spec.sweep.simultaneous == 2
+
+
+@pytest.mark.parametrize(("array", "step"), [("0-8:4", "4"), ("1,4,9", "1"), ("2,4,6", "1"), ("0-8:4,20", "4"), ("5", "1")])
+def test_the_step_of_an_array_is_what_slurm_says(array: str, step: str, tmp_path: Path) -> None:
+    """As recorded with Slurm 22.05."""
+    spec = adopted(f"#!/bin/bash\n#SBATCH -N 1 --array={array}\necho a\nsrun ./a\n", tmp_path).spec
+    assert spec.program.environment["SLURM_ARRAY_TASK_STEP"] == step
+
+
+def test_a_stray_word_for_which_sbatch_refuses_the_script_is_not_carried_over(tmp_path: Path) -> None:
+    lost = adopted("#!/bin/bash\n#SBATCH -J { mine }\necho a\nsrun ./a\n", tmp_path).lost
+    assert any("mine" in fate.text and "sbatch refuses" in fate.why for fate in lost), lost
+
+
+def test_an_empty_account_stays_an_empty_variable(tmp_path: Path) -> None:
+    spec = adopted("#!/bin/bash\n#SBATCH --account= -N 1\necho a\nsrun ./a\n", tmp_path).spec
+    assert (spec.program.environment["SLURM_JOB_ACCOUNT"], spec.slurm.account) == ("", None)
 
 
 @pytest.mark.parametrize(("line", "why"), [
