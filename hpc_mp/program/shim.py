@@ -45,7 +45,9 @@ _EARLIER = """\
 {{ [[ ! -r {earlier} ]]; }} 2>/dev/null || . {earlier}
 """
 _BASH = """\
-{{ [[ ! -x {python} ]] || trap '{{ [[ "${{PATH-}}" == {shims}:* ]] || PATH={shims}:"${{PATH-}}"; }} 2>/dev/null' DEBUG; }} 2>/dev/null
+{{
+[[ ! -x {python} ]] || trap '{{ [[ "${{PATH-}}" == {shims}:* ]] || PATH={shims}:"${{PATH-}}"; }} 2>/dev/null' DEBUG
+}} 2>/dev/null
 """
 
 
