@@ -14,7 +14,8 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 STEPS_OF_A_START = 5  # before, during and after the ranks, and steps that inspect hanging ranks
 STARTS_APART = 6  # Slurm sends once a minute until the node has answered or is down, and six starts take longer than a minute
 AT_ONCE, EMPTY_S = 8, 30.0  # number of concurrent empty steps, and time limit in seconds of each
-_SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=")  # options of the ranks' srun that other steps keep
+NO_GPUS = "--gpus=0"  # a step without GPUs
+_SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=", NO_GPUS)  # options of the ranks' srun that other steps keep
 _LAUNCH_FAILED = re.compile(r"launch for \S+ failed on node (\S+?): (.*)")
 _CONNECTION_LOST = re.compile(r"io error with slurmstepd on node (\d+)")
 
