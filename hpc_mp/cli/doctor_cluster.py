@@ -97,7 +97,7 @@ def _print(report: Report) -> None:
     from rich.markup import escape
 
     from hpc_mp.doctor.survey.actions import drain_commands
-    from hpc_mp.doctor.survey.terminal import pictures
+    from hpc_mp.doctor.survey.figures import pictures
 
     console = Console(highlight=False, emoji=False)
     for picture in pictures(report):

@@ -18,10 +18,9 @@ from warm import warm_zygotes
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.nodes import address_of
-from hpc_mp.doctor.bench.events import MARK, Event, events
 from hpc_mp.doctor.bench.groups import split
 from hpc_mp.doctor.bench.run import follow
-from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.doctor.bench.spec import MARK, BenchSpec, Event, events
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
 
 SRUN = (Path(__file__).parent / "programs" / "srun").read_text(encoding="utf-8")

@@ -14,9 +14,8 @@ from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.site import SlurmSite, find_site
 from hpc_mp.cluster.slurm.variables import job_environment, step_environment
-from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.groups import Groups, along, split
-from hpc_mp.doctor.bench.spec import Backend, BenchSpec, sweep
+from hpc_mp.doctor.bench.spec import Backend, BenchSpec, Event, sweep
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.collectives import ALIGN

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpc_mp.base.errors import RunFailed
-from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.result import BenchRow, row
-from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.doctor.bench.spec import BenchSpec, Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
 from hpc_mp.diagnosis.texts import kind_of
-from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Event, events
-from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
+from hpc_mp.doctor.bench.spec import THROUGH_LAUNCHER, BenchSpec, Event, dump_spec, events
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
 

@@ -13,8 +13,7 @@ from hpc_mp.cluster.node.gpu_driver import read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.nccl_log.troubles import trouble_rows
-from hpc_mp.doctor.nccl_log.truth import NcclTruth, Trouble
+from hpc_mp.doctor.nccl_log.truth import NcclTruth, Trouble, trouble_rows
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
                "NCCL_DMABUF_ENABLE",

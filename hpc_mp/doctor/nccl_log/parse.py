@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from hpc_mp.doctor.nccl_log.troubles import ENDED, UNKNOWN, trouble_of
-from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble, Via
+from hpc_mp.doctor.nccl_log.truth import ENDED, UNKNOWN, NcclChannel, NcclTruth, Trouble, Via, trouble_of
 
 LONGEST = 4096  # parsed characters of a line; NCCL's own lines have at most 1024 plus their messages' additions
 MOST_WARNINGS = 200  # kept warnings without a known meaning
