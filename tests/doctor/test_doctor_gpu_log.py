@@ -13,7 +13,7 @@ from rows import rows
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.cluster.node.xids import XIDS, blamed, sxid, xid
-from hpc_mp.doctor.checks.gpu_log import xids
+from hpc_mp.doctor.checks.kernel import xids
 
 
 def test_the_log_is_read_from_wherever_it_may_be() -> None:

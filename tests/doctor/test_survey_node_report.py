@@ -14,10 +14,10 @@ from hpc_mp.doctor.compute import Result
 from hpc_mp.doctor.drift import traits
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.node import diagnose
-from hpc_mp.doctor.survey.actions import findings
 from hpc_mp.doctor.survey.gpus import WARM_UPS, sent
 from hpc_mp.doctor.survey.node_report import NodeReport, conclusions, faulty, node_report
 from hpc_mp.doctor.survey.page import render
+from hpc_mp.doctor.survey.report import findings
 
 DOWN = Finding("fabric-port", "error", "mlx5_ib3 port 1", "state 1: DOWN", "look at its cable")
 LIMIT = Finding("limit-memlock", "warning", "", "64 KiB", "raise it")

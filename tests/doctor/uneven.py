@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import exp, log
 
-from hpc_mp.doctor.survey.actions import findings
 from hpc_mp.doctor.survey.agents import Message
 from hpc_mp.doctor.survey.evidence import Pair, SurveyEvidence
 from hpc_mp.doctor.survey.facts import Interface, NodeFacts
 from hpc_mp.doctor.survey.measurements import Measurements
 from hpc_mp.doctor.survey.node_report import NodeReport
 from hpc_mp.doctor.survey.procedure import survey
-from hpc_mp.doctor.survey.report import Report
+from hpc_mp.doctor.survey.report import Report, findings
 
 BEST = 4e9  # bytes per second of the fastest pair
 SEGMENTS = 9000
