@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from case import findings, ills, of
 from edits import DARK, LINKS, MATRIX, PEERS, SMI, answer, dark, pairs, smi
-from gpu_machines import findings, ills, of
 from machines.tree import _commands, broken, tree
 
 from hpc_mp.cluster.node.counters import Changes

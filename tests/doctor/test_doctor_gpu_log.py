@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from case import rows
 from machines.tree import broken
-from rows import rows
 
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.source import NodeSource, Unavailable

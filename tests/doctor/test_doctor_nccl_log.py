@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from case import rows
 from machines.tree import broken, tree
-from rows import rows
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
@@ -54,7 +54,6 @@ def test_healthy_on_infiniband() -> None:
     assert len(network) == 8  # a sender and a receiver say the same way
     assert all(way.gdr and way.how == "IB" for way in network)
     assert {way.device for way in network} == {0, 1, 2, 3}
-    assert told.algorithms == {("AllReduce", "TREE", "LL128"): 1, ("AllReduce", "RING", "SIMPLE"): 3}
 
 
 def test_a_completion_names_both_ends() -> None:
@@ -169,13 +168,6 @@ def test_adapters_are_counted_merged_or_not(using: str) -> None:
     assert [each.severity for each in judge(told, Machine("roce", 4)) if each.code == "nccl-nics"] == ["ok"]
     (other,) = [each for each in judge(told, IB) if each.code == "nccl-nics"]
     assert "found 0 adapters of InfiniBand, and 4 others; the machine has 8 ports up" in other.message
-
-
-def test_old_numbers_of_algorithms() -> None:
-    told = parse(["n:1:2 [0] NCCL INFO 1048576 Bytes -> Algo 1 proto 2 time 123.400002",
-                  "n:1:2 [0] NCCL INFO AllGather: 64 Bytes -> Algo "
-                  "NVLS proto SIMPLE channel{Lo..Hi}={0..15}"])
-    assert told.algorithms == {("", "RING", "SIMPLE"): 1, ("AllGather", "NVLS", "SIMPLE"): 1}
 
 
 def test_gpudirect_with_some_adapters_only_is_a_warning() -> None:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hpc_mp.catalogue import catalogue
-from hpc_mp.doctor.bench.groups import nodes_of
 from hpc_mp.doctor.bench.result import BenchRow, GroupResult
-from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.doctor.bench.spec import BenchSpec, nodes_of
 from hpc_mp.planner.collectives import Expectation, expect, expect_gloo, nic_share
 from hpc_mp.planner.fabrics import Fabric, fabric, fabrics
 

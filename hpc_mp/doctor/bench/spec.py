@@ -80,6 +80,11 @@ def load_spec(text: str) -> BenchSpec:
     return BenchSpec(**tree | {"groups": tuple(map(tuple, tree["groups"])), "sizes": tuple(tree["sizes"])})
 
 
+def nodes_of(group: tuple[int, ...], ranks_per_node: int) -> int:
+    """Return the number of nodes of a group if ranks fill node after node."""
+    return len({rank // ranks_per_node for rank in group})
+
+
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 

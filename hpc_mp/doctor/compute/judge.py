@@ -6,7 +6,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
 
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import data_rate
@@ -35,11 +34,6 @@ class Result:
     # lanes", "temperature" (degrees C), "power" (W), "reasons" (bit mask). Empty if nvidia-smi gave no answer.
     loaded: Mapping[str, float] = field(default_factory=dict)
     error: str = ""  # reason why the measurement is incomplete; empty if it is complete
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Self:
-        """Build a result from the fields of a JSON object. Raises KeyError or TypeError for anything else."""
-        return cls(**{**document, "wrong": tuple(document["wrong"]), "unsteady": tuple(document["unsteady"])})
 
     def __str__(self) -> str:
         return f"{self.host} {self.device}"

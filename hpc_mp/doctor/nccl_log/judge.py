@@ -57,7 +57,6 @@ def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     yield from _inside(truth, machine)
     yield from _started(truth)
     yield from _troubles(truth, machine)
-    yield from _algorithms(truth)
 
 
 def refused(findings: Iterable[Finding]) -> list[Finding]:
@@ -181,13 +180,6 @@ def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         message = f"{meaning}: {first.words}" if meaning else first.words
         times = f"; {len(group)} such lines" if len(group) > 1 else ""
         yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), message + times, row["cure"])
-
-
-def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
-    if truth.algorithms:
-        shown = sorted(truth.algorithms.items(), key=lambda item: -item[1])[:6]
-        yield Finding("nccl-algorithm", "ok", "", "; ".join(f"{collective or 'any'} {algorithm} {protocol} ×{count}"
-                                                            for (collective, algorithm, protocol), count in shown))
 
 
 def _set(truth: NcclTruth) -> str:

@@ -56,8 +56,6 @@ class NcclTruth:
     nodes: int | None = None  # of that communicator
     started: frozenset[tuple[int, int]] = frozenset()  # (ranks, rank) of starts in the log
     completed: frozenset[tuple[int, int]] = frozenset()  # and of completed starts
-    # number of choices by (collective, algorithm, protocol)
-    algorithms: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)  # NCCL's variables that were set, with their values
     troubles: tuple[Trouble, ...] = ()  # errors and warnings without duplicates
 
