@@ -17,9 +17,8 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.doctor.bench.plan import split
-from hpc_mp.doctor.bench.run import follow
 from hpc_mp.doctor.bench.spec import MARK, BenchSpec, Event, events
-from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
+from hpc_mp.doctor.bench.start import follow, on_emulated_nodes, on_slurm
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from hpc_mp import __version__
-from hpc_mp.doctor.bench.expectation import Judged
-from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Timing, average, statistics
+from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Judged, Timing, average, statistics
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED
 
