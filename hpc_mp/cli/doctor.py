@@ -16,7 +16,7 @@ from hpc_mp.cli.output import finish, to_monitor
 
 _PATH = click.Path(path_type=Path)
 OF_CLUSTER = ("--nodes", "--nodelist", "--then-launch")
-OF_NODE = ("--node", "--check", "--nccl-log", "--root", "--commands", "--nagios")
+OF_NODE = ("--node", "--check", "--storage", "--nccl-log", "--root", "--commands", "--nagios")
 
 
 class Doctor(click.Group):
@@ -59,22 +59,28 @@ command.add_command(cluster)
 @click.option("--all", "everything", is_flag=True, help="Show passed checks too.")
 @click.option("--compute", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="Put every GPU, or else the processors, under load for this time per kind of work, and compare them.")
+@click.option("--storage", "directories", metavar="DIR", multiple=True,
+              help="Also measure the speed of this directory: 256 MiB are written, read and removed.")
 @click.option("--nccl-log", "logs", metavar="FILE", multiple=True, type=_PATH,
               help="Judge NCCL's choices on such a machine by its log (NCCL_DEBUG=INFO) or a directory of logs of one job.")
 @click.option("--root", metavar="DIR", type=_PATH, help="Examine a recorded machine: the directory in place of /.")
 @click.option("--commands", metavar="FILE", type=_PATH, help="With --root: recorded outputs of its programs, as JSON.")
 def node(as_json: bool, nagios: bool, codes: tuple[str, ...], everything: bool, seconds: float | None,
-         logs: tuple[Path, ...], root: Path | None, commands: Path | None) -> None:
+         directories: tuple[str, ...], logs: tuple[Path, ...], root: Path | None, commands: Path | None) -> None:
     from hpc_mp.doctor.node import diagnose, injected, place_document
 
     if seconds and (root or commands):
         raise HpcMpError("--compute", "needs the machine itself, but --root is a recorded one", "leave one of them out")
     source = injected(root, commands)
-    findings = diagnose(source, codes) if codes or not (logs or seconds) else ()
+    findings = diagnose(source, codes) if codes or not (directories or logs or seconds) else ()
     if seconds:
         from hpc_mp.doctor.compute import devices_here, judge, measure
 
         findings += tuple(judge(measure(devices_here(source), seconds, source=source)))
+    if directories:
+        from hpc_mp.doctor.storage import storage
+
+        findings += tuple(storage(directories, source))
     if logs:
         from hpc_mp.doctor.nccl_log import logged
 

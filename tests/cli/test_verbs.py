@@ -80,7 +80,7 @@ def test_options_alone_mean_the_sub_command_that_they_belong_to(words: str, mean
 def test_an_allocation_of_several_nodes_is_surveyed_unless_one_node_is_asked_about() -> None:
     inside = {"SLURM_JOB_NUM_NODES": "4"}
     assert spelled_out(["--json"], inside) == ["cluster", "--json"] and spelled_out(["--node"], inside) == ["node"]
-    assert spelled_out(["--nccl-log", "/tmp"], inside)[0] == "node"
+    assert spelled_out(["--storage", "/tmp"], inside)[0] == "node"
 
 
 def test_the_list_of_checks_is_what_runs(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""The command ``hpc-mp doctor``."""
+"""The command ``hpc-mp doctor``, and the storage test."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from machines.tree import HANGS, MACHINES, broken, tree
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.doctor import command
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor import node
+from hpc_mp.doctor import storage as storage_test
 from hpc_mp.doctor.node import diagnose, place_document
+from hpc_mp.doctor.storage import Rates, judge, measure, storage
 
 
 def called(*arguments: str) -> Result:
@@ -24,6 +28,46 @@ def called(*arguments: str) -> Result:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing hangs: a busy machine has the time that it needs to look at a place."""
     monkeypatch.setattr(node, "_TRAITS_S", 60.0)
+
+
+# --- storage ----------------------------------------------------------------------------------------------------------
+
+
+def test_storage_is_measured_in_bounds_and_nothing_is_left(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    found = measure(str(tmp_path), size_limit=8 << 20, seconds=0.2)
+    assert time.monotonic() - begin < 60
+    assert found.same and found.size <= (8 << 20) + (4 << 20) and min(found.write, found.read, found.files) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_read_must_be_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pread
+    monkeypatch.setattr(storage_test.os, "pread", lambda file, size, at: real(file, size - 1, at) + b"?" if at else real(file,
+    size, at))
+    found = measure(str(tmp_path), size_limit=12 << 20, seconds=5.0)
+    assert not found.same
+    assert judge("/x", "", found).severity == "error"
+
+
+SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
+
+
+@pytest.mark.parametrize(("rates", "outcome"), [
+    (SOUND, "ok"), (Rates(0.05, 3.0, 5000.0, True, 1), "warning"), (Rates(2.0, 0.01, 5000.0, True, 1), "warning"),
+    (Rates(2.0, 3.0, 20.0, True, 1), "warning"), (Rates(2.0, 3.0, 5000.0, False, 1), "error"), (Unavailable("no"), "unknown")])
+@pytest.mark.parametrize(("type_", "code"), [("nfs4", "storage-shared"), ("lustre", "storage-shared"), ("xfs", "storage-local")])
+def test_rates_are_judged(rates: Rates | Unavailable, outcome: str, type_: str, code: str) -> None:
+    found = judge("/x", type_, rates)
+    assert (found.code, found.severity) == (code, outcome)
+
+
+def test_a_directory_that_is_not_there_is_incomplete(tmp_path: Path) -> None:
+    found = storage([str(tmp_path / "gone")], NodeSource())
+    assert [(each.severity, "No such file" in each.message) for each in found] == [("unknown", True)]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_this_machine_is_looked_at_without_failing_in_time(patient: None) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpc_mp.base.text import counted
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi, read_models
 from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import Check, Judgement, or_well
@@ -16,6 +18,8 @@ from hpc_mp.doctor.checks.per_gpu import number, row, seen, usual_of
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
 BUSY = 5.0  # % of utilisation above which a link should run at full speed
 LEAST_PAYLOAD = 256  # bytes; 128 is the firmware's fallback
+_LIMITED = re.compile(r"(?:nvidia|pci) ([0-9a-f]{4,}:[0-9a-f:.]+): [\d.]+ Gb/s available PCIe bandwidth, limited by "
+                      r"[\d.]+ GT/s PCIe x(\d+) link at (\S+) \(capable of [\d.]+ Gb/s with [\d.]+ GT/s PCIe x(\d+) link\)")
 
 
 def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Judgement]:
@@ -91,6 +95,19 @@ def payload(payloads: Mapping[str, Payload]) -> Iterator[Judgement]:
     yield from or_well(bad, f"MaxPayload {usual} bytes on all GPUs" if payloads else "")
 
 
+def limited(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
+    """Check the kernel log for missing lanes. Its speeds are ignored: the link is idle when the kernel compares them."""
+    narrow = {match[1]: match for line in lines if (match := _LIMITED.search(line.text)) and int(match[2]) < int(match[4])}
+    bad = (Judgement("warning", f"the kernel saw {match[2]} lanes of {match[4]} at {match[3]}", bus)
+           for bus, match in narrow.items())
+    yield from or_well(bad, "no GPU with lanes missing in the kernel's log" if lines else "")
+
+
+def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
+    """Return the kernel log if this machine has NVIDIA GPUs, else nothing. Raises Unavailable."""
+    return read_kernel_log(source) if _nvidia(read_gpus(source)) else ()
+
+
 def _nvidia(gpus: Sequence[PciGpu]) -> list[PciGpu]:
     return [gpu for gpu in gpus if gpu.vendor == "nvidia"]
 
@@ -109,6 +126,8 @@ CHECKS = (
     Check("gpu-pcie-payload", read_payloads, payload, "lspci -vv",
           f"error unless: equal on all GPUs, at least {LEAST_PAYLOAD} bytes",
           "look at the BIOS setting Max Payload Size, and at pci=pcie_bus_perf in /proc/cmdline"),
+    Check("gpu-pcie-limited", read_log_with_gpus, limited, "kernel log: limited by", "warning unless: no lanes missing at boot",
+          _SEAT),
     Check("gpu-numa", read_gpus, numa, "/sys/bus/pci/devices/*/numa_node", "warning unless: known for all GPUs or for none",
           "look at the BIOS's or hypervisor's NUMA settings"),
 )
