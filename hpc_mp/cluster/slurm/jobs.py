@@ -1,7 +1,6 @@
 """States of jobs: one query for all of them, for any release of Slurm, with or without accounting.
 
-``squeue`` is asked first (for lines, else for JSON, in the forms of 22.05 and of 24.11), then ``scontrol`` for the jobs that
-squeue does not list, then ``sacct``. Each may be absent.
+``squeue`` is asked first, then ``scontrol`` for the jobs that squeue does not list, then ``sacct``. Each may be absent.
 """
 
 from __future__ import annotations
@@ -15,17 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.slurm.job import (
-    FORGOTTEN,
-    LINE,
-    RECORD,
-    UNKNOWN,
-    SlurmJob,
-    parse_json,
-    parse_lines,
-    parse_sacct,
-    parse_scontrol,
-)
+from hpc_mp.cluster.slurm.job import FORGOTTEN, LINE, RECORD, UNKNOWN, SlurmJob, parse_lines, parse_sacct, parse_scontrol
 from hpc_mp.cluster.slurm.query import last_line
 
 DELAYS_S = (2, 5, 10, 30)  # between two polls, the last one repeated: schedulers serve many users
@@ -107,14 +96,9 @@ def largest_task(step_id: str, ask: Runner = ask) -> int | None:
 
 def _squeue(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
     """Query squeue as lines, which it filters; its JSON is 5 kB for every job of the whole cluster on 22.05."""
-    one_call = ("squeue", "--states=all", f"--jobs={','.join(job_ids)}")
+    answer = ask(("squeue", "--states=all", f"--jobs={','.join(job_ids)}", "--noheader", f"--Format={LINE}"))
     try:
-        return parse_lines(ask((*one_call, "--noheader", f"--Format={LINE}")))
-    except (CommandFailed, ValueError) as error:
-        if GONE in str(error):
-            raise
-    try:
-        return parse_json(ask((*one_call, "--json")))
+        return parse_lines(answer)
     except ValueError as error:
         raise CommandFailed(str(error)) from None
 
