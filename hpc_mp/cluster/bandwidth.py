@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Any
 
+from hpc_mp.base.files import write_text
 from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30
@@ -70,9 +71,7 @@ def where(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
 def write_measured(path: Path, measured: LinkRates) -> None:
     """Replace the file. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(measured)) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, json.dumps(asdict(measured)) + "\n")
 
 
 def read_measured(path: Path) -> LinkRates | None:

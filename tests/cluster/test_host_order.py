@@ -110,14 +110,6 @@ def test_any_text_is_a_topology_or_is_refused(text: str) -> None:
         assert len(str(error)) < 2000
 
 
-def test_distance_counts_switches() -> None:
-    tree = read_topology("SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n3\nSwitchName=s3 Nodes=n4\n"
-                         "SwitchName=p1 Switches=s[1-2]\nSwitchName=p2 Switches=s3\nSwitchName=top Switches=p[1-2]\n")
-    assert [tree.distance("n1", host) for host in ("n1", "n2", "n3", "n4", "elsewhere")] == [0, 1, 3, 5, 4]
-    assert [tree.distance(host, "n1") for host in ("n1", "n2", "n3", "n4", "elsewhere")] == [0, 1, 3, 5, 4]
-    assert (tree.leaf("n3"), tree.leaf("elsewhere")) == ("s2", None)
-
-
 def test_a_real_slurm_says_where_its_hosts_are(lab: Lab) -> None:
     said = lab.run(["scontrol", "show", "topology"], check=True).stdout
     leaves = {host: tree.leaf(host) for tree in [read_topology(said)] for host in tree.above}

@@ -17,7 +17,6 @@ from recorded import LINES, RECORDED, SHOWN
 from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import (
     FINAL,
     FORGOTTEN,
@@ -145,7 +144,6 @@ def test_one_question_for_all_jobs() -> None:
 ])
 def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> None:
     assert queue.job_states(["7"], program(answers))["7"].state == state
-    assert slurm.state("7", program(answers)) == state
 
 
 def test_jobs_that_squeue_has_dropped_are_asked_for_alone() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_mp.cluster.node import netdev, rdma
 from hpc_mp.cluster.node.gpu_links import link_counters
-from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.parse import maybe, uptime
 from hpc_mp.cluster.node.source import SHARED, NodeSource, Unavailable, keep, own
 
 KEPT = "counters.json"
@@ -60,11 +60,11 @@ def read_counters(source: NodeSource) -> dict[str, int]:
 
 def read_changes(source: NodeSource) -> Changes:
     """Return the growth since an earlier reading. Raises Unavailable if the kernel shows no uptime."""
-    earlier, at = _earlier(source), _uptime(source)
+    earlier, at = _earlier(source), uptime(source)
     if earlier is None:
         earlier = at, read_counters(source)
         time.sleep(_MOMENT_S)
-        at = _uptime(source)
+        at = uptime(source)
     first, before = earlier
     current = read_counters(source)
     grown = {name: value - before[name] for name, value in current.items() if value >= before.get(name, value + 1)}
@@ -77,7 +77,7 @@ def keep_counters(source: NodeSource) -> None:
     if file is None:
         return
     with contextlib.suppress(Unavailable, OSError):
-        at, boot = _uptime(source), source.text("/proc/sys/kernel/random/boot_id")
+        at, boot = uptime(source), source.text("/proc/sys/kernel/random/boot_id")
         readings = [reading for reading in _readings(source, str(file), boot) if reading["at"] > at - WINDOW_S]
         if not readings or at - readings[-1]["at"] >= _APART_S:
             new = file.with_suffix(".new")
@@ -88,7 +88,7 @@ def keep_counters(source: NodeSource) -> None:
 
 def _earlier(source: NodeSource) -> tuple[float, Values] | None:
     """Return time and values of the oldest reading of this boot inside the window: this user's, or else root's."""
-    boot, at = maybe(source.text, "/proc/sys/kernel/random/boot_id"), _uptime(source)
+    boot, at = maybe(source.text, "/proc/sys/kernel/random/boot_id"), uptime(source)
     for folder in dict.fromkeys((own(), SHARED)):
         for reading in _readings(source, f"{folder}/{KEPT}", boot):
             if at - WINDOW_S <= reading["at"] < at:
@@ -102,10 +102,6 @@ def _readings(source: NodeSource, name: str, boot: str | None) -> list[dict[str,
         return list(document["readings"]) if document["boot"] == boot else []
     except (Unavailable, ValueError, KeyError, TypeError):
         return []
-
-
-def _uptime(source: NodeSource) -> float:
-    return float(source.text("/proc/uptime").split()[0])
 
 
 def _numbers(source: NodeSource, prefix: str, paths: tuple[str, ...]) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -51,20 +50,19 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
         SlurmJob(job_id, FORGOTTEN) if job_id in denied else SlurmJob(job_id, UNKNOWN, silence)) for job_id in job_ids}
 
 
-def wait(
-    job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None] | None = None, ask: Runner = patient
-) -> dict[str, SlurmJob]:
+def wait(job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None],
+         ask: Runner = patient) -> dict[str, SlurmJob]:
     """Poll the jobs until all have ended. Return the last states.
 
     Args:
         pause: called with (jobs, seconds) between two polls; returns after that many seconds, or earlier if the run directory
-            shows news. Default: sleep.
+            shows news.
     """
     for delay in itertools.chain(DELAYS_S, itertools.repeat(DELAYS_S[-1])):
         states = job_states(job_ids, ask)
         if all(job.ended for job in states.values()):
             break
-        (pause or _sleep)(states, delay)
+        pause(states, delay)
     return states
 
 
@@ -151,7 +149,3 @@ def _whole(job_id: str, parts: list[SlurmJob]) -> SlurmJob:
     nodes = dict.fromkeys(node for part in parts if weight(part) == weight(first) for node in part.nodes)
     return replace(first, id=job_id, nodes=tuple(nodes), restarts=max(part.restarts for part in parts),
                    parts=tuple(sorted(parts, key=lambda part: part.id)))
-
-
-def _sleep(_jobs: dict[str, SlurmJob], seconds: float) -> None:
-    time.sleep(seconds)
