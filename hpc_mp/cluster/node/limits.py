@@ -127,11 +127,11 @@ def _tree(source: NodeSource, groups: Mapping[str, str], controller: str) -> tup
 
 def _grant(source: NodeSource, version: int, trees: Mapping[str, tuple[str, ...]]) -> Grant:
     memory, time = trees["memory"], trees["cpu"]
-    most, used, kills, cpus = _FILES[version or 1]
+    limit, used, kills, cpus = _FILES[version or 1]
     killed = fields(maybe(source.text, f"{memory[0]}/{kills}") or "", " ").get("oom_kill") if memory else None
     return Grant(
         version=version,
-        memory=_least(source, memory, most),
+        memory=_least(source, memory, limit),
         used=maybe(source.number, f"{memory[0]}/{used}") if memory else None,
         killed=int(killed) if killed else None,
         cpus=next((count for name in cpus if (count := _cpus(source, trees["cpuset"], name))), None),

@@ -136,7 +136,9 @@ def _form(kind: Kind) -> Any:
     switches, name, further = _LISTS[kind]
     keys: dict[str, Any] = {name: (str, ...), **{key: (str, ... if required else "") for key, required in further.items()}}
     lists: dict[str, Any] = {switches: (list[create_model(name, **keys)], ...)}  # type: ignore[misc]
-    return create_model(kind, **lists, **({"block_sizes": (list[int], [])} if kind == "block" else {}))
+    if kind == "block":
+        lists["block_sizes"] = (list[int], [])
+    return create_model(kind, **lists)
 
 
 # https://slurm.schedmd.com/topology.yaml.html; torus3d and options of flat are ignored: they have no switches.
