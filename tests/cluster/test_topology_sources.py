@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ibnet import Fabric, clos
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.topology import Switch, Topology
+from hpc_mp.cluster.topology import Switch, Topology, read_topology
 from hpc_mp.cluster.topology.ibnetdiscover import host_of, switch_name
 from hpc_mp.cluster.topology.readers import SOURCES, read
 from hpc_mp.cluster.topology.reading import LONGEST, legal
@@ -233,12 +234,25 @@ def test_names_are_legal_and_none_of_those_taken(name: str, others: list[str]) -
     assert legal("leaf-1.x_y") == "leaf-1.x_y"
 
 
-@given(st.one_of(st.text(max_size=100), st.lists(st.sampled_from([
-    "SwitchName=a ", "BlockName=b 1 ", "Nodes=n[1-3]", "\n", "#", "Switch 1 \"S-01\"", "[1] \"H-0a\"[1]", " # \"n1 HCA-1\"", "{",
-    "}", "[", "]", "\"pairs\"", ":", f"n1 {UUID} 1", "n1: CliqueId : 3", "- topology: x\n", "node", ","])).map("".join)))
-def test_any_text_is_read_or_refused(text: str) -> None:
+FRAGMENTS = st.sampled_from([
+    "SwitchName=", "BlockName=", "AggregatedBlock=", "RingName=", "BlockSizes=", "Nodes=", "Switches=", "n[1-4]", "s1", "s2",
+    "n[", "[1-99999999]", "2,4", "0", ",", " ", "\n", "\\\n", "#", "=", "---\n", "- topology: ", "- topology: x\n", "  tree:\n",
+    "  block:\n", "    switches:\n", "    blocks:\n", "      - switch: ", "        nodes: ", "&a ", "*a", "!!int ", "{", "}", "[",
+    "]", "? ", ": ", "- ", "[" * 50, "²", "\0", "\t", "2001-99-99", "1" * 5000, "Switch 1 \"S-01\"", "[1] \"H-0a\"[1]", "node",
+    " # \"n1 HCA-1\"", "\"pairs\"", f"n1 {UUID} 1", "n1: CliqueId : 3"])
+
+
+@given(st.one_of(st.lists(FRAGMENTS, max_size=25).map("".join), st.text(max_size=100)))
+@example("BlockName=b\nBlockSizes=²")
+@example("- " * 2000)
+@example(f"BlockName={'1' * 5000} Nodes=a\nBlockName={'2' * 5000} Nodes=b\nBlockSizes=1,2\n")
+@example("[" * 500)
+@example(f"- topology: {'1' * 5000}\n")
+@example(f"- topology: {'1' * 5000}\n  flat:\n" * 2)
+@pytest.mark.parametrize("reader", [read_topology, lambda text: read(text, "x")], ids=["slurm", "any"])
+def test_any_text_is_read_or_refused(reader: Callable[[str], object], text: str) -> None:
     try:
-        read(text, "x")
+        reader(text)
     except HpcMpError as error:
         assert len(str(error)) < 2000
 
