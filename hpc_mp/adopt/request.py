@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
-from hpc_mp.cluster.slurm.option_syntax import Option
-from hpc_mp.cluster.slurm.options import conflicting, contradicting, extra_options, refused_options, script_options
+from hpc_mp.cluster.slurm.option_syntax import Option, option_table
+from hpc_mp.cluster.slurm.options import job_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
 from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
@@ -172,9 +172,9 @@ def script_keys(script: Script, request: Request, file: Path, arguments: Sequenc
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
     """Keep the last of several options if sbatch refuses them together or silently drops one."""
-    for groups, why in ((contradicting(), "sbatch silently drops one of them"),
-                        (conflicting(), "sbatch refuses them together")):
-        for group in groups:
+    for rows, why in ((job_options()["dropped"], "sbatch silently drops one of them"),
+                      (option_table()["conflicts"], "sbatch refuses them together")):
+        for group in (row["options"] for row in rows):
             options = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
                              key=lambda option: option.line)
             sizes = [last[name] for name in group if name in SIZES and name in last]  # the job's sizes come from these
@@ -233,13 +233,13 @@ def _typed(value: str, form: str, shares: float) -> GpuCount:
 
 
 def _any(reading: _RequestSoFar, option: Option) -> None:
-    name, shown = option.name, f"--{option.name}"
+    name, shown, table = option.name, f"--{option.name}", job_options()
     if name in PLAIN and option.value:
         reading.keep(option, PLAIN[name], option.value)
-    elif name in extra_options() or name in script_options():
+    elif name in table["options"] or name in table["of_scripts"]:
         reading.keep(option, f"slurm.extra.{name}", True if option.value is None else option.value)
-    elif name in refused_options():
-        rule, remedy = refused_options()[name]
+    elif name in table["refused"]:
+        rule, remedy = table["refused"][name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
     elif not option.is_known:
         reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; pass an option of a site's plug-in to srun")

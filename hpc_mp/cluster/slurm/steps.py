@@ -7,7 +7,6 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 
@@ -71,14 +70,6 @@ def use_up_numbers(step: Sequence[str], environ: Mapping[str, str], restart: int
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         for _ in range(STEPS_OF_A_START * (restart % STARTS_APART)):
             pool.submit(subprocess.run, argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=EMPTY_S)
-
-
-def script_command(script: Path) -> list[str]:
-    """Return the command that runs the ranks as a step of the allocation we are in: the job script itself.
-
-    Start it with ``variables.step_environment``.
-    """
-    return ["bash", str(script)]
 
 
 def has_numbered_steps(job_id: str) -> bool:
