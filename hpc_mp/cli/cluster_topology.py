@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
 from hpc_mp.cluster.topology.model import chosen, only
 from hpc_mp.cluster.topology.readers import SOURCES, rates, read
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
-from hpc_mp.cluster.topology.write import to_conf
+from hpc_mp.cluster.topology.write import to_conf, to_yaml
 
 WRITTEN = {
-    "tree": "slurm.conf: TopologyPlugin=topology/tree",
-    "block": "slurm.conf: TopologyPlugin=topology/block (Slurm 24.05 or later)",
+    "tree": ("topology.conf", "slurm.conf: TopologyPlugin=topology/tree"),
+    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (Slurm 24.05 or later)"),
+    "yaml": ("topology.yaml", "Slurm 25.05 or later, which ignores topology.conf if this file exists."),
 }
 
 
@@ -46,7 +47,7 @@ hpc-mp cluster topology --check                               comparison of Slur
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--from", "kind", type=click.Choice(list(SOURCES)), help="Format of FILE.  [default: detected]")
 @click.option("--to", "target", type=click.Choice(list(WRITTEN)),
-              help="Write topology.conf of the tree or of the blocks to standard output.")
+              help="Write topology.conf of the tree or of the blocks, or topology.yaml, to standard output.")
 @click.option("--nodes", "nodelist", metavar="LIST", help="Only these nodes: n[1-64].")
 @click.option("--check", is_flag=True, help="Compare with the rates that hpc-mp doctor measured between the nodes.")
 @click.option("--measured", "measured", metavar="FILE", type=click.Path(path_type=Path),
@@ -136,25 +137,33 @@ def _only(reading: TopologyReading, nodelist: str) -> TopologyReading:
 def _write(reading: TopologyReading, target: str) -> None:
     if not reading.topologies:
         return
-    candidates = [topo for topo in reading.topologies if topo.kind == target]
-    if not candidates:
-        kinds = " and ".join(dict.fromkeys(topo.kind for topo in reading.topologies))
-        raise HpcMpError(f"--to {target}", f"{reading.origin} has no {target} but {kinds}",
-                         "a topology is written as what it is: choose another --to, or another source")
-    selected = chosen(candidates)
-    others = [topo.name for topo in reading.topologies if topo.name != selected.name]
-    small = [block.name for block in selected.switches if selected.sizes and len(block.hosts) < selected.sizes[0]]
-    notes = [f"the topology is {selected.name}; left out: {', '.join(others)}"] if others else []
-    notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes: needs Slurm 25.05 or later"] if small else []
-    reading = replace(reading, notes=(*reading.notes, *notes))
-    click.echo(to_conf(selected, _header(reading, target, selected)), nl=False)
+    if target == "yaml":
+        topologies = reading.topologies
+        default = any(topo.default for topo in topologies)
+        topologies = tuple(replace(topo, default=topo.default or (not default and number == 0))
+                           for number, topo in enumerate(topologies))
+        click.echo(to_yaml(topologies, _header(reading, target, topologies)), nl=False)
+    else:
+        candidates = [topo for topo in reading.topologies if topo.kind == target]
+        if not candidates:
+            kinds = " and ".join(dict.fromkeys(topo.kind for topo in reading.topologies))
+            raise HpcMpError(f"--to {target}", f"{reading.origin} has no {target} but {kinds}",
+                             "a topology is written as what it is: choose another --to, or another source")
+        selected = chosen(candidates)
+        others = [topo.name for topo in reading.topologies if topo.name != selected.name]
+        small = [block.name for block in selected.switches if selected.sizes and len(block.hosts) < selected.sizes[0]]
+        notes = [f"the topology is {selected.name}; left out: {', '.join(others)}"] if others else []
+        notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes: needs Slurm 25.05 or later"] if small else []
+        reading = replace(reading, notes=(*reading.notes, *notes))
+        click.echo(to_conf(selected, _header(reading, target, (selected,))), nl=False)
     for note in reading.notes:
         click.echo(f"note: {note}", err=True)
 
 
-def _header(reading: TopologyReading, target: str, written: Topology) -> tuple[str, ...]:
-    return (f"topology.conf: {len(written.hosts)} nodes, written by hpc-mp {__version__} from {reading.origin}", *reading.notes,
-            WRITTEN[target])
+def _header(reading: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
+    name, use = WRITTEN[target]
+    nodes = len({host for topo in topologies for host in topo.hosts})
+    return (f"{name}: {nodes} nodes, written by hpc-mp {__version__} from {reading.origin}", *reading.notes, use)
 
 
 # --- show ------------------------------------------------------------------------------------------------------------

@@ -53,11 +53,12 @@ def note(environ: dict[str, str], measured: LinkRates) -> None:
 def test_what_slurm_knows_is_shown_and_written(slurm: dict[str, str]) -> None:
     shown = hpc_mp(environ=slurm)
     assert shown.returncode == 0 and "├─ s1  2: n[1-2]" in shown.stdout and "└─ spine" in shown.stdout
-    written = hpc_mp("--to", "tree", environ=slurm)
-    assert written.returncode == 0 and "written by hpc-mp" in written.stdout.splitlines()[0]
-    assert "from slurm (scontrol show topology)" in written.stdout
-    tree = read_topology(written.stdout)
-    assert [tree.leaf(f"n{i}") for i in (1, 2, 3, 4)] == ["s1", "s1", "s2", "s2"]
+    for target in ("tree", "yaml"):
+        written = hpc_mp("--to", target, environ=slurm)
+        assert written.returncode == 0 and "written by hpc-mp" in written.stdout.splitlines()[0]
+        assert "from slurm (scontrol show topology)" in written.stdout
+        tree = read_topology(written.stdout)
+        assert [tree.leaf(f"n{i}") for i in (1, 2, 3, 4)] == ["s1", "s1", "s2", "s2"]
     document = json.loads(hpc_mp("--json", environ=slurm).stdout)
     (topology,) = document["topologies"]
     assert topology["switches"][0] == {"name": "s1", "switches": [], "nodes": ["n1", "n2"]}

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from ibnet import Fabric, clos
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.topology.model import only
 from hpc_mp.cluster.topology.readers import read
@@ -36,11 +37,14 @@ MAN_PAGE = """\
 """
 
 
-def test_a_topology_that_is_not_understood_is_named_and_never_written_as_another() -> None:
+def test_a_topology_that_is_not_understood_is_never_written_as_another() -> None:
     assert any(note.startswith("topo5 has torus3d, which defines no switches and is ignored")
                for note in read(MAN_PAGE, "file", "slurm").notes)
-    done = CliRunner().invoke(command, ["topology", "-", "--to", "tree"], input=MAN_PAGE)
-    assert done.stdout.endswith("SwitchName=s1 Nodes=node[01-02]\n") and "left out: topo3a, topo5" in done.stderr
+    done = CliRunner().invoke(command, ["topology", "-", "--to", "yaml"], input=MAN_PAGE)
+    assert isinstance(done.exception, HpcMpError) and "topo3a: has options of flat" in str(done.exception) and not done.stdout
+    plain = MAN_PAGE.replace("flat:\n    alpha_step_rank:", "flat:")
+    torus = CliRunner().invoke(command, ["topology", "-", "--to", "yaml"], input=plain)
+    assert "topo5: has torus3d" in str(torus.exception) and not torus.stdout
 
 
 def test_a_switch_with_switches_and_nodes_is_written_as_slurm_takes_it() -> None:

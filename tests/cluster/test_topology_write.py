@@ -1,15 +1,20 @@
-"""Topologies written for Slurm: they are read back as they were, with names and sizes that Slurm takes."""
+"""Topologies written for Slurm: they are read back as they were, and stand up to what Slurm's documentation asks."""
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal
+
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import Switch, Topology, read_topologies
 from hpc_mp.cluster.topology.model import only
-from hpc_mp.cluster.topology.write import to_conf
+from hpc_mp.cluster.topology.write import to_conf, to_yaml
 
 NAMES = ("s{}", "leaf-{:03}", "nvl-{:08x}-32766", "a{}b", "sw0{}")
 HOSTS = ("n{}", "gpu-{:04}", "a0b{}", "r{}-n1")
@@ -54,6 +59,75 @@ def test_topology_conf_is_read_back_as_it_was(topology: Topology, header: list[s
     assert read_topologies(to_conf(topology, header)) == (topology,)
 
 
+@given(st.lists(st.one_of(trees(), blocks()), min_size=1, max_size=3), st.integers(0, 2))
+def test_topology_yaml_is_read_back_as_it_was(found: list[Topology], default: int) -> None:
+    named = tuple(Topology(f"t{i}", each.kind, each.switches, each.sizes, default=i == default) for i, each in enumerate(found))
+    text = to_yaml((*named, Topology("flat", "flat")), ["a header"])
+    assert read_topologies(text) == (*named, Topology("flat", "flat"))
+    validate(text)
+
+
+def test_rings_in_yaml() -> None:
+    rings = Topology("r", "ring", (Switch("r1", ("n2", "n1")),), default=True)
+    text = to_yaml([rings])
+    assert read_topologies(text) == (rings,)
+    validate(text)
+
+
+# --- what Slurm's documentation asks of topology.yaml ----------------------------------------------------------------
+
+
+
+def record(name: str, **fields: Any) -> type[BaseModel]:
+    return create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+
+
+def some(kind: Any) -> tuple[Any, Any]:
+    """A list of them, not empty."""
+    return list[kind], Field(min_length=1)
+
+
+NAME = (Annotated[str, Field(min_length=1, max_length=64)], ...)
+LIST = (str | None, None)
+TREE = record("Tree", switches=some(record("TreeSwitch", switch=NAME, children=LIST, nodes=LIST)))
+BLOCK = record("Blocks", block_sizes=some(int), blocks=some(record("Block", block=NAME, nodes=LIST)))
+RING = record("Rings", rings=some(record("Ring", ring=NAME, nodes=(str, ...))))
+KINDS = {"tree": TREE, "block": BLOCK, "ring": RING, "flat": Literal[True]}
+ENTRIES = TypeAdapter(list[record("Entry", topology=NAME, cluster_default=(bool, False),  # type: ignore[misc]
+                                  **{name: (kind | None, None) for name, kind in KINDS.items()})])
+
+
+def validate(text: str) -> None:
+    """Refuse what https://slurm.schedmd.com/topology.yaml.html does not allow."""
+    entries = yaml.safe_load(text)
+    ENTRIES.validate_python(entries)
+    names = [entry["topology"] for entry in entries]
+    assert names and len(set(names)) == len(names) and sum(entry.get("cluster_default", False) for entry in entries) <= 1
+    for entry in entries:
+        assert next(iter(entry)) == "topology", "it must be the first attribute"
+        assert len(entry.keys() & KINDS) == 1, "not exactly one type"
+        switches = entry.get("tree", {}).get("switches", [])
+        below = [switch["switch"] for switch in switches]
+        children = [child for switch in switches for child in expand(switch.get("children", ""))]
+        assert len(set(below)) == len(below) and set(children) <= set(below) and len(set(children)) == len(children)
+        sizes = entry.get("block", {}).get("block_sizes", [1])
+        assert all(size / sizes[0] in (1, 2, 4, 8, 16, 32, 64) for size in sizes) and sizes == sorted(sizes), "not powers of two"
+        for block in entry.get("block", {}).get("blocks", []):
+            assert "nodes" not in block or len(expand(block["nodes"])) >= sizes[0], "a block smaller than the base"
+
+
+@pytest.mark.parametrize("text", [
+    "- topology: t\n  block: {block_sizes: [2, 6], blocks: [{block: b, nodes: 'n[1-2]'}]}\n",
+    "- topology: t\n  block: {block_sizes: [4], blocks: [{block: b, nodes: 'n[1-2]'}]}\n",
+    "- topology: t\n  flat: true\n  tree: {switches: [{switch: s, nodes: n1}]}\n",
+    "- topology: t\n  tree: {switches: [{switch: s, children: x}]}\n",
+    "- cluster_default: true\n  topology: t\n  flat: true\n",
+])
+def test_the_schema_refuses_what_slurm_refuses(text: str) -> None:
+    with pytest.raises((ValidationError, AssertionError)):
+        validate(text)
+
+
 # --- what Slurm starts with ------------------------------------------------------------------------------------------
 
 PLACES = "BlockName=b1 Nodes=n[1-3]\nBlockName=b2\nBlockName=b3 Nodes=n[7-9]\nBlockName=b4 Nodes=n[10-12]\nBlockSizes=3,6\n"
@@ -63,6 +137,8 @@ def test_a_block_without_nodes_keeps_its_place() -> None:
     """Which blocks are joined is counted by it; a tree needs no such place, and Slurm before 25.05 does not start with one."""
     topology = read_topologies(PLACES)[0]
     assert to_conf(topology) == PLACES
+    assert read_topologies(to_yaml([topology]))[0].tree == topology.tree
+    validate(to_yaml([topology]))
     assert only(topology, {"n1", "n7", "n10"}).tree.above["n7"][-1] == topology.tree.above["n7"][-1]
     assert to_conf(read_topologies("SwitchName=a Nodes=n1\nSwitchName=b\nSwitchName=c Switches=a,b\n")[0]) == (
         "SwitchName=a Nodes=n1\nSwitchName=c Switches=a\n")
@@ -71,6 +147,7 @@ def test_a_block_without_nodes_keeps_its_place() -> None:
 def test_blocks_without_sizes_get_that_of_the_smallest() -> None:
     topology = Topology(kind="block", switches=(Switch("a", ("n1", "n2", "n3")), Switch("b"), Switch("c", ("n4", "n5"))))
     assert to_conf(topology).endswith("BlockSizes=2\n")
+    validate(to_yaml([topology]))
 
 
 @pytest.mark.parametrize(("sizes", "words"), [
@@ -97,6 +174,7 @@ def test_names_that_slurm_would_misread_are_mended() -> None:
         Switch("leaf one", ("n1",)), Switch("leaf,one", ("n2",)), Switch("x" * 80, (), ("leaf one", "leaf,one"))))
     assert to_conf(topology) == (f"SwitchName=leaf-one Nodes=n1\nSwitchName=leaf-one-2 Nodes=n2\n"
                                  f"SwitchName={'x' * 64} Switches=leaf-one,leaf-one-2\n")
+    validate(to_yaml([topology]))
 
 
 def test_a_header_cannot_leave_its_comment() -> None:
@@ -107,3 +185,6 @@ def test_a_header_cannot_leave_its_comment() -> None:
 def test_nothing_is_not_written() -> None:
     with pytest.raises(HpcMpError, match="has no node"):
         to_conf(Topology(kind="tree", switches=(Switch("s", (), ("t",)),)))
+    tree = Topology(kind="tree", switches=(Switch("s", ("n1",)),))
+    with pytest.raises(HpcMpError, match="two have the same name"):
+        to_yaml([tree, tree])

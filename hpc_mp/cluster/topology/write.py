@@ -1,12 +1,15 @@
-"""Writer of topology.conf: a tree, or blocks.
+"""Writers of topology.conf (a tree, or blocks) and topology.yaml (Slurm 25.05).
 
 Blocks are for Slurm 24.05 and later: 23.11 has the plug-in, and refuses BlockSizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
+
+import yaml
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import compress
@@ -16,7 +19,7 @@ from hpc_mp.cluster.topology.reading import legal
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
-    """Return topology.conf of a tree or of blocks, with the header as comments.
+    """Return topology.conf of a tree or of blocks.
 
     Names are changed if Slurm would not accept them. Switches of a tree with no nodes below them are left out, because Slurm
     before 25.05 does not start with them. Blocks without ``BlockSizes`` get the size of the smallest one. Raises HpcMpError if
@@ -30,13 +33,45 @@ def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
     else:
         lines = [f"SwitchName={switch.name}" + (f" Switches={compress(switch.children)}" if switch.children else "")
                  + (f" Nodes={compress(switch.hosts)}" if switch.hosts else "") for switch in writable.switches]
-    # A comment that ended in a backslash would continue in the next line, which Slurm would then skip.
-    comments = [f"# {line}".rstrip("\\") for text in header for line in text.splitlines()]
-    return "".join(f"{line}\n" for line in (*comments, *lines))
+    return "".join(f"{line}\n" for line in (*_comments(header), *lines))
+
+
+def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
+    """Return topology.yaml with one or several topologies. Raises HpcMpError if two have the same name, or one cannot be written.
+    """
+    names = [topology.name for topology in topologies]
+    if len(set(names)) < len(names):
+        raise HpcMpError(f"topologies {', '.join(names)}", "two have the same name", "rename one: partitions refer to names")
+    entries = [_entry(_writable(topology) if topology.kind != "flat" or topology.unread else topology) for topology in topologies]
+    text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=False, width=1_000_000)
+    return "".join(f"{line}\n" for line in _comments(header)) + text
+
+
+def _entry(topology: Topology) -> dict[str, Any]:
+    entry: dict[str, Any] = {"topology": topology.name, "cluster_default": topology.default}
+    if topology.kind == "block":
+        blocks = [{"block": block.name} | ({"nodes": compress(block.hosts)} if block.hosts else {})
+                  for block in topology.switches]
+        return entry | {"block": {"block_sizes": list(topology.sizes), "blocks": blocks}}
+    if topology.kind == "ring":
+        return entry | {"ring": {"rings": [{"ring": ring.name, "nodes": compress(ring.hosts)} for ring in topology.switches]}}
+    if topology.kind == "flat":
+        return entry | {"flat": True}
+    return entry | {"tree": {"switches": [
+        {"switch": switch.name} | ({"children": compress(switch.children)} if switch.children else {})
+        | ({"nodes": compress(switch.hosts)} if switch.hosts else {}) for switch in topology.switches]}}
+
+
+def _comments(header: Iterable[str]) -> list[str]:
+    """Return the header as comments. A line that ended in a backslash would continue in the next, which Slurm would then skip."""
+    return [f"# {line}".rstrip("\\") for text in header for line in text.splitlines()]
 
 
 def _writable(topology: Topology) -> Topology:
     """Return the topology as Slurm accepts it, with legal names. Raises HpcMpError."""
+    if topology.unread:
+        raise HpcMpError(f"topology {topology.name}", f"has {topology.unread}, which is not read and would be lost",
+                         "remove that topology from the source, and add it to the result by hand")
     if not topology.hosts:
         raise HpcMpError("the topology", "has no node under any switch", "use another source, or other --nodes")
     if topology.kind == "block":
@@ -45,7 +80,7 @@ def _writable(topology: Topology) -> Topology:
             raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{wrong} is not a power of two times {sizes[0]}",
                              "write for example 4,8,16")
         topology = replace(topology, sizes=sizes)
-    else:
+    elif topology.kind == "tree":
         topology = only(topology, topology.hosts)
     names: dict[str, str] = {}
     for switch in topology.switches:
