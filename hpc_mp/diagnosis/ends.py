@@ -31,7 +31,9 @@ from hpc_mp.rundir.failures import CONTROL, KINDS, RankFailure, kind_of_end
 
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 AT_ITS_EXIT = 6  # lines after a traceback beyond which a crash no longer counts as one of Python's teardown
-OUT_OF_MEMORY = re.compile(r"Detected \d+ oom[-_]kill event|Exceeded (job|step) memory limit")  # of slurmstepd
+# Words of slurmstepd and of srun; and of Python about a child that somebody killed.
+OUT_OF_MEMORY = re.compile(r"Detected \d+ oom[-_]kill event|Exceeded (job|step) memory limit|tasks? \S+: Out Of Memory")
+OF_KILLED_CHILD = re.compile(r"BrokenProcessPool|exited unexpectedly|terminated abruptly")
 OF_ONE_THAT_LIVES = 3  # maximum of lines after the traceback of a rank that has not ended, for it to count as failed
 # The rank that another rank waited for: the sender of NCCL's id, or a rank that did not reach a barrier.
 MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<rank>\d+)\]|"
@@ -77,11 +79,12 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
         return _end(lines, code, _error(before_abort(lines), code, program, of_node), program, of_node)
     lines = [CONTROL.sub("", line) for line in lines]
     received = asked_to_end(lines) if code == 1 else None
-    report = report_of(lines) if code > 0 or any(map(FORCED.search, lines[-BY_LAUNCHER:])) else None
-    code = 1 if report and code < 0 else code
-    error = _error(before_dump(lines) if code < 0 else lines, code, program, of_node)
-    end = _end(lines, code if received is None or error else -received, error, program, of_node)
-    return _with_memory(end, passed_on(code), lines) if report is None else _reported(lines, report, end, error, of_node)
+    forced = any(map(FORCED.search, lines[-BY_LAUNCHER:]))  # it ended itself by a signal
+    report = report_of(lines) if code > 0 or forced else None
+    raised = report.blames[0].code if report and report.blames[0].code > 0 else 1 if forced else code
+    error = _error(before_dump(lines) if raised < 0 else lines, raised, program, of_node)
+    end = _end(lines, code if received is None or (error and not error.of_child) else -received, error, program, of_node)
+    return _with_memory(end, lines) if report is None else _reported(lines, report, end, error, of_node)
 
 
 def _end(lines: Sequence[str], code: int, error: PythonError | None, program: bool, of_node: bool) -> Symptom:
@@ -89,11 +92,11 @@ def _end(lines: Sequence[str], code: int, error: PythonError | None, program: bo
     if error is not None:
         return _of_error(error, of_node)
     output = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
-    inner = passed_on(code) if program else code
+    inner = passed_on(code, of_node) if program else code
     kind = kind_of_end(inner, program)
     how = ending(code) if inner == code else f"{ending(code)}: its child process {ending(inner)}"
     what = "" if not program else (
-        thrown(output) if inner == -signal.SIGABRT else given_reason(output[-BY_LAUNCHER:]) if code == 1 else "")
+        thrown(output) if inner == -signal.SIGABRT else given_reason(output[-BY_LAUNCHER:]) if code > 0 else "")
     last_output = "" if what else last_words(output)
     place = crash_place(lines) if program and inner < 0 and not what else ""
     exact = kind_in_output(what or last_output) if program and kind in ("exit", "crash") else None
@@ -119,13 +122,13 @@ def _reported(lines: Sequence[str], report: LauncherReport, end: Symptom, error:
     child = min((_of_child(before, blame, of_node) for blame in blames), key=lambda child: KINDS[child.kind].echo)
     if error is not None and not error.of_child and KINDS[child.kind].echo:
         return end
-    return _with_memory(child, report.blames[0].code, lines)
+    return _with_memory(child, lines)
 
 
-def _with_memory(end: Symptom, code: int, lines: Sequence[str]) -> Symptom:
-    """Return the end, for lack of memory if its process was killed and slurmstepd says so in the same output."""
+def _with_memory(end: Symptom, lines: Sequence[str]) -> Symptom:
+    """Return the end, for lack of memory if Slurm says so in the same output and nothing else explains it."""
     evidence = next(filter(OUT_OF_MEMORY.search, reversed(lines)), None)
-    if evidence is None or code != -signal.SIGKILL or end.traceback:
+    if evidence is None or not (end.kind in ("signal", "exit") or OF_KILLED_CHILD.search(end.text)):
         return end
     return replace(end, kind="memory", text=f"{end.text}; {evidence.strip()}")
 
@@ -134,7 +137,11 @@ def _of_child(lines: Sequence[str], blame: LauncherBlame, of_node: bool) -> Symp
     """Return the end of a process that a launcher saw fail, from the output before the launcher's report."""
     own = output_of(lines, blame)
     error = _error(before_dump(own) if blame.code < 0 else own, blame.code, True, of_node)
+    if error is not None and not error.uncaught and blame.code < 0 and error.kind is not None and KINDS[error.kind].echo:
+        error = None  # perhaps of another process, which lost this one
     end = _end(own, blame.code, error, True, of_node)
+    if error is None and blame.code < 0 and KINDS[end.kind].echo and not end.text.startswith(f"{ending(blame.code)}: "):
+        end = replace(end, kind=kind_of_end(blame.code, True))  # so may its last words be
     inner = blame.rank if of_node else None
     return end if error is not None else replace(end, text=f"lost {blame}, which {end.text}", inner=inner)
 
@@ -192,7 +199,7 @@ def unsaid_end(
 
 def _error(lines: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
     """Return the exception that ended it. Python exits with 1 after one; later, code that is torn down may crash."""
-    if code > 0 and not (program and passed_on(code) < 0):
+    if code > 0 and not (program and passed_on(code, of_node) < 0):
         return last_error(lines, 1 if of_node else code)
     before = list(takewhile(lambda line: not given_reason([line]), lines))  # at exit a library may wait for others in vain
     error = last_error(before, code) if program and code in CRASHES else None

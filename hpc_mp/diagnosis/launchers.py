@@ -14,18 +14,22 @@ from hpc_mp.diagnosis.tracebacks import HEAD, NAMED_SO, OF_LAUNCHER, RANK, witho
 
 SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
 NEGATIVE = 256  # of the exit code -9 of a launcher that passes on its child's, as Python counts, 247 is left
-BY_THEMSELVES = frozenset({4, 6, 7, 8, 9, 11, 15})  # signals that end processes; exit codes like 255 have other meanings
+BY_THEMSELVES = frozenset({4, 6, 7, 8, 9, 11})  # signals that end processes; exit codes like 255 have other meanings
+BY_OTHERS = {-signal.SIGTERM: 2, -signal.SIGKILL: 1}  # by which launchers end the others: the higher, the likelier
 BY_LAUNCHER = 100  # last lines in which a launcher reports its failed process
+APART = 20  # lines between two reports, the first of which did not end the program
+FOREIGN = 1  # most lines of other processes after the exception of a launcher written in Python
 # An entry of torchrun's table. The root cause is the entry with the first time, which is in seconds.
 ENTRY = re.compile(r"(?:time +: (?P<time>\S+)\n\s*host +: .*\n\s*)?"
                    r"rank +: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\n\s*exitcode +: (?P<code>-?\d+) ")
 ROOT = re.compile(r"Root Cause \(first observed failure\)")
 # Messages about a failed process: torchrun's log, accelerate's and others' subprocess, horovodrun's error, torch's spawn,
-# DeepSpeed's launcher, Lightning's, Open MPI's mpirun, Hydra's, srun.
+# DeepSpeed's launcher, Lightning's, Composer's, Open MPI's mpirun, Hydra's, MVAPICH, PALS, srun.
 MESSAGES = tuple(map(re.compile, (
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary",
     r"CalledProcessError: Command .* died with (<Signals\.\w+: |unknown signal )(?P<signal>\d+)",
     r"CalledProcessError: Command .* returned non-zero exit status (?P<code>129|1[3-9]\d|2\d\d)\.",
+    r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)",
     r"Horovod detected that .*\n?.*Process name: (?P<rank>\d+)\n?.*Exit code: (?P<code>-?\d+)",
     r"Exception: process (?P<local>\d+) terminated with (signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
     r"sigkill_handler\] (?:.*--local_rank=(?P<local>\d+))?.* exits with return code = (?P<code>-?\d+)",
@@ -33,16 +37,24 @@ MESSAGES = tuple(map(re.compile, (
     r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)",
     r"RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n=?\s*(EXIT CODE: (?P<code>\d+)|KILLED BY SIGNAL: (?P<signal>\d+))",
     r"TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)",
-    r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (?P<words>[A-Z][a-z ]+[a-z])( \(core dumped\))?(\n|$)",
+    r"MPI process \(rank: (?P<rank>\d+), pid: \d+\) terminated with signal (?P<signal>\d+)",
+    r": rank (?P<rank>\d+) died from signal (?P<signal>\d+)",
+    r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\n\s*Exit code: +(?P<code>\d+)",
+    r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (Exited with exit code (?P<code>\d+)|(?P<oom>Out Of Memory)|"
+    r"(?P<words>[A-Z][a-z ]+[a-z]))( \(core dumped\))?(\n|$)",
 )))
 # Lines with which reports may begin.
 FIRST = re.compile(r"Sending process \d+ closing signal |Horovod detected that |BAD TERMINATION OF ONE|"
                    r"RANK \d+ PID \d+ RUNNING AT |^\s*rank +: \d+ \(local_rank: ")
 RESTARTS = re.compile(r"will restart worker group")
-FORCED = re.compile(r"Forcefully terminating all other processes")  # Lightning's main process kills itself with SIGKILL then
-ASKED = re.compile(r"SignalException: Process \d+ got signal: (?P<signal>\d+)")  # torchrun's, which then ends with exit code 1
-NUMBER = re.compile(r"\[default(?P<local>\d+)\]: ?|(?:\w{3} \w{3} +\d+ [\d:]{8} \d{4})?\[(?:\d+,)?(?P<rank>\d+)\]<std\w+>: ?|"
-                    r"\[?(?P<task>\d+)(?:: |\] )")
+OF_PYTHON = re.compile(r"(CalledProcessError|Exception): ")  # a caught one does not end the program
+# Main processes of Lightning and SGLang kill themselves with SIGKILL then.
+FORCED = re.compile(r"Forcefully terminating all other processes|Received sigquit from a child process")
+# Exceptions of torchrun and Lightning, which then end with exit code 1.
+ASKED = re.compile(r"SignalException: Process \d+ got signal: (?P<signal>\d+)|\bSIGTERMException\b")
+OF_SLURM = re.compile(r"(\d+: )?(srun|slurmstepd\S*): ")
+NUMBER = re.compile(r"(?:[\w.-]+/\d+ )?\[(?!rank)[a-z_]+(?P<local>\d+)\]: ?|"
+                    r"(?:\w{3} \w{3} +\d+ [\d:]{8} \d{4})?\[(?:\d+,)?(?P<rank>\d+)\]<std\w+>: ?|\[?(?P<task>\d+)(?:: |\] )")
 NAMED_RANK = re.compile(r"\bRank (\d+)\]")  # in messages of NCCL's watchdog
 
 
@@ -82,25 +94,49 @@ def report_of(lines: Sequence[str]) -> LauncherReport | None:
     first = max(0, len(lines) - BY_LAUNCHER)
     first = next((number + 1 for number in reversed(range(first, len(lines))) if RESTARTS.search(lines[number])), first)
     text = "\n".join(lines[first:])
-    entries = list(ENTRY.finditer(text))
-    if entries:
-        root_begin = next((match.end() for match in ROOT.finditer(text)), 0)
-        root = next((entry for entry in entries if entry.start() >= root_begin), entries[-1])
-        others = [entry for entry in entries if entry["time"] == root["time"] is not None and entry is not root]
-        matches = [root, *others]
+    roots = list(ROOT.finditer(text))
+    if roots:
+        earlier = next((entry.end() for entry in ENTRY.finditer(text, roots[-2].end())), 0) if len(roots) > 1 else 0
+        entries = list(ENTRY.finditer(text, earlier))
+        root = next((entry for entry in entries if entry.start() >= roots[-1].end()), None)
+        matches = [entry for entry in entries if root and entry["time"] == root["time"] is not None and entry is not root]
+        matches, earliest = ([root, *matches], entries[0].start()) if root else ([], 0)
     else:
-        matches = sorted(filter(None, (pattern.search(text) for pattern in MESSAGES)), key=lambda match: match.start())[:1]
+        matches = _last_messages(text)
+        earliest = min((match.start() for match in matches), default=0)
     blames = tuple(filter(None, map(_blame, matches)))
-    if not blames:
+    if not blames or (OF_PYTHON.match(matches[0][0]) and _foreign(text[matches[0].end():]) > FOREIGN):
         return None
-    earliest = text.count("\n", 0, min(match.start() for match in (*matches, *entries)))
-    begin = next((number for number, line in enumerate(lines[first:first + earliest]) if FIRST.search(line)), earliest)
-    return LauncherReport(_head(lines, first + begin, first), blames)
+    number = text.count("\n", 0, earliest)
+    begin = next((first + at for at in range(max(0, number - APART), number) if FIRST.search(lines[first + at])), first + number)
+    return LauncherReport(_head(lines, begin, first), blames if roots else _likeliest(blames))
+
+
+def _last_messages(text: str) -> list[re.Match[str]]:
+    """Return the messages of the last report in a text, in their order; an earlier one did not end the program."""
+    matches = [match for pattern in (ENTRY, *MESSAGES) for match in pattern.finditer(text)]
+    matches.sort(key=lambda match: match.start())
+    for number in reversed(range(1, len(matches))):
+        if text.count("\n", matches[number - 1].end(), matches[number].start()) > APART:
+            return matches[number:]
+    return matches
+
+
+def _likeliest(blames: Sequence[LauncherBlame]) -> tuple[LauncherBlame]:
+    """Return the process that failed first: launchers end the others by certain signals, and do not keep the order."""
+    return (min(blames, key=lambda blame: BY_OTHERS.get(blame.code, 0)),)
+
+
+def _foreign(text: str) -> int:
+    """Return the number of lines that are neither Slurm's nor part of a traceback."""
+    lines = [line for line in text.split("\n")[1:] if line.strip()]
+    return sum(not (line[:1].isspace() or OF_SLURM.match(line) or HEAD.search(line) or NAMED_SO.match(line)
+                    or line.startswith(("The above exception", "During handling"))) for line in lines)
 
 
 def _blame(match: re.Match[str]) -> LauncherBlame | None:
     fields = {name: value for name, value in match.groupdict().items() if value is not None}
-    killed = (fields.get("signal") or SIGNALS.get(fields.get("words", ""))
+    killed = (fields.get("signal") or (signal.SIGKILL if "oom" in fields else None) or SIGNALS.get(fields.get("words", ""))
               or signal.Signals.__members__.get(f"SIG{fields.get('name')}"))
     if killed is None and "code" not in fields:
         return None
@@ -108,11 +144,12 @@ def _blame(match: re.Match[str]) -> LauncherBlame | None:
     return LauncherBlame(passed_on(int(fields["code"])) if killed is None else -int(killed), rank, local)
 
 
-def passed_on(code: int) -> int:
-    """Return the end of the child from the exit code of a shell or launcher that passes it on; codes as from ``subprocess``."""
+def passed_on(code: int, by_launcher: bool = True) -> int:
+    """Return the end of the child from the exit code of a shell that passes it on, or of a launcher; codes as from
+    ``subprocess``."""
     if code - SHELL in NAMES:
         return SHELL - code
-    return code - NEGATIVE if NEGATIVE - code in BY_THEMSELVES else code
+    return code - NEGATIVE if by_launcher and NEGATIVE - code in BY_THEMSELVES else code
 
 
 def _head(lines: Sequence[str], begin: int, first: int) -> int:
@@ -155,6 +192,9 @@ def _marks(prefix: re.Match[str] | None, numbered: bool, text: str) -> list[int]
 
 
 def asked_to_end(lines: Sequence[str]) -> int | None:
-    """Return the number of the signal after which torchrun ended itself; None without one."""
-    last = lines[-BY_LAUNCHER:]
-    return next((int(match["signal"]) for match in map(ASKED.search, reversed(last)) if match), None)
+    """Return the number of the signal for which a launcher ended itself; None without one."""
+    text = "\n".join(lines[-BY_LAUNCHER:])
+    match = next(reversed(list(ASKED.finditer(text))), None)
+    if match is None or _foreign(text[match.end():]):
+        return None
+    return int(match["signal"] or signal.SIGTERM)

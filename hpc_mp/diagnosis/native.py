@@ -26,6 +26,11 @@ NATIVE: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple((kind, re.compile
                  r"(?<!')cudaError(Unknown|NoDevice|DevicesUnavailable|OperatingSystem|CompatNot\w+|Mps\w+)\b|"
                  r"forward compatibility was attempted on non supported HW|OS call failed or operation not supported on this OS|"
                  r"MPS client failed to connect"),
+    ("space", r"no space left on device|disk quota exceeded|\bENOSPC\b"),  # of Go and Julia
+    ("storage", r": input/output error\b"),
+    ("memory", r"forrtl: severe \(41\)|Error allocating \d+ bytes|insufficient virtual memory|NODE_OUT_OF_MEMORY|"
+               r"memory pressure \(OOM\)"),
+    ("crash", r"forrtl: severe \(174\): SIGSEGV"),
     ("peer", r"Horovod has been shut down\. This was caused by an exception on one of the ranks"),
     ("memory", r"(?i:cuda)\w*\b.*\bError 2: out of memory"),
     ("memory", r"\b(UR_RESULT|PI|ZE_RESULT)_ERROR_OUT_OF_(DEVICE_MEMORY|HOST_MEMORY|RESOURCES)\b"),

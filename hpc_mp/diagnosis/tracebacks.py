@@ -25,11 +25,15 @@ INSIDE = re.compile(r"[\s>│╭╰]")  # start of a line within a traceback
 OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # no more facts than its table
 # A failed child, which may have written the reason.
 OF_CHILD = re.compile(r"([\w.]+\.)?(CalledProcessError|ProcessExitedException|ProcessExecutionError|ErrorReturnCode_\d+|"
-                      r"UnexpectedExit)\b|RuntimeError: Horovod detected that one or more processes exited|"
-                      r"Exception: process \d+ terminated with ")
+                      r"UnexpectedExit|SIGTERMException)\b|RuntimeError: Horovod detected that one or more processes exited|"
+                      r"Exception: process \d+ terminated with |RuntimeError: Engine core initialization failed|"
+                      r"Exception: WorkerProc initialization failed")
 # Prefixes of lines: from torchrun, mpirun or horovodrun, and srun; a host's name from pdsh and a rank from Hydra are only
 # recognized by an error's first line behind them.
-TAG = re.compile(r"(?:\[default\d+\]: ?|(?:\w{3} \w{3} +\d+ [\d:]{8} \d{4})?\[[\d,]+\]<std\w+>: ?|\d+: )+")
+# Roles of torchrun, jobs of torchx, processes of vLLM and Ray, and vLLM's time.
+TAG = re.compile(r"(?:\[(?!rank)[a-z_]+\d+\]: ?|[\w.-]+/\d+ (?=\[)(?:\[\d+\]: ?)?|\(\w[\w:.-]* pid=\d+(?:, ip=[\d.]+)?\) ?|"
+                 r"ERROR \d\d-\d\d [\d:]{8} \[[^\]]+:\d+\] ?|"
+                 r"(?:\w{3} \w{3} +\d+ [\d:]{8} \d{4})?\[[\d,]+\]<std\w+>: ?|\d+: )+")
 TAGGED = re.compile(r"(?P<tag>(?:[A-Za-z][\w.-]*|\d+(?:\.\d+){3}): |\[\d+\] )(?:\[\w+\d\]: ?)*"
                     r"(?:[╭─ ]*Traceback \(most recent call last\)|terminate called |Fatal Python error: )")
 IN_TABLE = re.compile(r"\s*traceback : (?=Traceback \(most recent call last\):)")
@@ -45,6 +49,7 @@ OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # the next lines name 
 OF_NCCL_LAST = re.compile(r"^Last error:\s*\n\s*(\S.*)$", re.MULTILINE)
 LONGEST = 200  # maximum number of lines of a traceback
 MOST = 300  # maximum number of characters of an exception's message
+MOST_TAGS = 64  # maximum number of hosts or ranks whose prefixes are recognized
 STRAY = 5  # maximum number of foreign lines within a traceback
 ORDERS = OWN, BESIDE_IT, OF_ANOTHER, TORN_DOWN = range(4)  # of tracebacks: the higher, the less it explains a program's end
 # Maximum number of lines after an exception that is the reason: with Python's own exit code, and with another code or none.
@@ -133,7 +138,7 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
 
 def without_tags(lines: Sequence[str]) -> list[str]:
     """Return the lines without the prefixes that launchers write."""
-    tags = tuple({match["tag"] for match in map(TAGGED.match, lines) if match})
+    tags = tuple(dict.fromkeys(match["tag"] for match in map(TAGGED.match, lines) if match))[:MOST_TAGS]
     bare = (line[line.index(" ") + 1:] if tags and line.startswith(tags) else line for line in lines)
     return list(_from_table([TAG.sub("", line, count=1) if TAG.match(line) else line for line in bare]))
 

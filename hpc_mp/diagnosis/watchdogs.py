@@ -21,6 +21,8 @@ WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
 REASONS = (LINE, re.compile(r"watchdog thread terminated with exception: .+"),
            re.compile(r"(?:(?:Transport|RNR) retry count exceeded|(?:Local|Remote) [\w ]+ error) on \w+:\d.*|"
                       r"\buc[pst]_\w+\([^)]*\) failed: .*"),  # of UCX, before a backtrace or MPI's own words
+           re.compile(r"forrtl: (?!severe|error).*"),
+           re.compile(r"(?:forrtl: |Operating system error: |Error allocating \d+ bytes).*"),  # before a table of images
            re.compile(r"Error polling for event status: .+"),  # of TensorFlow, before a last line without a reason
            re.compile(r"^(?:\[rank\d+\]: ?\[)?(?:[-\d]+ [\d:.]+: )?F\d* (?:[\d:.]+ +)?(?:\d+ +)?\S+:\d+\] +\S.*"))
 
