@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -75,12 +75,14 @@ def read_facts(run: RunDirectory) -> RunFacts:
     """Read everything that a page needs. Never raises for a run that has only begun or is half-written."""
     reader = _RunReader(run)
     attempt = run.attempt()
-    traces = reader.all(run.trace.found(), RankTrace)
+    traces = filter(None, [reader.read(path, read_record, path, RankTrace) for path in run.trace.found()])
     earlier = {number: reader.placement(RunDirectory(run.put_away(number)).placement)
                for number in range(1, attempt)}
-    status = reader.one(run.status, RankStatus)
-    starts = reader.lines(run.ranks, RankStart)
+    status = reader.read(run.status, read_record, run.status, RankStatus)
+    verdict = reader.read(run.outcome, read_verdict, run)
+    until = status.time if status is not None and verdict is None else None
     job = reader.job()
+    log = reader.read(run.main_log, lambda: run.main_log.read_bytes().decode(errors="replace")) or ""
     return RunFacts(
         path=run.path,
         attempt=attempt,
@@ -89,17 +91,17 @@ def read_facts(run: RunDirectory) -> RunFacts:
         plan=read_plan(run),
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
         metrics=reader.lines(run.metrics, StepMetrics),
-        usage=reader.usage(status),
+        usage=reader.read(run.ranks, usage, run, until),
         evaluations=(evaluations := reader.lines(run.evaluations, Evaluation)),
         best=best_checkpoint(run) if evaluations else None,
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
-        starts=starts,
+        starts=reader.lines(run.ranks, RankStart),
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
         failures=reader.failures(),
         causes={number: attempt_cause for number in range(1, attempt + 1) if (attempt_cause := cause(run, number)) is not None},
         status=status if status is not None and status.attempt == attempt else None,
-        verdict=reader.verdict(),
-        log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),
+        verdict=verdict,
+        log=tuple(_log_line(line) for line in log.splitlines() if line.strip()),
         problems=tuple(reader.problems),
         sweep=read_member(run),
         program=job if isinstance(job, ProgramSpec) else None,
@@ -116,14 +118,15 @@ class _RunReader:
         self.run = run
         self.problems: list[str] = []
 
-    def text(self, path: Path) -> str:
+    def read(self, path: Path, function: Callable[..., R], *arguments: Any) -> R | None:
+        """Return the result of a function that reads the file; None for an absent or a broken one."""
         try:
-            return path.read_bytes().decode(errors="replace")
+            return function(*arguments)
         except FileNotFoundError:
-            return ""
-        except OSError as error:
-            self._problem(path, error)
-            return ""
+            return None
+        except (OSError, ValueError, HpcMpError) as error:
+            self.problems.append(f"{path.relative_to(self.run.path)} cannot be read ({error})")
+            return None
 
     def job(self) -> AnySpec | None:
         try:
@@ -133,74 +136,19 @@ class _RunReader:
             return None
 
     def placement(self, path: Path) -> Placement | None:
-        document = self._document(path)
-        try:
-            return None if document is None else from_dict(document)
-        except HpcMpError as error:
-            self._problem(path, error)
-            return None
-
-    def one(self, path: Path, kind: type[R]) -> R | None:
-        try:
-            return read_record(path, kind)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            self._problem(path, error)
-            return None
-
-    def all(self, paths: Iterable[Path], kind: type[R]) -> tuple[R, ...]:
-        records = (self.one(path, kind) for path in paths)
-        return tuple(record for record in records if record is not None)
+        return self.read(path, lambda: from_dict(read_json(path)))
 
     def failures(self) -> tuple[RankFailure, ...]:
         for path in self.run.failure.found():
-            try:
-                read_failure(path)
-            except (OSError, ValueError) as error:
-                self._problem(path, error)
+            self.read(path, read_failure, path)
         return tuple(read_failures(self.run))
 
-    def verdict(self) -> Outcome | None:
-        try:
-            return read_verdict(self.run)
-        except ValueError as error:
-            self._problem(self.run.outcome, error)
-            return None
-
-    def usage(self, status: RankStatus | None) -> Usage | None:
-        """Return the cost; None if it cannot be determined, for example for a copied run without its job file."""
-        try:
-            return usage(self.run, status.time if status is not None and self.verdict() is None else None)
-        except OSError as error:
-            self._problem(self.run.ranks, error)
-            return None
-
     def lines(self, path: Path, kind: type[R]) -> tuple[R, ...]:
-        try:
-            lines = list(understood_lines(path, kind))
-        except OSError as error:
-            self._problem(path, error)
-            return ()
+        lines = self.read(path, lambda: list(understood_lines(path, kind))) or []
         records = tuple(record for record in lines if record is not None)
         if broken := len(lines) - len(records):
-            self.problems.append(f"{self._name(path)}: {broken} of {len(lines)} lines are invalid")
+            self.problems.append(f"{path.relative_to(self.run.path)}: {broken} of {len(lines)} lines are invalid")
         return records
-
-    def _document(self, path: Path) -> Any:
-        try:
-            return read_json(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            self._problem(path, error)
-            return None
-
-    def _problem(self, path: Path, error: Exception) -> None:
-        self.problems.append(f"{self._name(path)} cannot be read ({error})")
-
-    def _name(self, path: Path) -> str:
-        return str(path.relative_to(self.run.path))
 
 
 def _log_line(line: str) -> LogLine:
