@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import load_resolved
-from hpc_mp.report.notify import notify
-from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir import SECRET, TOKEN, LineFile, RunDirectory
 from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
+
+LIMIT_S = 60.0  # the job's nodes wait for it
+WORDS = 500  # maximum number of characters of its output
+
+VARIABLES = ("run", "state", "job_id", "steps", "loss", "evaluation_loss", "best_evaluation_loss", "checkpoint", "best_checkpoint",
+             "report")
+"""Keys of ``outcome.json`` that the command gets as variables: ``HPC_MP_RUN`` …"""
 
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
@@ -52,9 +60,7 @@ def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) 
     reason = notify(outcome, command) if command else None
     if reason is not None:
         warn(f"warning: {reason}")
-        log = LineFile(run.main_log)
-        log.write(f"warning: {reason}")
-        log.close()
+        _log(run, f"warning: {reason}")
 
 
 def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
@@ -65,7 +71,35 @@ def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
         return write_report(run)
     except Exception as error:  # drawing a half-written run may raise any error
         warn(f"warning: no report ({type(error).__name__}: {error}); see {run.main_log}")
-        log = LineFile(run.main_log)
-        log.write(f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
-        log.close()
+        _log(run, f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
         return None
+
+
+def _log(run: RunDirectory, text: str) -> None:
+    log = LineFile(run.main_log)
+    log.write(text)
+    log.close()
+
+
+def variables(outcome: Outcome) -> dict[str, str]:
+    """Return the outcome as variables, empty if unknown. ``HPC_MP_NAME``: the job's name; ``HPC_MP_CAUSE``: the cause of a
+    failure."""
+    document = outcome.document()
+    values = {f"HPC_MP_{key.upper()}": document[key] for key in VARIABLES}
+    values |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}
+    return {name: "" if value is None else str(value) for name, value in values.items()}
+
+
+def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
+    """Run the command to its end. Return the reason of its failure in one line; None if it succeeded."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (TOKEN, SECRET)}
+    try:
+        done = subprocess.run(command, cwd=outcome.run, env={**inherited, **variables(outcome)}, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
+                              timeout=LIMIT_S, check=False)
+    except OSError as error:
+        return f"notify.command cannot be started ({error.strerror})"
+    except (subprocess.TimeoutExpired, ValueError) as error:  # for example a value with a zero byte
+        return f"notify.command was aborted ({error})"
+    output = " ".join(done.stdout.split())[-WORDS:]
+    return f"notify.command exited with {done.returncode}" + (f": {output}" if output else "") if done.returncode else None

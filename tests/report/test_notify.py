@@ -14,7 +14,7 @@ from reported import Run
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import dump_job, resolve
 from hpc_mp.job.inputs import find_program
-from hpc_mp.report import notify
+from hpc_mp.report import conclude as concluding
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir.outcome import Cause, Outcome, figures, verdict
 
@@ -68,7 +68,7 @@ def test_a_command_hears_of_the_end_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_command_that_fails_is_said_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], limit: float, said: str,
 ) -> None:
-    monkeypatch.setattr(notify, "LIMIT_S", limit)
+    monkeypatch.setattr(concluding, "LIMIT_S", limit)
     run, warned = notifying(tmp_path, *command), list[str]()
     ended = conclude(Outcome(run.path, "completed", **figures(run.run, 1)), 1, warned.append)
     assert ended.state == "completed" and (found := verdict(run.run)) is not None and found.state == "completed"
