@@ -18,8 +18,8 @@ from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 LIMIT_S = 60.0  # the job's nodes wait for it
 WORDS = 500  # maximum number of characters of its output
 
-VARIABLES = ("run", "state", "job_id", "steps", "loss", "evaluation_loss", "best_evaluation_loss", "checkpoint", "best_checkpoint",
-             "report")
+VARIABLES = ("run", "state", "job_id", "steps", "loss", "evaluation_loss", "best_evaluation_loss", "checkpoint",
+             "best_checkpoint", "report")
 """Keys of ``outcome.json`` that the command gets as variables: ``HPC_MP_RUN`` …"""
 
 
