@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import click
@@ -14,8 +13,16 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.findings import Finding
 from hpc_mp.cli.output import finish
+from hpc_mp.clouds.azure.files import read_project
+from hpc_mp.clouds.azure.rules import lint as lint_template
 from hpc_mp.cluster.slurm.releases import Version, parse_version
+from hpc_mp.environment.findings import lint_nccl_conf, lint_variables
+from hpc_mp.job.load import load_sweep
+from hpc_mp.lint import sbatch
 from hpc_mp.lint.kinds import KINDS, RENDER_FIRST, Kind, kind_of
+from hpc_mp.lint.slurm_conf.files import lint_slurm_conf, lint_topology
+
+Linter = Callable[[Path, str, Version | None], Sequence[Finding]]
 
 
 @click.command(help="Find problems of files; exit 1 for an error on any cluster. It detects the kind of a file: a job script "
@@ -49,16 +56,8 @@ def _lint(file: Path, kind: Kind | None, release: Version | None) -> Sequence[Fi
     return _LINTERS[file_kind](file, text, release)
 
 
-def _sbatch(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    from hpc_mp.lint.sbatch import lint
-
-    return lint(text, file=str(file), directory=Path.cwd(), version=release)
-
-
 def _job(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     """Return a finding for each invalid value; without one, for the first inconsistency between values."""
-    from hpc_mp.job.load import load_sweep
-
     try:
         load_sweep(file)
     except HpcMpError as error:
@@ -81,58 +80,32 @@ def _line_of(value: str, text: str) -> int | None:
     return None
 
 
-def _variables(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    from hpc_mp.environment.findings import lint_variables
-
-    return lint_variables(text, str(file))
-
-
-def _nccl(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    from hpc_mp.environment.findings import lint_nccl_conf
-
-    return lint_nccl_conf(file.read_bytes(), str(file))
-
-
-def _slurm_conf(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
-
-    return lint_slurm_conf(text, file, release)
-
-
-def _topology(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    from hpc_mp.lint.slurm_conf.files import lint_topology
-
-    return lint_topology(text, file)
-
-
-def _template(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    from hpc_mp.clouds.azure.rules import lint
-
-    return lint(text, file=str(file))
-
-
 def _project(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
     """Return the findings of every template of the project, checked together with the project."""
-    from hpc_mp.clouds.azure.files import read_project
-    from hpc_mp.clouds.azure.rules import lint
-
     project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))
     if not templates:
         return [Finding("CC700", "info", "", "The project has no template in templates/: its specs are not checked.",
                         "Name the template: hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
-    by_template = [lint(text_of(template, "cluster template"), file=str(template), project=project) for template in templates]
-    return list(dict.fromkeys(finding for findings in by_template for finding in findings))
+    return list(dict.fromkeys(finding for template in templates for finding in lint_template(
+        text_of(template, "cluster template"), file=str(template), project=project)))
 
 
-def _alone(finding: Finding, file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    return [replace(finding, file=str(file))]
+def _alone(finding: Finding) -> Linter:
+    return lambda file, text, release: [replace(finding, file=str(file))]
 
 
 _JUDGED_TOGETHER = Finding("slurm-part", "info", "",
                            "is checked together with slurm.conf, which defines the nodes and their GPUs.",
                            "Lint the slurm.conf in the same directory.")
-_LINTERS: dict[Kind, Callable[[Path, str, Version | None], Sequence[Finding]]] = {
-    "sbatch": _sbatch, "job": _job, "variables": _variables, "nccl": _nccl, "slurm-conf": _slurm_conf, "topology": _topology,
-    "template": _template, "project": _project, "slurm-part": partial(_alone, _JUDGED_TOGETHER),
-    "jinja": partial(_alone, RENDER_FIRST),
+_LINTERS: dict[Kind, Linter] = {
+    "sbatch": lambda file, text, release: sbatch.lint(text, file=str(file), directory=Path.cwd(), version=release),
+    "job": _job,
+    "variables": lambda file, text, release: lint_variables(text, str(file)),
+    "nccl": lambda file, text, release: lint_nccl_conf(file.read_bytes(), str(file)),
+    "slurm-conf": lambda file, text, release: lint_slurm_conf(text, file, release),
+    "slurm-part": _alone(_JUDGED_TOGETHER),
+    "topology": lambda file, text, release: lint_topology(text, file),
+    "template": lambda file, text, release: lint_template(text, file=str(file)),
+    "project": _project,
+    "jinja": _alone(RENDER_FIRST),
 }
