@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,66 +100,27 @@ RIGHT = replace(
 )
 
 
-def config(**changes: str) -> dict[str, Any]:
-    return {"config": {**RIGHT.config, **changes}}
+def changed(**row: Any) -> dict[str, Any]:
+    """Return the fields of RIGHT that a row of ``settings.toml`` changes."""
+    fields = {key: row[key] for key in ("cgroup", "gres_conf") if key in row}
+    if "config" in row:
+        fields["config"] = {**RIGHT.config, **row["config"]}
+    for key, records in (("nodes", RIGHT.nodes), ("partitions", RIGHT.partitions)):
+        of_all, of_first = row.get(key, {}), row.get(f"first_{key}", {})
+        if of_all or of_first:
+            fields[key] = tuple(record | of_all | (of_first if number == 0 else {}) for number, record in enumerate(records))
+    return fields
 
 
-def each(key: str, **changes: str) -> dict[str, Any]:
-    return {key: tuple({**record, **changes} for record in getattr(RIGHT, key))}
-
-
-def first(key: str, **changes: str) -> dict[str, Any]:
-    one, *others = getattr(RIGHT, key)
-    return {key: ({**one, **changes}, *others)}
-
-
-PREEMPTS = config(PreemptType="preempt/qos", PreemptParameters="send_user_signal")
-WRONG: dict[str, dict[str, Any]] = {
-    "cons-tres": config(SelectType="select/linear"),
-    "memory-shared": config(SelectTypeParameters="CR_CORE"),
-    "gres-file": {"gres_conf": "NodeName=n1 Name=gpu Count=2\n"},
-    "gres-broken": first("nodes", State="IDLE+DRAIN", Reason="gres/gpu count reported lower than configured (0 < 2) [slurm@x]"),
-    "gres-types": first("nodes", Gres="gpu:h100:2"),
-    "mixed-nodes": first("nodes", Gres="gpu:4"),
-    "real-memory": first("nodes", RealMemory="1"),
-    "few-cpus": first("nodes", CPUTot="1"),
-    "nodes-out": first("nodes", State="DOWN+DRAIN", Reason="hpc-mp:node-slow [root@2026-01-01T00:00:00]"),
-    "slurmd-releases": first("nodes", Version="21.08.1"),
-    "default-partition": each("partitions", Default="NO"),
-    "partition-closed": each("partitions", State="DOWN"),
-    "max-nodes": each("partitions", MaxNodes="1"),
-    "nodes-shared": each("partitions", OverSubscribe="FORCE:4"),
-    "grace-time": PREEMPTS | each("partitions", PreemptMode="REQUEUE", GraceTime="30"),
-    "preempt-suspend": PREEMPTS | each("partitions", PreemptMode="GANG,SUSPEND"),
-    "short-limit": each("partitions", MaxTime="00:30:00"),
-    "topology-none": config(TopologyPlugin="topology/none") | {"topologies": ()},
-    "topology-unknown": config(TopologyPlugin="topology/none") | {"topologies": (), "measured": None},
+SETTINGS = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
+NO_TOPOLOGY = changed(config={"TopologyPlugin": "topology/none"}) | {"topologies": ()}
+WRONG: dict[str, dict[str, Any]] = {code: changed(**row) for code, row in SETTINGS["wrong"].items()} | {
+    "topology-none": NO_TOPOLOGY,
+    "topology-unknown": NO_TOPOLOGY | {"measured": None},
     "topology-wrong": {"measured": measure([["n1", "n3"], ["n2", "n4"]], 0.3)},
     "topology-outside": {"topologies": read_topologies("SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n3\n"
                                                        "SwitchName=t Switches=s[1-2]\n")},
     "topology-apart": {"topologies": read_topologies(TREE.rpartition("SwitchName")[0])},
-    "accounting-off": config(AccountingStorageType="accounting_storage/none"),
-    "gpus-uncounted": config(AccountingStorageTRES="cpu,mem"),
-    "health-none": config(HealthCheckProgram=""),
-    "health-idle": config(HealthCheckInterval="0 sec"),
-    "suspend-soon": config(SuspendTime="300 sec") | first("nodes", State="IDLE+CLOUD"),
-    "task-plugin": config(TaskPlugin="task/none"),
-    "proctrack": config(ProctrackType="proctrack/linuxproc"),
-    "constrain-cores": {"cgroup": {"ConstrainDevices": "yes", "ConstrainRAMSpace": "yes"}},
-    "constrain-devices": {"cgroup": {"ConstrainCores": "yes", "ConstrainDevices": "no", "ConstrainRAMSpace": "yes"}},
-    "constrain-memory": {"cgroup": {"ConstrainCores": "yes", "ConstrainDevices": "yes"}},
-    "memlock": config(PropagateResourceLimits="ALL", PropagateResourceLimitsExcept=""),
-    "kill-wait": config(KillWait="5 sec"),
-    "kill-wait-short": config(KillWait="30 sec"),
-    "slurmd-timeout": config(SlurmdTimeout="3600 sec"),
-    "unkillable": config(UnkillableStepTimeout="60 sec"),
-    "return-to-service": config(ReturnToService="2"),
-    "no-requeue": config(JobRequeue="0"),
-    "prolog-late": config(PrologFlags=""),
-    "prolog-contain": config(PrologFlags="Alloc"),
-    "preempt-signal": config(PreemptType="preempt/qos"),
-    "switch-wait": config(SchedulerParameters="bf_interval=2"),
-    "part-limits": config(EnforcePartLimits="NO"),
 }
 ALSO = {"prolog-late": {"prolog-contain"}, "gres-broken": {"nodes-out"}, "gres-types": {"mixed-nodes"},
         "topology-outside": {"topology-wrong"}}
@@ -178,19 +140,8 @@ def test_every_rule_finds_what_it_is_for_and_nothing_else(code: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {"gres_conf": "AutoDetect=nvml\nName=gpu Count=2\n"}, {"gres_conf": None}, {"cgroup": None},
-    config(PropagateResourceLimits="NONE", PropagateResourceLimitsExcept=""), config(PrologFlags="X11"), PREEMPTS,
-    config(PreemptType="preempt/qos", SlurmctldParameters="preempt_send_user_signal"), config(SuspendTime="300 sec"),
-    PREEMPTS | each("partitions", PreemptMode="REQUEUE", GraceTime="600"), {"measured": None},
-    first("nodes", State="MIXED"), {"nodes": (), "partitions": ()}, {"topologies": None},
-    first("nodes", State="IDLE+CLOUD+POWERED_DOWN"), first("nodes", State="MIXED+CLOUD+NOT_RESPONDING+POWERING_UP"),
-    {"gres_conf": "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n"},
-    config(SelectType="select/linear") | each("nodes", Gres=""), config(TopologyPlugin="topology/flat"),
-    config(TopologyPlugin="topology/flat") | {"measured": None},
-    {"measured": measure(leaves(4))}, config(SlurmdTimeout="300 sec"), each("partitions", MaxTime="7-00:00:00"),
-    config(SelectTypeParameters="CR_CPU") | each("partitions", OverSubscribe="EXCLUSIVE"),
-    config(SelectTypeParameters="CR_Core") | each("partitions", SelectTypeParameters="CR_CORE_MEMORY"),
-    config(SelectType="select/linear", SelectTypeParameters="NONE") | each("nodes", Gres=""),
+    *(changed(**row) for row in SETTINGS["right"]), {"gres_conf": None}, {"cgroup": None}, {"measured": None},
+    changed(config={"TopologyPlugin": "topology/flat"}) | {"measured": None}, {"nodes": (), "partitions": ()}, {"topologies": None}, {"measured": measure(leaves(4))},
     {"topologies": read_topologies(f"{TREE}SwitchName=t2 Switches=s[1-2]\nSwitchName=t3 Switches=s2\n"), "measured": None},
 ])
 def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> None:
@@ -198,11 +149,11 @@ def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("changes", [
-    each("partitions", OverSubscribe="YES:2"), first("partitions", OverSubscribe="EXCLUSIVE"),
-    each("partitions", ExclusiveUser="YES")])
+    changed(partitions={"OverSubscribe": "YES:2"}), changed(first_partitions={"OverSubscribe": "EXCLUSIVE"}),
+    changed(partitions={"ExclusiveUser": "YES"})])
 def test_memory_is_shared_where_one_partition_shares_nodes(changes: dict[str, Any]) -> None:
     shared = {"partitions": (*RIGHT.partitions, {**RIGHT.partitions[0], "PartitionName": "second"})}
-    wrong = replace(RIGHT, **config(SelectTypeParameters="CR_CPU") | shared)
+    wrong = replace(RIGHT, **changed(config={"SelectTypeParameters": "CR_CPU"}) | shared)
     assert codes(replace(wrong, partitions=(*changes["partitions"], wrong.partitions[-1]))) == {"memory-shared"}
 
 
@@ -214,8 +165,8 @@ def test_partitions_of_a_file_inherit_from_the_default_before_them(default: str,
 
 
 @pytest.mark.parametrize("changes", [
-    config(SelectTypeParameters="CR_CORE_MEMORY,CR_LLN"), each("partitions", LLN="YES"),
-    each("partitions", OverSubscribe="FORCE")])
+    changed(config={"SelectTypeParameters": "CR_CORE_MEMORY,CR_LLN"}), changed(partitions={"LLN": "YES"}),
+    changed(partitions={"OverSubscribe": "FORCE"})])
 def test_nodes_are_shared_in_several_ways(changes: dict[str, Any]) -> None:
     assert codes(replace(RIGHT, **changes)) == {"nodes-shared"}
 
@@ -224,7 +175,7 @@ def test_nodes_are_shared_in_several_ways(changes: dict[str, Any]) -> None:
     "DOWN+CLOUD+NOT_RESPONDING", "DOWN*", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+FAIL", "IDLE+INVALID_REG", "IDLE+NOT_RESPONDING",
     "DOWN+CLOUD+POWERED_DOWN"])
 def test_nodes_that_take_no_jobs(state: str) -> None:
-    assert codes(replace(RIGHT, **first("nodes", State=state))) == {"nodes-out"}
+    assert codes(replace(RIGHT, **changed(first_nodes={"State": state}))) == {"nodes-out"}
 
 
 @pytest.mark.parametrize(("conf", "code"), [("AutoDetect=nvml\n", 0), ("Name=gpu Count=2\n", 1)])
