@@ -141,7 +141,8 @@ def test_every_rule_finds_what_it_is_for_and_nothing_else(code: str) -> None:
 
 @pytest.mark.parametrize("changes", [
     *(changed(**row) for row in SETTINGS["right"]), {"gres_conf": None}, {"cgroup": None}, {"measured": None},
-    changed(config={"TopologyPlugin": "topology/flat"}) | {"measured": None}, {"nodes": (), "partitions": ()}, {"topologies": None}, {"measured": measure(leaves(4))},
+    changed(config={"TopologyPlugin": "topology/flat"}) | {"measured": None}, {"nodes": (), "partitions": ()},
+    {"topologies": None}, {"measured": measure(leaves(4))},
     {"topologies": read_topologies(f"{TREE}SwitchName=t2 Switches=s[1-2]\nSwitchName=t3 Switches=s2\n"), "measured": None},
 ])
 def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> None:
