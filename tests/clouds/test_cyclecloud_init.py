@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -13,15 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.converge import Failed, words
 from cyclecloud_lab.faults import infiniband
 from cyclecloud_lab.site import Machine, Site, why_not
 from cyclecloud_lab.trees import differences, tree
-
-from hpc_mp.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "cyclecloud" / "specs"
@@ -57,22 +53,6 @@ def test_scripts_run_in_the_order_of_their_numbers_and_can_be_run() -> None:
     listed = subprocess.run(["git", "ls-files", "--stage", SPECS], cwd=ROOT, capture_output=True, text=True).stdout
     modes = {line.split("\t")[1].strip('"'): line[:6] for line in listed.splitlines()}
     assert [name for name, mode in modes.items() if mode != "100755" and (ROOT / name) in runs] == []
-
-
-def test_the_linter_of_projects_finds_nothing(tmp_path: Path) -> None:
-    template = tmp_path / "template.txt"
-    specs = "".join(f"[[[cluster-init hpc-mp:{name}:0.1.0]]]\n" for name in ("default", "scheduler", "execute"))
-    template.write_text(f"[cluster x]\n[[node scheduler]]\n{specs}")
-    shutil.copytree(ROOT / "cyclecloud", tmp_path / "project")
-    command = ["cloud", "lint", str(template), "--project", str(tmp_path / "project"), "--json"]
-
-    def found() -> set[str]:
-        said = CliRunner().invoke(cli, command).output
-        return {each["code"] for each in json.loads(said)["findings"] if each["code"].startswith("CC7")}
-
-    assert found() == set()
-    (tmp_path / "project/specs/default/cluster-init/scripts/10-limits.sh").write_bytes(b"#!/bin/bash\r\n")
-    assert found() == {"CC708"}
 
 
 # --- default and execute, on machines made of this one ---------------------------------------------------------------

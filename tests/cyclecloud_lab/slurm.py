@@ -19,56 +19,6 @@ SCHED = f"/sched/{CLUSTER}"
 LINKED = ("slurm.conf", "cgroup.conf", "azure.conf", "site_specific.conf", "keep_alive.conf", "accounting.conf", "topology.conf",
           "prolog.d")  # fmt: skip
 
-TEMPLATE = """\
-MpiDefault=none
-ReturnToService=2
-PropagateResourceLimits=ALL
-SlurmctldPidFile=/var/run/slurmctld.pid
-SlurmdPidFile=/var/run/slurmd.pid
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmUser=slurm
-StateSaveLocation={sched}/spool/slurmctld
-SwitchType=switch/none
-SchedulerType=sched/backfill
-SelectType=select/cons_tres
-GresTypes=gpu
-SelectTypeParameters=CR_Core_Memory
-ClusterName={cluster}
-JobAcctGatherType=jobacct_gather/none
-SlurmctldDebug=debug
-SlurmctldLogFile=/var/log/slurmctld/slurmctld.log
-SlurmctldParameters=idle_on_node_suspend
-SlurmdDebug=debug
-SlurmdLogFile=/var/log/slurmd/slurmd.log
-DisableRootJobs=No
-PrivateData=cloud
-Prolog=/etc/slurm/prolog.d/*
-PrologFlags=alloc
-TreeWidth=16
-SlurmctldTimeout=30
-SchedulerParameters=max_switch_wait=24:00:00
-HealthCheckInterval={interval}
-HealthCheckNodeState=ANY
-HealthCheckProgram={sched}/health.sh
-Include azure.conf
-Include accounting.conf
-Include keep_alive.conf
-{lab}
-Include site_specific.conf
-SlurmCtldHost=scheduler({address})
-"""
-"""cyclecloud-slurm's slurm.conf without what starts and stops machines (Resume…, Suspend…), and without control groups."""
-
-LAB = """\
-# of the lab: no control groups, more processors than there are, tests that do not wait
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SlurmdParameters=config_overrides
-AuthInfo=cred_expire=5
-SlurmdTimeout=20
-MessageTimeout=10
-"""
-
 
 def install(site: Site, partitions: Mapping[str, Sequence[str]], interval: int = 30) -> None:
     """The scheduler's part, on /sched, with so many seconds between health checks; then every machine's own."""
@@ -87,7 +37,8 @@ def configure(site: Site, partitions: Mapping[str, Sequence[str]], interval: int
     nodes = [node for nodes in partitions.values() for node in nodes]
     scheduler = site.address("scheduler") if "scheduler" in site.names else "127.0.0.1"
     texts = {
-        "slurm.conf": TEMPLATE.format(sched=SCHED, cluster=CLUSTER, interval=interval, lab=LAB, address=scheduler),
+        "slurm.conf": (PROGRAMS / "slurm.conf").read_text(encoding="utf-8").format(
+            sched=SCHED, cluster=CLUSTER, interval=interval, address=scheduler),
         "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
         "azure.conf": "".join(f"NodeName={node} NodeAddr={site.address(node)} CPUs=4 RealMemory=4000\n" for node in nodes)
         + "".join(f"PartitionName={name} Nodes={','.join(found)} Default={'YES' if name == 'hpc' else 'NO'} MaxTime=INFINITE "
