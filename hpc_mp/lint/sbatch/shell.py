@@ -179,9 +179,7 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
     exported: set[str] = set()
     faults: list[int] = []
     root, reader = read_tree(source, first_line, task=task)
-    stack = [(root, "", Around())]
-    while stack:
-        node, parent, around = stack.pop()
+    for node, parent, around in reader.walk(root):
         match node.type:
             case "comment":
                 comments.append((reader.line(node), reader.raw(node)))
@@ -196,7 +194,6 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
                 assignments.append(reader.assignment(node, captured=around.captured))
         if node.type == "ERROR" or node.is_missing:
             faults.append(reader.line(node))
-        stack += [(child, node.type, held) for child, held in reversed(list(reader.children(node, around)))]
     return Shell(tuple(commands), tuple(assignments), tuple(comments), frozenset(exported), tuple(faults))
 
 
@@ -275,6 +272,14 @@ class NodeReader:
 
     def raw(self, node: Node) -> str:
         return self.text[node.start_byte:node.end_byte]
+
+    def walk(self, root: Node) -> Iterator[tuple[Node, str, Around]]:
+        """Yield every node in the order of the text, with the type of its parent and the context of its commands."""
+        stack = [(root, "", Around())]
+        while stack:
+            node, parent, around = stack.pop()
+            yield node, parent, around
+            stack += [(child, node.type, held) for child, held in reversed(list(self.children(node, around)))]
 
     def children(self, node: Node, around: Around) -> Iterator[tuple[Node, Around]]:
         children = node.children

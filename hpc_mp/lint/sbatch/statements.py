@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tree_sitter import Node
-
-from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, read_tree
+from hpc_mp.lint.sbatch.shell import Command, read_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +47,8 @@ def read_statements(text: str) -> Source:
                 comments.add(reader.line(node))
         elif node.is_named and reader.raw(node).strip(" \t\n\\"):  # ignore a line continuation at the end of the text
             source, first = reader.raw(node).rstrip(), reader.line(node)
-            statements.append(Statement(node.type, source, first, first + source.count("\n"), tuple(_commands(node, reader)),
+            commands = [reader.command(part, around) for part, _, around in reader.walk(node)
+                        if part.type in ("command", "unset_command")]
+            statements.append(Statement(node.type, source, first, first + source.count("\n"), tuple(filter(None, commands)),
                                         at + 1 < len(children) and children[at + 1].type == "&"))
     return Source(text, tuple(statements), frozenset(comments))
-
-
-def _commands(top: Node, reader: NodeReader) -> Iterator[Command]:
-    stack: list[tuple[Node, Around]] = [(top, Around())]
-    while stack:
-        node, around = stack.pop()
-        if node.type in ("command", "unset_command") and (command := reader.command(node, around)):
-            yield command
-        stack += reversed(list(reader.children(node, around)))
