@@ -9,12 +9,26 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
-from lab_runs import completes, ended, first_end, job_ends, logs_of, program, submitted, until_ended, with_fault
+from lab_runs import (
+    command_line,
+    completes,
+    ended,
+    first_end,
+    job_ends,
+    kill_supervisor,
+    logs_of,
+    program,
+    running,
+    saving,
+    send,
+    submitted,
+    until_ended,
+    with_fault,
+)
 from slurm_jobs import TWO, command, steps, submit, until
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
@@ -38,30 +52,11 @@ def left_out(run: RunDirectory, node: str) -> bool:
     return node not in read_json(run.attempt_record)["hosts"]
 
 
-def running(lab: Cluster, run: RunDirectory, *words: str) -> list[psutil.Process]:
-    """Processes on nodes of the lab whose command line has these words and that of the run's directory."""
-    found = []
-    for node in lab.nodes:
-        for pid in lab.processes(node):
-            try:
-                line = psutil.Process(pid).cmdline()
-            except psutil.Error:
-                continue
-            if line[:1] != ["bash"] and all(any(word in each for each in line) for word in (*words, str(run.path))):
-                found.append(psutil.Process(pid))
-    return found
-
-
-def kill_supervisor(lab: Cluster, run: RunDirectory) -> None:
-    for process in running(lab, run, "hpc_mp.supervisor"):
-        process.send_signal(signal.SIGKILL)
-
-
 MOMENTS: dict[str, Callable[[Cluster, RunDirectory], object]] = {
     "at once": lambda lab, run: running(lab, run, "hpc_mp.supervisor"),
     "before the ranks": lambda lab, run: run.attempt_record.exists(),
     "training": lambda lab, run: steps(run) >= 13,
-    "saving": lambda lab, run: any(run.checkpoints.glob(".step*")),
+    "saving": lambda lab, run: saving(run),
     "after the ranks": lambda lab, run: running(lab, run, "node-end.sh"),
 }
 
@@ -186,13 +181,6 @@ def absent(job: Path, deed: str, number: int, entry: str) -> str:
     return f"environment.set.PYTHONPATH={place}"
 
 
-def freeze(lab: Cluster, node: str) -> None:
-    """Stop all processes of a node, but for its network."""
-    for pid in lab.processes(node):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-
-
 @pytest.mark.parametrize(("deed", "rank"), [
     (STOPS, 1), *(pytest.param(deed, rank, marks=pytest.mark.prove) for deed, rank in ((SLEEPS, 1), (STOPS, 0), (SLEEPS, 0)))])
 def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, rank: int) -> None:
@@ -209,7 +197,7 @@ def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job
     run, job_id = submit(lab, job, (*PACED, absent(job, SLEEPS, 1, "train"), "job.meet_timeout=15"))
     until((job.parent / "once").exists, "the rank on the second node", 100)
     node = (job.parent / "once").read_text()
-    freeze(lab, node)
+    send(signal.SIGSTOP, lab.processes(node))  # not its network
     try:
         first = first_end(run, 200)
         assert (first.node, first.action) == (node, "requeue") and first.kind in ("silent", "lost", "node"), first
@@ -236,14 +224,6 @@ def kill_stepd(lab: Cluster, node: str, step: str = "[1-9]") -> None:
     """The slurmstepd of the ranks of a node, which live on: step 0 prepares the nodes."""
     [pid] = [pid for pid in lab.processes(node) if re.match(rf"slurmstepd: \[\d+\.{step}", command_line(pid))]
     os.kill(pid, signal.SIGKILL)
-
-
-def command_line(pid: int) -> str:
-    """Empty if it has ended."""
-    try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return ""
 
 
 def check_orphaned(run: RunDirectory, node: str, timeout: float) -> None:

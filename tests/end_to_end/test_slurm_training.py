@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_runs import ENDS, job_ends, state, with_fault
+from lab_runs import ENDS, job_ends, saving, state, with_fault
 from plain import run_plain
 from slurm_jobs import EIGHT, TWO, close, command, emulated, hpc_mp, launch, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
@@ -116,7 +116,7 @@ def stop_and_compare(lab: Cluster, job: Path, overrides: tuple[str, ...], expect
     for end, following in zip(stopped, history(run)[1:], strict=False):
         first = next((line["step"] for line in read_lines(run.metrics) if line["attempt"] == following.attempt), None)
         assert first in (None, end.step + 1), "a step was lost or done twice"
-    assert not list(run.checkpoints.glob(".step*"))
+    assert not saving(run)
     return len(history(run))
 
 
@@ -130,7 +130,7 @@ class Moment:
 
     def __call__(self, run: RunDirectory) -> bool:
         if self._saving:
-            return any(run.checkpoints.glob(".step*"))
+            return saving(run)
         if self._began is None and run.attempt_record.exists():
             self._began = time.monotonic()
         return self._began is not None and time.monotonic() - self._began > self._seconds
@@ -170,7 +170,7 @@ def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cl
     assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
     begun = [next(line["step"] for line in read_lines(run.metrics) if line["attempt"] == attempt) for attempt in (1, 2, 3)]
     assert begun == [1, first.step + 1, done + 1], "a step was lost or done twice"
-    assert not list(run.checkpoints.glob(".step*"))
+    assert not saving(run)
 
 
 def status(lab: Cluster, run: RunDirectory) -> dict[str, Any]:
