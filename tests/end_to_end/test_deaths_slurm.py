@@ -231,16 +231,6 @@ def check_orphaned(run: RunDirectory, node: str, timeout: float) -> None:
     assert (first.kind, first.nodes, first.node, first.action) == ("orphaned", (node,), node, "requeue"), first
 
 
-@pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
-def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Cluster, job: Path, node: str) -> None:
-    """They lived on, and the run ended a minute later, on the first node without blame."""
-    run, job_id = trains(lab, job, 0.1, 13)
-    kill_stepd(lab, node)
-    check_orphaned(run, node, 60)
-    completes(lab, job_id, run, job, PACED)
-    assert left_out(run, node)
-
-
 @pytest.mark.prove
 def test_the_script_that_loses_its_slurmstepd_is_a_fault_of_its_node(lab: Cluster, job: Path) -> None:
     """Slurm queues the job again and gives no reason: somebody had asked for that, it was said, and no host was named."""
@@ -287,18 +277,32 @@ def program_of(here: Path, kind: str) -> tuple[list[str], tuple[str, ...]]:
     return command, ("--set", f"program.start={start}", "--set", 'program.signal="TERM"')
 
 
+def started(lab: Lab, job: Path, kind: str, *more: str) -> tuple[RunDirectory, Callable[[], None]]:
+    """Start our own engine or a program, wait for some steps, and return the run and the check of its end."""
+    if kind == "engine":
+        run, job_id = trains(lab, job, 0.1, 13)
+        return run, lambda: completes(lab, job_id, run, job, PACED)
+    command, options = program_of(job.parent, kind)
+    run = submitted(lab, job.parent, command, *options, *more)
+    until(lambda: stepped(job.parent, 5), "its steps")
+
+    def check_end() -> None:
+        assert until_ended(run, 120).state == "completed" and stepped(job.parent, 30), logs_of(run)
+
+    return run, check_end
+
+
 @pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
-@pytest.mark.parametrize("kind", ["silent", *(pytest.param(each, marks=pytest.mark.prove) for each in ("per rank", "per node"))])
-def test_a_program_that_loses_its_slurmstepd_is_started_again_without_the_node(
-        lab: Lab, here: Path, kind: str, node: str) -> None:
-    """It hung until its time limit, or one of its ranks was blamed."""
-    command, options = program_of(here, kind)
-    run = submitted(lab, here, command, *options)
-    until(lambda: stepped(here, 5), "its steps")
+@pytest.mark.parametrize("kind", [
+    "engine", "silent", *(pytest.param(each, marks=pytest.mark.prove) for each in ("per rank", "per node"))])
+def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Lab, job: Path, kind: str, node: str) -> None:
+    """They lived on. A run of ours ended a minute later, on the first node without blame; a program hung until its time limit, or
+    one of its ranks was blamed."""
+    run, check_end = started(lab, job, kind)
     kill_stepd(lab, node)
     check_orphaned(run, node, 60)
-    assert not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
-    assert until_ended(run, 120).state == "completed" and stepped(here, 30), logs_of(run)
+    assert kind == "engine" or not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
+    check_end()
     assert left_out(run, node)
 
 
@@ -325,13 +329,11 @@ def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: 
 @pytest.mark.parametrize(("kind", "resumes"), [
     ("per rank", "true"), pytest.param("per node", "true", marks=pytest.mark.prove),
     pytest.param("per rank", "false", marks=pytest.mark.prove)])
-def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path, kind: str, resumes: str) -> None:
+def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, job: Path, kind: str, resumes: str) -> None:
     """Ranks that would begin anew are left to end: a program that had ended well was started again."""
-    command, options = program_of(here, kind)
-    run = submitted(lab, here, command, *options, "--set", f"program.resumes={resumes}")
-    until(lambda: stepped(here, 5), "its steps")
+    run, check_end = started(lab, job, kind, "--set", f"program.resumes={resumes}")
     kill_supervisor(lab, run)
-    assert until_ended(run, 120).state == "completed" and stepped(here, 30), logs_of(run)
+    check_end()
     *before, last = history(run)
     assert (last.kind, last.action) == ("completed", "done")
     ends = [(end.kind, end.node, end.action) for end in before]
@@ -339,14 +341,9 @@ def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("kind", ["engine", "program"])
-def test_a_stop_asked_for_just_before_the_supervisors_death_is_a_stop(lab: Lab, job: Path, here: Path, kind: str) -> None:
-    if kind == "engine":
-        run, _ = trains(lab, job, 0.3, 3)
-    else:
-        command, options = program_of(here, "per rank")
-        run = submitted(lab, here, command, *options, "--set", "program.resumes=true")
-        until(lambda: stepped(here, 5), "its steps")
+@pytest.mark.parametrize("kind", ["engine", "per rank"])
+def test_a_stop_asked_for_just_before_the_supervisors_death_is_a_stop(lab: Lab, job: Path, kind: str) -> None:
+    run, _ = started(lab, job, kind, "--set", "program.resumes=true")
     run.stop.touch()
     kill_supervisor(lab, run)
     assert until_ended(run, 120).state == "stopped" and [end.action for end in history(run)] == ["done"], history(run)

@@ -111,7 +111,7 @@ set +e
 code=$?
 kill $! 2>/dev/null
 ls -A "$mounted" >&2
-cat "$mounted/metrics.jsonl" 2>/dev/null >&2
+cat "$mounted/metrics.jsonl" >&2
 exit $code
 """
 
