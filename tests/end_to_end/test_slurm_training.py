@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,20 +121,16 @@ def stop_and_compare(lab: Cluster, job: Path, overrides: tuple[str, ...], expect
     return len(history(run))
 
 
-class Moment:
-    """True so many seconds after a run's first start, or while its first checkpoint is written."""
+def moment(number: int) -> Callable[[RunDirectory], bool]:
+    """Return a condition: so many seconds after a run's first start, or while its first checkpoint is written."""
+    seconds, begun = random.Random(number).uniform(0.0, 13.0), list[float]()
 
-    def __init__(self, number: int) -> None:
-        self._saving = number % 5 == 4
-        self._seconds = random.Random(number).uniform(0.0, 13.0)
-        self._began: float | None = None
+    def reached(run: RunDirectory) -> bool:
+        if not begun and run.attempt_record.exists():
+            begun.append(time.monotonic())
+        return bool(begun) and time.monotonic() - begun[0] > seconds
 
-    def __call__(self, run: RunDirectory) -> bool:
-        if self._saving:
-            return saving(run)
-        if self._began is None and run.attempt_record.exists():
-            self._began = time.monotonic()
-        return self._began is not None and time.monotonic() - self._began > self._seconds
+    return saving if number % 5 == 4 else reached
 
 
 @pytest.mark.prove
@@ -143,7 +140,7 @@ def test_usr2_at_twenty_random_moments(lab: Cluster, job: Path, capsys: pytest.C
     expected = emulated(job, longer)
     starts = []
     for number in range(20):
-        starts.append(stop_and_compare(lab, job, longer, expected, Moment(number)))
+        starts.append(stop_and_compare(lab, job, longer, expected, moment(number)))
         shutil.rmtree(job.parent / "runs" / "exact")
     with capsys.disabled():
         print(f"\n20 stops: starts per run {starts}")
