@@ -17,6 +17,7 @@ import pytest
 import warm
 from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
 from layouts import write_job
+from slurm_jobs import losses
 
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
@@ -39,12 +40,6 @@ def launch(job: Path, mark: str, overrides: Sequence[str], *options: str, code: 
     assert done.returncode == code, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
-
-
-def losses(run: str | Path) -> list[float]:
-    lines = read_lines(RunDirectory(Path(run)).metrics)
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
-    return [line["loss"] for line in lines]
 
 
 def kill_one_rank(job: Path, mark: str, overrides: Sequence[str]) -> tuple[dict[str, Any], float]:  # noqa: F811
