@@ -343,7 +343,8 @@ def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, job: Path,
 @pytest.mark.prove
 @pytest.mark.parametrize("kind", ["engine", "per rank"])
 def test_a_stop_asked_for_just_before_the_supervisors_death_is_a_stop(lab: Lab, job: Path, kind: str) -> None:
-    run, _ = started(lab, job, kind, "--set", "program.resumes=true")
+    resumes = ("--set", "program.resumes=true")
+    run, _ = trains(lab, job, 0.3, 3) if kind == "engine" else started(lab, job, kind, *resumes)
     run.stop.touch()
     kill_supervisor(lab, run)
     assert until_ended(run, 120).state == "stopped" and [end.action for end in history(run)] == ["done"], history(run)
