@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,19 +30,22 @@ from hpc_mp.base.text import (
 KEYS = ("tensor", "pipeline", "context", "zero")
 
 
-@pytest.mark.parametrize(("count", "text"), [
-    (0, "0 B"), (512, "512 B"), (1023, "1023 B"), (1024, "1 KiB"), (1.5 * 2**30, "1.5 GiB"), (1023 * 2**20, "1023 MiB"),
-    (1023.7 * 2**20, "1 GiB"), (79.6 * 2**30, "79.6 GiB"), (2**60, "1024 PiB"),
-])
-def test_memory(count: float, text: str) -> None:
-    assert memory_size(count) == text
+TEXTS: dict[Callable[[float], str], dict[float, str]] = {
+    memory_size: {0: "0 B", 512: "512 B", 1023: "1023 B", 1024: "1 KiB", 1.5 * 2**30: "1.5 GiB", 1023 * 2**20: "1023 MiB",
+                  1023.7 * 2**20: "1 GiB", 79.6 * 2**30: "79.6 GiB", 2**60: "1024 PiB"},
+    data_size: {191_937_100_000: "192 GB", 8_123_456: "8.12 MB", 999: "999 B", 999_700: "1 MB", 1000: "1 kB", 12e15: "12 PB"},
+    data_rate: {41.52: "41.5 GB/s", 0.0015: "1.5 MB/s", 0.0: "0 B/s", 450: "450 GB/s"},
+    duration: {2e-5: "20 µs", 0.0133: "13.3 ms", 1.234: "1.23 s", 59.9: "59.9 s", 59.97: "1 min", 200: "3 min 20 s", 3600: "1 h",
+               7500: "2 h 5 min", 3605: "1 h", 86400 * 3 + 3600 * 4 + 59: "3 d 4 h", 0: "0 s", -3: "0 s"},
+    ago: {-3: "just now", 0.9: "just now", 1: "1 s ago", 53.2: "53 s ago", 59.7: "1 min ago", 200: "3 min ago", 3599: "1 h ago",
+          47 * 3600: "2 d ago", 86400 * 40: "40 d ago"},
+    number: {0.47251: "0.4725", 12.0: "12", 2041.4: "2,041", 1e20: "1e+20"},
+}
 
 
-@pytest.mark.parametrize(("count", "text"), [
-    (191_937_100_000, "192 GB"), (8_123_456, "8.12 MB"), (999, "999 B"), (999_700, "1 MB"), (1000, "1 kB"), (12e15, "12 PB"),
-])
-def test_data(count: float, text: str) -> None:
-    assert data_size(count) == text
+@pytest.mark.parametrize(("words", "value", "text"), [(words, *row) for words, rows in TEXTS.items() for row in rows.items()])
+def test_a_number_in_words(words: Callable[[float], str], value: float, text: str) -> None:
+    assert words(value) == text
 
 
 @given(st.integers(1, 10**18))
@@ -52,26 +56,6 @@ def test_sizes_are_right_to_three_digits(count: int) -> None:
         assert unit == units[-1] or float(value) < base
 
 
-def test_rates() -> None:
-    assert [data_rate(rate) for rate in (41.52, 0.0015, 0.0, 450)] == ["41.5 GB/s", "1.5 MB/s", "0 B/s", "450 GB/s"]
-
-
-@pytest.mark.parametrize(("seconds", "text"), [
-    (2e-5, "20 µs"), (0.0133, "13.3 ms"), (1.234, "1.23 s"), (59.9, "59.9 s"), (59.97, "1 min"), (200, "3 min 20 s"),
-    (3600, "1 h"), (7500, "2 h 5 min"), (3605, "1 h"), (86400 * 3 + 3600 * 4 + 59, "3 d 4 h"), (0, "0 s"), (-3, "0 s"),
-])
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [
-    (-3, "just now"), (0.9, "just now"), (1, "1 s ago"), (53.2, "53 s ago"), (59.7, "1 min ago"), (200, "3 min ago"),
-    (3599, "1 h ago"), (47 * 3600, "2 d ago"), (86400 * 40, "40 d ago"),
-])
-def test_ages(seconds: float, text: str) -> None:
-    assert ago(seconds) == text
-
-
 @pytest.mark.parametrize(("loss", "text", "change"), [
     (4.31751, "4.3175", "+4.3175"), (0.0312, "0.0312", "+0.0312"), (3.12e-7, "3.12e-07", "+3.12e-07"), (0.0, "0.0000", "+0.0000"),
     (-0.001234, "-0.001234", "-0.001234"), (1234567.8, "1.235e+06", "+1.235e+06"), (float("nan"), "nan", "+nan")])
@@ -80,7 +64,6 @@ def test_losses(loss: float, text: str, change: str) -> None:
 
 
 def test_counts() -> None:
-    assert [number(n) for n in (0.47251, 12.0, 2041.4, 1e20)] == ["0.4725", "12", "2,041", "1e+20"]
     assert [counted(n, "node") for n in (0, 1, 2, 1024)] == ["0 nodes", "1 node", "2 nodes", "1,024 nodes"]
     assert counted(2, "switch", "switches") == "2 switches"
     assert several(["a", "b", "c"], 2) == "a, b and 1 more" and several(["a", "b"], 2) == "a, b"

@@ -2,7 +2,6 @@
 
     .venv/bin/python tests/end_to_end/both_ways.py DIRECTORY --json OUT     # all files below DIRECTORY
     .venv/bin/python tests/end_to_end/both_ways.py --drawn 500 --json OUT   # scripts that a seed draws
-    .venv/bin/python tests/end_to_end/both_ways.py --sum OUT
 
 Started again with the same OUT, it goes on with the scripts that OUT lacks. Several scripts run at a time, each on two hosts of
 its own. `both_ways_sandbox.py` says what is changed in the directives before both runs, `both_ways_compare.py` what is not
@@ -20,7 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +37,15 @@ def cases_of(directory: Path) -> Iterator[Case]:
         with suppress(OSError):
             if path.is_file() and b"\0" not in (head := path.read_bytes()[:1 << 16]) and b"#SBATCH" in head:
                 projects.setdefault(path.relative_to(directory).parts[0], []).append(path)
-    while projects:
-        for project in sorted(projects):
-            path = projects[project].pop(0)
-            name, number = str(path.relative_to(directory)), zlib.crc32(path.name.encode())
-            yield Case(name, path.name, path.read_bytes().decode(errors="surrogateescape"), number if number % 2 else 0)
-        projects = {project: paths for project, paths in projects.items() if paths}
+    for _, path in sorted(entry for paths in projects.values() for entry in enumerate(paths)):
+        number = zlib.crc32(path.name.encode())
+        text = path.read_bytes().decode(errors="surrogateescape")
+        yield Case(str(path.relative_to(directory)), path.name, text, number if number % 2 else 0)
 
 
 def drawn_cases(count: int, seed: int) -> Iterator[Case]:
     for number in range(seed, seed + count):
         yield Case(f"drawn-{number}", "job one.sbatch", drawn_script(number), number if number % 2 else 0)
-
-
-def interleaved(first: Iterator[Case], second: Iterator[Case]) -> Iterator[Case]:
-    """Yield three of the first and one of the second in turn."""
-    while batch := [*islice(first, 3), *islice(second, 1)]:
-        yield from batch
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
@@ -72,27 +63,21 @@ def main() -> int:
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--drawn", type=int, default=0, help="that many drawn scripts too")
     parser.add_argument("--seed", type=int, default=1, help="of the first drawn script")
-    parser.add_argument("--json", type=Path, required=False, help="results, one JSON document a line")
-    parser.add_argument("--sum", type=Path, help="print the summary of such a file")
+    parser.add_argument("--json", type=Path, required=True, help="results, one JSON document a line")
     parser.add_argument("--cells", type=int, default=4, help="scripts at a time")
     parser.add_argument("--limit", type=float, default=300, help="seconds for each run of a script")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no script after them")
-    parser.add_argument("--only", help="scripts whose name contains this")
+    parser.add_argument("--only", default="", help="scripts whose name contains this")
     options = parser.parse_args()
-    out = options.sum or options.json
-    results = [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
-    if options.sum is None:
-        files = cases_of(options.directory) if options.directory else iter(())
-        cases = interleaved(files, drawn_cases(options.drawn, options.seed))
-        past = {result["script"] for result in results}
-        due = (case for case in cases if case.name not in past and (options.only or "") in case.name)
-        with lab_for(options.cells) as lab:
-            for result in run_all(lab, due, options.cells, options.limit, time.time() + 60 * options.minutes):
-                results.append(result)
-                print(result["state"], result["script"], *result.get("differences", [])[:3], sep="\n    ", flush=True)
-                if out is not None:
-                    with out.open("a") as file:
-                        file.write(json.dumps(result) + "\n")
+    results = [json.loads(line) for line in options.json.read_text().splitlines()] if options.json.exists() else []
+    past = {result["script"] for result in results}
+    cases = chain(drawn_cases(options.drawn, options.seed), cases_of(options.directory) if options.directory else ())
+    due = (case for case in cases if case.name not in past and options.only in case.name)
+    with lab_for(options.cells) as lab, options.json.open("a") as file:
+        for result in run_all(lab, due, options.cells, options.limit, time.time() + 60 * options.minutes):
+            results.append(result)
+            print(result["state"], result["script"], *result.get("differences", [])[:3], sep="\n    ", flush=True)
+            print(json.dumps(result), file=file, flush=True)
     print(summary(results))
     return 0 if all(result["state"] in ("equal", "named", "refused", "varies", "too long") for result in results) else 1
 

@@ -9,7 +9,7 @@ import re
 from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,13 @@ class Way:
     files: Mapping[str, str]
     elsewhere: frozenset[str]
     code: int | None
-    output: tuple[str, ...] = ()
     refused: str = ""
     excess: bool = False
-    notes: tuple[str, ...] = field(default=())
+
+
+def refusal(text: str) -> Way:
+    """Return the way of a job that was never queued, by the error message."""
+    return Way((), {}, frozenset(), None, refused=text[-300:])
 
 
 class Plain:

@@ -17,13 +17,13 @@ import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 from both_ways_recorder import MPIRUNS, SLURM
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.launchers import LAUNCHERS
+from hpc_mp.cluster.slurm.option_syntax import PlainWord, parse, syntax
 from hpc_mp.lint.sbatch.script import read_script
 
 
@@ -54,15 +54,6 @@ DROPPED = _names("""
     power wait time-min priority profile acctg-freq network mcs-label delay-boot reboot gpu-freq gpus-per-socket container
     container-image container-mounts container-workdir cluster-constraint batch ntasks-per-gpu cpus-per-gpu nice contiguous
 """)
-BARE = _names("""
-    hold wait contiguous exclusive requeue no-requeue oversubscribe overcommit no-kill reboot get-user-env parsable spread-job
-    use-min-nodes ignore-pbs verbose quiet propagate nice test-only
-""")
-SHORT = dict(word.split(":") for word in sorted(_names("""
-    p:partition A:account q:qos C:constraint w:nodelist x:exclude F:nodefile L:licenses M:clusters d:dependency b:begin H:hold
-    o:output e:error B:extra-node-info S:core-spec W:wait N:nodes n:ntasks c:cpus-per-task G:gpus D:chdir a:array J:job-name
-    t:time i:input m:distribution s:oversubscribe k:no-kill O:overcommit Q:quiet v:verbose
-""")))
 LIMITS = {"nodes": 2, "ntasks-per-node": 2, "ntasks": 4, "cpus-per-task": 8, "gpus": 8, "gpus-per-node": 4, "gpus-per-task": 2,
           "gres": 4}
 MEMORY = {"mem": 64000, "mem-per-cpu": 1000, "mem-per-gpu": 4000}
@@ -86,31 +77,13 @@ def _directive(text: str) -> str:
         return f"#SBATCH {text}"
     if not words or not words[0].startswith("-"):
         return f"#SBATCH {text}"
-    options = list(_options(words))
-    changed = [(name, _value(name, value)) for name, value in options]
-    if changed == options:
+    options, rest = parse([PlainWord(word) for word in words], syntax("sbatch"), permute=True)
+    changed = [(option.name, _value(option.name, option.value)) for option in options]
+    if changed == [(option.name, option.value) for option in options]:
         return f"#SBATCH {text}"
     words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in changed if value != ""]
-    remaining = shlex.join(words)
+    remaining = shlex.join([*words, *(word.text for word in rest)])
     return f"#SBATCH {remaining}" if remaining else "#"
-
-
-def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    at = 0
-    while at < len(words):
-        word, value = words[at], None
-        at += 1
-        if word.startswith("--"):
-            name, equals, rest = word[2:].partition("=")
-            value = rest if equals else None
-        elif word.startswith("-") and word[1:]:
-            name, value = SHORT.get(word[1], word[1:]), word[2:].lstrip("=") or None
-        else:
-            name = word
-        name = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks", "workdir": "chdir"}.get(name, name)
-        if value is None and name not in BARE and at < len(words) and not words[at].startswith("-"):
-            value, at = words[at], at + 1
-        yield name, value
 
 
 def _value(name: str, value: str | None) -> str | None:

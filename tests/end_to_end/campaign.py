@@ -1,7 +1,6 @@
 """A campaign of random faults on a lab of six hosts: does every run end by itself with the numbers of an undisturbed one?
 
-    .venv/bin/python tests/end_to_end/campaign.py --faults 200 --seed 1 [--job program] [--json FILE]
-    .venv/bin/python tests/end_to_end/campaign.py --sum FILE …
+    .venv/bin/python tests/end_to_end/campaign.py --faults 200 --seed 1 [--job program]
 
 Kinds, moments and hosts of the faults are drawn by the seed, several for each run. A run is right if it completes without help,
 its losses, its gradient norms and its last checkpoint equal the undisturbed run's to the last bit, each step stands once in
@@ -12,16 +11,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import random
 import re
 import shutil
-import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from campaign_faults import FAULTS, SETTINGS, Planted, Scene
-from lab_runs import before_steps, state
+from lab_runs import before_steps, saving, state
 from slurm_jobs import launch, submit, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 
-from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
 
 NODES, EVERY, STEPS_PER_FAULT = 4, 10, 20
 PACE = "def before(self, step): time.sleep(0.15)"  # steps take long enough for a fault to come between two of them
@@ -68,13 +64,11 @@ set = {{ OMP_NUM_THREADS = "1" }}
 
 @dataclass
 class Trial:
-    """One run: what was planted, what was wrong, and the figures of each fault."""
+    """One run: what was planted, what was wrong, and how often a job that Slurm held was released."""
 
     planted: list[Planted] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     attempts: int = 0
-    figures: list[tuple[str, float, int]] = field(default_factory=list)  # kind, seconds to the first new step, steps again
-    ends: list[dict[str, Any]] = field(default_factory=list)
     released: int = 0
 
 
@@ -129,13 +123,13 @@ class Campaign:
     def _wait(self, run: RunDirectory, job_id: str, ready: Callable[[], object], trial: Trial, what: str,
               scene: Scene | None = None) -> bool:
         """Until ``ready``; False if the run has ended, or comes no further."""
-        deadline, last, looked = time.monotonic() + PATIENCE, (0, 0), time.monotonic()
+        deadline, last, looked = time.monotonic() + PATIENCE, None, time.monotonic()
         while not ready():
             if scene:
                 scene.mend()
             if run.outcome.exists() and state(self.lab, job_id) in ENDED and ended(run):
                 return False
-            reached = (newest_attempt(run), len(read_lines(run.metrics)))
+            reached = newest_attempt(run), len(read_lines(run.metrics))
             if reached != last:
                 deadline, last = time.monotonic() + PATIENCE, reached
             if time.monotonic() - looked > LOOK:
@@ -164,13 +158,13 @@ class Campaign:
             return False
         if moment in ("start", "queued"):
             time.sleep(self.draw.uniform(0, 6))
-        scene = Scene(self.lab, job_id, hosts_of(run) or self.lab.nodes, self.draw, SIGNALS[self.kind])
-        step, attempt = max((line["step"] for line in read_lines(run.metrics)), default=0), newest_attempt(run)
+        attempt, begun_on = newest_attempt(run)
+        scene = Scene(self.lab, job_id, begun_on or self.lab.nodes, self.draw, SIGNALS[self.kind])
+        step = max((line["step"] for line in read_lines(run.metrics)), default=0)
         hosts = FAULTS[kind].plant(scene)
         if hosts is None:  # nothing was there that it could hit
             return True
-        fault = Planted(kind, moment, hosts, time.time(), step, attempt)
-        trial.planted.append(fault)
+        trial.planted.append(Planted(kind, moment, hosts, time.time(), step, attempt))
         self.say(f"  {kind} at {moment}, step {step}, attempt {attempt} {' '.join(hosts)}")
         if self.draw.random() < 0.2:  # the next one comes before this one is over
             time.sleep(self.draw.uniform(0, 20))
@@ -179,21 +173,18 @@ class Campaign:
 
         def again() -> bool:
             lines = read_lines(run.metrics)
-            later = [line for line in lines if line["attempt"] > attempt] if FAULTS[kind].ends else lines[step + 3:]
-            if later and FAULTS[kind].ends:
-                trial.figures.append((kind, time.time() - fault.time, max(step - later[0]["step"] + 1, 0)))
-            return bool(later)
+            return any(line["attempt"] > attempt for line in lines) if FAULTS[kind].ends else len(lines) > step + 3
 
         back = self._wait(run, job_id, again, trial, f"a step after {kind}", scene)
         scene.mend(all_of_it=True)
         return back
 
     def _ranks_are_there(self, run: RunDirectory) -> bool:
-        return any(Scene(self.lab, "", (), self.draw).ranks(host) for host in hosts_of(run))
+        return any(Scene(self.lab, "", (), self.draw).ranks(host) for host in newest_attempt(run)[1])
 
     def _judge(self, run: RunDirectory, job_id: str, trial: Trial) -> None:
         ends = read_lines(run.history)
-        trial.attempts, trial.ends = len(ends), ends
+        trial.attempts = len(ends)
         outcome = read_json(run.outcome)["state"] if run.outcome.exists() else "without an outcome"
         if outcome != "completed":
             trial.wrong.append(f"is {outcome}, job {state(self.lab, job_id)}: {ends[-1]['message'] if ends else ''}")
@@ -223,28 +214,17 @@ def wrong_end(end: dict[str, Any], planted: Sequence[Planted]) -> list[str]:
     return [] if blamed & hit else [f"misnamed end of attempt {end['attempt']}: {end['kind']}: {end['message'][:150]}"]
 
 
-def saving(run: RunDirectory) -> bool:
-    return any(run.checkpoints.glob(".step*"))
-
-
-def newest_attempt(run: RunDirectory) -> int:
-    return int(attempt_record(run).get("attempt", 0))
-
-
-def hosts_of(run: RunDirectory) -> tuple[str, ...]:
-    return tuple(attempt_record(run).get("hosts", ()))
-
-
-def attempt_record(run: RunDirectory) -> dict[str, Any]:
-    """Empty before the first attempt, and while it is being written."""
+def newest_attempt(run: RunDirectory) -> tuple[int, tuple[str, ...]]:
+    """Return the number and the hosts of the newest attempt; 0 and none before the first one, and while it is written."""
     try:
-        return dict(read_json(run.attempt_record))
+        record = read_attempt(run.attempt_record)
     except (OSError, ValueError):
-        return {}
+        return 0, ()
+    return record.attempt, record.hosts
 
 
 def ended(run: RunDirectory) -> bool:
-    """The newest attempt has a verdict that nothing follows."""
+    """Return True if the newest attempt has a verdict that nothing follows."""
     ends = read_lines(run.history)
     return bool(ends) and ends[-1]["action"] in ("done", "fail")
 
@@ -255,9 +235,8 @@ def drawn(faults: int, per_run: int, draw: random.Random) -> list[list[str]]:
     return [kinds[begin:begin + per_run] for begin in range(0, faults, per_run)]
 
 
-def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print,
-             file: Path | None = None) -> list[Trial]:
-    """Run them all; what is known by then is written to the file after each run."""
+def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print) -> list[Trial]:
+    """Run all trials of a campaign."""
     draw = random.Random(seed)
     with Lab(6, overrides=SETTINGS) as lab:
         runs = Campaign(lab, kind, STEPS_PER_FAULT * per_run, draw, say)
@@ -266,38 +245,16 @@ def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[
             say(f"run {number}: {', '.join(kinds)}")
             trials.append(runs.trial(number, kinds))
             say(f"  {trials[-1].attempts} attempts; " + ("; ".join(trials[-1].wrong) or "right"))
-            if file:
-                file.write_text(json.dumps([asdict(trial) for trial in trials], indent=1))
         return trials
 
 
-def read(files: Sequence[Path]) -> list[Trial]:
-    """The trials of several campaigns."""
-    trees = [tree for file in files for tree in json.loads(file.read_text())]
-    return [Trial([Planted(**fault) for fault in tree["planted"]], tree["wrong"], tree["attempts"],
-                  [(kind, seconds, steps) for kind, seconds, steps in tree["figures"]], tree.get("ends", []),
-                  tree.get("released", 0)) for tree in trees]
-
-
-def table(trials: Sequence[Trial]) -> str:
-    """Figures by kind, and what was wrong."""
-    by_kind: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for trial in trials:
-        for kind, seconds, steps in trial.figures:
-            by_kind[kind].append((seconds, steps))
-    planted = [fault.kind for trial in trials for fault in trial.planted]
-    rows = [f"{'kind':34} planted  first new step (s): median, worst  steps again: median, worst"]
-    for kind in FAULTS:
-        seconds, steps = [second for second, _ in by_kind[kind]], [step for _, step in by_kind[kind]]
-        times = f"{statistics.median(seconds):10.1f} {max(seconds):6.1f}" if seconds else "-"
-        again = f"{statistics.median(steps):22.0f} {max(steps):6.0f}" if steps else ""
-        rows.append(f"{kind:34} {planted.count(kind):7}  {times}  {again}")
+def summary(trials: Sequence[Trial]) -> str:
+    """Return the counts, and what was wrong."""
+    faults, attempts, released, right = (sum(numbers) for numbers in zip(*(
+        (len(trial.planted), trial.attempts, trial.released, not trial.wrong) for trial in trials), strict=True))
     wrong = [f"run {number}: {words}" for number, trial in enumerate(trials, 1) for words in trial.wrong]
-    right = sum(not trial.wrong for trial in trials)
-    attempts = sum(trial.attempts for trial in trials)
-    released = sum(trial.released for trial in trials)
-    held = [f"{released} times a job that Slurm held was released (scontrol release)"] if released else []
-    return "\n".join([*rows, f"{len(planted)} faults, {attempts} attempts, {right} of {len(trials)} runs right", *held, *wrong])
+    counts = f"{faults} faults, {attempts} attempts, {released} jobs released, {right} of {len(trials)} runs right"
+    return "\n".join([counts, *wrong])
 
 
 def main() -> int:
@@ -306,12 +263,9 @@ def main() -> int:
     parser.add_argument("--per-run", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--job", choices=("engine", "program"), default="engine")
-    parser.add_argument("--json", type=Path, help="write every trial there")
-    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="the table of such files; nothing is run")
     words = parser.parse_args()
-    trials = read(words.sum) if words.sum else campaign(
-        words.faults, words.seed, words.job, words.per_run, lambda text: print(text, flush=True), words.json)
-    print(table(trials))
+    trials = campaign(words.faults, words.seed, words.job, words.per_run, lambda text: print(text, flush=True))
+    print(summary(trials))
     return int(any(trial.wrong for trial in trials))
 
 

@@ -5,7 +5,6 @@ A row of ``FAULTS`` plants one fault. ``ends``: the attempt must end by it; ``as
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -13,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
+from lab_runs import command_line, send
 from slurm_lab.cluster import Cluster
 
 RANK = ("hpc_mp train", "campaign_program.py")
-STEP = "slurmstepd: [{job}.{step}]"
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,12 @@ class Scene:
 
     def strike(self, pids: Sequence[int], number: signal.Signals) -> bool:
         """Send a signal to one of the processes; whether there was one."""
-        for pid in pids and [self.draw.choice(pids)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        send(number, pids and [self.draw.choice(pids)])
         return bool(pids)
 
     def slurm(self, *words: str) -> None:
         with suppress(subprocess.TimeoutExpired):
             self.lab.run(words, timeout=30)
-
-
-def command_line(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
 
 
 def _parents_name(pid: int) -> str:
@@ -101,44 +93,35 @@ Hit = tuple[str, ...] | None
 """The hosts that a fault has hit, () if it has none, None if there was nothing that it could have hit."""
 
 
-def to_a_rank(number: signal.Signals) -> Callable[[Scene], Hit]:
-    def fault(scene: Scene) -> Hit:
-        host = scene.draw.choice(scene.hosts)
-        return (host,) if scene.strike(scene.ranks(host), number) else None
-    return fault
+def to_a_rank(number: signal.Signals, scene: Scene) -> Hit:
+    host = scene.draw.choice(scene.hosts)
+    return (host,) if scene.strike(scene.ranks(host), number) else None
 
 
-def killed(words: str) -> Callable[[Scene], Hit]:
-    """A process on the first host whose command line holds the words."""
-    def fault(scene: Scene) -> Hit:
-        host = scene.hosts[0]
-        pids = [pid for pid in scene.pids(host, [words]) if _parents_name(pid) != "srun"]  # srun has a child of its name
-        return (host,) if scene.strike(pids, signal.SIGKILL) else None
-    return fault
+def killed(words: str, scene: Scene) -> Hit:
+    """Kill a process on the first host whose command line holds the words."""
+    host = scene.hosts[0]
+    pids = [pid for pid in scene.pids(host, [words]) if _parents_name(pid) != "srun"]  # srun has a child of its name
+    return (host,) if scene.strike(pids, signal.SIGKILL) else None
 
 
-def stepd(batch: bool) -> Callable[[Scene], Hit]:
-    """The slurmstepd of the ranks on any host, or that of the job script."""
-    def fault(scene: Scene) -> Hit:
-        host = scene.hosts[0] if batch else scene.draw.choice(scene.hosts)
-        script = STEP.format(job=scene.job_id, step="batch")
-        for pid in scene.pids(host, [f"slurmstepd: [{scene.job_id}."]):
-            if (script in command_line(pid)) == batch and "extern" not in command_line(pid):
-                os.kill(pid, signal.SIGKILL)
-                return (host,)
+def stepd(batch: bool, scene: Scene) -> Hit:
+    """Kill the slurmstepd of the ranks on any host, or that of the job script."""
+    host = scene.hosts[0] if batch else scene.draw.choice(scene.hosts)
+    for pid in scene.pids(host, [f"slurmstepd: [{scene.job_id}."]):
+        if (f"slurmstepd: [{scene.job_id}.batch]" in command_line(pid)) == batch and "extern" not in command_line(pid):
+            send(signal.SIGKILL, [pid])
+            return (host,)
+    return None
+
+
+def host_dies(seconds: float, scene: Scene) -> Hit:
+    host = scene.draw.choice(scene.hosts)
+    if not scene.lab.runs(host):
         return None
-    return fault
-
-
-def host_dies(seconds: float) -> Callable[[Scene], Hit]:
-    def fault(scene: Scene) -> Hit:
-        host = scene.draw.choice(scene.hosts)
-        if not scene.lab.runs(host):
-            return None
-        scene.lab.kill(host)
-        scene.after(seconds, lambda: scene.lab.runs(host) or scene.lab.boot(host))
-        return (host,)
-    return fault
+    scene.lab.kill(host)
+    scene.after(seconds, lambda: scene.lab.runs(host) or scene.lab.boot(host))
+    return (host,)
 
 
 def host_stands_still(scene: Scene) -> Hit:
@@ -146,14 +129,8 @@ def host_stands_still(scene: Scene) -> Hit:
     if not scene.lab.runs(host):
         return None
     stopped = scene.lab.processes(host)
-
-    def signalled(number: signal.Signals) -> None:
-        for pid in stopped:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    signalled(signal.SIGSTOP)
-    scene.after(60, lambda: signalled(signal.SIGCONT))
+    send(signal.SIGSTOP, stopped)
+    scene.after(60, lambda: send(signal.SIGCONT, stopped))
     return (host,)
 
 
@@ -164,29 +141,23 @@ def link_cut(scene: Scene) -> Hit:
     return (host,)
 
 
-def preempted(grace: int) -> Callable[[Scene], Hit]:
-    def fault(scene: Scene) -> Hit:
-        scene.slurm("scontrol", "update", "PartitionName=all", f"GraceTime={grace}")
-        host = scene.draw.choice(scene.hosts)
-        scene.slurm("sbatch", "--partition=urgent", f"--nodelist={host}", "--exclusive", "--time=1", "--output=/dev/null",
-                    "--wrap=sleep 2")
-        return ()
-    return fault
+def preempted(grace: int, scene: Scene) -> Hit:
+    scene.slurm("scontrol", "update", "PartitionName=all", f"GraceTime={grace}")
+    host = scene.draw.choice(scene.hosts)
+    scene.slurm("sbatch", "--partition=urgent", f"--nodelist={host}", "--exclusive", "--time=1", "--output=/dev/null",
+                "--wrap=sleep 2")
+    return ()
 
 
-def said(*words: str) -> Callable[[Scene], Hit]:
-    """A command of Slurm about the job; {signal} is the one by which its ranks are asked to save and stop."""
-    def fault(scene: Scene) -> Hit:
-        scene.slurm(*(word.format(signal=scene.signal) for word in words), scene.job_id)
-        return ()
-    return fault
+def asked(command: str, scene: Scene) -> Hit:
+    """Give a command of Slurm about the job; SIGNAL is the one by which its ranks are asked to save and stop."""
+    scene.slurm(*command.replace("SIGNAL", scene.signal).split(), scene.job_id)
+    return ()
 
 
 def controller_killed(scene: Scene) -> Hit:
-    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")
-            if command_line(int(entry.name)).startswith("slurmctld ") and of_lab(int(entry.name), scene.lab)]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    pids = [pid for pid in psutil.pids() if command_line(pid).startswith("slurmctld ") and of_lab(pid, scene.lab)]
+    send(signal.SIGKILL, pids)
     scene.after(6, lambda: daemon(scene.lab, scene.lab._enter(), "slurmctld"))
     return () if pids else None
 
@@ -194,8 +165,7 @@ def controller_killed(scene: Scene) -> Hit:
 def node_daemon_killed(scene: Scene) -> Hit:
     host = scene.draw.choice(scene.hosts)
     pids = [pid for pid in scene.pids(host, ["slurmd "]) if command_line(pid).startswith("slurmd ")]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    send(signal.SIGKILL, pids)
     scene.after(4, lambda: scene.lab.runs(host) and daemon(scene.lab, scene.lab.inside(host), "slurmd"))
     return (host,) if pids else None
 
@@ -222,21 +192,21 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {
-    "rank killed": Fault(to_a_rank(signal.SIGKILL)),
-    "rank stopped": Fault(to_a_rank(signal.SIGSTOP)),
-    "srun killed": Fault(killed("^srun --export")),  # the supervisor has it in its arguments
-    "supervisor killed": Fault(killed("-m hpc_mp.supervisor ")),
-    "slurmstepd of ranks killed": Fault(stepd(batch=False)),
-    "slurmstepd of the script killed": Fault(stepd(batch=True), ends=False),  # the script lives on, and ends the job
-    "host dies": Fault(host_dies(90)),
-    "host reboots": Fault(host_dies(3)),
+    "rank killed": Fault(partial(to_a_rank, signal.SIGKILL)),
+    "rank stopped": Fault(partial(to_a_rank, signal.SIGSTOP)),
+    "srun killed": Fault(partial(killed, "^srun --export")),  # the supervisor has it in its arguments
+    "supervisor killed": Fault(partial(killed, "-m hpc_mp.supervisor ")),
+    "slurmstepd of ranks killed": Fault(partial(stepd, False)),
+    "slurmstepd of the script killed": Fault(partial(stepd, True), ends=False),  # the script lives on, and ends the job
+    "host dies": Fault(partial(host_dies, 90)),
+    "host reboots": Fault(partial(host_dies, 3)),
     "host stands still": Fault(host_stands_still),
     "link cut": Fault(link_cut),
-    "requeued": Fault(said("scontrol", "requeue"), asks=True),
-    "preempted with grace": Fault(preempted(20), asks=True),
-    "preempted at once": Fault(preempted(0), asks=True),
-    "signal to the ranks": Fault(said("scancel", "--signal={signal}"), asks=True),
-    "SIGTERM to all": Fault(said("scancel", "--full", "--signal=TERM"), asks=True),
+    "requeued": Fault(partial(asked, "scontrol requeue"), asks=True),
+    "preempted with grace": Fault(partial(preempted, 20), asks=True),
+    "preempted at once": Fault(partial(preempted, 0), asks=True),
+    "signal to the ranks": Fault(partial(asked, "scancel --signal=SIGNAL"), asks=True),
+    "SIGTERM to all": Fault(partial(asked, "scancel --full --signal=TERM"), asks=True),
     "slurmctld killed": Fault(controller_killed, ends=False),
     "slurmd killed": Fault(node_daemon_killed, ends=False),
 }

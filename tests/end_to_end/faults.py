@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import functools
 import os
+import pkgutil
 import signal
 import threading
 import time
@@ -21,7 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hpc_mp.base.errors import HpcMpError
+
 FOREVER = 3600
+CHECKPOINT = "hpc_mp.train.checkpoint.checkpoint"
 
 
 def rank(job_file: Path) -> int:
@@ -63,14 +67,8 @@ def plant_at(name: str) -> None:
     setattr(entry, name, planted)
 
 
-def user(trainer: Any) -> None:
-    from hpc_mp.base.errors import HpcMpError
-
-    raise HpcMpError("data.files = x", "is empty", "give text")
-
-
-def raises(error: Callable[[], Exception]) -> Callable[[Any], None]:
-    def fault(trainer: Any) -> None:
+def raises(error: Callable[[], Exception]) -> Callable[..., None]:
+    def fault(*_: Any) -> None:
         raise error()
 
     return fault
@@ -85,38 +83,20 @@ def stopped_anywhere(trainer: Any) -> None:
     threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
 
 
-def loader(trainer: Any) -> None:
-    type(trainer.samples).batch = lambda *_: time.sleep(FOREVER)
+def asleep(*_: Any) -> None:
+    time.sleep(FOREVER)
 
 
-def forward(trainer: Any) -> None:
-    from hpc_mp.train.engine.section import StageSection
-
-    StageSection.forward = lambda *_: time.sleep(FOREVER)  # type: ignore[method-assign]
-
-
-def saving(trainer: Any) -> None:
-    from hpc_mp.train.checkpoint import checkpoint
-
-    checkpoint.write_shard = lambda *_: time.sleep(FOREVER)
+def in_place_of(owner: str, name: str, deed: Callable[..., None]) -> Callable[[Any], None]:
+    """From now on the function of that module or class does this."""
+    return lambda trainer: setattr(pkgutil.resolve_name(owner), name, deed)
 
 
 def unsaved(error: str) -> Callable[[Any], None]:
     """``write_shard`` raises it from now on: the name of an errno, else of a class of exceptions."""
-    def raising(*_: Any) -> None:
-        number = getattr(errno, error, None)
-        raise getattr(builtins, error)("boom") if number is None else OSError(number, os.strerror(number))
-
-    def fault(trainer: Any) -> None:
-        from hpc_mp.train.checkpoint import checkpoint
-
-        checkpoint.write_shard = raising
-
-    return fault
-
-
-def asleep(trainer: Any) -> None:
-    time.sleep(FOREVER)
+    number = getattr(errno, error, None)
+    raising = raises(lambda: getattr(builtins, error)("boom") if number is None else OSError(number, os.strerror(number)))
+    return in_place_of(CHECKPOINT, "write_shard", raising)
 
 
 def held(trainer: Any) -> None:
@@ -130,7 +110,7 @@ def native(trainer: Any) -> None:
 
 
 FAULTS: dict[str, Callable[[Any], None]] = {
-    "user": user,
+    "user": raises(lambda: HpcMpError("data.files = x", "is empty", "give text")),
     "memory": raises(MemoryError),
     "error": raises(lambda: ValueError("boom\n\nin two lines ")),
     "space": raises(lambda: OSError(errno.ENOSPC, "No space left on device")),
@@ -140,9 +120,9 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "aborted": lambda trainer: os.abort(),
     "stopped": sends(signal.SIGSTOP),
     "stopped anywhere": stopped_anywhere,
-    "loader": loader,
-    "forward": forward,
-    "saving": saving,
+    "loader": lambda trainer: setattr(type(trainer.samples), "batch", asleep),
+    "forward": in_place_of("hpc_mp.train.engine.section:StageSection", "forward", asleep),
+    "saving": in_place_of(CHECKPOINT, "write_shard", asleep),
     "asleep": asleep,
     "native": native,
     "held": held,

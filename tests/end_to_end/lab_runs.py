@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 from slurm_jobs import close, emulated, losses, until
 from slurm_lab.cluster import Cluster
 
@@ -42,9 +46,9 @@ def run_words(command: Sequence[str], *options: str, nodes: int = 2, per_node: i
     return ["run", *ON_SLURM, *size, *options, "--", *command]
 
 
-def submitted(lab: Cluster, here: Path, command: Sequence[str], *options: str) -> RunDirectory:
+def submitted(lab: Cluster, here: Path, command: Sequence[str], *options: str, per_node: int = 2) -> RunDirectory:
     """Queue a command, and do not wait for it."""
-    done = hpc_mp(lab, here, *run_words(command, *options))
+    done = hpc_mp(lab, here, *run_words(command, *options, per_node=per_node))
     assert done.returncode == 0, done.stdout + done.stderr
     return newest(here)
 
@@ -77,6 +81,33 @@ def check_cause(run: RunDirectory, kind: str, *words: str, **fields: object) -> 
     assert cause is not None and {name: getattr(cause, name) for name in facts} == facts, f"{cause}\n{logs_of(run)}"
     assert all(word in cause.message for word in words), f"{cause}\n{logs_of(run)}"
     return cause
+
+
+# --- processes on the nodes --------------------------------------------------------------------------------------------
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of a process, "" if it has ended."""
+    with suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
+
+
+def send(number: signal.Signals, pids: Sequence[int]) -> None:
+    """Send a signal to those of the processes that still run."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def running(lab: Cluster, run: RunDirectory, word: str) -> list[int]:
+    """Return the processes on nodes of the lab whose command line has this word and the run's directory, without shells."""
+    lines = ((pid, command_line(pid)) for node in lab.nodes for pid in lab.processes(node))
+    return [pid for pid, line in lines if word in line and str(run.path) in line and not line.startswith("bash ")]
+
+
+def kill_supervisor(lab: Cluster, run: RunDirectory) -> None:
+    send(signal.SIGKILL, running(lab, run, "hpc_mp.supervisor"))
 
 
 # --- our own engine ----------------------------------------------------------------------------------------------------
@@ -124,6 +155,11 @@ def first_end(run: RunDirectory, timeout: float) -> AttemptEnd:
 
 def state(lab: Cluster, job_id: str) -> str:
     return lab.run(["squeue", "--noheader", "--states=all", "--format=%T", "--jobs", job_id]).stdout.strip()
+
+
+def saving(run: RunDirectory) -> bool:
+    """Return True while a checkpoint is written."""
+    return any(run.checkpoints.glob(".step*"))
 
 
 def job_ends(lab: Cluster, job_id: str, run: RunDirectory, expected: str = "COMPLETED", timeout: float = 240) -> None:

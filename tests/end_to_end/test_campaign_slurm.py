@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from campaign import Planted, campaign, table, wrong_end
+from campaign import Planted, campaign, summary, wrong_end
 
 Capture = pytest.CaptureFixture[str]
 
@@ -14,8 +14,8 @@ Capture = pytest.CaptureFixture[str]
 def test_runs_complete_with_the_same_bits_after_random_faults(kind: str, faults: int, capsys: Capture) -> None:
     trials = campaign(faults, seed=5, kind=kind)
     with capsys.disabled():
-        print(f"\n{table(trials)}")
-    assert not [words for trial in trials for words in trial.wrong], table(trials)
+        print(f"\n{summary(trials)}")
+    assert not [words for trial in trials for words in trial.wrong], summary(trials)
     assert sum(len(trial.planted) for trial in trials) >= 0.7 * faults
 
 

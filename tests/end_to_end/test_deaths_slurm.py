@@ -9,12 +9,26 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
-from lab_runs import completes, ended, first_end, job_ends, logs_of, program, submitted, until_ended, with_fault
+from lab_runs import (
+    command_line,
+    completes,
+    ended,
+    first_end,
+    job_ends,
+    kill_supervisor,
+    logs_of,
+    program,
+    running,
+    saving,
+    send,
+    submitted,
+    until_ended,
+    with_fault,
+)
 from slurm_jobs import TWO, command, steps, submit, until
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
@@ -38,30 +52,11 @@ def left_out(run: RunDirectory, node: str) -> bool:
     return node not in read_json(run.attempt_record)["hosts"]
 
 
-def running(lab: Cluster, run: RunDirectory, *words: str) -> list[psutil.Process]:
-    """Processes on nodes of the lab whose command line has these words and that of the run's directory."""
-    found = []
-    for node in lab.nodes:
-        for pid in lab.processes(node):
-            try:
-                line = psutil.Process(pid).cmdline()
-            except psutil.Error:
-                continue
-            if line[:1] != ["bash"] and all(any(word in each for each in line) for word in (*words, str(run.path))):
-                found.append(psutil.Process(pid))
-    return found
-
-
-def kill_supervisor(lab: Cluster, run: RunDirectory) -> None:
-    for process in running(lab, run, "hpc_mp.supervisor"):
-        process.send_signal(signal.SIGKILL)
-
-
 MOMENTS: dict[str, Callable[[Cluster, RunDirectory], object]] = {
     "at once": lambda lab, run: running(lab, run, "hpc_mp.supervisor"),
     "before the ranks": lambda lab, run: run.attempt_record.exists(),
     "training": lambda lab, run: steps(run) >= 13,
-    "saving": lambda lab, run: any(run.checkpoints.glob(".step*")),
+    "saving": lambda lab, run: saving(run),
     "after the ranks": lambda lab, run: running(lab, run, "node-end.sh"),
 }
 
@@ -186,13 +181,6 @@ def absent(job: Path, deed: str, number: int, entry: str) -> str:
     return f"environment.set.PYTHONPATH={place}"
 
 
-def freeze(lab: Cluster, node: str) -> None:
-    """Stop all processes of a node, but for its network."""
-    for pid in lab.processes(node):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-
-
 @pytest.mark.parametrize(("deed", "rank"), [
     (STOPS, 1), *(pytest.param(deed, rank, marks=pytest.mark.prove) for deed, rank in ((SLEEPS, 1), (STOPS, 0), (SLEEPS, 0)))])
 def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, rank: int) -> None:
@@ -209,7 +197,7 @@ def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job
     run, job_id = submit(lab, job, (*PACED, absent(job, SLEEPS, 1, "train"), "job.meet_timeout=15"))
     until((job.parent / "once").exists, "the rank on the second node", 100)
     node = (job.parent / "once").read_text()
-    freeze(lab, node)
+    send(signal.SIGSTOP, lab.processes(node))  # not its network
     try:
         first = first_end(run, 200)
         assert (first.node, first.action) == (node, "requeue") and first.kind in ("silent", "lost", "node"), first
@@ -238,27 +226,9 @@ def kill_stepd(lab: Cluster, node: str, step: str = "[1-9]") -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def command_line(pid: int) -> str:
-    """Empty if it has ended."""
-    try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return ""
-
-
 def check_orphaned(run: RunDirectory, node: str, timeout: float) -> None:
     first = first_end(run, timeout)
     assert (first.kind, first.nodes, first.node, first.action) == ("orphaned", (node,), node, "requeue"), first
-
-
-@pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
-def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Cluster, job: Path, node: str) -> None:
-    """They lived on, and the run ended a minute later, on the first node without blame."""
-    run, job_id = trains(lab, job, 0.1, 13)
-    kill_stepd(lab, node)
-    check_orphaned(run, node, 60)
-    completes(lab, job_id, run, job, PACED)
-    assert left_out(run, node)
 
 
 @pytest.mark.prove
@@ -307,18 +277,32 @@ def program_of(here: Path, kind: str) -> tuple[list[str], tuple[str, ...]]:
     return command, ("--set", f"program.start={start}", "--set", 'program.signal="TERM"')
 
 
+def started(lab: Lab, job: Path, kind: str, *more: str) -> tuple[RunDirectory, Callable[[], None]]:
+    """Start our own engine or a program, wait for some steps, and return the run and the check of its end."""
+    if kind == "engine":
+        run, job_id = trains(lab, job, 0.1, 13)
+        return run, lambda: completes(lab, job_id, run, job, PACED)
+    command, options = program_of(job.parent, kind)
+    run = submitted(lab, job.parent, command, *options, *more)
+    until(lambda: stepped(job.parent, 5), "its steps")
+
+    def check_end() -> None:
+        assert until_ended(run, 120).state == "completed" and stepped(job.parent, 30), logs_of(run)
+
+    return run, check_end
+
+
 @pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=pytest.mark.prove)])
-@pytest.mark.parametrize("kind", ["silent", *(pytest.param(each, marks=pytest.mark.prove) for each in ("per rank", "per node"))])
-def test_a_program_that_loses_its_slurmstepd_is_started_again_without_the_node(
-        lab: Lab, here: Path, kind: str, node: str) -> None:
-    """It hung until its time limit, or one of its ranks was blamed."""
-    command, options = program_of(here, kind)
-    run = submitted(lab, here, command, *options)
-    until(lambda: stepped(here, 5), "its steps")
+@pytest.mark.parametrize("kind", [
+    "engine", "silent", *(pytest.param(each, marks=pytest.mark.prove) for each in ("per rank", "per node"))])
+def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Lab, job: Path, kind: str, node: str) -> None:
+    """They lived on. A run of ours ended a minute later, on the first node without blame; a program hung until its time limit, or
+    one of its ranks was blamed."""
+    run, check_end = started(lab, job, kind)
     kill_stepd(lab, node)
     check_orphaned(run, node, 60)
-    assert not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
-    assert until_ended(run, 120).state == "completed" and stepped(here, 30), logs_of(run)
+    assert kind == "engine" or not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
+    check_end()
     assert left_out(run, node)
 
 
@@ -345,13 +329,11 @@ def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: 
 @pytest.mark.parametrize(("kind", "resumes"), [
     ("per rank", "true"), pytest.param("per node", "true", marks=pytest.mark.prove),
     pytest.param("per rank", "false", marks=pytest.mark.prove)])
-def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path, kind: str, resumes: str) -> None:
+def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, job: Path, kind: str, resumes: str) -> None:
     """Ranks that would begin anew are left to end: a program that had ended well was started again."""
-    command, options = program_of(here, kind)
-    run = submitted(lab, here, command, *options, "--set", f"program.resumes={resumes}")
-    until(lambda: stepped(here, 5), "its steps")
+    run, check_end = started(lab, job, kind, "--set", f"program.resumes={resumes}")
     kill_supervisor(lab, run)
-    assert until_ended(run, 120).state == "completed" and stepped(here, 30), logs_of(run)
+    check_end()
     *before, last = history(run)
     assert (last.kind, last.action) == ("completed", "done")
     ends = [(end.kind, end.node, end.action) for end in before]
@@ -359,14 +341,10 @@ def test_a_programs_supervisor_that_is_killed_loses_nothing(lab: Lab, here: Path
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("kind", ["engine", "program"])
-def test_a_stop_asked_for_just_before_the_supervisors_death_is_a_stop(lab: Lab, job: Path, here: Path, kind: str) -> None:
-    if kind == "engine":
-        run, _ = trains(lab, job, 0.3, 3)
-    else:
-        command, options = program_of(here, "per rank")
-        run = submitted(lab, here, command, *options, "--set", "program.resumes=true")
-        until(lambda: stepped(here, 5), "its steps")
+@pytest.mark.parametrize("kind", ["engine", "per rank"])
+def test_a_stop_asked_for_just_before_the_supervisors_death_is_a_stop(lab: Lab, job: Path, kind: str) -> None:
+    resumes = ("--set", "program.resumes=true")
+    run, _ = trains(lab, job, 0.3, 3) if kind == "engine" else started(lab, job, kind, *resumes)
     run.stop.touch()
     kill_supervisor(lab, run)
     assert until_ended(run, 120).state == "stopped" and [end.action for end in history(run)] == ["done"], history(run)

@@ -20,7 +20,7 @@ from slurm_lab.lab import Lab
 
 from hpc_mp.cluster.bad_nodes import BadNode, Certainty, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
-from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir import RunDirectory, read_attempt, read_lines
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.prove]
 
@@ -50,11 +50,6 @@ def job_in(lab: Cluster) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def field(lab: Cluster, job_id: str, name: str) -> str:
-    said = lab.run(["scontrol", "show", "job", "--oneliner", job_id]).stdout
-    return next(word.partition("=")[2] for word in said.split() if word.startswith(f"{name}="))
-
-
 def know(lab: Cluster, job: Path, nodes: str, sure: Certainty = "likely") -> None:
     """Have these nodes in the ledger, the first one longest."""
     now = time.time()
@@ -64,49 +59,43 @@ def know(lab: Cluster, job: Path, nodes: str, sure: Certainty = "likely") -> Non
 
 
 def hosts(run: RunDirectory) -> Sequence[str]:
-    """Of the newest start."""
-    found: Sequence[str] = read_json(run.attempt_record)["hosts"]
-    return found
+    """Return the hosts of the newest start."""
+    return read_attempt(run.attempt_record).hosts
 
 
 def attempt(run: RunDirectory) -> int:
-    return int(read_json(run.attempt_record)["attempt"]) if run.attempt_record.exists() else 0
+    return read_attempt(run.attempt_record).attempt if run.attempt_record.exists() else 0
+
+
+def left_out(lab: Cluster, job_id: str) -> str:
+    return lab.job(int(job_id))["ExcNodeList"]
 
 
 def waits(lab: Cluster, job_id: str) -> bool:
-    return field(lab, job_id, "JobState") == "PENDING"
+    return lab.job(int(job_id))["JobState"] == "PENDING"
 
 
-class Again:
+@contextmanager
+def starts_again(lab: Cluster, run: RunDirectory, job_id: str, what: str, trains: bool = True) -> Iterator[None]:
     """What happens while this is entered leaves the job with enough nodes at its end: it starts again within ``SOON_S`` of that
     moment. A job whose ranks train trains again, too."""
+    before = attempt(run)
+    starts = int(lab.job(int(job_id))["Restarts"]) - waits(lab, job_id)  # Slurm counts a start when it queues the job again
 
-    def __init__(self, lab: Cluster, run: RunDirectory, job_id: str, what: str, trains: bool = True) -> None:
-        self.lab, self.run, self.job_id, self.what, self.trains = lab, run, job_id, what, trains
+    def runs() -> bool:
+        job = lab.job(int(job_id))
+        return job["JobState"] == "RUNNING" and (int(job["Restarts"]) > starts or not before)
 
-    def __enter__(self) -> None:
-        self.before = attempt(self.run)
-        queued = waits(self.lab, self.job_id)  # Slurm counts a start when it queues the job again
-        self.starts = int(field(self.lab, self.job_id, "Restarts")) - queued
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
-        running = until(self.runs, f"{self.what}: the job runs again", SOON_S)
-        said = f"runs after {running:.0f} s"
-        if self.trains:
-            step = running + until(self.has_trained, f"{self.what}: a step of the next start", FIRST_STEP_S - running)
-            said += f", trains after {step:.0f} s"
-        else:
-            until(lambda: attempt(self.run) > self.before, "the next start", SOON_S)
-        print(f"\nMEASURED {self.what}: {said}, on {' '.join(hosts(self.run))}")
-
-    def runs(self) -> bool:
-        starts = int(field(self.lab, self.job_id, "Restarts"))
-        return field(self.lab, self.job_id, "JobState") == "RUNNING" and (starts > self.starts or not self.before)
-
-    def has_trained(self) -> bool:
-        return any(line["attempt"] > self.before for line in read_lines(self.run.metrics)[-3:])
+    yield
+    running = until(runs, f"{what}: the job runs again", SOON_S)
+    said = f"runs after {running:.0f} s"
+    if trains:
+        step = running + until(lambda: any(line["attempt"] > before for line in read_lines(run.metrics)[-3:]),
+                               f"{what}: a step of the next start", FIRST_STEP_S - running)
+        said += f", trains after {step:.0f} s"
+    else:
+        until(lambda: attempt(run) > before, "the next start", SOON_S)
+    print(f"\nMEASURED {what}: {said}, on {' '.join(hosts(run))}")
 
 
 def test_a_second_node_is_lost_when_the_first_is_back_and_the_job_waits(lab: Cluster, job: Path) -> None:
@@ -115,7 +104,7 @@ def test_a_second_node_is_lost_when_the_first_is_back_and_the_job_waits(lab: Clu
     _, second, third = hosts(run)
     lab.kill(second)
     until(lambda: read_exclusions(run.excluded) and waits(lab, job_id), "the job queued again")
-    with Again(lab, run, job_id, "a second node is lost when the first is back and the job waits"):
+    with starts_again(lab, run, job_id, "a second node is lost when the first is back and the job waits"):
         time.sleep(10)
         lab.boot(second)
         lab.kill(third)
@@ -123,7 +112,7 @@ def test_a_second_node_is_lost_when_the_first_is_back_and_the_job_waits(lab: Clu
 
     # And in turn: the other comes back, and the job's first node dies, with all that we have running.
     first = hosts(run)[0]
-    with Again(lab, run, job_id, "then the other comes back and the first node dies"):
+    with starts_again(lab, run, job_id, "then the other comes back and the first node dies"):
         lab.boot(third)
         lab.kill(first)
     assert first not in hosts(run)
@@ -138,8 +127,8 @@ def test_a_second_node_is_drained_while_the_job_waits_without_the_first(lab: Clu
     until(lambda: read_exclusions(run.excluded) and waits(lab, job_id), "the job queued again")
     lab.run(["scontrol", "update", f"NodeName={third}", "State=DRAIN", "Reason=by its administrator"], check=True)
     time.sleep(20)
-    assert waits(lab, job_id) and field(lab, job_id, "ExcNodeList") == second
-    with Again(lab, run, job_id, "a second node is drained while the job waits, and the first comes back"):
+    assert waits(lab, job_id) and left_out(lab, job_id) == second
+    with starts_again(lab, run, job_id, "a second node is drained while the job waits, and the first comes back"):
         lab.boot(second)
     assert second in hosts(run) and third not in hosts(run)
 
@@ -148,19 +137,19 @@ def test_two_nodes_are_lost_and_come_back_in_turn(lab: Cluster, job: Path) -> No
     """While both are away too few are left; then each time one is lost the one that was lost before is needed again."""
     run, job_id = submit(lab, job, THREE)
     until(lambda: steps(run) >= 12, "some steps")
-    with Again(lab, run, job_id, "n2 and n3 are lost, n2 comes back"):
+    with starts_again(lab, run, job_id, "n2 and n3 are lost, n2 comes back"):
         lab.kill("n2")
         lab.kill("n3")
         until(lambda: waits(lab, job_id) and lab.idle() == 2, "two nodes left")
         time.sleep(10)
         lab.boot("n2")
     assert {*hosts(run)} == {"n1", "n2", "n4"}
-    with Again(lab, run, job_id, "n3 comes back, n4 is lost"):
+    with starts_again(lab, run, job_id, "n3 comes back, n4 is lost"):
         lab.boot("n3")
         until(lambda: lab.idle() == 1, "n3 back")
         lab.kill("n4")
     assert {*hosts(run)} == {"n1", "n2", "n3"}
-    with Again(lab, run, job_id, "n4 comes back, n2 is lost again"):
+    with starts_again(lab, run, job_id, "n4 comes back, n2 is lost again"):
         lab.boot("n4")
         until(lambda: lab.idle() == 1, "n4 back")
         lab.kill("n2")
@@ -172,10 +161,10 @@ def test_all_nodes_are_in_the_ledger(lab: Cluster, job: Path) -> None:
     know(lab, job, "n4", "certain")
     know(lab, job, "n1 n2 n3")
     run, job_id = submit(lab, job, THREE)
-    with Again(lab, run, job_id, "all nodes are in the ledger"):
+    with starts_again(lab, run, job_id, "all nodes are in the ledger"):
         pass
-    assert {*hosts(run)} == {"n1", "n2", "n3"} and field(lab, job_id, "ExcNodeList") == "n4"
-    with Again(lab, run, job_id, "all nodes are in the ledger, and one is lost"):
+    assert {*hosts(run)} == {"n1", "n2", "n3"} and left_out(lab, job_id) == "n4"
+    with starts_again(lab, run, job_id, "all nodes are in the ledger, and one is lost"):
         lab.kill("n2")
     assert {*hosts(run)} == {"n1", "n3", "n4"}
 
@@ -185,7 +174,7 @@ def test_a_node_is_down_when_all_are_in_the_ledger(lab: Cluster, job: Path) -> N
     until(lambda: lab.idle() == 3, "a node down", 60)
     know(lab, job, "n1 n2 n3 n4")
     run, job_id = submit(lab, job, (*THREE[:3], light(job, "sleep 300")))
-    with Again(lab, run, job_id, "all nodes are in the ledger, and one is down", trains=False):
+    with starts_again(lab, run, job_id, "all nodes are in the ledger, and one is down", trains=False):
         pass
     assert hosts(run) == ["n2", "n3", "n4"]
 
@@ -193,9 +182,9 @@ def test_a_node_is_down_when_all_are_in_the_ledger(lab: Cluster, job: Path) -> N
 def test_a_ledger_full_of_suspicions_keeps_no_job_waiting(lab: Cluster, job: Path) -> None:
     know(lab, job, "n1 n2 n3 n4", "suspected")
     run, job_id = submit(lab, job, ("job.nodes=4", "job.ranks_per_node=1", "train.global_batch=24", light(job, "sleep 300")))
-    with Again(lab, run, job_id, "a ledger full of suspicions", trains=False):
+    with starts_again(lab, run, job_id, "a ledger full of suspicions", trains=False):
         pass
-    assert field(lab, job_id, "ExcNodeList") == "(null)" and not run.watch_id.exists()
+    assert left_out(lab, job_id) == "(null)" and not run.watch_id.exists()
 
 
 def test_the_first_node_dies_while_a_node_of_the_ledger_is_left_out(lab: Cluster, job: Path) -> None:
@@ -203,11 +192,11 @@ def test_the_first_node_dies_while_a_node_of_the_ledger_is_left_out(lab: Cluster
     know(lab, job, "n3")
     run, job_id = submit(lab, job, (*THREE[:3], light(job, "sleep 600")))
     until(lambda: run.attempt_record.exists() and run.watch_id.exists(), "the start")
-    assert hosts(run) == ["n1", "n2", "n4"] and field(lab, job_id, "ExcNodeList") == "n3"
+    assert hosts(run) == ["n1", "n2", "n4"] and left_out(lab, job_id) == "n3"
     shown = command(lab, "status", run.path).stdout
     assert "n3, excluded by hpc-mp since" in next(line for line in shown.splitlines() if line.startswith("without")), shown
     time.sleep(5)
-    with Again(lab, run, job_id, "the first node dies while n3 is left out", trains=False):
+    with starts_again(lab, run, job_id, "the first node dies while n3 is left out", trains=False):
         lab.kill("n1")
     assert hosts(run) == ["n2", "n3", "n4"] and not read_exclusions(run.excluded)
 
@@ -218,10 +207,10 @@ def test_an_exclusion_by_the_user_stays_beside_ours(lab: Cluster, job: Path) -> 
     know(lab, job, "n3")
     later = ("job.nodes=2", "job.ranks_per_node=1", 'slurm.extra.begin="now+20"', light(job, "sleep 300"))
     run, job_id = submit(lab, job, (*later, 'slurm.extra.exclude="n1"'))
-    assert field(lab, job_id, "ExcNodeList") == "n[1,3]" and waits(lab, job_id)
-    with Again(lab, run, job_id, "the user excludes n1, we n3, and n2 is lost", trains=False):
+    assert left_out(lab, job_id) == "n[1,3]" and waits(lab, job_id)
+    with starts_again(lab, run, job_id, "the user excludes n1, we n3, and n2 is lost", trains=False):
         lab.kill("n2")
-    assert hosts(run) == ["n3", "n4"] and field(lab, job_id, "ExcNodeList") == "n1"
+    assert hosts(run) == ["n3", "n4"] and left_out(lab, job_id) == "n1"
 
 
 class HoldingLab(Lab):
@@ -239,11 +228,11 @@ def test_slurms_hold_is_cut_short() -> None:
         assert added.returncode == 0, added.stderr
         run, job_id = submit(lab, job, (*THREE[:3], light(job, "sleep 600")), user="nobody")
         until(lambda: run.attempt_record.exists(), "the start")
-        with Again(lab, run, job_id, "two minutes of hold, a node is lost", trains=False):
+        with starts_again(lab, run, job_id, "two minutes of hold, a node is lost", trains=False):
             lab.kill("n2")
-        assert hosts(run) == ["n1", "n3", "n4"] and field(lab, job_id, "ExcNodeList") in ("n5", "n[5,2]")
+        assert hosts(run) == ["n1", "n3", "n4"] and left_out(lab, job_id) in ("n5", "n[5,2]")
         time.sleep(5)
-        with Again(lab, run, job_id, "two minutes of hold, the first node is lost", trains=False):
+        with starts_again(lab, run, job_id, "two minutes of hold, the first node is lost", trains=False):
             lab.kill("n1")
         assert hosts(run) == ["n3", "n4", "n5"]
 
@@ -256,9 +245,9 @@ def test_nodes_are_renamed() -> None:
         know(lab, job, "n4 n6")
         run, job_id = submit(lab, job, (*THREE[:3], 'slurm.extra.exclude="n5"', light(job, "sleep 600")))
         until(lambda: run.attempt_record.exists() and run.watch_id.exists(), "the start")
-        assert hosts(run) == ["n1", "n2", "n3"] and field(lab, job_id, "ExcNodeList") == "n[4-6]"
+        assert hosts(run) == ["n1", "n2", "n3"] and left_out(lab, job_id) == "n[4-6]"
         rename(lab, "n5", "n6")
-        with Again(lab, run, job_id, "excluded nodes are renamed, and one is lost", trains=False):
+        with starts_again(lab, run, job_id, "excluded nodes are renamed, and one is lost", trains=False):
             lab.kill("n2")
         assert hosts(run) == ["n1", "n3", "n4"]
 

@@ -17,6 +17,7 @@ import pytest
 import warm
 from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
 from layouts import write_job
+from slurm_jobs import losses
 
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
@@ -39,12 +40,6 @@ def launch(job: Path, mark: str, overrides: Sequence[str], *options: str, code: 
     assert done.returncode == code, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
-
-
-def losses(run: str | Path) -> list[float]:
-    lines = read_lines(RunDirectory(Path(run)).metrics)
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
-    return [line["loss"] for line in lines]
 
 
 def kill_one_rank(job: Path, mark: str, overrides: Sequence[str]) -> tuple[dict[str, Any], float]:  # noqa: F811
@@ -93,32 +88,40 @@ def test_a_run_whose_directory_is_removed_has_failed(job: Path, mark: str) -> No
     assert document["cause"]["message"] in done.stderr and "continue with" not in done.stderr
 
 
-def isolated(script: str) -> list[str]:
-    """A shell of its own mount name space, where a small tmpfs can be mounted without touching the system."""
-    return ["unshare", *(["-m"] if os.geteuid() == 0 else ["-rm"]), "sh", "-ec", script, "sh"]
-
-
-def can_mount(directory: Path) -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    script = 'mount -t tmpfs -o size=64k none "$1"'
-    return subprocess.run([*isolated(script), str(directory)], capture_output=True).returncode == 0
-
-
-FILL = """
-mount -t tmpfs -o size=$2,mode=700 none "$1"
-cp -a "$3"/. "$1"/
-dd if=/dev/zero of="$1/ballast" bs=1k 2>/dev/null || true
-( while ! grep -q "$4" "$5" 2>/dev/null; do sleep 0.05; done; rm -f "$1/ballast" ) &
-shift 5
+# In a mount name space of its own a small file system takes the place of $1, with what lies in $2; it is full from one moment
+# to another, and $3 gets the lines of metrics then. In the end its names and its metrics are printed.
+FULL = """
+mount -t tmpfs -o size=$4,mode=700 none "$1"
+cp -a "$2"/. "$1"/
+lines() { wc -l < "$1/metrics.jsonl"; }
+( until BEGINS; do sleep 0.02; done
+  dd if=/dev/zero of="$1/ballast" bs=1k || true
+  until ENDS; do sleep 0.05; done
+  lines "$1" > "$3" || true
+  rm -f "$1/ballast" ) 2>/dev/null &
+mounted=$1
+shift 4
 set +e
 "$@"
 code=$?
 kill $! 2>/dev/null
-ls -A "$MOUNTED" >&2
-cat "$MOUNTED/metrics.jsonl" 2>/dev/null >&2
+ls -A "$mounted" >&2
+cat "$mounted/metrics.jsonl" >&2
 exit $code
 """
+
+
+def on_a_full_disk(directory: Path, saved: Path, begins: str, ends: str, words: list[str], environ: dict[str, str],
+                   ) -> subprocess.CompletedProcess[str]:
+    """Resume a run whose files, or checkpoints, lie in a directory that is full between two conditions of the shell."""
+    shutil.copytree(directory, saved)
+    size = 5 * sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+    isolate = ["unshare", *(["-m"] if os.geteuid() == 0 else ["-rm"]), "sh", "-ec"]
+    if shutil.which("unshare") is None or subprocess.run([*isolate, "mount -t tmpfs none /mnt"], capture_output=True).returncode:
+        pytest.skip("no mount name space may be made here (unshare -rm)")
+    script = FULL.replace("BEGINS", begins).replace("ENDS", ends)
+    return subprocess.run([*isolate, script, "sh", *map(str, (directory, saved, saved.with_name("counts"), size)), *words],
+                          env=environ, capture_output=True, text=True, timeout=280)
 
 
 @pytest.mark.parametrize("freed", [
@@ -126,20 +129,13 @@ exit $code
 def test_a_full_checkpoint_directory_fails_saves_but_not_training(
     job: Path, tmp_path: Path, mark: str, freed: bool,  # noqa: F811
 ) -> None:
-    if not can_mount(tmp_path):
-        pytest.skip("no mount name space may be made here (unshare -rm)")
-    first = launch(job, mark, ["job.ranks_per_node=2", "train.steps=4"])
-    run = RunDirectory(Path(first["run"]))
-    saved = tmp_path / "saved"
-    shutil.copytree(run.checkpoints, saved)
-    size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+    run = RunDirectory(Path(launch(job, mark, ["job.ranks_per_node=2", "train.steps=4"])["run"]))
     # Ranks that take a few milliseconds for a step wait until there is space again, where there will be.
     waits = {"FAULT": "held", "FAULT_RANK": "0,1", "FAULT_STEP": "20",
              "FAULT_FILE": str(run.checkpoints / "ballast") if freed else ""}
-    done = subprocess.run(
-        [*isolated(FILL), str(run.checkpoints), str(size * 5), str(saved), "FAILED" if freed else "never said", str(run.main_log),
-         sys.executable, str(FAULTY), *command(job, ["job.ranks_per_node=2", "train.steps=32"], "--resume")[3:]],
-        env=environment(mark, FAULTY.parent, MOUNTED=str(run.checkpoints), **waits), capture_output=True, text=True, timeout=280)
+    words = [sys.executable, str(FAULTY), *command(job, ["job.ranks_per_node=2", "train.steps=32"], "--resume")[3:]]
+    ends = f"grep -q {'FAILED' if freed else 'never'} '{run.main_log}'"
+    done = on_a_full_disk(run.checkpoints, tmp_path / "saved", "true", ends, words, environment(mark, FAULTY.parent, **waits))
     log = run.main_log.read_text()
     assert "checkpoint of step 8 FAILED" in log and "No space left on device" in log
     # Every fourth step is saved: training goes on after one failed save, and ends with the second in a row (checkpoint.failures).
@@ -153,39 +149,14 @@ def test_a_full_checkpoint_directory_fails_saves_but_not_training(
     assert again["state"] == "completed" and len(losses(run.path)) == 6
 
 
-FULL_FOR_A_WHILE = """
-mount -t tmpfs -o size=$2,mode=700 none "$1"
-cp -a "$3"/. "$1"/
-lines() { wc -l < "$1/metrics.jsonl"; }
-( while [ "$(lines "$1")" -lt 10 ]; do sleep 0.02; done
-  dd if=/dev/zero of="$1/ballast" bs=1k 2>/dev/null || true
-  before=-1
-  while [ "$(lines "$1")" != "$before" ]; do before=$(lines "$1"); sleep 0.6; done  # the last page may hold some more lines
-  echo "$before" > "$4"; rm -f "$1/ballast" ) &
-run=$1
-shift 4
-set +e
-"$@"
-code=$?
-cat "$run/metrics.jsonl" >&2
-exit $code
-"""
-
-
 @pytest.mark.prove
 def test_metrics_that_a_full_disk_refuses_are_written_later(job: Path, tmp_path: Path, mark: str) -> None:  # noqa: F811
-    if not can_mount(tmp_path):
-        pytest.skip("no mount name space may be made here (unshare -rm)")
     overrides = ["job.ranks_per_node=2", "checkpoint.every=0"]
     run = RunDirectory(Path(launch(job, mark, [*overrides, "train.steps=4"])["run"]))
-    saved, counts = tmp_path / "saved", tmp_path / "counts"
-    shutil.copytree(run.path, saved)
-    size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
-    done = subprocess.run(
-        [*isolated(FULL_FOR_A_WHILE), str(run.path), str(size * 5), str(saved), str(counts),
-         *command(job, [*overrides, "train.steps=110"], "--resume")],
-        env=environment(mark), capture_output=True, text=True, timeout=200)
+    still = '{ before=$(lines "$1"); sleep 0.6; [ "$(lines "$1")" = "$before" ]; }'  # the last page may hold some more lines
+    words = command(job, [*overrides, "train.steps=110"], "--resume")
+    done = on_a_full_disk(run.path, tmp_path / "saved", '[ "$(lines "$1")" -ge 10 ]', still, words, environment(mark))
     steps = [json.loads(line)["step"] for line in done.stderr.splitlines() if line.startswith('{"step"')]
     assert done.returncode == 0, done.stderr
-    assert 10 <= int(counts.read_text()) < 110, "for a while nothing could be written"
+    assert 10 <= int((tmp_path / "counts").read_text()) < 110, "for a while nothing could be written"
     assert steps == list(range(1, 111))

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from slurm_jobs import emulated, losses, submit, until, write_job
+from lab_runs import hpc_mp, logs_of, submitted, until_ended
+from slurm_jobs import emulated, losses, steps, submit, until, write_job
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import known_history
-from hpc_mp.rundir.outcome import verdict
 
 STEPS, HELD = 120, 15  # the step at which ranks wait until all jobs have come so far
 PROGRAM = """
@@ -98,100 +99,90 @@ def hosts(number: int) -> str:
     return f"n[{2 * number + 1}-{2 * number + 2}]"
 
 
-def preempt(lab: Lab, kinds: Sequence[str]) -> None:
-    for number, kind in enumerate(KINDS):
-        if kind in kinds:
-            lab.sbatch("--partition=better", "--nodes=2", f"--nodelist={hosts(number)}", "--exclusive", "--mem=100",
-                       "--output=/dev/null", "--wrap=sleep 2")
-
-
 @dataclass(frozen=True)
 class Cell:
-    """A program that ends at SIGTERM in one way, in a partition of one kind."""
+    """A run in a partition of one kind: whether it has begun, and the check of its end, which is that of an undisturbed run.
 
-    here: Path
-    how: str
+    goes_on: a pattern of what a cancelled run says of its state.
+    """
+
+    run: RunDirectory
     kind: str
-    ranks: int
-
-    @property
-    def run(self) -> RunDirectory:
-        return RunDirectory(max(self.here.glob("runs/*/0*")))
-
-    def steps(self, rank: int) -> list[int]:
-        path = self.here / f"steps-{rank}"
-        return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-    def logs(self) -> str:
-        files = [*self.run.path.glob("slurm-*.log"), *self.run.path.rglob("log/srun.log"), *self.run.path.rglob("log/node-*.log")]
-        said = (f"== {path}\n{path.read_text(errors='replace')[-2500:]}" for path in files)
-        return "\n".join((f"{self.how} in {self.kind}", *said))
-
-
-def undisturbed(rank: int) -> list[float]:
-    value = rank + 1.0
-    for done in range(STEPS):
-        value = value * 1.01 + done
-    return [value, STEPS]
+    begun: Callable[[], bool]
+    check: Callable[[], None]
+    goes_on: str
 
 
 def start(lab: Lab, share: Path, form: str, how: str, kind: str, slow: bool = False) -> Cell:
+    """Submit a program that ends at SIGTERM in one way."""
     here = share / f"{form} {how} {kind}"
     here.mkdir()
     (here / "program.py").write_text(f"STEPS, HELD = {STEPS}, {HELD}\n{PROGRAM}")
     (here / "node.py").write_text(NODE)
     per_node = 2 if form == "node" else 1
     more = [*(["slow"] if slow else []), *(["mpi"] if form.startswith("mpi") else [])]
-    words = [sys.executable, "-m", "hpc_mp", "run", "--on", "slurm", "--nodes", "2", "--ranks-per-node", str(per_node),
-             *FORMS[form],
-             "--set", f"slurm.partition={kind}", "--set", "program.resumes=true", "--set", "environment.health=false",
-             "--set", "slurm.extra.exclusive=false", "--set", "slurm.extra.mem=50", "--set", "slurm.extra.cpus-per-task=1",
-             "--", sys.executable, "node.py" if form == "node" else "program.py", how, *more]
-    done = lab.run(words, cwd=here, timeout=200, environ={"XDG_STATE_HOME": str(here / "state")})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Cell(here, how, kind, 2 * per_node)
+    settings = (f"slurm.partition={kind}", "program.resumes=true", "slurm.extra.exclusive=false", "slurm.extra.mem=50",
+                "slurm.extra.cpus-per-task=1")
+    command = [sys.executable, "node.py" if form == "node" else "program.py", how, *more]
+    run = submitted(lab, here, command, *FORMS[form], *(word for each in settings for word in ("--set", each)), per_node=per_node)
+    ranks = range(2 * per_node)
+    return Cell(run, kind, lambda: all(HELD in steps_of(here, rank) for rank in ranks),
+                lambda: check_ranks(here, ranks, how, logs_of(run)), "it continues from its saved state")
 
 
-def check_end(cell: Cell) -> None:
-    """Each rank has computed what an undisturbed one computes; if it saves at SIGTERM, no step twice."""
-    for rank in range(cell.ranks):
-        assert json.loads((cell.here / f"saved-{rank}").read_text()) == undisturbed(rank), cell.logs()
-        assert sorted(set(cell.steps(rank))) == list(range(1, STEPS + 1)), cell.logs()
-        if cell.how in SAVES:
-            assert cell.steps(rank) == list(range(1, STEPS + 1)), f"rank {rank} lost what it had saved\n{cell.logs()}"
+def steps_of(here: Path, rank: int) -> list[int]:
+    path = here / f"steps-{rank}"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def check_ranks(here: Path, ranks: Sequence[int], how: str, logs: str) -> None:
+    """Check that each rank has computed what an undisturbed one computes; if it saves at SIGTERM, no step twice."""
+    for rank in ranks:
+        value = rank + 1.0
+        for done in range(STEPS):
+            value = value * 1.01 + done
+        assert json.loads((here / f"saved-{rank}").read_text()) == [value, STEPS], logs
+        steps = steps_of(here, rank)
+        assert sorted(set(steps)) == list(range(1, STEPS + 1)), logs
+        assert how not in SAVES or len(steps) == STEPS, f"rank {rank} lost what it had saved\n{logs}"
+
+
+def check_losses(run: RunDirectory, expected: Sequence[float]) -> None:
+    assert losses(run.path) == expected and known_history(run)[0].step > 5
 
 
 def check_stop(lab: Lab, cell: Cell) -> None:
-    """The verdict on a job that Slurm has cancelled, and the way to go on, which is then gone."""
-    until(lambda: verdict(cell.run) is not None, f"the verdict\n{cell.logs()}", 30)
-    ended = verdict(cell.run)
-    assert ended is not None and ended.state == "stopped", cell.logs()
+    """Check the verdict on a job that Slurm has cancelled, and resume it, after which the verdict is gone."""
+    ended = until_ended(cell.run, 30)
+    assert cell.kind.startswith("c") and ended.state == "stopped", f"{ended}\n{logs_of(cell.run)}"
     assert ended.cause is not None and ended.cause.message == "Slurm preempted the job", ended
-    said = lab.run([sys.executable, "-m", "hpc_mp", "status", str(cell.run.path)]).stdout
+    here = cell.run.path.parents[2]
+    said = hpc_mp(lab, here, "status", cell.run.path).stdout
     assert "Slurm preempted the job" in said and "--resume" in said, said
     log = "".join(path.read_text() for path in cell.run.path.glob("slurm-*.log"))
-    assert "stopped: Slurm preempted the job; it continues from its saved state; not requeued" in log, log
-    done = lab.run([sys.executable, "-m", "hpc_mp", "launch", str(cell.run.job), "--resume"], timeout=200, cwd=cell.here)
+    assert re.search(f"stopped: Slurm preempted the job; {cell.goes_on}; not requeued", log), log
+    done = hpc_mp(lab, here, "launch", cell.run.job, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def preempt_all(lab: Lab, cells: Sequence[Cell]) -> None:
-    """Preempt the cells once all have begun, and see each to an end that is that of an undisturbed run."""
+    """Preempt the cells once all have begun, and see each to its end."""
     for cell in cells:
-        until(lambda cell=cell: all(HELD in cell.steps(rank) for rank in range(cell.ranks)), "some steps", 200)  # type: ignore[misc]
-    preempt(lab, [cell.kind for cell in cells])
-    (cells[0].here.parent / "go").touch()
+        until(cell.begun, "some steps", 200)
+    kinds = {cell.kind for cell in cells}
+    for nodes in (hosts(number) for number, kind in enumerate(KINDS) if kind in kinds):
+        lab.sbatch("--partition=better", "--nodes=2", f"--nodelist={nodes}", "--exclusive", "--mem=100", "--output=/dev/null",
+                   "--wrap=sleep 2")
+    (cells[0].run.path.parents[3] / "go").touch()
     for cell in cells:
-        until(lambda cell=cell: known_history(cell.run) or verdict(cell.run), f"the first end\n{cell.logs()}", 150)  # type: ignore[misc]
-        [first, *_] = known_history(cell.run)
-        assert (first.kind, first.departed) == ("stopped", "Slurm preempted the job"), f"{first}\n{cell.logs()}"
+        until(lambda run=cell.run: known_history(run), f"the first end\n{logs_of(cell.run)}", 150)  # type: ignore[misc]
+        first = known_history(cell.run)[0]
+        assert (first.kind, first.departed) == ("stopped", "Slurm preempted the job"), f"{first}\n{logs_of(cell.run)}"
         if first.action != "requeue":
-            assert cell.kind.startswith("c"), f"{first}\n{cell.logs()}"
             check_stop(lab, cell)
     for cell in cells:
-        until(lambda cell=cell: verdict(cell.run) is not None, f"the end\n{cell.logs()}", 250)  # type: ignore[misc]
-        assert verdict(cell.run).state == "completed", cell.logs()  # type: ignore[union-attr]
-        check_end(cell)
+        assert until_ended(cell.run, 300).state == "completed", logs_of(cell.run)
+        cell.check()
 
 
 @pytest.fixture
@@ -219,29 +210,10 @@ def test_every_program_in_every_preemption(preempting: Lab, share: Path, form: s
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_our_own_engine_in_every_preemption(preempting: Lab, share: Path) -> None:
-    lab = preempting
     layout = ("job.nodes=2", "job.ranks_per_node=1", "parallel.zero=1", "train.steps=400", "checkpoint.every=50")
     jobs = {kind: write_job(share / kind) for kind in KINDS}
     expected = emulated(jobs["r0"], layout)
-    runs = {kind: submit(lab, job, (*layout, f"slurm.partition={kind}"))[0] for kind, job in jobs.items()}
-    until(lambda: all(run.metrics.exists() and run.metrics.read_text().count("\n") > 5 for run in runs.values()), "steps", 200)
-    preempt(lab, list(KINDS))
-    for kind, run in runs.items():
-        until(lambda run=run: known_history(run), "the first end", 150)  # type: ignore[misc]
-        first = known_history(run)[0]
-        assert (first.kind, first.departed) == ("stopped", "Slurm preempted the job") and first.step > 5, first
-        if first.action != "requeue":
-            check_stop_of_engine(lab, kind, run)
-    for run in runs.values():
-        until(lambda run=run: verdict(run) is not None, "the end", 300)  # type: ignore[misc]
-        assert verdict(run).state == "completed" and losses(run.path) == expected  # type: ignore[union-attr]
-
-
-def check_stop_of_engine(lab: Lab, kind: str, run: RunDirectory) -> None:
-    until(lambda: verdict(run) is not None, "the verdict", 30)
-    ended = verdict(run)
-    assert kind.startswith("c") and ended is not None and ended.state == "stopped", ended
-    log = "".join(path.read_text() for path in run.path.glob("slurm-*.log"))
-    assert "stopped: Slurm preempted the job; step " in log and "is saved; not requeued" in log, log
-    done = lab.run([sys.executable, "-m", "hpc_mp", "launch", str(run.job), "--resume"], timeout=200, cwd=run.path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    runs = {kind: submit(preempting, job, (*layout, f"slurm.partition={kind}"))[0] for kind, job in jobs.items()}
+    preempt_all(preempting, [
+        Cell(run, kind, lambda run=run: steps(run) > 5, lambda run=run: check_losses(run, expected),  # type: ignore[misc]
+             r"step \d+ is saved") for kind, run in runs.items()])

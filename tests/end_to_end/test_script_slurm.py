@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 import tomli_w
-from lab_runs import ended, hpc_mp, newest, until_ended
+from lab_runs import ended, hpc_mp, kill_supervisor, newest, until_ended
 from slurm_jobs import until
 from slurm_lab.lab import Lab
 
@@ -50,14 +48,6 @@ def launched(lab: Lab, here: Path, body: str, *options: str, wait: bool = True) 
     if not wait:
         until(lambda: len([path for path in here.glob("here-*.1") if path.read_text()]) == 4, "the tasks come")
     return newest(here)
-
-
-def kill_supervisor(lab: Lab, run: RunDirectory) -> None:
-    """SIGKILL to the supervisor of a run, on the node of its script."""
-    for pid in (pid for node in lab.nodes for pid in lab.processes(node)):
-        with suppress(psutil.Error):
-            if {"hpc_mp.supervisor", str(run.path)} <= set(psutil.Process(pid).cmdline()):
-                psutil.Process(pid).kill()
 
 
 @pytest.mark.parametrize(("body", "words"), [

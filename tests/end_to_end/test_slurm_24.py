@@ -28,23 +28,7 @@ from test_slurm_training import (  # noqa: F401 (pytest finds the tests and fixt
     test_the_environment_of_the_job_is_what_the_script_says,
     test_twenty_requeues_with_exclusion_hold_no_job,
 )
-from test_verbs_slurm import (  # noqa: F401
-    run,
-    test_a_failed_job_ends_its_logs_with_the_cause,
-    test_a_job_from_its_queue_to_its_end,
-    test_a_job_that_says_nothing,
-    test_arrays_and_heterogeneous_jobs,
-    test_cancel_a_job_that_waits,
-    test_cancel_ends_a_job_that_does_not_stop,
-    test_cancel_lets_a_running_job_save,
-    test_each_program_says_the_same,
-    test_following_from_the_queue,
-    test_init_finds_account_qos_and_limits,
-    test_slurm_has_forgotten_the_job,
-    test_the_words_of_a_submit_plugin,
-    test_waiting_for_several_jobs,
-    test_why_it_waits,
-)
+from test_verbs_slurm import *  # noqa: F403 (all of its tests, and the fixture `run`)
 
 from hpc_mp.cluster.slurm.job import parse_lines, parse_scontrol
 

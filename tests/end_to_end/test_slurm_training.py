@@ -7,11 +7,12 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_runs import ENDS, job_ends, state, with_fault
+from lab_runs import ENDS, job_ends, saving, state, with_fault
 from plain import run_plain
 from slurm_jobs import EIGHT, TWO, close, command, emulated, hpc_mp, launch, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
@@ -116,24 +117,20 @@ def stop_and_compare(lab: Cluster, job: Path, overrides: tuple[str, ...], expect
     for end, following in zip(stopped, history(run)[1:], strict=False):
         first = next((line["step"] for line in read_lines(run.metrics) if line["attempt"] == following.attempt), None)
         assert first in (None, end.step + 1), "a step was lost or done twice"
-    assert not list(run.checkpoints.glob(".step*"))
+    assert not saving(run)
     return len(history(run))
 
 
-class Moment:
-    """True so many seconds after a run's first start, or while its first checkpoint is written."""
+def moment(number: int) -> Callable[[RunDirectory], bool]:
+    """Return a condition: so many seconds after a run's first start, or while its first checkpoint is written."""
+    seconds, begun = random.Random(number).uniform(0.0, 13.0), list[float]()
 
-    def __init__(self, number: int) -> None:
-        self._saving = number % 5 == 4
-        self._seconds = random.Random(number).uniform(0.0, 13.0)
-        self._began: float | None = None
+    def reached(run: RunDirectory) -> bool:
+        if not begun and run.attempt_record.exists():
+            begun.append(time.monotonic())
+        return bool(begun) and time.monotonic() - begun[0] > seconds
 
-    def __call__(self, run: RunDirectory) -> bool:
-        if self._saving:
-            return any(run.checkpoints.glob(".step*"))
-        if self._began is None and run.attempt_record.exists():
-            self._began = time.monotonic()
-        return self._began is not None and time.monotonic() - self._began > self._seconds
+    return saving if number % 5 == 4 else reached
 
 
 @pytest.mark.prove
@@ -143,7 +140,7 @@ def test_usr2_at_twenty_random_moments(lab: Cluster, job: Path, capsys: pytest.C
     expected = emulated(job, longer)
     starts = []
     for number in range(20):
-        starts.append(stop_and_compare(lab, job, longer, expected, Moment(number)))
+        starts.append(stop_and_compare(lab, job, longer, expected, moment(number)))
         shutil.rmtree(job.parent / "runs" / "exact")
     with capsys.disabled():
         print(f"\n20 stops: starts per run {starts}")
@@ -170,7 +167,7 @@ def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cl
     assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
     begun = [next(line["step"] for line in read_lines(run.metrics) if line["attempt"] == attempt) for attempt in (1, 2, 3)]
     assert begun == [1, first.step + 1, done + 1], "a step was lost or done twice"
-    assert not list(run.checkpoints.glob(".step*"))
+    assert not saving(run)
 
 
 def status(lab: Cluster, run: RunDirectory) -> dict[str, Any]:

@@ -59,10 +59,6 @@ def rank(job_file: Path) -> int:
     return DEEDS[os.environ.get(f"DEED_{number}", os.environ.get("DEED", "end"))](job_file)
 
 
-def end(job_file: Path) -> int:
-    return 0
-
-
 def hang(job_file: Path) -> int:
     while True:
         signal.pause()
@@ -78,17 +74,8 @@ def fail(job_file: Path) -> int:
     raise ValueError("boom")
 
 
-def leave(job_file: Path) -> int:
-    sys.exit(7)
-
-
-def segfault(job_file: Path) -> int:
-    os.kill(os.getpid(), signal.SIGSEGV)
-    return hang(job_file)
-
-
-def killed(job_file: Path) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(job_file: Path, number: signal.Signals) -> int:
+    os.kill(os.getpid(), number)
     return hang(job_file)
 
 
@@ -177,7 +164,11 @@ def tell(job_file: Path) -> int:
 
 
 DEEDS: dict[str, Callable[[Path], int]] = {f.__name__: f for f in (
-    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, multiply)} | {
+    hang, hang_deaf, fail, save_and_stop, echo, tell, train, multiply)} | {
+    "end": lambda _: 0,
+    "leave": lambda _: sys.exit(7),
+    "segfault": functools.partial(die, number=signal.SIGSEGV),
+    "killed": functools.partial(die, number=signal.SIGKILL),
     "wrong_input": functools.partial(report_failure, kind="user", message="data.files = x: is empty. give text.", code=2),
     "error": functools.partial(report_failure, kind="error", message="ValueError: boom"),
     "peer": functools.partial(report_failure, kind="peer", message="RuntimeError: Connection closed by peer")}

@@ -153,38 +153,23 @@ def execute(folder: Path, script: str, run: Path, **environ: str) -> dict[str, A
 # --- as sbatch reads it -----------------------------------------------------------------------------------------------
 
 
+# A part of a word, as ``get_argument`` of src/sbatch/opt.c reads it: an escaped character, a quotation, another character.
+PART = re.compile(r"""\\(\S?)|(["'])((?:\\.|(?!\2)[^\\])*)\2|([^\s#"'\\])""", re.DOTALL)
+
+
 def read_by_sbatch(line: str) -> list[str]:
-    """Return the words of a directive: ``get_argument`` of src/sbatch/opt.c in Python."""
+    """Return the words of a directive."""
     words: list[str] = []
-    at = 0
-    while True:
-        while at < len(line) and line[at].isspace():
-            at += 1
-        word, quote, escaped = "", "", False
-        if at == len(line) or line[at] == "#":
-            return words
-        while at < len(line) and (quote or not line[at].isspace()):
-            character = line[at]
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-                at += 1
-                continue
-            elif quote and character == quote:
-                quote = ""
-                at += 1
-                continue
-            elif not quote and character in "\"'":
-                quote = character
-                at += 1
-                continue
-            elif not quote and character == "#":
-                return [*words, word]
-            word += character
-            at += 1
-        assert not quote, "Unmatched quote"
-        words.append(word)
+    while line := line.lstrip():
+        parts = []
+        while match := PART.match(line):
+            parts.append(match[1] or match[4] or re.sub(r"\\(.)", r"\1", match[3] or "", flags=re.DOTALL))
+            line = line[match.end():]
+        assert not line.startswith(("'", '"')), "Unmatched quote"
+        words += ["".join(parts)] if parts else []
+        if line.startswith("#"):
+            break
+    return words
 
 
 def directives(script: str) -> list[str]:

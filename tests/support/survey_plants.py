@@ -20,60 +20,43 @@ BASE = "200mbit"
 
 
 @dataclass(frozen=True)
-class Plant:
-    """A fault to plant, and the only diagnosis that it must cause: its code and its members."""
+class Kind:
+    """A kind of fault, and the code of the only diagnosis that it must cause.
 
-    words: str
-    fault: AbstractContextManager[None]
+    Attributes:
+        where: what is hit: a "node", a "link" between two, or the "uplink" of a leaf.
+        fault: plants it: of the lab, the places and the size.
+        words: say what was planted, of the size.
+        size: draws the size.
+    """
+
+    where: str
+    fault: Callable[..., AbstractContextManager[None]]
     code: str
-    members: tuple[str, ...]
+    words: str
+    size: Callable[[random.Random], object] = lambda dice: None
 
 
-def slow_node(lab: Lab, dice: random.Random) -> Plant:
-    node, rate = dice.choice(lab.nodes), f"{dice.randint(40, 150)}mbit"
-    return Plant(f"{node} at {rate}", faults.slow_node(lab, node, rate, BASE), "node-slow", (node,))
+def rate(least: int) -> Callable[[random.Random], str]:
+    return lambda dice: f"{dice.randint(least, 150)}mbit"
 
 
-def slow_link(lab: Lab, dice: random.Random) -> Plant:
-    a, b = sorted(dice.sample(lab.nodes, 2))
-    rate = f"{dice.randint(40, 150)}mbit"
-    return Plant(f"{a}–{b} at {rate}", faults.slow_pair(lab, a, b, rate, BASE), "link-slow", (f"{a}–{b}",))
-
-
-def lossy_node(lab: Lab, dice: random.Random) -> Plant:
-    node, percent = dice.choice(lab.nodes), round(dice.uniform(0.5, 4), 1)
-    return Plant(f"{node} loses {percent} %", faults.loss(lab, node, percent), "node-loss", (node,))
-
-
-def cut_link(lab: Lab, dice: random.Random) -> Plant:
-    a, b = sorted(dice.sample(lab.nodes, 2))
-    return Plant(f"{a}–{b} cut", faults.cut_pair(lab, a, b), "link-cut", (f"{a}–{b}",))
-
-
-def cut_node(lab: Lab, dice: random.Random) -> Plant:
-    node = dice.choice(lab.nodes)
-    return Plant(f"{node} cut", faults.cut_node(lab, node), "node-down", (node,))
-
-
-def throttled_cpu(lab: Lab, dice: random.Random) -> Plant:
-    node, share = dice.choice(lab.nodes), round(dice.uniform(0.06, 0.12), 2)  # less than other load leaves to the other nodes
-    return Plant(f"{node} gets {share:.0%} of a CPU", faults.throttled(lab, node, share), "node-cpu", (node,))
-
-
-def wrong_mtu(lab: Lab, dice: random.Random) -> Plant:
-    node, mtu = dice.choice(lab.nodes), dice.choice((1280, 1400, 1450, 1492))
-    return Plant(f"{node} has MTU {mtu}", faults.small_mtu(lab, node, mtu), "node-mtu", (node,))
-
-
-def slow_uplink(lab: Lab, dice: random.Random) -> Plant:
-    leaf, rate = dice.randint(1, len(lab.leaves)), f"{dice.randint(60, 150)}mbit"
-    members = ("s1", "s2") if len(lab.leaves) == 2 else (f"s{leaf}",)
-    return Plant(f"s{leaf} at {rate}", faults.slow_uplink(lab, leaf, rate), "uplink-slow", members)
-
-
-KINDS: dict[str, Callable[[Lab, random.Random], Plant]] = {
-    "slow node": slow_node, "slow link": slow_link, "lossy node": lossy_node, "cut link": cut_link, "cut node": cut_node,
-    "throttled CPU": throttled_cpu, "wrong MTU": wrong_mtu, "slow uplink": slow_uplink,
+PLACES: dict[str, Callable[[Lab, random.Random], list[str]]] = {
+    "node": lambda lab, dice: [dice.choice(lab.nodes)],
+    "link": lambda lab, dice: sorted(dice.sample(lab.nodes, 2)),
+    "uplink": lambda lab, dice: [f"s{dice.randint(1, len(lab.leaves))}"],
+}
+KINDS = {
+    "slow node": Kind("node", lambda *drawn: faults.slow_node(*drawn, BASE), "node-slow", "at {}", rate(40)),
+    "slow link": Kind("link", lambda *drawn: faults.slow_pair(*drawn, BASE), "link-slow", "at {}", rate(40)),
+    "lossy node": Kind("node", faults.loss, "node-loss", "loses {} %", lambda dice: round(dice.uniform(0.5, 4), 1)),
+    "cut link": Kind("link", lambda lab, a, b, _: faults.cut_pair(lab, a, b), "link-cut", "cut"),
+    "cut node": Kind("node", lambda lab, node, _: faults.cut_node(lab, node), "node-down", "cut"),
+    "throttled CPU": Kind("node", faults.throttled, "node-cpu", "gets {:.0%} of a CPU",
+                          lambda dice: round(dice.uniform(0.06, 0.12), 2)),  # less than other load leaves to the other nodes
+    "wrong MTU": Kind("node", faults.small_mtu, "node-mtu", "has MTU {}", lambda dice: dice.choice((1280, 1400, 1450, 1492))),
+    "slow uplink": Kind("uplink", lambda lab, leaf, rate: faults.slow_uplink(lab, int(leaf[1:]), rate), "uplink-slow", "at {}",
+                        rate(60)),
 }
 
 
@@ -88,13 +71,17 @@ def surveyed(lab: Lab, show: Show = lambda _step, _state: None) -> Report:
 
 def planted(lab: Lab, kind: str, dice: random.Random) -> tuple[str, str | None]:
     """Plant, survey, mend. Return words for a table, and the error of the diagnosis (None if correct)."""
-    plant = KINDS[kind](lab, dice)
+    plant = KINDS[kind]
+    places, size = PLACES[plant.where](lab, dice), plant.size(dice)
+    subject = "–".join(places)
+    members = ("s1", "s2") if plant.where == "uplink" and len(lab.leaves) == 2 else (subject,)
     begin = time.monotonic()
-    with plant.fault:
+    with plant.fault(lab, *places, size):
         report = surveyed(lab)
     took = time.monotonic() - begin
     said = [(diagnosis.code, diagnosis.members) for diagnosis in report.diagnoses]
     words = "; ".join(f"{found.code} {found.subject}: {found.evidence}" for found in report.diagnoses) or "nothing"
-    wrong = None if said == [(plant.code, plant.members)] and report.complete else f"{plant.words}: {words}"
+    what = f"{subject} {plant.words.format(size)}"
+    wrong = None if said == [(plant.code, members)] and report.complete else f"{what}: {words}"
     rounds = report.verdict.rounds if report.verdict else 0
-    return f"{kind:14} {took:5.1f} s {rounds:3} rounds  {plant.words:24} {words}", wrong
+    return f"{kind:14} {took:5.1f} s {rounds:3} rounds  {what:24} {words}", wrong
