@@ -169,6 +169,13 @@ def test_the_step_of_an_array_is_what_slurm_says(array: str, step: str, tmp_path
     assert spec.program.environment["SLURM_ARRAY_TASK_STEP"] == step
 
 
+@pytest.mark.parametrize(("line", "noted"), [
+    ('cd "$(dirname "$0")"', "$0"), ("HERE=${BASH_SOURCE%/*}", "${BASH_SOURCE"), ("# cd $(dirname $0)", ""), ("echo $01 $X", "")])
+def test_a_script_that_reads_its_own_path_is_noted(line: str, noted: str, tmp_path: Path) -> None:
+    notes = [note for note in adopted(f"{HEAD}{line}\nsrun ./a\n", tmp_path).notes if "copy in slurmd's directory" in note]
+    assert len(notes) == bool(noted) and all(noted in note for note in notes)
+
+
 def test_a_stray_word_for_which_sbatch_refuses_the_script_is_not_carried_over(tmp_path: Path) -> None:
     lost = adopted("#!/bin/bash\n#SBATCH -J { mine }\necho a\nsrun ./a\n", tmp_path).lost
     assert any("mine" in fate.text and "sbatch refuses" in fate.why for fate in lost), lost

@@ -26,6 +26,7 @@ SIZES = frozenset({
 WITNESS = ("-PE", "-m", "hpc_mp.program.witness")
 WITNESS_WORDS = 6  # after the module: its own arguments
 OURS = ("job.toml", "runs", "slurm-")  # in the submit directory: the job file, the run, and sbatch's own log
+OF_PRELOAD = "ERROR: ld.so: object "  # each process says it of a library that is not on this machine
 LARGEST = 1 << 16
 
 
@@ -119,8 +120,10 @@ def differences(plain: Way, adopted: Way, *, started_by_us: bool = False) -> lis
     lines = list(_programs(plain.programs, adopted.programs, started_by_us))
     for name in sorted({*plain.files, *adopted.files}):
         if plain.files.get(name) != adopted.files.get(name):
-            left, right = (Counter(way.files.get(name, "no such file").split("\n")) for way in (plain, adopted))
-            lines.append(f"file {name}: {list((left - right).elements())!r:.200} / {list((right - left).elements())!r:.200}")
+            left, right = (Counter(line for line in way.files.get(name, "no such file").split("\n")
+                                   if not line.startswith(OF_PRELOAD)) for way in (plain, adopted))
+            if left != right:
+                lines.append(f"file {name}: {list((left - right).elements())!r:.200} / {list((right - left).elements())!r:.200}")
     lines += [f"elsewhere: {path}" for path in sorted(adopted.elsewhere - plain.elsewhere)]
     lines += [f"not elsewhere: {path}" for path in sorted(plain.elsewhere - adopted.elsewhere)]
     if plain.code != adopted.code:
