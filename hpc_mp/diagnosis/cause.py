@@ -71,7 +71,7 @@ def _before_it_left(standing: Standing, places: Sequence[RankPlace]) -> Standing
 def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, Standing], places: Sequence[RankPlace],
              nodes: Sequence[str]) -> RankFailure:
     """Return the failure of the rank that all others waited for, even if it could not write a record."""
-    own, standing = failures.get(end.rank), stood.get(end.rank)
+    own, standing = failures.get(end.rank), None if end.silent else stood.get(end.rank)
     at = next((place for place in places if place.rank == end.rank), None)
     node = own.node if own else nodes[at.node] if at and at.node < len(nodes) else ""
     others = f"rank{'s' if len(end.by) > 1 else ''} {', '.join(map(str, end.by))} waited for it"

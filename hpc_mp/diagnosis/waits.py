@@ -8,21 +8,24 @@ the chain waits for no rank or no longer writes. It is the cause of the stall, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpc_mp.rundir.standings import Standing
 
 LATE_PERIODS = 5  # periods without a record after which a stalled rank counts as silent ...
 SLACK_S = 5.0  # ... and additional seconds: clocks of nodes differ, and a busy machine is slow
+HELD_SLACK_S = 2.0  # the same, with one period, for a rank in a message that all have reached and that does not end
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The rank at the end of the chains, and the other ranks that wait for it."""
+    """The rank at the end of the chains, and the other ranks that wait for it. ``silent``: its record is missing or overdue."""
 
     rank: int
     by: tuple[int, ...]
+    silent: bool = field(default=False, compare=False)
 
 
 def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | None:
@@ -32,7 +35,7 @@ def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | 
         standings: the last record of each rank that has written one.
         ranks: all participating ranks.
     """
-    latest = _spoke({standing.rank: standing for standing in standings})
+    latest = _living(_spoke({standing.rank: standing for standing in standings}))
     waits = {rank: _missed(latest[rank], latest) if rank in latest else () for rank in ranks}
     reached = {rank: _reached(rank, waits) for rank in ranks}
     by = {rank: tuple(other for other in ranks if rank != other and rank in reached[other]) for rank in ranks}
@@ -44,7 +47,7 @@ def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | 
         return -len(by[rank]), standing is not None and standing.wait is not None, standing.since if standing else 0.0, rank
 
     end = min(ends or loops, key=order, default=None)
-    return None if end is None else Awaited(end, by[end])
+    return None if end is None else Awaited(end, by[end], end not in latest)
 
 
 def _spoke(standings: Mapping[int, Standing]) -> dict[int, Standing]:
@@ -52,6 +55,20 @@ def _spoke(standings: Mapping[int, Standing]) -> dict[int, Standing]:
     newest = max((standing.time for standing in standings.values()), default=0.0)
     return {rank: standing for rank, standing in standings.items()
             if not standing.period or newest - standing.time <= LATE_PERIODS * standing.period + SLACK_S}
+
+
+def _living(standings: Mapping[int, Standing]) -> dict[int, Standing]:
+    """Return the records without those of ranks that were stopped in a message: all have reached it, others stand in it too, and
+    the record was not written again in time."""
+    newest = max((standing.time for standing in standings.values()), default=0.0)
+    messages = Counter((standing.wait.channel, standing.wait.number) for standing in standings.values() if standing.wait)
+
+    def stopped(standing: Standing) -> bool:
+        late = standing.period > 0 and newest - standing.time > standing.period + HELD_SLACK_S
+        held = standing.wait is not None and messages[standing.wait.channel, standing.wait.number] > 1
+        return late and held and not _missed(standing, standings)
+
+    return {rank: standing for rank, standing in standings.items() if not stopped(standing)}
 
 
 def _missed(standing: Standing, standings: Mapping[int, Standing]) -> tuple[int, ...]:

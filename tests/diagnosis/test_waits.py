@@ -68,8 +68,20 @@ def test_old_news_of_a_rank_is_silence() -> None:
     both = {"g": 5}
     others = [stands(0, collective(5, 1, 2), both), stands(2, collective(5, 0, 1), both)]
     assert awaited([*others, stands(1, collective(5, 0, 2), both, ago=3)], range(3)) is None, "all are there: nobody is behind"
+    assert awaited([*others, stands(1, collective(5, 0, 2), both, ago=4)], range(3)) == Awaited(1, (0, 2))
     assert awaited([*others, stands(1, collective(5, 0, 2), both, ago=60)], range(3)) == Awaited(1, (0, 2))
     assert awaited([*others, stands(1, collective(5, 0, 2), both, ago=60, period=0)], range(3)) is None
+
+
+@pytest.mark.parametrize(("ago", "kind", "rank"), [(11.0, "silent", 1), (4.0, "hang", 0)])
+def test_a_rank_that_was_stopped_in_a_message_which_all_had_reached(ago: float, kind: str, rank: int) -> None:
+    """It had waited there for so long that its record exists. The rank that hung with it is awaited by a third one."""
+    pair = {"tp": 5}
+    last = stands(0, collective(5, 1, group="tp"), pair, period=0)
+    hung = RankFailure(0, "n1", "hang", "no step was finished in 10 s", NOW, 1, standing=last)
+    stood = [stands(1, collective(5, 0, group="tp"), pair, ago=ago, since=12, period=5), stands(2, receive(0), period=5)]
+    cause = root_cause([hung], stood, [RankPlace(number, 0, number, number, 0, 0, 0) for number in range(3)], ["n1"])
+    assert cause is not None and (cause.rank, cause.kind) == (rank, kind)
 
 
 def test_ranks_that_wait_for_each_other() -> None:
