@@ -145,8 +145,8 @@ def _notes(script: Script, source: Source, request: Request, arguments: Sequence
         yield (f"line {argument[0]} reads {argument[1]}, an argument of the script: pass the arguments after the script "
                "(hpc-mp adopt SCRIPT -- ARG…)")
     if own := re.search(r"^[^#\n]*(\$\{?(0|BASH_SOURCE)\b\}?)", text, re.MULTILINE):
-        yield (f"the script reads {own[1]}: by sbatch that is a copy in slurmd's directory on the node, by hpc-mp a copy in the run "
-               "directory; write the path of what the script needs beside it")
+        yield (f"the script reads {own[1]}: by sbatch that is a copy in slurmd's directory on the node, by hpc-mp a copy in the "
+               "run directory; write the path of what the script needs beside it")
     if request.nodes is None and request.ntasks and request.ntasks > 1:
         yield f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, but the job has one node; set job.nodes"
     if request.nodes is None and not request.ntasks:
