@@ -287,8 +287,9 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
     named = ([symptom for _, symptom in own if symptom.kind != "exit"]
                or [symptom for code, symptom in own if code != LOST_PMIX][:1])
     killed = any(end.code == -signal.SIGKILL for end in ends)  # their order does not show which was the first
+    raised = list(given_up_inside(evidence)) if killed and not named else []  # MPI killed it before its end was recorded
     text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others{_plugin_says(evidence)}"
-    return named or ([Symptom("signal", text)] if killed else [])
+    return named or raised or ([Symptom("signal", text)] if killed else [])
 
 
 def _aborted(evidence: Evidence) -> Iterator[Symptom]:
