@@ -21,6 +21,7 @@ from hpc_mp.lab import conf
 from hpc_mp.lab.cluster import HERE, NAMESPACES, LabCluster, LabError, wait_until
 
 PROLOG = "task-prolog.sh"
+END_S = 10.0  # in which the lab's first process ends
 KEYS = ("munge/key", "etc/slurm.key")
 
 
@@ -62,7 +63,7 @@ class Lab(LabCluster):
             process = subprocess.Popen(
                 [*unshare, *self._command(None)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
-            endings.callback(process.communicate)  # closes its standard input, and reads to its end
+            endings.callback(self._end, process)
             wait_until(lambda: self._find(None) is not None, "the lab's first process")
             self.number = self._claim()
             endings.callback(self._release)
@@ -89,6 +90,16 @@ class Lab(LabCluster):
     def down(self) -> None:
         """End the cluster; no process, interface, mount or directory of it is left."""
         self.endings.close()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Close the standard input of the lab's first process, which then ends; kill it if a process that was forked meanwhile
+        holds the other end of the pipe."""
+        try:
+            process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # by --kill-child, all processes of the lab end with it
+            process.communicate()
+            shutil.rmtree(self.directory, ignore_errors=True)  # as the first process does
 
     def _claim(self) -> int:
         """Return the cluster's number: the first for which the interface on this machine can be created, which is exclusive."""

@@ -220,3 +220,18 @@ def test_newer_slurm_in_a_chroot() -> None:
         lab.boot("n4")
         assert lab.at("n4", ["slurmd", "-V"]).stdout.startswith("slurm-wlm 24.11")
     assert traces(lab.directory, lab.number) == []
+
+
+def test_a_lab_ends_although_a_fork_holds_its_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_mp.lab.lab.END_S", 0.5)
+    lab = Lab(1)
+    lab.__enter__()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        lab.__exit__(None, None, None)
+        assert lab.process.returncode == -signal.SIGKILL and not lab.directory.exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
