@@ -17,8 +17,9 @@ from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.keys import job_tree
 from hpc_mp.adopt.launches import launches
 from hpc_mp.adopt.literal import literal_keys
-from hpc_mp.adopt.request import ELEMENT, Request, name_keys, read_request, script_keys, size_fates
+from hpc_mp.adopt.request import Request, name_keys, read_request, script_keys, size_fates
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
@@ -151,8 +152,8 @@ def _notes(script: Script, source: Source, request: Request, arguments: Sequence
         yield f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, but the job has one node; set job.nodes"
     if request.nodes is None and not request.ntasks:
         yield "the script sets no number of nodes: job.nodes is 1; set it if sbatch was called with --nodes"
-    if not request.elements and script.value("array") is None and re.search(rf"^[^#\n]*\b{ELEMENT}\b", text, re.MULTILINE):
-        yield f"the script reads {ELEMENT} but has no array: write [sweep] for the --array of the sbatch call"
+    if not request.elements and script.value("array") is None and re.search(rf"^[^#\n]*\b{ARRAY_ELEMENT}\b", text, re.MULTILINE):
+        yield f"the script reads {ARRAY_ELEMENT} but has no array: write [sweep] for the --array of the sbatch call"
     if "scontrol requeue" in text:
         yield "the script requeues itself: set program.resumes = true if the program continues from its saved state"
     if any(script.commands("sbatch")):

@@ -11,6 +11,7 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.cluster.slurm.option_syntax import Option, option_table
 from hpc_mp.cluster.slurm.options import job_options
+from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
 from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
@@ -18,7 +19,6 @@ from hpc_mp.lint.sbatch.script import Script
 
 SIGNALS = {"TERM": "TERM", "15": "TERM", "INT": "INT", "2": "INT", "HUP": "HUP", "1": "HUP", "USR1": "USR1", "10": "USR1",
            "USR2": "USR2", "12": "USR2"}
-ELEMENT = "SLURM_ARRAY_TASK_ID"
 PLAIN = {"partition": "slurm.partition", "account": "slurm.account", "qos": "slurm.qos", "constraint": "slurm.constraint",
          "reservation": "slurm.reservation", "switches": "slurm.switches"}
 SIZES = frozenset({"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
@@ -308,10 +308,10 @@ def _array(reading: _RequestSoFar, option: Option) -> None:
         reading.note(option, Fate.LOST, "", f"a sweep has at most {MOST_RUNS} runs: split it into several [sweep] jobs")
         return
     reading.elements = tuple(dict.fromkeys(numbers))
-    reading.keys["sweep.grid"] = {f"program.environment.{ELEMENT}": list(reading.elements)}
+    reading.keys["sweep.grid"] = {f"program.environment.{ARRAY_ELEMENT}": list(reading.elements)}
     if simultaneous.isdecimal() and int(simultaneous):
         reading.keys["sweep.simultaneous"] = int(simultaneous)
-    reading.note(option, Fate.REPLACED, "sweep.grid", f"each element is a run of a sweep with its own {ELEMENT}")
+    reading.note(option, Fate.REPLACED, "sweep.grid", f"each element is a run of a sweep with its own {ARRAY_ELEMENT}")
 
 
 def _chdir(reading: _RequestSoFar, option: Option) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.exit_codes import NAMES, SIGNALS
-from hpc_mp.diagnosis.tracebacks import HEAD, NAMED_SO, OF_LAUNCHER, RANK, without_tags
+from hpc_mp.diagnosis.tracebacks import HEAD, NAMED_SO, OF_LAUNCHER, RANK, ROOT, without_tags
 
 SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
 NEGATIVE = 256  # of the exit code -9 of a launcher that passes on its child's, as Python counts, 247 is left
@@ -22,7 +22,6 @@ FOREIGN = 1  # most lines of other processes after the exception of a launcher w
 # An entry of torchrun's table. The root cause is the entry with the first time, which is in seconds.
 ENTRY = re.compile(r"(?:time +: (?P<time>\S+)\n\s*host +: .*\n\s*)?"
                    r"rank +: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\n\s*exitcode +: (?P<code>-?\d+) ")
-ROOT = re.compile(r"Root Cause \(first observed failure\)")
 # Messages about a failed process: torchrun's log, accelerate's and others' subprocess, horovodrun's error, torch's spawn,
 # DeepSpeed's launcher, Lightning's, Composer's, Open MPI's mpirun, Hydra's, MVAPICH, PALS, srun.
 MESSAGES = tuple(map(re.compile, (

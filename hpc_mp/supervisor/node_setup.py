@@ -79,7 +79,8 @@ def _step(attempt: AttemptContext, name: str, arguments: Sequence[str], signals:
     new_lines.read()
     environ = one_task_environment(attempt.environ)
     ended = follow(StepCommand(argv, environ, attempt.run.srun_log), signals, at_most=at_most)
-    if ended.code == 0 or not any(map(NO_GPUS_FOR_IT.search, new_lines.read())):
+    by_script = isinstance(attempt.spec, ProgramSpec) and attempt.spec.by_script
+    if ended.code == 0 or not by_script or not any(map(NO_GPUS_FOR_IT.search, new_lines.read())):
         return ended
     unchecked = arguments[2:] if arguments[:1] == [HEALTH] else arguments
     argv = one_task_per_node([*attempt.command[:1], NO_GPUS, *attempt.command[1:]], attempt.spec.job.nodes, [*words, *unchecked])

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def allocation(environ: Mapping[str, str], ask: Runner = ask) -> Allocation | No
     lists = [environ[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"] for group in range(groups)] or [environ["SLURM_JOB_NODELIST"]]
     job_id = environ.get("SLURM_HET_JOB_ID") or environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in environ:  # the last element's own id equals the id of the whole array
-        job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+        job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ[ARRAY_ELEMENT]}"
     return Allocation(job_id, int(environ.get("SLURM_RESTART_COUNT", "0")),
                       tuple(host for nodelist in lists for host in expand(nodelist)),
                       environ.get("SLURM_CLUSTER_NAME", "cluster"), end_of(environ, job_id, ask))

@@ -11,6 +11,7 @@ FOREIGN = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI|OMPI_|PRTE_|HYDI_|MPI_LOCALN?RAN
                      r"HPC_MP_(EMULATED|LISTEN_FD|TOKEN|SECRET|MPI|LOCAL|STAGED|RUN)$|"
                      r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)$")
 STARTERS = frozenset({"srun", "sbatch", "salloc"})  # programs of Slurm that start ranks, or a job that starts them
+ARRAY_ELEMENT = "SLURM_ARRAY_TASK_ID"  # the number of an array's element
 _DEFAULTS = re.compile(r"SBATCH_|SALLOC_")  # options that sbatch and srun take from the environment
 _ACCESS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # how programs reach the controller
 _ALLOCATION = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME", "SLURM_JOB_END_TIME"})
