@@ -29,6 +29,8 @@ WRITTEN = tuple(Case(name, "job one.sbatch", f"{HEAD}#SBATCH {text}\n", 0) for n
                   "srun --multi-prog conf",
     "bash -c": "--ntasks-per-node=2\nsrun bash -c 'simulate of $SLURM_PROCID'",
     "torchrun": "--ntasks-per-node=1\nsrun python -m torch.distributed.run --nnodes 1 --nproc_per_node 1 train.py x",
+    "an array of one": "--array=4-4:2\nsimulate $SLURM_ARRAY_TASK_ID",
+    "uneven GPUs, which Slurm 22.05 refuses to a step of all nodes": "--gpus=4\nsimulate first\nsrun --gpus=0 simulate x",
     "exit code 7": "--ntasks=2\nsrun simulate x\nexit 7",
     "set -e": "--ntasks=2\nset -e\nsrun simulate x\nsrun bash -c 'exit $SLURM_PROCID'\nsrun simulate never"}.items())
 IMPOSSIBLE = Case("more tasks than fit", "job.sbatch", "#!/bin/bash\n#SBATCH -N 1 -n 3 --ntasks-per-node=2\nsimulate\n", 0)
