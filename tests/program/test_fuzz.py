@@ -77,7 +77,8 @@ def check(folder: Path, form: str, arguments: list[str], own: dict[str, str], ar
     write_json(run.placement, to_dict(place(Degrees(data=2 * per_node), "cluster", per_node)))
     write_program(run.program, again)
     who = str(per_node if container else 1)  # the first rank of the second host, where the place says who a rank is
-    rank = {"RANK": who, "WORLD_SIZE": str(2 * per_node), "LOCAL_RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "7"}
+    local = str(int(who) % per_node)
+    rank = {"RANK": who, "WORLD_SIZE": str(2 * per_node), "LOCAL_RANK": local, "MASTER_ADDR": "n1", "MASTER_PORT": "7"}
     words, variables = arrived(run, {"PATH": os.environ["PATH"], **around, **rank}, folder / "seen",
                                in_container if container else lambda run, environ: main(run.path, environ))
     expected = arguments
