@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle
+from multiprocessing import get_context
 from typing import IO, Any
 
 import pytest
@@ -165,22 +166,38 @@ def test_a_call_that_never_comes_ends() -> None:
     assert time.monotonic() - begin < 30
 
 
+@contextmanager
+def answering(echo: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Yield a port at which another process answers. A thread would stay in ``recvfrom`` after its socket is closed. Linux
+    restarts that call by the number of the file, which may be another file's by then: the thread takes what a rank has sent."""
+    with listener(0) as server:
+        process = get_context("fork").Process(target=echo, args=(server,))
+        process.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            process.kill()
+            process.join()
+
+
 def test_probes_tell_a_small_mtu_from_a_dead_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "LAST_S", 5.0)  # the threads that answer share this process
-    with listener(0) as whole, listener(0) as small, listener(0) as dead:
-        start_echo(whole)
-        threading.Thread(target=_echo_small, args=(small,), daemon=True).start()
-        peers = [("127.0.0.1", one.getsockname()[1]) for one in (whole, small, dead)]
-        seen = probe("127.0.0.1", peers, 1500, "x" * 16)
+    monkeypatch.setattr(probes, "LAST_S", 5.0)
+    with answering(_echo) as whole, answering(_echo_small) as small, listener(0) as dead:
+        seen = probe("127.0.0.1", [("127.0.0.1", port) for port in (whole, small, dead.getsockname()[1])], 1500, "x" * 16)
     assert seen == [Probed(TRIES, TRIES), Probed(TRIES, 0), Probed(0, 0)]
 
 
-def _echo_small(answering: socket.socket) -> None:
-    """As ``echo``, behind a link that takes no packet beyond 1,000 bytes."""
+def _echo(server: socket.socket) -> None:
+    start_echo(server)
+    signal.pause()
+
+
+def _echo_small(server: socket.socket) -> None:
+    """As ``start_echo``, behind a link that takes no packet beyond 1,000 bytes."""
     while True:
-        packet, peer = answering.recvfrom(65536)
+        packet, peer = server.recvfrom(65536)
         if len(packet) <= 1000:
-            answering.sendto(packet[: MARK.size], peer)
+            server.sendto(packet[: MARK.size], peer)
 
 
 def test_a_throttled_process_computes_little_and_the_same() -> None:
