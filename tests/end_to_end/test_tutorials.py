@@ -121,6 +121,15 @@ def test_pages_are_read_whole(page: Path) -> None:
         line.startswith("    $ ") and "hpc-mp" in line for line in page.read_text().splitlines())
 
 
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Nodes whose ranks have no more threads than there are cores, as those of ``hpc-mp lab up``."""
+    here = Lab()
+    here.cores = sorted(os.sched_getaffinity(0))
+    with here:
+        yield here
+
+
 @pytest.fixture
 def home(lab: Lab) -> Iterator[Path]:
     """A directory that all nodes see, with ``hpc-mp`` as it is found on PATH, and nobody else's findings."""
@@ -134,7 +143,7 @@ def home(lab: Lab) -> Iterator[Path]:
 
 def environment(home: Path) -> dict[str, str]:
     path = f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "PATH": path, "OMP_NUM_THREADS": "1"}
+    return {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "PATH": path}
 
 
 def wait_for_a_step_that_is_not_saved(run: Path) -> None:
