@@ -112,7 +112,7 @@ def _print(report: Report) -> None:
         console.print(escape(command), style="dim", soft_wrap=True)
     verdict = "no faults" if not report.diagnoses else f"{counted(len(report.diagnoses), 'fault')}"
     cut = "" if report.complete else " before it was interrupted"
-    console.print(f"{len(report.evidence.nodes)} nodes in {report.seconds:.0f} s: {verdict}{cut}")
+    console.print(f"{counted(len(report.evidence.nodes), 'node')} in {report.seconds:.0f} s: {verdict}{cut}")
 
 
 @contextmanager

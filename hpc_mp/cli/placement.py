@@ -112,8 +112,8 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
     hosts = expand(nodelist) if nodelist is not None else tuple(tree.above)
     if len(hosts) < placement.nodes or (nodelist is not None and len(hosts) > placement.nodes):
         source = "the topology" if nodelist is None else f"--nodes {nodelist}"
-        raise HpcMpError(source, f"names {len(hosts)} hosts, but the placement has {placement.nodes} nodes",
-                         f"name {placement.nodes} hosts with --nodes, or change the degrees or --ranks-per-node")
+        raise HpcMpError(source, f"names {counted(len(hosts), 'host')}, but the placement has {counted(placement.nodes, 'node')}",
+                         f"name {counted(placement.nodes, 'host')} with --nodes, or change the degrees or --ranks-per-node")
     strange = [host for host in hosts if host not in tree.above]
     if strange:
         raise HpcMpError(f"--nodes {nodelist}", f"names {strange[0]}, which is not in the topology",

@@ -17,6 +17,7 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import write_text
 from hpc_mp.base.programs import PYTHON
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger
 from hpc_mp.cluster.bad_nodes import record as remember
 from hpc_mp.cluster.bandwidth import read_measured
@@ -130,7 +131,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     if allocation is None:
         return (), "rank map: the launcher's"
     if len(allocation.hosts) < placement.nodes:
-        raise HpcMpError(f"{len(allocation.hosts)} hosts in the allocation ({', '.join(allocation.hosts)})",
+        raise HpcMpError(f"{counted(len(allocation.hosts), 'host')} in the allocation ({', '.join(allocation.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "request more nodes, or lower job.nodes")
     hosts = allocation.hosts[:placement.nodes]  # srun starts its steps on the first hosts: --relative=0
     measured = read_measured(run.measured)

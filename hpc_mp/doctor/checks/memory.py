@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hpc_mp.base.text import memory_size, several
+from hpc_mp.base.text import counted, memory_size, several
 from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
@@ -83,7 +83,7 @@ def left(shm: SharedMemory) -> Iterator[Judgement]:
     names = [name.rpartition("/")[2] for name in shm.left]
     bad = len(names) > 0 and used > 0.05 * shm.memory
     yield Judgement("warning" if bad else "ok",
-                    f"{len(names)} files as NCCL, torch and MPI make them, {memory_size(used)} in all"
+                    f"{counted(len(names), 'file')} as NCCL, torch and MPI make them, {memory_size(used)} in all"
                     + (f": {several(names)}" if names else ""), SHM)
 
 

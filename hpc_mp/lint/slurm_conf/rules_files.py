@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hpc_mp.base.findings import Hit, Rule, Severity
-from hpc_mp.base.text import did_you_mean, several
+from hpc_mp.base.text import counted, did_you_mean, several
 from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, conf_kinds, conf_table, fits
 from hpc_mp.cluster.slurm.query import parse_gres
 from hpc_mp.cluster.slurm.records import Words
@@ -121,7 +121,7 @@ def _addresses(files: ConfFiles) -> Iterator[Hit]:
                 continue  # depends on how Slurm was built
             value = re.sub(r"^(?!\[)(.*[-,].*)", r"[\1]", fields[key]) if key == "Port" else fields[key]
             if (count := len(expanded(value))) not in (1, len(nodes)):
-                yield _hit(line, f"{listed(nodes)}: {key}={fields[key]}", f"{count} for {len(nodes)} nodes")
+                yield _hit(line, f"{listed(nodes)}: {key}={fields[key]}", f"{count} for {counted(len(nodes), 'node')}")
 
 
 # --- gres.conf -------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _wrong(records: Sequence[Words], requested: int) -> str:
         if "multiplefiles" in record and ({"file", "files"} & record.keys() or len(_devices(record)) < 2):
             return "MultipleFiles next to File, or with a single file"
         if files and record["name"].casefold() not in _SHARED and _count(record) not in (None, files):
-            return f"Count={record['count']}, but {files} files"
+            return f"Count={record['count']}, but {counted(files, 'file')}"
     if records[0]["name"].casefold() in _SHARED:
         return ""
     filed, typed = ([bool(_devices(record)) for record in records], ["type" in record for record in records])

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Rule
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.conf_file import read_conf
 from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.query import parse_gpus
@@ -88,7 +89,7 @@ def _mixed(facts: SlurmFacts) -> Iterator[str]:
 
 def _few_cpus(node: Words) -> str:
     cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
-    return f"CPUTot={cpus}" + (f" for {gpus} GPUs" if gpus else "") if cpus is not None and cpus < max(gpus, 2) else ""
+    return f"CPUTot={cpus}" + (f" for {counted(gpus, 'GPU')}" if gpus else "") if cpus is not None and cpus < max(gpus, 2) else ""
 
 
 def _broken(facts: SlurmFacts) -> Iterator[str]:
@@ -109,7 +110,8 @@ def _outage(node: Words) -> str:
 
 def _releases(facts: SlurmFacts) -> str:
     counts = Counter(node["Version"] for node in facts.nodes if node.get("Version"))
-    return ", ".join(f"{count} nodes with {release}" for release, count in counts.most_common()) if len(counts) > 1 else ""
+    nodes = [f"{counted(count, 'node')} with {release}" for release, count in counts.most_common()]
+    return ", ".join(nodes) if len(nodes) > 1 else ""
 
 
 def _default(facts: SlurmFacts) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.launchers import LAUNCHERS, MPIRUNS
+from hpc_mp.base.text import counted
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
 from hpc_mp.lint.sbatch.rules.steps import gpus
 from hpc_mp.lint.sbatch.script import Script
@@ -107,7 +108,7 @@ def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
             number = (match[1] or following.text) if match else ""
             if match and request and number.isdecimal() and int(number) > script.tasks and not free \
                     and (script.value("nodes") or "1").isdecimal():
-                yield Hit(word.line, f"{command.name} starts {number} ranks", str(script.tasks))
+                yield Hit(word.line, f"{command.name} starts {counted(int(number), 'rank')}", str(script.tasks))
 
 
 def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
@@ -118,7 +119,7 @@ def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
                                                                                   job.option("ntasks-per-node"))
         if ntasks.isdecimal() and of_task.isdecimal() and not whole_nodes and not step.opaque \
                 and int(ntasks) * int(of_task) > job.tasks * cpus and (job.value("nodes") or "1").isdecimal():
-            yield Hit(step.line, f"{ntasks} tasks", str(job.tasks))
+            yield Hit(step.line, counted(int(ntasks), "task"), str(job.tasks))
 
 
 RULES: tuple[Rule[Script], ...] = (

@@ -173,7 +173,7 @@ def _bound_to_one(script: Script) -> Iterable[Hit]:
 def _nodes_times_tasks(script: Script) -> Iterable[Hit]:
     ntasks, per_node, nodes = script.option("ntasks"), script.number("ntasks-per-node"), script.value("nodes") or ""
     if ntasks and per_node and nodes.isdecimal() and ntasks.value not in (None, str(int(nodes) * per_node)):
-        product = f"{nodes} nodes × {per_node} = {int(nodes) * per_node} tasks"
+        product = f"{counted(int(nodes), 'node')} × {per_node} = {counted(int(nodes) * per_node, 'task')}"
         yield Hit(ntasks.line, f"--ntasks={ntasks.value}, but {product}")
 
 
