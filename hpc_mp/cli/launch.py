@@ -15,7 +15,7 @@ from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.job.sweep import words_of
-from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, again_alone, launch, preview
+from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, launch, preview
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.summary import defaults
 from hpc_mp.rundir import RunDirectory
@@ -24,6 +24,7 @@ from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
 from hpc_mp.rundir.sweep import best_of, read_member
 from hpc_mp.runs.logs import Logs
+from hpc_mp.runs.status import go_on
 
 LAST_WORDS = 3  # last lines of a successful program
 # Remedies for failures that would recur.
@@ -106,8 +107,8 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
     for element in ended:
         if element.state in ("failed", "stopped"):
             cause = f": {element.cause.message}" if element.cause is not None else ""
-            go_on = "" if outcome.not_started else f"\ncontinue with: {again_alone(request, element.run)}"
-            listener.note(f"hpc-mp: {element.run} {element.state}{cause}{go_on}")
+            way = "" if outcome.not_started else f"\ncontinue with: {go_on(RunDirectory(element.run))}"
+            listener.note(f"hpc-mp: {element.run} {element.state}{cause}{way}")
     if outcome.not_started:
         listener.note(f"continue with: {again(request, outcome.run)}")
     return int(outcome.state in ("failed", "stopped"))
@@ -127,7 +128,7 @@ def _curve_words(outcome: Outcome, before: str) -> str:
     return f"{before}{loss_number(outcome.first_loss)} → {loss_number(outcome.loss)} in {steps}"
 
 
-def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
+def _conclude(outcome: Outcome, way: str, listener: Listener) -> int:
     """Report the outcome and return the exit code. Raises RunFailed."""
     if outcome.state == "completed":
         lines = (*_last_words(RunDirectory(outcome.run)), "ended     completed")
@@ -151,7 +152,7 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.state == "stopped":
         program = RunDirectory(outcome.run).program.exists()  # the steps of a program are unknown
         where = "" if program else f" after step {outcome.steps}{_lost(outcome)}"
-        raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Continue with: {go_on}")
+        raise RunFailed(f"stopped{where}{f': {cause.message}' if cause is not None else ''}. Continue with: {way}")
     if cause is not None and cause.kind == "user":
         listener.note(f"hpc-mp: {cause.message}")
         return 2
@@ -161,7 +162,7 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         log = f"its log:    {cause.log}\n" if cause.log else ""
         mend = MEND_PROGRAM if RunDirectory(outcome.run).program.exists() else MEND_FIRST
         first = mend.get(cause.kind)
-        raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}continue with: {go_on}")
+        raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}continue with: {way}")
     return 0
 
 

@@ -8,7 +8,6 @@ the dependency. A restart keeps the job's id.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +94,3 @@ def _ended(word: str, kind: str, state: str, remedy: str, message: str | None = 
         raise HpcMpError(f"slurm.depends: {word}", f"can never be satisfied: {reason}",
                          f"{remedy}, {otherwise}" if kind == "afterok" else "leave it out")
     return None, f"{word}: {reason}, nothing to wait for"
-
-
-def row(resolved: Dependencies) -> Sequence[str]:
-    """Return rows for the summary of a launch."""
-    return [f"depends   {line}" for line in resolved.words]

@@ -21,7 +21,7 @@ from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch import sweep
 from hpc_mp.launch.backends import BACKENDS, BackEnd, Launch
-from hpc_mp.launch.depends import NONE, row
+from hpc_mp.launch.depends import NONE
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
 from hpc_mp.launch.plan import JobPlan, TrainingPlan, asked_once, compose, origin_of
@@ -38,10 +38,11 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step
 from hpc_mp.rundir.outcome import Outcome, figures, verdict
 from hpc_mp.rundir.plan import read_plan
+from hpc_mp.runs.status import go_on
 
 ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named))
 
-# Keys of --set for variables, which may be passwords.
+# Keys of --set for variables, which may be passwords, also where a sweep or a whole table sets them.
 _VARIABLES = re.compile(r"environment\.set\b|program\.environment\b|^\s*(environment|program|sweep)\s*$")
 
 
@@ -232,24 +233,10 @@ def launched_text(plans: Sequence[JobPlan]) -> TrainingText | None:
 def again(request: LaunchRequest, run: Path) -> str:
     """Return the command that resumes a run of this request. Values of variables are left out: they may be passwords."""
     if isinstance(request.job, AnySpec):
-        return again_alone(request, run)
-    return shlex.join(["hpc-mp", "launch", str(request.job), *_on(request),
-                       *(f"--set={_shown(text)}" for text in request.overrides), "--resume"])
-
-
-def again_alone(request: LaunchRequest, run: Path) -> str:
-    """Return the command that resumes this run of a sweep by its own job file."""
-    return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), *_on(request), "--resume"])
-
-
-def _on(request: LaunchRequest) -> list[str]:
-    return ["--on", request.on] if request.on != "auto" else []
-
-
-def _shown(override: str) -> str:
-    """Return an override without the values of variables, which may be passwords, also if a sweep or a whole table sets them."""
-    key, _, _ = override.partition("=")
-    return f"{key}=…" if _VARIABLES.search(key) else override
+        return go_on(RunDirectory(run))
+    shown = ((text.partition("=")[0], text) for text in request.overrides)
+    return shlex.join(["hpc-mp", "launch", str(request.job), *(["--on", request.on] if request.on != "auto" else []),
+                       *(f"--set={key}=…" if _VARIABLES.search(key) else f"--set={text}" for key, text in shown), "--resume"])
 
 
 @contextmanager
@@ -270,9 +257,9 @@ def _summary(plans: Sequence[JobPlan], backend: BackEnd, text: TrainingText | No
     else:
         assert isinstance(first, TrainingPlan)
         description = describe(first, title, text or launched_text(plans))
-    remark = _time_remark(first.spec.job.time_limit)
-    swept = [] if plans[0].member is None else [sweep.rows(plans, backend.arrays)]
-    return "\n".join((description, *remark, *row(plans[0].depends), *swept))
+    depends = [f"depends   {line}" for line in first.depends.words]
+    swept = [] if first.member is None else [sweep.rows(plans, backend.arrays)]
+    return "\n".join((description, *_time_remark(first.spec.job.time_limit), *depends, *swept))
 
 
 def _time_remark(limit: str) -> list[str]:

@@ -8,16 +8,19 @@ task and one second, which lifts the exclusions if the first job would not start
   helps only then. It never delays the job, which cannot have that node. It is repeated every ``AGAIN_S``.
 - while the job runs, on one of the job's own nodes except the first. It can start when the job has left them.
 
-``watch.id`` names the valid watch: a replaced watch does nothing.
+``watch.id`` names the valid watch: a replaced watch does nothing. It runs ``python -m hpc_mp.supervisor.exclusions RUN``.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner
 from hpc_mp.base.errors import RunFailed
@@ -40,7 +43,7 @@ RUNNING_S = 600  # seconds between two checks beside a running job of one node, 
 UNSAID = ("", "None")  # reasons of a waiting job that the scheduler has not considered yet
 SCRIPT = """#!/bin/bash
 # A short job that hpc-mp queues next to a job with excluded nodes: it lifts exclusions if too few other nodes are left.
-exec {python} -P -m hpc_mp.supervisor.watch {run}
+exec {python} -P -m hpc_mp.supervisor.exclusions {run}
 """
 
 
@@ -170,3 +173,17 @@ def _queue(run: RunDirectory, spec: AnySpec, places: Collection[str], options: S
     except (CommandFailed, RunFailed, OSError) as refused:
         return " ".join(str(refused).split())
     return None
+
+
+def main(run: str) -> int:
+    """Run the watch and return the exit code: 1 if Slurm or the file system refused."""
+    try:
+        message, code = poll(RunDirectory(Path(run)), os.environ["SLURM_JOB_ID"]), 0
+    except (CommandFailed, OSError) as error:
+        message, code = str(error), 1
+    print(f"{datetime.now():%H:%M:%S} {message}", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

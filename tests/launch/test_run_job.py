@@ -120,7 +120,7 @@ def test_a_job_made_in_python(job: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (outcome.state, outcome.steps, outcome.run) == ("completed", 3, the_run(job).path)
     second = hpc_mp.run_job(job, on="local", overrides=["train.steps=3"])
     assert load_job(RunDirectory(second.run).job) == load_job(RunDirectory(outcome.run).job), "the file and the value are one job"
-    assert again(LaunchRequest(spec), outcome.run) == f"hpc-mp launch {outcome.run}/job.toml --resume"
+    assert again(LaunchRequest(spec), outcome.run) == f"hpc-mp launch {outcome.run}/job.toml --on local --resume"
     with pytest.raises(HpcMpError, match="tensor"):
         hpc_mp.run_job(spec, on="local", overrides=["parallel.tensor=3"])
 

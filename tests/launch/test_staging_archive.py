@@ -19,6 +19,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.staging import archive as stage
 from hpc_mp.launch.staging.interpreter import SYSTEM, Interpreter, interpreter
 from hpc_mp.launch.staging.members import members, write_tar
+from hpc_mp.rundir.records import StagedEnvironment
 
 ODD = "node's disk & more|x"  # what sed, bash and tar must not trip over
 
@@ -46,11 +47,11 @@ def python_of(environment: Path) -> Interpreter:
     return interpreter([str(environment / "bin" / "python")])
 
 
-def packed_of(environment: Path) -> stage.Packed:
+def packed_of(environment: Path) -> StagedEnvironment:
     return stage.pack(python_of(environment), environment.parent / "cache", lambda done, total: None)
 
 
-def unpack(packed: stage.Packed, tmp_path: Path, name: str = ODD) -> tuple[Path, str]:
+def unpack(packed: StagedEnvironment, tmp_path: Path, name: str = ODD) -> tuple[Path, str]:
     """What node-start.sh does with it, through node-start.sh: the environment's place, and stderr."""
     run = tmp_path / "run"
     run.mkdir(exist_ok=True)
@@ -75,7 +76,7 @@ def test_the_copy_works_without_the_original(
         monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
     shown = []
     packed = stage.pack(python_of(environment), tmp_path / "cache", lambda done, total: shown.append((done, total)))
-    assert shown[-1] == (packed.size, packed.size)
+    assert shown[-1] == (packed.bytes, packed.bytes)
     environment.rename(tmp_path / "gone")
     (tmp_path / "checkout").rename(tmp_path / "gone too")
 
@@ -90,21 +91,21 @@ def test_the_copy_works_without_the_original(
 
 def test_an_archive_is_made_once(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And anew when a file of the environment has changed, in place of the old one; bytecode does not count."""
-    first = packed_of(environment).archive
+    first = Path(packed_of(environment).archive)
     changed = first.stat().st_mtime_ns
     library = python_of(environment).libraries[0]
     (library / "__pycache__").mkdir(exist_ok=True)
     (library / "__pycache__" / "packed.pyc").write_bytes(b"")
-    assert packed_of(environment).archive == first and first.stat().st_mtime_ns == changed
+    assert packed_of(environment).archive == str(first) and first.stat().st_mtime_ns == changed
     (library / "packed.py").write_text("VALUE = 'other'\n")
-    second = packed_of(environment).archive
+    second = Path(packed_of(environment).archive)
     assert second != first
     assert sorted(path.name for path in first.parent.iterdir()) == [second.name, f"{second.name}.bytes"]
     second.unlink()
     monkeypatch.setattr(stage, "COMPRESS", ("no-such-program",))
     packed = packed_of(environment)
     with tarfile.open(packed.archive) as tar:
-        assert sum(member.size for member in tar if member.isfile()) == packed.size, "a plain tar"
+        assert sum(member.size for member in tar if member.isfile()) == packed.bytes, "a plain tar"
 
 
 def test_links(environment: Path, tmp_path: Path) -> None:
@@ -170,10 +171,11 @@ def test_a_prefix_of_its_own(tmp_path: Path) -> None:
 def test_a_broken_archive_and_no_room_are_no_failures(environment: Path, tmp_path: Path) -> None:
     """The node then uses the environment itself, and says so."""
     packed = packed_of(environment)
-    packed.archive.write_bytes(packed.archive.read_bytes()[:packed.archive.stat().st_size // 2])
+    archive = Path(packed.archive)
+    archive.write_bytes(archive.read_bytes()[:archive.stat().st_size // 2])
     env, said = unpack(packed, tmp_path, "broken")
     assert env.resolve() == environment and "is not staged" in said and not list(env.parent.glob(".env.*"))
-    (packed.archive.parent / f"{packed.archive.name}.bytes").write_text(f"{1 << 60}\n")
+    archive.with_name(f"{archive.name}.bytes").write_text(f"{1 << 60}\n")
     env, said = unpack(packed, tmp_path)
     assert env.resolve() == environment and "needs 1073741824.0 GiB" in said and "is not staged" in said
     assert ask_packages(env).startswith("packed edited ")

@@ -11,9 +11,8 @@ import pytest
 from hpc_mp.diagnosis.lines import HANG_ENDED, OTHERS_ENDED, task_ends
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import RunDirectory, create_run
-from hpc_mp.supervisor.failing import LINGER_S, FailedStep
 from hpc_mp.supervisor.silence import TROUBLED_S, NodeLogs, SilenceWatch, rank_files
-from hpc_mp.supervisor.unended import UnendedTasks, patience
+from hpc_mp.supervisor.unended import LINGER_S, FailedStep, UnendedTasks, patience
 
 
 class Clock:

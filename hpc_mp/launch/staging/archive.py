@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
@@ -35,21 +34,6 @@ COMPRESS = ("zstd", "-q", "-T0", "-3")
 PackedBytes = Callable[[int, int], None]  # bytes packed so far, bytes in all
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The arguments of ``node-start.sh --environment ARCHIVE PREFIX``.
-
-    Attributes:
-        archive: path of the archive; beside it ``ARCHIVE.bytes`` contains its unpacked size in bytes.
-        prefix: the original environment, which a node without space uses instead.
-        size: bytes unpacked.
-    """
-
-    archive: Path
-    prefix: Path
-    size: int
-
-
 def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) -> None:
     """Pack the ranks' Python environment if the job asks for it, and record the archive's path in its runs, for the supervisor.
     The listener receives the number of packed bytes. Raises HpcMpError if the environment cannot be packed."""
@@ -66,13 +50,13 @@ def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) ->
     with listener.following(spec.train.steps if isinstance(spec, JobSpec) else 0):
         packed = pack(interpreter([python]), runs[0].cache, show)
     for run in runs:
-        write_record(run.environment, StagedEnvironment(str(packed.archive), str(packed.prefix), packed.size))
+        write_record(run.environment, packed)
         if isinstance(spec, ProgramSpec):
-            use_staged(run.program, packed.prefix)
+            use_staged(run.program, Path(packed.prefix))
 
 
-def pack(python: Interpreter, cache: Path, show: PackedBytes) -> Packed:
-    """Return the archive of the environment of ``python``, made unless it exists.
+def pack(python: Interpreter, cache: Path, show: PackedBytes) -> StagedEnvironment:
+    """Return the archive of the environment of ``python``, made unless it exists; ``ARCHIVE.bytes`` has its unpacked size.
 
     Args:
         cache: directory for archives, on a file system that all nodes share; older ones of the same prefix are removed.
@@ -84,7 +68,7 @@ def pack(python: Interpreter, cache: Path, show: PackedBytes) -> Packed:
     size = sum(member.size for member in content)
     name = f"environment-{_key(str(python.prefix))}-{fingerprint(python, content)}"
     archive = cache / (name + (".tar.zst" if shutil.which(COMPRESS[0]) else ".tar"))
-    packed = Packed(archive, python.prefix, size)
+    packed = StagedEnvironment(str(archive), str(python.prefix), size)
     if archive.exists():
         return packed
     part = cache / f".{archive.name}.{os.getpid()}"
