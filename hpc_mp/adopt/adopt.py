@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.keys import job_tree
-from hpc_mp.adopt.launches import LaunchLine, launches
+from hpc_mp.adopt.launches import launches
 from hpc_mp.adopt.literal import literal_keys
 from hpc_mp.adopt.request import ELEMENT, Request, name_keys, read_request, script_keys, size_fates
 from hpc_mp.base.errors import HpcMpError
@@ -120,9 +120,9 @@ def _body(script: Script, source: Source) -> Iterator[LineFate]:
     unreadable = bash_refusal(script.text)
     faulty = next((statement for statement in source.statements if unreadable and (
         statement.kind == "ERROR" or statement.first <= unreadable[0] <= statement.last)), source.statements[-1])
-    by_statement: dict[int, list[LaunchLine]] = {}
-    for launch in launches(source):
-        by_statement.setdefault(launch.statement, []).append(launch)
+    accounts: dict[int, list[str]] = {}
+    for number, account in launches(source):
+        accounts.setdefault(number, []).append(account)
     for number, statement in enumerate(source.statements):
         blank = _PLACEHOLDER.search(_QUOTED.sub("x", statement.text)) if statement.kind != "heredoc" else None
         if unreadable is not None and statement is faulty:
@@ -130,8 +130,7 @@ def _body(script: Script, source: Source) -> Iterator[LineFate]:
         elif blank is not None and "<<" not in statement.text:
             why = f"{blank[0]} is a placeholder to fill in: bash parses it as a redirection"
         else:
-            calls = by_statement.get(number, ())
-            why = "; ".join(dict.fromkeys(launch.account for launch in calls)) or "bash runs it unchanged"
+            why = "; ".join(dict.fromkeys(accounts.get(number, ()))) or "bash runs it unchanged"
             yield LineFate(statement.first, statement.last, statement.text, Fate.KEPT, "program.command", why)
             continue
         yield LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command", why)

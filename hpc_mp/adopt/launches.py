@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hpc_mp.base.launchers import LAUNCHERS, MODULES, program_of_mpirun
 from hpc_mp.base.programs import PYTHON
@@ -11,30 +10,18 @@ from hpc_mp.cluster.slurm.srun_words import programs_of_srun
 from hpc_mp.lint.sbatch.statements import Source
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchLine:
-    """A command that starts ranks.
-
-    Attributes:
-        statement: the number of its statement.
-        account: its entry in the account.
-    """
-
-    statement: int
-    account: str
-
-
-def launches(source: Source) -> Iterator[LaunchLine]:
-    """Yield the launches in the text, in order. bash may run others, with names from run time."""
+def launches(source: Source) -> Iterator[tuple[int, str]]:
+    """Yield the launches in the text, in order: the number of the statement, and its entry in the account. bash may run others,
+    with names from run time."""
     for number, statement in enumerate(source.statements):
         for command in statement.commands:
             words = [word.text for word in command.words]
             name = words[0] if words else ""
             base = name.rpartition("/")[2]
             if PYTHON.fullmatch(base) and words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
-                yield LaunchLine(number, f"python -m {words[2]}: its ranks are not watched individually")
+                yield number, f"python -m {words[2]}: its ranks are not watched individually"
             elif base in LAUNCHERS and (not LAUNCHERS[base].verb or words[1:2] == [LAUNCHERS[base].verb]):
-                yield LaunchLine(number, _account(name, base, words[1:]))
+                yield number, _account(name, base, words[1:])
 
 
 def _account(name: str, base: str, arguments: list[str]) -> str:

@@ -27,7 +27,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import PASSED, STOP, first_code, guards
 from hpc_mp.program.mpirun import as_root, by_agent, family, patient, without_task
-from hpc_mp.program.stacks import processes
+from hpc_mp.program.stacks import processes, read_proc
 from hpc_mp.program.stepd import watch_stepd
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
@@ -241,10 +241,7 @@ def _ask(record: AttemptRecord, host: str, words: Sequence[str], patience: float
 
 def _is_guard(pid: str) -> bool:
     """Return True if the process is still a guard: a killed guard has not removed its note."""
-    try:
-        return b"hpc_mp.program" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    return "hpc_mp.program" in read_proc(int(pid), "cmdline").split("\0")
 
 
 def _kill(pid: int, number: int) -> None:

@@ -91,10 +91,19 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
 
 def lives(pid: int) -> bool:
     """Return True if a process has not ended; a zombie has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return "".join(stat_of(pid)[:1]) not in ("", "Z", "X")
+
+
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of a process after its name, the state first; empty if it has ended or is hidden."""
+    return read_proc(pid, "stat").rpartition(")")[2].split()
+
+
+def read_proc(pid: int, name: str) -> str:
+    """Return a file of a process; empty if it does not exist or belongs to another user."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="surrogateescape")
+    return ""
 
 
 def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:
@@ -103,8 +112,8 @@ def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:
     rank_processes = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with suppress(OSError, ValueError, IndexError):  # it has ended, or belongs to another user
-                environ = dict(word.split("=", 1) for word in _words(entry, "environ") if "=" in word)
+            with suppress(ValueError, IndexError):  # it has ended
+                environ = dict(word.split("=", 1) for word in _words(int(entry), "environ") if "=" in word)
                 rank = rank_of(environ) if variables.items() <= environ.items() else None
                 if rank is not None:
                     rank_processes.append(_process(int(entry), rank, environ))
@@ -118,12 +127,9 @@ def rank_of(environ: Mapping[str, str]) -> int | None:
 
 
 def _process(pid: int, rank: int, environ: Mapping[str, str]) -> RankProcess:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    where = ""
-    with suppress(OSError):
-        where = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
+    fields, where = stat_of(pid), read_proc(pid, "wchan").strip()
     state = f"state {fields[0]}" + (f" ({where})" if where not in ("", "0") else "")
-    return RankProcess(pid, int(fields[1]), rank, tuple(_words(str(pid), "cmdline")), environ, state)
+    return RankProcess(pid, int(fields[1]), rank, tuple(_words(pid, "cmdline")), environ, state)
 
 
 def in_order(processes: Sequence[RankProcess]) -> list[RankProcess]:
@@ -159,8 +165,8 @@ def without_core(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_CORE, (soft_limit, hard_limit))
 
 
-def _words(pid: str, name: str) -> list[str]:
-    return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="surrogateescape").rstrip("\0").split("\0")
+def _words(pid: int, name: str) -> list[str]:
+    return read_proc(pid, name).rstrip("\0").split("\0")
 
 
 def _link(pid: int, name: str) -> str:

@@ -13,10 +13,9 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from hpc_mp.layout.placement import from_dict
-from hpc_mp.program.stacks import lives
+from hpc_mp.program.stacks import lives, read_proc, stat_of
 from hpc_mp.rundir import TOKEN, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.rank_env import at_place, node_name
@@ -84,8 +83,8 @@ def await_end(*pids: int) -> None:
 def stepd_above() -> int | None:
     """Return the slurmstepd that has started this process or a parent; 0 without one, None if this user cannot see it."""
     pid = os.getppid()
-    while pid > 1 and _read(pid, "comm").strip() != NAME:
-        pid = int((_read(pid, "stat").rpartition(")")[2].split() or ("", "0"))[1])  # /proc may hide processes of others
+    while pid > 1 and read_proc(pid, "comm").strip() != NAME:
+        pid = int((stat_of(pid) or ("", "0"))[1])  # /proc may hide processes of others
     return {0: None, 1: 0}.get(pid, pid)
 
 
@@ -93,12 +92,5 @@ def _of_step(environ: Mapping[str, str]) -> Iterator[int]:
     """Yield the other processes of this step on this node."""
     variables = {f"{name}={environ.get(name)}" for name in STEP}
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid() and variables <= set(_read(int(entry), "environ").split("\0")):
+        if entry.isdigit() and int(entry) != os.getpid() and variables <= set(read_proc(int(entry), "environ").split("\0")):
             yield int(entry)
-
-
-def _read(pid: int, name: str) -> str:
-    """Return a file of a process; empty if it does not exist or belongs to another user."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
-    return ""

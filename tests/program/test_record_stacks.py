@@ -100,7 +100,8 @@ TASK = Path(__file__).parent / "bin" / "watches_stepd"
 
 def test_a_slurmstepd_that_is_hidden_has_not_been_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc may show a user no process of others (hidepid): all ranks there would be ended."""
-    monkeypatch.setattr(stepd, "_read", lambda pid, name: "")
+    monkeypatch.setattr(stepd, "read_proc", lambda pid, name: "")
+    monkeypatch.setattr(stepd, "stat_of", lambda pid: [])
     assert stepd.stepd_above() is None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,7 +97,8 @@ def _adapted(tree: Iterable[Member], python: Interpreter) -> Iterator[Member]:
     for member in tree:
         folder, _, name = member.name.rpartition("/")
         if member.name == "pyvenv.cfg" and python.packs_base:
-            yield _text(member.name, _home(_source(member).read_text(encoding="utf-8"), f"{PLACEHOLDER}/base/bin").encode())
+            yield _text(member.name, re.sub(rb"(?m)^[ \t]*home[ \t]*=.*$", f"home = {PLACEHOLDER}/base/bin".encode(),
+                                            _source(member).read_bytes()))
         elif folder == "bin" and member.link is not None and os.path.isabs(member.link) and python.packs_base:
             yield replace(member, link=f"../base/{Path(member.link).relative_to(python.base.resolve())}")
         elif folder == "bin" and member.source is not None:
@@ -150,12 +152,6 @@ def _link(name: str, target: str) -> Member:
 def _source(member: Member) -> Path:
     assert member.source is not None
     return Path(member.source)
-
-
-def _home(config: str, home: str) -> str:
-    """Return pyvenv.cfg with another directory of the Python that the environment was made with."""
-    lines = (f"home = {home}" if line.partition("=")[0].strip() == "home" else line for line in config.splitlines())
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _script(member: Member, prefix: Path) -> Member:
