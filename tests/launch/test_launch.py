@@ -23,7 +23,7 @@ from played_slurm import FAKE_CLI
 
 import hpc_mp.launch.launch
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.launch import _curve_words, command
+from hpc_mp.cli.launch import _curve_words
 from hpc_mp.job import load_any, load_job
 from hpc_mp.launch.launch import LaunchRequest, preview
 from hpc_mp.launch.listener import Teller
@@ -153,19 +153,6 @@ def test_a_full_disk_below_the_output_is_said(job: Path, mark: str) -> None:
     _, err = running.communicate(timeout=60)
     assert running.returncode == 1 and err == "hpc-mp: standard output is incomplete (No space left on device)\n"
     assert json.loads(the_run(job).outcome.read_text())["state"] == "completed"
-
-
-@pytest.mark.parametrize(("override", "said"), [  # more of them are in test_mistakes.py
-    ("parallel.tensor=3", "does not divide"), ("data.files=['none/*.txt']", "none/"), ("slurm.extra.nodez=1", "nodez"),
-    ("job.device=cuda", r"job\.device = cuda: nvidia-smi finds no GPU"),
-])
-def test_what_is_refused_leaves_nothing_behind(job: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nothing")
-    before = set(psutil.Process().children())
-    with pytest.raises(HpcMpError, match=said):
-        command.main([str(job), "--on", "local", "--set", override], standalone_mode=False)
-    assert sorted(path.name for path in job.parent.iterdir()) == ["job.toml", "text.txt"]
-    assert set(psutil.Process().children()) == before
 
 
 def test_a_refusal_is_one_paragraph_and_exit_code_2(job: Path, mark: str) -> None:

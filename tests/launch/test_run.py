@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 from launching import call, until
 from watchdog_words import SAYS
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.launch.program.launchers import MEET
 from hpc_mp.rundir import RunDirectory, read_json
@@ -248,28 +247,6 @@ def test_a_job_file_and_a_sweep(here: Path) -> None:
     assert done.exit_code == 0, done.output + repr(done.exception)
     assert sorted(path.read_text() for path in here.glob("runs/job/*/log/rank-00000.log")) == ["LR 1e-3\n", "LR 3e-4\n"]
     assert "LR" in call("status", "runs").output or "completed" in call("status", "runs/job").output
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    ([], "needs a program"),
-    (["--nodes", "2", "--set", "job.nodes=3", "--", "true"], "is also set by --nodes"),
-    (["--on", "local", "--", "torchrun", "--nproc-per-node", "4", "train.py", "--lr", "1"],
-     "-- python train.py --lr 1"),
-    (["--on", "local", "--set", "slurm.mpi=pmix", "--set", "program.start=node", "--", "true"],
-     "is for tasks that are ranks"),
-    (["--on", "local", "--set", "program.directory=/no/such", "--", "true"], "is no directory here"),
-    (["--on", "local", "--", "x\udcff"], "must be UTF-8 text"),
-    (["--on", "local", "--set", "job.device=cuda", "--", "true"], "nvidia-smi finds no GPU"),
-    (["--on", "mpi", "--", "true"], "--on mpi: is for programs whose ranks meet through MPI"),
-])
-def test_what_is_refused_leaves_nothing_behind(here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
-    monkeypatch.setattr("hpc_mp.launch.backends.local.find_gpus", list)
-    done = run(*words)
-    assert isinstance(done.exception, HpcMpError) and said in str(done.exception), done.exception
-    assert done.exception.remedy and not (here / "runs").exists()
 
 
 @pytest.mark.timeout(200)

@@ -13,13 +13,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import emulated
 import pytest
 import slurm_jobs
 from click.testing import CliRunner
-from launching import executable, the_run, until, write_job
+from launching import executable, the_run, write_job
 from slurm_lab.lab import Lab
 
 import hpc_mp
@@ -56,17 +55,6 @@ def signals_are_as_before() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def interrupt(path: Path) -> threading.Thread:
-    """Ctrl-C, as soon as ``path`` is there."""
-    def press() -> None:
-        until(path.exists, 60)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    return thread
-
-
 # --- emulated nodes ---------------------------------------------------------------------------------------------------
 
 
@@ -80,25 +68,6 @@ def test_a_run_from_python(job: Path, capfd: pytest.CaptureFixture[str]) -> None
     text = "\n".join(heard)
     assert "emulated on this machine (--on local)" in text and f"run       {the_run(job).path}" in text
     assert "warning: a warning" in text and capfd.readouterr() == ("", "")
-
-
-def test_a_failure_is_an_outcome_with_its_cause(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEED_2", "error")
-    outcome = hpc_mp.run_job(job, on="local")
-    assert outcome.state == "failed" and outcome.cause is not None
-    assert (outcome.cause.kind, outcome.cause.rank, outcome.cause.node) == ("error", 2, "node1")
-    assert "ValueError: boom" in outcome.cause.message
-
-
-def test_an_interrupt_stops_the_run_and_resume_goes_on(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAUSE", "60")
-    pressed = interrupt(the_run(job).metrics)
-    outcome = hpc_mp.run_job(job, on="local")
-    pressed.join()
-    assert (outcome.state, outcome.steps) == ("stopped", 1) and outcome.checkpoint is not None
-    monkeypatch.setenv("PAUSE", "0")
-    on = hpc_mp.run_job(job, on="local", resume=True)
-    assert (on.state, on.run, on.steps) == ("completed", outcome.run, 5)
 
 
 def test_in_another_thread_than_the_main_one(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,19 +90,10 @@ def test_a_job_made_in_python(job: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     second = hpc_mp.run_job(job, on="local", overrides=["train.steps=3"])
     assert load_job(RunDirectory(second.run).job) == load_job(RunDirectory(outcome.run).job), "the file and the value are one job"
     assert again(LaunchRequest(spec), outcome.run) == f"hpc-mp launch {outcome.run}/job.toml --on local --resume"
-    with pytest.raises(HpcMpError, match="tensor"):
-        hpc_mp.run_job(spec, on="local", overrides=["parallel.tensor=3"])
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"on": "lokal"}, "'lokal': is no back end. Choose one of auto, slurm, local, mpi"),
-    ({"on": "local", "overrides": ["train.steps=0"]}, r"train\.steps = 0"),
-    ({"on": "local", "resume": True}, "there is no run in"),
-])
-def test_what_is_refused_leaves_nothing_behind(job: Path, arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(HpcMpError, match=words):
-        hpc_mp.run_job(job, **arguments)
-    assert not (job.parent / "runs").exists()
+    for on, overrides, words in (("local", ["parallel.tensor=3"], "tensor"),
+                                 ("lokal", [], "'lokal': is no back end. Choose one of auto, slurm, local, mpi")):
+        with pytest.raises(HpcMpError, match=words):
+            hpc_mp.run_job(spec, on=on, overrides=overrides)
 
 
 def test_a_preview_is_a_value(job: Path) -> None:

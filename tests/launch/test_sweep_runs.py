@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ from launching import call, make_run, record, the_run, until, write_job
 from rendering import CPU, PYTHON, RUN, facts
 from rendering import job as resolved
 from test_launch import start
-from test_run_job import interrupt, job
+from test_run_job import job
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -34,6 +37,17 @@ PAIR = GRID.replace(", 3", "")
 
 def runs_of(job: Path) -> list[RunDirectory]:
     return [RunDirectory(path) for path in sorted(the_run(job).path.parent.glob("[0-9]*"))]
+
+
+def interrupt(path: Path) -> threading.Thread:
+    """Ctrl-C, as soon as ``path`` is there."""
+    def press() -> None:
+        until(path.exists, 60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
 
 
 # --- one after the other ----------------------------------------------------------------------------------------------

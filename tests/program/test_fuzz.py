@@ -87,10 +87,11 @@ def check(folder: Path, form: str, arguments: list[str], own: dict[str, str], ar
         expected = [_filled(word, values) for word in arguments]
     assert words == [word.encode() for word in ("/bin/sh", "-c", SHOW, *expected)]
     assert {name: variables[name.encode()].decode() for name in own} == own
-    identity = [variables.get(name) for name in (b"RANK", b"NODE_RANK", b"NNODES", b"MASTER_PORT")]
-    node = b"1" if container else b"0"
-    assert identity == {
-        "rank": [who.encode(), node, None, b"7"], "node": [None, b"1", b"2", b"7"], "mpi": [None, None, None, None]}[start]
+    names = (b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"NODE_RANK", b"NNODES", b"MASTER_ADDR", b"MASTER_PORT")
+    node, nobody = b"1" if container else b"0", [None] * 3
+    assert [variables.get(name) for name in names] == {
+        "rank": [who.encode(), rank["LOCAL_RANK"].encode(), b"4", node, None, b"n1", b"7"],
+        "node": [*nobody, b"1", b"2", b"n1", b"7"], "mpi": [*nobody, *nobody, None]}[start]
     left_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", *own}
     kept = {name: value for name, value in around.items() if name not in left_out and not name.startswith("HPC_MP_")}
     assert {name: variables[name.encode()].decode() for name in kept} == kept
@@ -116,7 +117,7 @@ FORMS = ("rank", "node", "mpi", "rank in a container", "node in a container", "m
 
 @pytest.mark.parametrize("start", FORMS)
 @settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
-@example(["{nodes}{node_rank}", "{{run}}"], {"A": "{nodes}"}, {})
+@example(["{nodes}{node_rank}", "{{run}}", '{"a": {nodes}}', "{", "{}", "{node}"], {"A": "{nodes}"}, {})
 @given(st.lists(TEXT, max_size=4), st.dictionaries(NAME, TEXT, max_size=3), AROUND)
 def test_a_program_gets_what_was_given(tmp_path: Path, start: str, arguments: list[str], own: dict[str, str],
                                        around: dict[str, str]) -> None:

@@ -134,16 +134,6 @@ def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
         assert status(run)["loss"] == loss
 
 
-# --- the cause ----------------------------------------------------------------------------------------------------
-
-
-def test_the_cause_among_many_failures(run: RunDirectory) -> None:
-    for kinds, cause in (("peer error peer", 1), ("peer hang lost", 2), ("error memory peer", 1), ("error error error", 2)):
-        for rank, kind in enumerate(kinds.split()):
-            failed(run, rank, kind, f"word {rank}", when=10.0 - rank)
-        assert f"rank {cause} " in status(run)["cause"]
-
-
 # --- what Slurm and the run directory say together -------------------------------------------------------------
 
 
