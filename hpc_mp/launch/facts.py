@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
@@ -73,7 +73,9 @@ def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask
     listed: tuple[SlurmPartition, ...] = ()
     try:
         listed = partitions(ask)
-        partition, unknown = _job_partition(spec, listed), _unknown(spec, [entry.name for entry in listed], ask)
+        name = spec.slurm.partition
+        partition = next((entry for entry in listed if entry.name == name or (name is None and entry.default)), None)
+        unknown = _unknown(spec, [entry.name for entry in listed], ask)
     except CommandFailed as error:
         silence = last_line(error)
     named = {name for names in _lists(spec) for name in names.split(",")}
@@ -104,12 +106,6 @@ def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask
 def outside(spec: AnySpec, release: Version | None) -> ClusterFacts:
     """Return the facts if Slurm starts no ranks: it is not queried."""
     return ClusterFacts(release)
-
-
-def _job_partition(spec: AnySpec, listed: Iterable[SlurmPartition]) -> SlurmPartition | None:
-    """Return the job's partition, else the default one."""
-    name = spec.slurm.partition
-    return next((partition for partition in listed if partition.name == name or (name is None and partition.default)), None)
 
 
 def _out_of_service(partition: SlurmPartition, ask: Runner) -> frozenset[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     """Launch like ``run_job``; the listener also gets the progress of the ranks."""
     plans = plan_job(request, partial(counted_steps, listener=listener))
     backend = BACKENDS[plans[0].where.place]
-    check, summary = _once(_check_models(plans, request, listener)), _summary(plans, backend)
+    checks, summary = iter([_check_models(plans, request, listener)]), _summary(plans, backend)  # all runs before the first one
 
     def start(plan: JobPlan, text: str | None = None) -> Outcome:
         with _resumed(plan, request) as resumed:
@@ -142,11 +142,11 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
                 if earlier is not None and earlier.state == "completed":  # it ended earlier, not now
                     return replace(outcome, report=earlier.report)
                 return conclude(outcome, attempt, listener.note)
-            return backend.start(Launch((plan,), resumed, request.wait, check, listener))
+            return backend.start(Launch((plan,), resumed, request.wait, next(checks, _unchecked), listener))
 
     if plans[0].spec.sweep.given:
         listener.say(summary)
-        outcome = backend.start(Launch(plans, None, request.wait, check, listener))
+        outcome = backend.start(Launch(plans, None, request.wait, next(checks), listener))
     elif plans[0].member is not None:
         listener.say(summary)
         outcome = sweep.in_turn(plans, start, listener)
@@ -239,14 +239,10 @@ def again(request: LaunchRequest, run: Path) -> str:
                        *(f"--set={key}=…" if _VARIABLES.search(key) else f"--set={text}" for key, text in shown), "--resume"])
 
 
-@contextmanager
-def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
+def _resumed(plan: JobPlan, request: LaunchRequest) -> AbstractContextManager[Resumed | None]:
     """Hold and yield the run to resume; None for a new run, such as a run of a sweep that was not started."""
-    if not request.resume or (plan.member is not None and plan.resumes is None):
-        yield None
-        return
-    with resuming(plan.spec, plan.resumes) as resumed:
-        yield resumed
+    new = not request.resume or (plan.member is not None and plan.resumes is None)
+    return nullcontext() if new else resuming(plan.spec, plan.resumes)
 
 
 def _summary(plans: Sequence[JobPlan], backend: BackEnd, text: TrainingText | None = None) -> str:
@@ -285,15 +281,8 @@ def _unfinished(plan: JobPlan, request: LaunchRequest) -> str:
            f"to resume that run: {again(request, run.path)}"
 
 
-def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:
-    """Return the check of all runs, made once, before the first of them."""
-    waiting = [check]
-
-    def first(ask: ModelChecker) -> None:
-        while waiting:
-            waiting.pop()(ask)
-
-    return first
+def _unchecked(_ask: ModelChecker) -> None:
+    """Check nothing: the models of all runs were checked before the first one."""
 
 
 def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:

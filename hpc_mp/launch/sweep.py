@@ -141,12 +141,9 @@ def best_runs(statuses: Sequence[RunStatus]) -> Mapping[Path, str]:
             sweeps.setdefault((status.run.parent, status.sweep.first), []).append(status)
     winners = {}
     for runs in sweeps.values():
-        best = best_of((status.loss, _held_out(status)) for status in runs) if all(status.ended for status in runs) else None
+        held_out = [[record.loss for record in (status.best, status.evaluation) if record is not None] for status in runs]
+        numbers = [(status.loss, min(losses, default=None)) for status, losses in zip(runs, held_out, strict=True)]
+        best = best_of(numbers) if all(status.ended for status in runs) else None
         if best is not None:
             winners[runs[best[0]].run] = best[1]
     return winners
-
-
-def _held_out(status: RunStatus) -> float | None:
-    losses = [record.loss for record in (status.best, status.evaluation) if record is not None]
-    return min(losses, default=None)

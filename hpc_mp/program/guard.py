@@ -20,7 +20,7 @@ from hpc_mp.base.child import die_with, redirect
 from hpc_mp.diagnosis.ends import unsaid_end
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.failures import write_failure
 from hpc_mp.rundir.program import ProgramCommand
 from hpc_mp.rundir.rank_env import RankEnv
 
@@ -73,9 +73,10 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
     if code:
         with suppress(ProcessLookupError):  # its children, mostly data loaders
             os.killpg(pid, signal.SIGKILL)
-    if code not in (0, *program.stop_codes) and not passed and not _has_record(run, who.rank, attempt):
+    recorded = run.failure(attempt, who.rank).exists()  # the child could not become the program, and has said why
+    if code not in (0, *program.stop_codes) and not passed and not recorded:
         with suppress(OSError):  # a full disk must not hide the end: mpirun reports it too
-            write_failure(run, _failure(run, who, attempt, code, ended))
+            write_failure(run, unsaid_end(AttemptReader(run, attempt), who.rank, who.node, code, ended, program=True))
     if code < 0:
         die_alike(-code)
     return code
@@ -95,15 +96,6 @@ def _passed_on(pid: int, stop: signal.Signals) -> list[int]:
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return passed
-
-
-def _has_record(run: RunDirectory, rank: int, attempt: int) -> bool:
-    """Return True if the child could not become the program and has recorded the reason."""
-    return run.failure(attempt, rank).exists()
-
-
-def _failure(run: RunDirectory, who: RankEnv, attempt: int, code: int, ended: float) -> RankFailure:
-    return unsaid_end(AttemptReader(run, attempt), who.rank, who.node, code, ended, program=True)
 
 
 def die_alike(number: int) -> None:

@@ -199,16 +199,12 @@ def _referrers(path: Path, others: Mapping[Path, JobSpec]) -> tuple[list[str], l
         keys = {"checkpoint.resume": spec.checkpoint.resume, "model.pretrained": spec.model.pretrained,
                 "data.tokenizer": spec.data.tokenizer}
         for key, value in keys.items():
-            if value is None or not _means(Path(value).resolve(), path):
+            named_path = None if value is None else Path(value).resolve()
+            if named_path is None or not (named_path.is_relative_to(path) or named_path == path.parent):  # or the job's name
                 continue
             begun = key != "data.tokenizer" and bool(complete_steps(RunDirectory(other).checkpoints))
             (named if begun else needed).append(f"{other} ({key})")
     return needed, named
-
-
-def _means(named: Path, path: Path) -> bool:
-    """Return True if ``path`` is ``named``, contains it, or is a run of the job ``named`` (``DIRECTORY/NAME``)."""
-    return named.is_relative_to(path) or named == path.parent
 
 
 def _cached(cache: Path, runs: Iterable[RunDirectory]) -> Iterator[Removable]:

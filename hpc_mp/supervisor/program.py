@@ -225,7 +225,8 @@ def ending_of(
         return None
     if spec.program.resumes and signalled(attempt, code):
         return "stopped"
-    late = record.end is not None and time.time() >= (record.end if spec.by_script else _warned_from(record, record.end))
+    early = EARLY_S if record.end is not None and sent_by_slurm(record, record.end) else 0.0  # by which Slurm may send the signal
+    late = record.end is not None and time.time() >= record.end - (0.0 if spec.by_script else record.grace + early)
     if code == 0 and (alone := _met_nobody(attempt)) is not None:
         return Cause("user", alone)
     sigkill = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -268,8 +269,3 @@ def ends_by(spec: ProgramSpec) -> frozenset[int]:
     """Return the codes, as from ``subprocess``, of ranks ended by a warning: ours, or Slurm's own in preemption."""
     numbers = {signal.SIGTERM, signal.Signals[f"SIG{spec.program.signal}"]}
     return frozenset({code for number in numbers for code in (-number, 128 + number)})
-
-
-def _warned_from(record: AttemptRecord, end: float) -> float:
-    """Return the earliest time at which Slurm may have sent the signal, given the end of the job."""
-    return end - record.grace - (EARLY_S if sent_by_slurm(record, end) else 0.0)

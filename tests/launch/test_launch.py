@@ -169,6 +169,8 @@ def test_a_dry_run_prints_what_is_used_and_writes_nothing(job: Path, mark: str) 
     code, explained, _ = launch(mark, job, "--explain")
     assert code == 0 and "#!/bin/bash\n    The shell that runs this script" in explained
     assert 'job.device = "cpu"\n    nvidia-smi finds no GPU' in explained and "parallel.order = " in explained
+    assert "# defaults of the keys that the job file leaves out\n" in explained and "learning_rate = 0.0003" in explained
+    assert "(launch --explain lists them)" in " ".join(err.split()) and "learning_rate" not in err
     code, out, _ = launch(mark, job, "--dry-run", "--json")
     document = json.loads(out)
     assert document["state"] == "planned" and document["script"].startswith("#!/bin/bash\n")

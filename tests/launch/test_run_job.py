@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import emulated
 import pytest
 import slurm_jobs
-from click.testing import CliRunner
 from launching import executable, the_run, write_job
 from slurm_lab.lab import Lab
 
@@ -26,7 +25,6 @@ import hpc_mp.launch.backends.local
 import hpc_mp.launch.launch
 import hpc_mp.report.page
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.launch import LaunchRequest, again, preview
@@ -130,15 +128,6 @@ def test_the_door_imports_nothing_heavy(job: Path) -> None:
             "from hpc_mp.launch.launch import LaunchRequest, plan_job; "
             f"print(plan_job(LaunchRequest(pathlib.Path({str(job)!r}), 'local'))[0].spec.job.device)")
     assert imported(code).splitlines()[0] == "cpu", "a script is rendered without tokenizers and torch"
-
-
-def test_defaults_are_for_who_asks(job: Path) -> None:
-    shown = CliRunner().invoke(cli, ["launch", str(job), "--on", "local", "--dry-run"])
-    assert "defaults  hold for all keys that the job file leaves out (launch --explain lists them)" in shown.stderr
-    assert "learning_rate" not in shown.stderr
-    explained = CliRunner().invoke(cli, ["launch", str(job), "--on", "local", "--explain"]).stdout
-    assert "# defaults of the keys that the job file leaves out\n" in explained
-    assert any(line.startswith("[train] ") and "learning_rate = 0.0003" in line for line in explained.splitlines())
 
 
 def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import silent
 from rendering import executable, job
 
-from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.files import write_json
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.requeue import requeue
@@ -42,10 +42,6 @@ def because(reason: str) -> str:
 
 def waiting(tmp_path: Path) -> SupervisedRun:
     return SupervisedRun(create_run(tmp_path, "x"), job(parallel={"rank_map": "block"}), place(Degrees(data=2), "DPT", 1), GIVEN)
-
-
-def silent(argv: object) -> str:
-    raise CommandFailed(f"no answer to {argv}")
 
 
 @pytest.mark.parametrize(("record", "said", "why"), [
@@ -119,7 +115,7 @@ def test_an_attempt_that_was_ended_with_its_job(
     log.write_text("".join(f"{line.replace('TOKEN', first.token)}\n" for line in (begun, *lines)))
     run.srun_log.write_text(srun)
 
-    def ask(argv: object) -> str:
+    def ask(argv: Sequence[str]) -> str:
         return "n1|idle|none\nn2|idle|none\n" if "sinfo" in str(argv) else silent(argv)
 
     begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, ScriptLog(log, log.stat().st_size))

@@ -9,24 +9,22 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.diagnosis.watchdogs import collective_timeout
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.watch import RanksEnd, judge, watch
+from hpc_mp.launch.backends.watch import RanksEnd, conclude_ranks, judge, watch
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Patience
 from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.placement import RankPlace
 from hpc_mp.program.stacks import record_stacks
-from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
-from hpc_mp.rundir.outcome import Cause, Outcome, figures
+from hpc_mp.rundir.outcome import Cause, Outcome
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.begun import say_begun, say_ended
@@ -78,13 +76,8 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
                 continue  # the rank's own record is more specific
             with suppress(OSError):  # a full disk must not hide how the run ended
                 write_failure(run, failure)
-    if cause is not None:
-        log = LineFile(run.main_log)
-        for message in (*([where(run)] if hang is not None else ()), f"attempt {number} failed: {cause.message}"):
-            log.write(f"{datetime.now():%H:%M:%S} {message}")
-        log.close()
     say_ended(run, number, state)
-    return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
+    return conclude_ranks(attempt, state, cause, listener, *([where(run)] if hang is not None else ()))
 
 
 def _joint_failures(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],

@@ -8,7 +8,6 @@ import secrets
 import socket
 import sys
 from contextlib import ExitStack
-from datetime import datetime
 from functools import partial
 
 import psutil
@@ -21,7 +20,7 @@ from hpc_mp.launch.backends import mpi
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks
 from hpc_mp.launch.backends.emulated_program import start_program
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.watch import judge, watch
+from hpc_mp.launch.backends.watch import conclude_ranks, judge, watch
 from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.emulator import ASSEMBLY, ENTRY, EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, shared_environment, srun_environments
@@ -31,10 +30,9 @@ from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.planner.device import choose, local_device
-from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir import SECRET, LineFile, RunDirectory
+from hpc_mp.rundir import SECRET, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.outcome import Outcome, figures
+from hpc_mp.rundir.outcome import Outcome
 from hpc_mp.rundir.rank_env import check_open_files
 
 
@@ -84,11 +82,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         with listener.following(spec.train.steps):
             ended = watch(emulator, attempt, interrupts, listener)
     state, cause = judge(ended, attempt, plan.placement)
-    if cause is not None:
-        log = LineFile(run.main_log)
-        log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
-        log.close()
-    return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
+    return conclude_ranks(attempt, state, cause, listener)
 
 
 def submit(request: CallRequest) -> SubmittedTasks:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
 from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.ends import unsaid_end
@@ -17,9 +18,11 @@ from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
-from hpc_mp.rundir.outcome import STOPPED, Cause, State
+from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, figures
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.standings import read_standings
 
@@ -97,6 +100,17 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
         return "failed", root_cause
     by_user = program is not None and ended.interrupted  # many programs exit with 0 after SIGTERM
     return ("stopped" if by_user or any(end.code for end in ended.exits) else "completed"), None
+
+
+def conclude_ranks(attempt: AttemptReader, state: State, cause: Cause | None, listener: Listener, *before: str) -> Outcome:
+    """Write the cause to the main log, after the lines ``before``, and return the outcome with its report."""
+    run, number = attempt.run, attempt.number
+    if cause is not None:
+        log = LineFile(run.main_log)
+        for message in (*before, f"attempt {number} failed: {cause.message}"):
+            log.write(f"{datetime.now():%H:%M:%S} {message}")
+        log.close()
+    return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 
 def _root_cause(

@@ -99,7 +99,10 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
 def fill(template: ScriptTemplate, values: Mapping[str, object]) -> JobScript:
     """Fill a template in. Raises HpcMpError if it is not valid Jinja, or names an unknown value."""
     try:
-        filled = _jinja().from_string(_marked(template.text)).render(values)
+        jinja = jinja2.Environment(finalize=shell, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                                   keep_trailing_newline=True, autoescape=False)
+        jinja.filters |= {"directive": directive, "literal": literal, "verbatim": Verbatim}
+        filled = jinja.from_string(_marked(template.text)).render(values)
     except jinja2.TemplateError as error:
         raise HpcMpError(f"template {template.path}", f"cannot be filled in ({error})", "mend it") from None
     lines = re.findall(rf"(.*?){_MARK}(.*?)\n", filled, re.DOTALL)
@@ -107,21 +110,9 @@ def fill(template: ScriptTemplate, values: Mapping[str, object]) -> JobScript:
                   tuple((line.strip(), why) for line, why in lines if line.strip()), str(template.path))
 
 
-def _jinja() -> jinja2.Environment:
-    jinja = jinja2.Environment(finalize=shell, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-                               keep_trailing_newline=True, autoescape=False)
-    jinja.filters |= {"directive": directive, "literal": literal, "verbatim": Verbatim}
-    return jinja
-
-
 def _marked(template: str) -> str:
     """Return the template with a mark at the end of every line that reaches the script, followed by the line's reason."""
     return "".join(
-        f"{line}\n" if _CONTROL.fullmatch(line) else _REASON.sub("", line) + _MARK + _reason(line) + "\n"
+        f"{line}\n" if _CONTROL.fullmatch(line) else f"{_REASON.sub('', line)}{_MARK}{''.join(_REASON.findall(line))}\n"
         for line in template.splitlines()
     )
-
-
-def _reason(line: str) -> str:
-    match = _REASON.search(line)
-    return match[1] if match else ""
