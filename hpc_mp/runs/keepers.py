@@ -1,4 +1,4 @@
-"""What keeps a run going: its jobs, the requests to its ranks, its logs.
+"""The keepers of a run, a job or a launcher: its jobs, the requests to its ranks, its logs.
 
 A run is kept either by a job in Slurm's queue, whose id is in the run directory, or by the launcher that holds it and starts the
 ranks itself. A launch that has not submitted its job yet still holds the run.
