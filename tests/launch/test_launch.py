@@ -160,6 +160,8 @@ def test_a_refusal_is_one_paragraph_and_exit_code_2(job: Path, mark: str) -> Non
         code, out, err = launch(mark, job, "--set", "parallel.tensor=3", *options)
         assert (code, err.count("\n")) == (2, 1) and err.startswith("hpc-mp: tensor(3)")
         assert json.loads(out)["state"] == "refused" if options else out == ""
+    code, out, err = launch(mark, job, "--json", "--set", "slurm.extra.nodez=1")  # as the script is rendered
+    assert code == 2 and "nodez" in err and json.loads(out)["state"] == "refused" and not (job.parent / "runs").exists()
 
 
 def test_a_dry_run_prints_what_is_used_and_writes_nothing(job: Path, mark: str) -> None:
