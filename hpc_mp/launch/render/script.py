@@ -99,15 +99,19 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
 def fill(template: ScriptTemplate, values: Mapping[str, object]) -> JobScript:
     """Fill a template in. Raises HpcMpError if it is not valid Jinja, or names an unknown value."""
     try:
-        jinja = jinja2.Environment(finalize=shell, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-                                   keep_trailing_newline=True, autoescape=False)
-        jinja.filters |= {"directive": directive, "literal": literal, "verbatim": Verbatim}
-        filled = jinja.from_string(_marked(template.text)).render(values)
+        filled = _jinja().from_string(_marked(template.text)).render(values)
     except jinja2.TemplateError as error:
         raise HpcMpError(f"template {template.path}", f"cannot be filled in ({error})", "mend it") from None
     lines = re.findall(rf"(.*?){_MARK}(.*?)\n", filled, re.DOTALL)
     return JobScript("".join(f"{line}\n" for line, _ in lines),
                   tuple((line.strip(), why) for line, why in lines if line.strip()), str(template.path))
+
+
+def _jinja() -> jinja2.Environment:
+    jinja = jinja2.Environment(finalize=shell, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                               keep_trailing_newline=True, autoescape=False)
+    jinja.filters |= {"directive": directive, "literal": literal, "verbatim": Verbatim}
+    return jinja
 
 
 def _marked(template: str) -> str:
