@@ -119,12 +119,9 @@ def test_launch_writes_for_the_release_that_it_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("slurm", "device", "expected"), [
-    ({}, "auto", "gpus-per-node=4"), ({"gpu_type": "h100"}, "cuda", "gpus-per-node=h100:4"),
-    ({"gpu_request": "gres"}, "auto", "gres=gpu:4"),
-    ({"gpu_request": "gres", "gpu_type": "h100"}, "auto", "gres=gpu:h100:4"),
-    ({"gpu_request": "none"}, "cuda", None), ({"gpu_type": "h100"}, "cpu", None),
-])
+    ({}, "auto", "gpus-per-node=4"), ({"gpu_request": "gres"}, "auto", "gres=gpu:4"), ({"gpu_type": "h100"}, "cpu", None)])
 def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -> None:
+    """What the golden files do not ask for."""
     assert gpu_request(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm)) == expected
 
 
@@ -161,15 +158,12 @@ def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
     assert (f"--signal=USR2@{expected}" in directives(text(spec))) is warned
 
 
-@pytest.mark.parametrize(("slurm", "environment", "expected"), [
-    ({}, {}, PYTHON), ({"python": "/usr/bin/python3.12"}, {}, "/usr/bin/python3.12"), ({"venv": "/v"}, {}, "/v/bin/python"),
-    ({"conda": "/c/envs/x"}, {}, "/c/envs/x/bin/python"), ({"conda": "x"}, {}, '"$CONDA_PREFIX/bin/python"'),
-    ({"venv": "/v", "python": "/p"}, {}, "/p"), ({"container": "a"}, {}, "python3"),
-    ({"container": "a", "python": "/opt/bin/python"}, {}, "/opt/bin/python"),
-    ({}, {"stage": True}, '"$HPC_MP_LOCAL/env/bin/python"'),
-])
-def test_the_interpreter_of_a_rank(slurm: dict[str, Any], environment: dict[str, Any], expected: str) -> None:
-    script = text(job(slurm=slurm, environment=environment))
+@pytest.mark.parametrize(("slurm", "expected"), [
+    ({"python": "/usr/bin/python3.12"}, "/usr/bin/python3.12"), ({"conda": "/c/envs/x"}, "/c/envs/x/bin/python"),
+    ({"venv": "/v", "python": "/p"}, "/p"), ({"container": "a", "python": "/opt/bin/python"}, "/opt/bin/python")])
+def test_the_interpreter_of_a_rank(slurm: dict[str, Any], expected: str) -> None:
+    """Other than those of the golden files."""
+    script = text(job(slurm=slurm))
     assert f'\n  {expected} -P -m hpc_mp train "$HPC_MP_RUN/job.toml"\n}}\n' in script
     assert f"\nexec {PYTHON} -P -m hpc_mp.supervisor " in script, "the host program runs outside of all that"
 
