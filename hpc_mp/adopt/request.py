@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
-from hpc_mp.cluster.slurm.option_syntax import Option
-from hpc_mp.cluster.slurm.options import conflicting, contradicting, extra_options, refused_options, script_options
+from hpc_mp.cluster.slurm.option_syntax import Option, option_table
+from hpc_mp.cluster.slurm.options import job_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
 from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
@@ -106,13 +106,13 @@ def read_request(script: Script) -> Request:
                                                 "slurm.components by hand")
     for word in script.header.strays:
         option = Option(word.text, None, word.line, False)
-        reading.note(option, Fate.DROPPED, "", f"“{word.text}” is not an option")
+        reading.note(option, Fate.LOST, "", f"“{word.text}” is not an option: sbatch refuses the script")
     for line in script.header.unmatched:
         reading.note(Option("", None, line, False), Fate.LOST, "", "an unclosed quote")
     nodes, ntasks, per_node = _nodes(script), script.number("ntasks"), script.number("ntasks-per-node")
     if nodes is not None and ntasks:  # sbatch takes no more nodes than tasks
         nodes = min(nodes, ntasks)
-        per_node = per_node or -(-ntasks // nodes)
+        per_node = min(per_node or ntasks, -(-ntasks // nodes))  # beside --ntasks, sbatch takes --ntasks-per-node as a maximum
     return Request(frozenset(last), nodes, per_node or (ntasks if nodes is None and ntasks else 1), ntasks,
                    script.number("cpus-per-task"), _gpus(script, nodes), reading.keys, tuple(reading.fates), reading.directory,
                    reading.elements)
@@ -157,21 +157,24 @@ def script_keys(script: Script, request: Request, file: Path, arguments: Sequenc
         "slurm.gpu_request": "none", "program.environment.SLURM_SUBMIT_DIR": str(submitted)}
     if mode := script.value("open-mode"):
         keys["program.environment.SLURM_OPEN_MODE"] = mode[0]  # for the output of the script's sruns
+    if script.value("account") == "":
+        keys["program.environment.SLURM_JOB_ACCOUNT"] = ""  # Slurm takes the user's default and leaves the variable empty
     for option in script.options:
         if option.name in SIZES - {"nodes"} and not_understood(option) is None and option.value:
             keys[f"slurm.extra.{option.name}"] = option.value
     numbers = sorted(map(int, request.elements))
     if numbers:
+        step = re.search(r":0*(\d+)", script.value("array") or "")  # the first of several, as slurmctld reads them
         keys |= {f"program.environment.SLURM_ARRAY_TASK_{name}": str(value) for name, value in (
-            ("COUNT", len(numbers)), ("MIN", numbers[0]), ("MAX", numbers[-1]))}
+            ("COUNT", len(numbers)), ("MIN", numbers[0]), ("MAX", numbers[-1]), ("STEP", step[1] if step else 1))}
     return keys
 
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
     """Keep the last of several options if sbatch refuses them together or silently drops one."""
-    for groups, why in ((contradicting(), "sbatch silently drops one of them"),
-                        (conflicting(), "sbatch refuses them together")):
-        for group in groups:
+    for rows, why in ((job_options()["dropped"], "sbatch silently drops one of them"),
+                      (option_table()["conflicts"], "sbatch refuses them together")):
+        for group in (row["options"] for row in rows):
             options = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
                              key=lambda option: option.line)
             sizes = [last[name] for name in group if name in SIZES and name in last]  # the job's sizes come from these
@@ -230,16 +233,16 @@ def _typed(value: str, form: str, shares: float) -> GpuCount:
 
 
 def _any(reading: _RequestSoFar, option: Option) -> None:
-    name, shown = option.name, f"--{option.name}"
+    name, shown, table = option.name, f"--{option.name}", job_options()
     if name in _NOTES:
         fate, where, why = _NOTES[name]
         reading.note(option, fate, where, why.format(name=name, value=option.value))
     elif name in PLAIN and option.value:
         reading.keep(option, PLAIN[name], option.value)
-    elif name in extra_options() or name in script_options():
+    elif name in table["options"] or name in table["of_scripts"]:
         reading.keep(option, f"slurm.extra.{name}", True if option.value is None else option.value)
-    elif name in refused_options():
-        rule, remedy = refused_options()[name]
+    elif name in table["refused"]:
+        rule, remedy = table["refused"][name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
     elif not option.is_known:
         reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; pass an option of a site's plug-in to srun")

@@ -14,13 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hpc_mp.cluster.slurm.inside import decide
-from hpc_mp.doctor.bench.document import document
-from hpc_mp.doctor.bench.expectation import guess, judge, yardstick
 from hpc_mp.doctor.bench.plan import BenchLayout, BenchRequest, plan
-from hpc_mp.doctor.bench.result import BenchRow
-from hpc_mp.doctor.bench.run import follow
+from hpc_mp.doctor.bench.result import BenchRow, guess, judge, yardstick
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, parse_size
-from hpc_mp.doctor.bench.table import foot, head, line
+from hpc_mp.doctor.bench.start import follow
+from hpc_mp.doctor.bench.table import document, foot, head, line
 from hpc_mp.planner.collectives import COLLECTIVES
 
 

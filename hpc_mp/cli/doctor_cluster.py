@@ -69,8 +69,8 @@ def _survey(request: SurveyRequest, as_json: bool, html: Path | None) -> Report:
         HpcMpError: Slurm, a node or an interface is missing; the page cannot be written.
         RunFailed: no agent could be started.
     """
-    from hpc_mp.doctor.survey.actions import remember
     from hpc_mp.doctor.survey.page import write_page
+    from hpc_mp.doctor.survey.report import remember
     from hpc_mp.doctor.survey.run import run
 
     with _progress() as show:
@@ -96,8 +96,8 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from hpc_mp.doctor.survey.actions import drain_commands
-    from hpc_mp.doctor.survey.terminal import pictures
+    from hpc_mp.doctor.survey.figures import pictures
+    from hpc_mp.doctor.survey.report import drain_commands
 
     console = Console(highlight=False, emoji=False)
     for picture in pictures(report):

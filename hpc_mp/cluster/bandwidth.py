@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Any
 
+from hpc_mp.base.files import write_text
 from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30
@@ -45,16 +46,13 @@ class LinkRates:
         """GB/s of the median pair; None without pairs."""
         return median(rate for _, _, rate in self.pairs) if self.pairs else None
 
-    def when(self, now: float | None = None) -> str:
+    def when(self) -> str:
         """Return the age of the measurement: ``3 d ago``."""
-        return ago(self._age(now))
+        return ago(time.time() - self.time)
 
-    def recent(self, now: float | None = None) -> bool:
+    def recent(self) -> bool:
         """Return True if the measurement is still valid."""
-        return self._age(now) <= COUNTS_DAYS * 86400
-
-    def _age(self, now: float | None) -> float:
-        return (time.time() if now is None else now) - self.time
+        return time.time() - self.time <= COUNTS_DAYS * 86400
 
     def between(self, a: str, b: str) -> float | None:
         """Return the GB/s between two nodes; None if they were not measured."""
@@ -70,9 +68,7 @@ def where(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
 def write_measured(path: Path, measured: LinkRates) -> None:
     """Replace the file. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(measured)) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, json.dumps(asdict(measured)) + "\n")
 
 
 def read_measured(path: Path) -> LinkRates | None:

@@ -9,71 +9,33 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from hpc_mp.base.exit_codes import NAMES, SIGNALS, ending
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.diagnosis.launchers import (
+    BY_LAUNCHER,
+    FORCED,
+    LauncherBlame,
+    LauncherReport,
+    asked_to_end,
+    output_of,
+    passed_on,
+    ranks_in,
+    report_of,
+)
 from hpc_mp.diagnosis.native import kind_in_output
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
 from hpc_mp.diagnosis.texts import TIMED_OUT
-from hpc_mp.diagnosis.tracebacks import ROOT, PythonError, last_error
+from hpc_mp.diagnosis.tracebacks import PythonError, last_error
 from hpc_mp.diagnosis.watchdogs import given_reason, thrown
 from hpc_mp.rundir.attempt import AttemptReader, last_words
-from hpc_mp.rundir.failures import KINDS, RankFailure, kind_of_end
+from hpc_mp.rundir.failures import CONTROL, KINDS, RankFailure, kind_of_end
 
-SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
-NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends that a process cannot report itself
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 AT_ITS_EXIT = 6  # lines after a traceback beyond which a crash no longer counts as one of Python's teardown
-BY_LAUNCHER = 100  # last lines in which a launcher reports its failed process
+OUT_OF_MEMORY = re.compile(r"Detected \d+ oom[-_]kill event|Exceeded (job|step) memory limit")  # of slurmstepd
 OF_ONE_THAT_LIVES = 3  # maximum of lines after the traceback of a rank that has not ended, for it to count as failed
-# Messages of launchers about a failed process: torchrun's table and its log, accelerate's and others' subprocess, torch's
-# spawn, DeepSpeed's launcher, Open MPI's mpirun, Hydra's, srun.
-LAUNCHER_WORDS = tuple(map(re.compile, (
-    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\n\s*exitcode +: (?P<code>-?\d+) ",
-    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary",
-    r"CalledProcessError: Command .* died with <Signals\.\w+: (?P<signal>\d+)>",
-    r"ProcessExitedException: process (?P<local>\d+) terminated with (signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
-    r"sigkill_handler\] (?:.*--local_rank=(?P<local>\d+))?.* exits with return code = (?P<code>-?\d+)",
-    r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)",
-    r"RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n=?\s*(EXIT CODE: (?P<code>\d+)|KILLED BY SIGNAL: (?P<signal>\d+))",
-    r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (?P<words>[A-Z][a-z ]+[a-z])( \(core dumped\))?(\n|$)",
-)))
 # The rank that another rank waited for: the sender of NCCL's id, or a rank that did not reach a barrier.
 MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<rank>\d+)\]|"
                     r"Ranks? (?P<late>\d+) failed to pass monitoredBarrier")
-
-
-@dataclass(frozen=True, slots=True)
-class LauncherBlame:
-    """The process that a launcher saw end first; ``code`` as from ``subprocess``.
-
-    Attributes:
-        rank: its number in the launcher's world, if reported; ``local``: its number on its node.
-    """
-
-    code: int
-    rank: int | None = None
-    local: int | None = None
-
-    def __str__(self) -> str:
-        name = f"its rank {self.rank}" if self.rank is not None else (
-            "a process that it had started" if self.local is None else f"its local rank {self.local}")
-        return f"lost {name}, which {ending(self.code)}"
-
-
-def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
-    """Return the first failed process that a launcher names; None without one."""
-    last = lines[-BY_LAUNCHER:]
-    root = next((number for number in reversed(range(len(last))) if ROOT.match(last[number])), 0)
-    text = "\n".join(last[root:])
-    match = next(filter(None, (pattern.search(text) for pattern in LAUNCHER_WORDS)), None)
-    if match is None:
-        return None
-    fields = {name: value for name, value in match.groupdict().items() if value is not None}
-    killed = (fields.get("signal") or SIGNALS.get(fields.get("words", ""))
-              or signal.Signals.__members__.get(f"SIG{fields.get('name')}"))
-    if killed is None and "code" not in fields:
-        return None
-    rank, local = (int(fields[name]) if name in fields else None for name in ("rank", "local"))
-    return LauncherBlame(-int(killed) if killed is not None else int(fields["code"]), rank, local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +73,25 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
         program: True for the user's program, False for a rank of our own engine.
         of_node: True for the one command of a node, which numbers its ranks itself.
     """
-    output = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
-    error = _error(output, code, program, of_node)
-    blamed = blamed_by_launcher(lines) if program and code > 0 else None
-    if blamed is not None and (error is None or blamed.code in NO_WORDS):
-        return Symptom(kind_of_end(blamed.code, program=True), str(blamed), inner=blamed.rank if of_node else None)
+    if not program:
+        return _end(lines, code, _error(before_abort(lines), code, program, of_node), program, of_node)
+    lines = [CONTROL.sub("", line) for line in lines]
+    received = asked_to_end(lines) if code == 1 else None
+    report = report_of(lines) if code > 0 or any(map(FORCED.search, lines[-BY_LAUNCHER:])) else None
+    code = 1 if report and code < 0 else code
+    error = _error(before_dump(lines) if code < 0 else lines, code, program, of_node)
+    end = _end(lines, code if received is None or error else -received, error, program, of_node)
+    return _with_memory(end, passed_on(code), lines) if report is None else _reported(lines, report, end, error, of_node)
+
+
+def _end(lines: Sequence[str], code: int, error: PythonError | None, program: bool, of_node: bool) -> Symptom:
+    """Return the reason of an end from the process's own output. ``error``: the exception that ended it."""
     if error is not None:
         return _of_error(error, of_node)
-    inner = SHELL - code
-    if program and -inner in NAMES and code > SHELL:
-        how, kind = f"{ending(code)}: its child process {ending(inner)}", kind_of_end(inner, program)
-    else:
-        how, kind, inner = ending(code), kind_of_end(code, program), code
+    output = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
+    inner = passed_on(code) if program else code
+    kind = kind_of_end(inner, program)
+    how = ending(code) if inner == code else f"{ending(code)}: its child process {ending(inner)}"
     what = "" if not program else (
         thrown(output) if inner == -signal.SIGABRT else given_reason(output[-BY_LAUNCHER:]) if code == 1 else "")
     last_output = "" if what else last_words(output)
@@ -130,6 +99,44 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     exact = kind_in_output(what or last_output) if program and kind in ("exit", "crash") else None
     parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", last_output and f"its last words: {last_output}")
     return Symptom(exact or kind, "; ".join(filter(None, parts)))
+
+
+def _reported(lines: Sequence[str], report: LauncherReport, end: Symptom, error: PythonError | None, of_node: bool) -> Symptom:
+    """Return the reason of an end that a launcher reports: the end of a process that it blames, or the exception.
+
+    Args:
+        end: the end of the launcher by its own output, of ``error`` if there is one.
+    """
+    if error is not None and not error.of_child:
+        after = len(lines) - error.behind > report.begin  # the failed process was not the last word
+        crashed = any(blame.code < 0 for blame in report.blames)
+        killed = report.blames[0].code == -signal.SIGKILL
+        if after or not crashed or (error.uncaught and not killed and not KINDS[end.kind].echo):
+            return end
+    before, blames = lines[:report.begin], report.blames
+    if blames[0].code == -signal.SIGABRT:  # of ranks that abort at the same time, a launcher blames any
+        blames += tuple(LauncherBlame(blames[0].code, rank) for rank in ranks_in(before) if rank != blames[0].rank)
+    child = min((_of_child(before, blame, of_node) for blame in blames), key=lambda child: KINDS[child.kind].echo)
+    if error is not None and not error.of_child and KINDS[child.kind].echo:
+        return end
+    return _with_memory(child, report.blames[0].code, lines)
+
+
+def _with_memory(end: Symptom, code: int, lines: Sequence[str]) -> Symptom:
+    """Return the end, for lack of memory if its process was killed and slurmstepd says so in the same output."""
+    evidence = next(filter(OUT_OF_MEMORY.search, reversed(lines)), None)
+    if evidence is None or code != -signal.SIGKILL or end.traceback:
+        return end
+    return replace(end, kind="memory", text=f"{end.text}; {evidence.strip()}")
+
+
+def _of_child(lines: Sequence[str], blame: LauncherBlame, of_node: bool) -> Symptom:
+    """Return the end of a process that a launcher saw fail, from the output before the launcher's report."""
+    own = output_of(lines, blame)
+    error = _error(before_dump(own) if blame.code < 0 else own, blame.code, True, of_node)
+    end = _end(own, blame.code, error, True, of_node)
+    inner = blame.rank if of_node else None
+    return end if error is not None else replace(end, text=f"lost {blame}, which {end.text}", inner=inner)
 
 
 def given_up(lines: Sequence[str], of_node: bool = False) -> Symptom | None:
@@ -185,7 +192,7 @@ def unsaid_end(
 
 def _error(lines: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
     """Return the exception that ended it. Python exits with 1 after one; later, code that is torn down may crash."""
-    if code > 0 and not (program and code > SHELL and code - SHELL in NAMES):
+    if code > 0 and not (program and passed_on(code) < 0):
         return last_error(lines, 1 if of_node else code)
     before = list(takewhile(lambda line: not given_reason([line]), lines))  # at exit a library may wait for others in vain
     error = last_error(before, code) if program and code in CRASHES else None

@@ -19,12 +19,20 @@ FRAME = re.compile(r'[>\s]*(?:│ )?(?:File "(?P<file>[^"]+)", line (?P<line>\d+
 ERROR = re.compile(r"(?!Traceback )[^\W\d][\w.<>]*(?::(?: .*)?)?$")  # an exception's name and message
 NAMED_SO = re.compile(r"[\w.<>]*(Error|Exception|Interrupt|Exit|Warning)(?::|$)")  # exceptions that may appear without a heading
 MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # line of an exception group
-RANK = re.compile(r"\[rank(\d+)\]: ?")  # torch's prefix of every traceback line once ranks have met
+RANK = re.compile(r"\[rank(\d+)\]: ?")  # torch's prefix of every line of an uncaught exception's traceback once ranks have met
+OF_TAG = re.compile(r"[^\[]*\[(?:\d+,)?(\d+)\]<std")  # the rank in a prefix of mpirun or horovodrun
 INSIDE = re.compile(r"[\s>│╭╰]")  # start of a line within a traceback
 OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # no more facts than its table
+# A failed child, which may have written the reason.
 OF_CHILD = re.compile(r"([\w.]+\.)?(CalledProcessError|ProcessExitedException|ProcessExecutionError|ErrorReturnCode_\d+|"
-                      r"UnexpectedExit)\b")  # a failed child, which may have written the reason
-TAG = re.compile(r"(?:\[default\d+\]: ?|\[[\d,]+\]<std\w+>: ?|\d+: )+")  # prefixes of lines, from torchrun, mpirun and srun
+                      r"UnexpectedExit)\b|RuntimeError: Horovod detected that one or more processes exited|"
+                      r"Exception: process \d+ terminated with ")
+# Prefixes of lines: from torchrun, mpirun or horovodrun, and srun; a host's name from pdsh and a rank from Hydra are only
+# recognized by an error's first line behind them.
+TAG = re.compile(r"(?:\[default\d+\]: ?|(?:\w{3} \w{3} +\d+ [\d:]{8} \d{4})?\[[\d,]+\]<std\w+>: ?|\d+: )+")
+TAGGED = re.compile(r"(?P<tag>(?:[A-Za-z][\w.-]*|\d+(?:\.\d+){3}): |\[\d+\] )(?:\[\w+\d\]: ?)*"
+                    r"(?:[╭─ ]*Traceback \(most recent call last\)|terminate called |Fatal Python error: )")
+IN_TABLE = re.compile(r"\s*traceback : (?=Traceback \(most recent call last\):)")
 BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # torchrun's entry in its ChildFailedError
 ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
@@ -54,6 +62,8 @@ class PythonError:
         rank: its rank, if a launcher of ranks on a node reports it.
         kind: kind of the failure that it reports, a key of ``failures.KINDS``; None if its text has none.
         behind: number of lines after it.
+        of_child: True if it only reports the failure of a child process.
+        uncaught: True if torch has marked it as the end of a rank.
     """
 
     text: str
@@ -62,6 +72,8 @@ class PythonError:
     rank: int | None = None
     kind: str | None = None
     behind: int = 0
+    of_child: bool = False
+    uncaught: bool = False
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text
@@ -89,19 +101,21 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     Args:
         code: its exit code; Python's own for an exception is 1.
     """
-    lines = [TAG.sub("", line, count=1) if TAG.match(line) else line for line in lines]
+    tagged = list(map(OF_TAG.match, lines))
+    lines = without_tags(lines)
     marks = [RANK.match(line) for line in lines]
+    owners = [mark or tag for mark, tag in zip(marks, tagged, strict=True)]
     plain = [line[mark.end():] if mark else line for mark, line in zip(marks, lines, strict=True)]
     blocks = list(_blocks(plain))
     near = [block for block in blocks if len(plain) - block.end <= (BEHIND if code == 1 else BEHIND_OTHERS)]
     alone = all(block.order >= OF_ANOTHER for block in near)
     if alone and code == 1 and not WORRIED.search(last_words(plain[:_of_launcher(plain, near)])):
         near = blocks  # buffered output of the program comes after it, and may be long
-    chosen = _of_ranks(near, marks, plain) or next(
+    chosen = _of_ranks(near, owners, plain) or next(
         (block for order in ORDERS for block in reversed(near) if block.order == order), None)
     if chosen is None:
         return None
-    mark = marks[chosen.end] or next(filter(None, map(BLAMED.match, plain[chosen.begin:])), None)
+    mark = owners[chosen.end] or next(filter(None, map(BLAMED.match, plain[chosen.begin:])), None)
     text, kind = chosen.text, _kind(chosen, plain)
     for before in reversed(blocks[:blocks.index(chosen)]):  # the exception that it arose from may be more specific
         if kind is not None or not any(map(CHAINED.match, plain[before.end:chosen.begin + 1])):
@@ -112,7 +126,27 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     shown = plain[chosen.begin:chosen.end + 1]
     if len(shown) > LONGEST:
         shown = [*shown[:20], "…", *shown[20 - LONGEST:]]
-    return PythonError(text, _place(frames), "\n".join(shown), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
+    rank = int(mark[1]) if mark else None
+    return PythonError(text, _place(frames), "\n".join(shown), rank, kind, behind=len(plain) - 1 - chosen.end,
+                       of_child=chosen.order == OF_ANOTHER, uncaught=marks[chosen.end] is not None)
+
+
+def without_tags(lines: Sequence[str]) -> list[str]:
+    """Return the lines without the prefixes that launchers write."""
+    tags = tuple({match["tag"] for match in map(TAGGED.match, lines) if match})
+    bare = (line[line.index(" ") + 1:] if tags and line.startswith(tags) else line for line in lines)
+    return list(_from_table([TAG.sub("", line, count=1) if TAG.match(line) else line for line in bare]))
+
+
+def _from_table(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines. A traceback that torchrun's table has from a rank's error file is written as the rank would write it."""
+    rank, inside = "", False
+    for line in lines:
+        entry = BLAMED.match(line)
+        rank = f"[rank{entry[1]}]: " if entry else rank
+        head = IN_TABLE.match(line)
+        inside = head is not None or (inside and line.startswith("  "))
+        yield f"{rank}{line[head.end():] if head else line[2:]}" if inside else line
 
 
 def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
@@ -122,11 +156,11 @@ def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
     return min([*heads[-1:], *(block.begin for block in blocks), len(lines)])
 
 
-def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | None],
+def _of_ranks(blocks: Sequence[TracebackBlock], owners: Sequence[re.Match[str] | None],
               lines: Sequence[str]) -> TracebackBlock | None:
     """Return the relevant exception if several ranks of a launcher ended with one: not from a rank that only noticed another's
     end, and preferably from the rank that the launcher saw end first. None for fewer than two ranks."""
-    ended = {int(mark[1]): block for block in blocks if (mark := marks[block.end]) is not None}  # torch marks only the uncaught
+    ended = {int(owner[1]): block for block in blocks if (owner := owners[block.end]) is not None}
     if len(ended) < 2:
         return None
     root = next((number for number, line in enumerate(lines) if ROOT.match(line)), len(lines))

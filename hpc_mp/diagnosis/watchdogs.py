@@ -21,6 +21,7 @@ WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
 REASONS = (LINE, re.compile(r"watchdog thread terminated with exception: .+"),
            re.compile(r"(?:(?:Transport|RNR) retry count exceeded|(?:Local|Remote) [\w ]+ error) on \w+:\d.*|"
                       r"\buc[pst]_\w+\([^)]*\) failed: .*"),  # of UCX, before a backtrace or MPI's own words
+           re.compile(r"Error polling for event status: .+"),  # of TensorFlow, before a last line without a reason
            re.compile(r"^(?:\[rank\d+\]: ?\[)?(?:[-\d]+ [\d:.]+: )?F\d* (?:[\d:.]+ +)?(?:\d+ +)?\S+:\d+\] +\S.*"))
 
 
@@ -66,10 +67,11 @@ def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> Collec
 
 def thrown(lines: Sequence[str]) -> str:
     """Return the reason for which native code aborted: the message of the C++ exception or of the library; "" if unknown."""
-    begin = next((number for number in reversed(range(len(lines))) if THROWN.search(lines[number])), None)
-    if begin is None:
+    begins = [number for number in reversed(range(len(lines))) if THROWN.search(lines[number])]
+    if not begins:
         return given_reason(lines)
-    return next((match[1] for match in map(WHAT.match, lines[begin + 1:begin + 6]) if match), "")
+    whats = (match[1] for begin in begins for match in map(WHAT.match, lines[begin + 1:begin + 6]) if match)
+    return next(whats, "")
 
 
 def given_reason(lines: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import re
@@ -10,6 +9,7 @@ import shlex
 import stat
 import zipfile
 from dataclasses import dataclass
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 import hpc_mp
@@ -80,27 +80,10 @@ def pack(archive: Path) -> None:
 
 def packed() -> list[Path]:
     """Return the health check's own file and every file of this package that it imports, directly or not, sorted by path."""
-    files: set[Path] = set()
-    waiting = [PROGRAM]
-    while waiting:
-        name = waiting.pop()
-        file = _file_of(name)
-        if file is None or file in files or name == _READ_HERE:
-            continue
-        files.add(file)
-        waiting.append(name.rpartition(".")[0])
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module is not None:
-                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return sorted(files)
-
-
-def _file_of(module: str) -> Path | None:
-    """Return the file of a module of this package; None for other modules and for a name that is not a module."""
-    first, *others = module.split(".")
-    place = Path(hpc_mp.__file__).parent.joinpath(*others)
-    files = (place / "__init__.py", place.with_suffix(".py")) if first == "hpc_mp" else ()
-    return next((file for file in files if file.exists()), None)
+    finder = ModuleFinder([str(Path(hpc_mp.__file__).parents[1])], excludes=[_READ_HERE])
+    finder.import_hook(PROGRAM)
+    files = (module.__file__ for module in finder.modules.values())  # type: ignore[attr-defined]
+    return sorted(Path(file) for file in files if file)
 
 
 def _present(directory: Path, ask: Runner) -> str | None:

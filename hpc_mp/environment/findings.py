@@ -28,7 +28,11 @@ def lint(host: Here, files: Iterable[ConfFile], environ: Mapping[str, str]) -> t
         files: NCCL's files, whose lines are checked too.
         environ: the environment of the process.
     """
-    findings = [*_anywhere(tuple(host.variables.values())), *_on_machine(host)]
+    context = [variable for variable in host.variables.values() if variable.origin != "default"]
+    general = _general([Setting(variable.name, variable.value or "", number) for number, variable in enumerate(context)])
+    findings = [_at(context[line], finding) for line, finding in general if context[line].origin != "profile"]
+    fitting = (finding for rule in machine_rules.RULES for finding in rule.apply(host))
+    findings += [_at(host.variables.get(finding.subject), finding) for finding in fitting]
     for file in files:
         findings += [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(file, environ), file.path)]
     return tuple(sorted(dict.fromkeys(findings),
@@ -40,22 +44,11 @@ def place(variable: Effective) -> str:
     return f"profile {variable.where}" if variable.origin == "profile" else variable.where or variable.origin
 
 
-def _anywhere(variables: Sequence[Effective]) -> Iterator[Finding]:
-    """Yield the findings of general rules. Values from the profile itself are not reported."""
-    explicit = [variable for variable in variables if variable.origin not in ("default", "profile")]
-    context = [variable for variable in variables if variable.origin != "default"]
-    settings = [Setting(variable.name, variable.value or "", number) for number, variable in enumerate(context)]
+def _general(settings: Sequence[Setting], path: str | None = None) -> Iterator[tuple[int, Finding]]:
+    """Yield the findings of the general rules, each with the line of its setting, whose variable is its subject."""
+    names = {setting.line: setting.name for setting in settings}
     for rule in ANYWHERE:
-        for hit in rule.find(settings):
-            variable = context[hit.line]
-            if variable in explicit:
-                yield _at(variable, rule.finding(hit._replace(subject=variable.name)))
-
-
-def _on_machine(host: Here) -> Iterator[Finding]:
-    for rule in machine_rules.RULES:
-        for finding in rule.apply(host):
-            yield _at(host.variables.get(finding.subject), finding)
+        yield from ((hit.line, rule.finding(hit._replace(subject=names[hit.line]), path)) for hit in rule.find(settings))
 
 
 def _at(variable: Effective | None, finding: Finding) -> Finding:
@@ -72,21 +65,19 @@ def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
     for number, line in enumerate(text.splitlines(), 1):
         if match := _SETS.match(line):
             settings.append(Setting(match[1], _unquoted(match[2]), number))
-    return _of_lines(settings, path)
+    return _by_line(finding for _, finding in _general(settings, path))
 
 
 def lint_nccl_conf(data: bytes, path: str) -> tuple[Finding, ...]:
     """Apply the general rules, and the rules on lines, to one of NCCL's files."""
     lines, silent = read_lines(data)
     findings = [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(ConfFile(path, lines, silent), {}), path)]
-    return tuple(sorted((*findings, *_of_lines([Setting(line.name, line.value, line.number) for line in lines], path)),
-                        key=lambda finding: (finding.line or 0, finding.code)))
+    general = _general([Setting(line.name, line.value, line.number) for line in lines], path)
+    return _by_line((*findings, *(finding for _, finding in general)))
 
 
-def _of_lines(settings: Sequence[Setting], path: str) -> tuple[Finding, ...]:
-    names = {setting.line: setting.name for setting in settings}
-    findings = {rule.finding(hit._replace(subject=names[hit.line]), path) for rule in ANYWHERE for hit in rule.find(settings)}
-    return tuple(sorted(findings, key=lambda finding: (finding.line or 0, finding.code)))
+def _by_line(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: (finding.line or 0, finding.code)))
 
 
 def _unquoted(value: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
 from hpc_mp.environment.conf import SYSTEM, ConfFile, nccl_files
@@ -107,11 +108,9 @@ def of_interpreter(python: str) -> Installed:
 
     def installed(name: str) -> str | None:
         try:
-            process = subprocess.run([python, "-I", "-c", ASK, name], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                     timeout=SCRIPT_S)
-        except (OSError, subprocess.TimeoutExpired):
+            return ask([python, "-I", "-c", ASK, name], SCRIPT_S).strip()
+        except CommandFailed:
             return None
-        return process.stdout.strip() if process.returncode == 0 else None
 
     return installed
 

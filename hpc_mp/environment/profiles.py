@@ -13,13 +13,14 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.versions import GUARD, Library
+from hpc_mp.environment.versions import Library
 
 FOLDER = "env/profiles"
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Guard = Annotated[str, StringConstraints(pattern=rf"^{GUARD.pattern}(,{GUARD.pattern})*$")]
+_GUARD = r"\s*(>=|<=|<|>)\s*\d+(\.\d+)*\s*"
+Guard = Annotated[str, StringConstraints(pattern=rf"^{_GUARD}(,{_GUARD})*$")]
 
 # The use of a variable:
 #   image     the platform's own image sets it in /etc/nccl.conf; a container does not see that file

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from typing import Literal
+
+from packaging.specifiers import SpecifierSet
 
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
@@ -13,11 +15,6 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 Release = tuple[int, ...]
 Installed = Callable[[str], str | None]  # returns the release of a Python package; None if not installed
 Library = Literal["nccl", "ofi-nccl", "libfabric", "driver"]  # driver: NVIDIA's driver; CUDA 12 needs 525.60.13
-GUARD = re.compile(r"\s*(>=|<=|<|>)\s*(\d+(?:\.\d+)*)\s*")
-_SIGNS: Mapping[str, Callable[[Release, Release], bool]] = {
-    ">=": lambda have, want: have >= want, "<=": lambda have, want: have <= want,
-    ">": lambda have, want: have > want, "<": lambda have, want: have < want,
-}
 # NCCL's files outside a Python environment, with the release in their names
 _NCCL = ("/usr/lib/*-linux-gnu/libnccl.so.*", "/usr/lib64/libnccl.so.*", "/usr/local/lib/libnccl.so.*")
 _EFA = "/opt/amazon/efa_installed_packages"  # written by the EFA installer
@@ -38,7 +35,7 @@ def holds(guard: str, have: Release | None) -> bool | None:
     """Return True if a guard such as ``">=2.21"`` or ``">=1.6,<1.7"`` holds; None if the release is unknown."""
     if not have:
         return None
-    return all(_SIGNS[sign](_three(have), _three(release(want))) for sign, want in GUARD.findall(guard))
+    return SpecifierSet(guard).contains(shown(have))
 
 
 def distribution(name: str) -> str | None:
@@ -76,7 +73,3 @@ def _libfabric(source: NodeSource) -> Release:
 def _efa_package(source: NodeSource, name: str) -> Release:
     match = re.search(rf"\b{name}[a-z0-9-]*[_-](\d[\d.]*)", maybe(source.text, _EFA) or "")
     return release(match[1]) if match else ()
-
-
-def _three(numbers: Release) -> Release:
-    return (*numbers, 0, 0, 0)[:3]

@@ -14,6 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from hpc_mp.lab import conf
@@ -23,6 +24,7 @@ PROLOG = "task-prolog.sh"
 KEYS = ("munge/key", "etc/slurm.key")
 
 
+@dataclass(eq=False)
 class Lab(LabCluster):
     """A cluster that lives from ``up`` to ``down``, or until the process that called ``up`` ends.
 
@@ -34,31 +36,20 @@ class Lab(LabCluster):
     release: release of Slurm; default: this machine's. patience: timeout in seconds for the nodes to become idle.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        leaves: Sequence[Sequence[str]],
-        *,
-        node: str = "CPUs=4 RealMemory=4000",
-        accounting: bool = False,
-        users: Sequence[str] = ("root",),
-        overrides: Mapping[str, str] | None = None,
-        keep: Sequence[Path] = (),
-        cores: Sequence[int] = (),
-        release: tuple[int, ...] | None = None,
-        patience: float = 30.0,
-    ) -> None:
-        self.directory = directory
-        self.leaves = leaves
-        self.nodes = tuple(name for leaf in leaves for name in leaf)
-        self.node = node
-        self.accounting = accounting
-        self.users = users
-        self.overrides = overrides or {}
-        self.keep = keep
-        self.cores = cores
-        self.release = release
-        self.patience = patience
+    directory: Path
+    leaves: Sequence[Sequence[str]]
+    _: KW_ONLY
+    node: str = "CPUs=4 RealMemory=4000"
+    accounting: bool = False
+    users: Sequence[str] = ("root",)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    keep: Sequence[Path] = ()
+    cores: Sequence[int] = ()
+    release: tuple[int, ...] | None = None
+    patience: float = 30.0
+
+    def __post_init__(self) -> None:
+        self.nodes = tuple(name for leaf in self.leaves for name in leaf)
         self.endings = ExitStack()
 
     def up(self, say: Callable[[str], None] = lambda _: None) -> None:

@@ -40,10 +40,14 @@ except ImportError:
 sys.exit(main(os.path.basename(__file__), sys.argv[1:]))
 """
 # Every bash reads this file first. Modules and environments put their directories before the shims; the trap restores the order.
-# It is in braces to hide it from `set -x`, and reads no variable but PATH. It does nothing in an image without our Python.
+# Braces hide both lines from `bash -x`. The trap reads no variable but PATH. It does nothing in an image without our Python.
+_EARLIER = """\
+{{ [[ ! -r {earlier} ]]; }} 2>/dev/null || . {earlier}
+"""
 _BASH = """\
-[[ ! -r {earlier} ]] || . {earlier}
+{{
 [[ ! -x {python} ]] || trap '{{ [[ "${{PATH-}}" == {shims}:* ]] || PATH={shims}:"${{PATH-}}"; }} 2>/dev/null' DEBUG
+}} 2>/dev/null
 """
 
 
@@ -62,8 +66,8 @@ def write_shims(run: RunDirectory, environ: Mapping[str, str]) -> None:
     earlier = environ.get("BASH_ENV", "")
     words = {"earlier": earlier if earlier != str(run.bash_env) else "", "python": sys.executable, "shims": str(run.shims)}
     inner = shlex.quote(words["shims"]).replace("'", "'\\''")  # within the quotes of the trap
-    run.bash_env.write_text(_BASH.format(earlier=shlex.quote(words["earlier"]), python=shlex.quote(words["python"]), shims=inner),
-                            encoding="utf-8")
+    first = _EARLIER.format(earlier=shlex.quote(words["earlier"])) if words["earlier"] else ""
+    run.bash_env.write_text(first + _BASH.format(python=shlex.quote(words["python"]), shims=inner), encoding="utf-8")
 
 
 def _interpreter(python: str) -> str:

@@ -6,11 +6,14 @@ the files that libraries left on the node; remove the node's own directory.
 
 from __future__ import annotations
 
+import math
+import re
 import sys
+from collections.abc import Sequence
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.line_file import NewLines
-from hpc_mp.cluster.slurm.steps import failed_nodes, one_task_per_node, use_up_numbers
+from hpc_mp.cluster.slurm.steps import NO_GPUS, failed_nodes, one_task_per_node, use_up_numbers
 from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory
@@ -18,8 +21,10 @@ from hpc_mp.rundir.history import saved_step
 from hpc_mp.rundir.records import StagedEnvironment, read_record
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import StepCommand, follow
+from hpc_mp.supervisor.srun import StepCommand, StepEnd, follow
 
+HEALTH = "--health"
+NO_GPUS_FOR_IT = re.compile(r"Unable to create step for job \S+: (Insufficient GRES|Invalid generic resource|Invalid Trackable)")
 END_S = 60.0  # a node that cannot be cleaned up must not delay the others
 
 
@@ -27,8 +32,8 @@ def start(attempt: AttemptContext, signals: Signals) -> int:
     """Prepare every node. Return the step's exit code, or 0 if srun does not start the ranks."""
     if attempt.allocation is not None and attempt.allocation.restart:
         use_up_numbers(attempt.command, one_task_environment(attempt.environ), attempt.allocation.restart)
-    step = _step(attempt, "slurm/node-start.sh", *_start_arguments(attempt.run, attempt.spec))
-    return follow(step, signals).code if step else 0
+    ended = _step(attempt, "slurm/node-start.sh", _start_arguments(attempt.run, attempt.spec), signals)
+    return ended.code if ended else 0
 
 
 def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
@@ -36,17 +41,17 @@ def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
 
     Returns the nodes that srun could not reach; None if srun did not end in time and they are unknown.
     """
-    step = _step(attempt, "slurm/node-end.sh", "failed" if failed else "done")
-    if step is None:
-        return ()
-    new_lines = NewLines(step.log)
+    new_lines = NewLines(attempt.run.srun_log)
     new_lines.read()  # of earlier steps
-    return None if follow(step, None, at_most=END_S).forced else tuple(failed_nodes(new_lines.read()))
+    ended = _step(attempt, "slurm/node-end.sh", ["failed" if failed else "done"], None, END_S)
+    if ended is None:
+        return ()
+    return None if ended.forced else tuple(failed_nodes(new_lines.read()))
 
 
 def _start_arguments(run: RunDirectory, spec: AnySpec) -> list[str]:
     """Return the arguments of ``node-start.sh``: checks, and files to stage."""
-    arguments = ["--health", sys.executable] if spec.environment.health else []
+    arguments = [HEALTH, sys.executable] if spec.environment.health else []
     by_script = isinstance(spec, ProgramSpec) and spec.by_script  # it may ask for a part of a GPU, or for none
     arguments += ["--gpus"] if spec.job.device == "cuda" and not by_script else []
     if spec.environment.stage:
@@ -60,9 +65,22 @@ def _start_arguments(run: RunDirectory, spec: AnySpec) -> list[str]:
     return arguments
 
 
-def _step(attempt: AttemptContext, name: str, *arguments: str) -> StepCommand | None:
-    """Return a step that runs a script once per node. The text is passed, not the path: the step checks what a node sees."""
+def _step(attempt: AttemptContext, name: str, arguments: Sequence[str], signals: Signals | None,
+          at_most: float = math.inf) -> StepEnd | None:
+    """Run a script once per node. The text is passed, not the path: the step checks what a node sees. Return None if srun does
+    not start the ranks. Slurm may refuse a step with all of a script's GPUs; this one is then run without any, and does not
+    check them."""
     text = asset(name).read_text(encoding="utf-8")
-    words = ["bash", "-c", text, name, str(attempt.run.path), attempt.record.token, *arguments]
-    argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)
-    return StepCommand(argv, one_task_environment(attempt.environ), attempt.run.srun_log) if argv else None
+    words = ["bash", "-c", text, name, str(attempt.run.path), attempt.record.token]
+    argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, [*words, *arguments])
+    if argv is None:
+        return None
+    new_lines = NewLines(attempt.run.srun_log)
+    new_lines.read()
+    environ = one_task_environment(attempt.environ)
+    ended = follow(StepCommand(argv, environ, attempt.run.srun_log), signals, at_most=at_most)
+    if ended.code == 0 or not any(map(NO_GPUS_FOR_IT.search, new_lines.read())):
+        return ended
+    unchecked = arguments[2:] if arguments[:1] == [HEALTH] else arguments
+    argv = one_task_per_node([*attempt.command[:1], NO_GPUS, *attempt.command[1:]], attempt.spec.job.nodes, [*words, *unchecked])
+    return follow(StepCommand(argv or (), environ, attempt.run.srun_log), signals, at_most=at_most)

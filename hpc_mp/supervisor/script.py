@@ -39,6 +39,7 @@ from hpc_mp.supervisor.unended import MORE_S, patience
 BY_CHILDREN, BY_TREE = "proctrack/cgroup", "proctrack/linuxproc"  # Slurm signals slurmstepd's children, or all below it
 OF_OUR_DIRECTIVES = ("SLURM_OPEN_MODE",)  # from our --open-mode, for our log: `srun --output` of the script would append too
 OF_BASH = {"SHLVL": "0"}  # of the bash that writes the variables, if sbatch was called without it
+ELEMENT = "SLURM_ARRAY_TASK_ID"  # in the job file of a script that was an array
 COPIES = ("HPC_MP_STAGED", "HPC_MP_LOCAL")  # directories of the copies of program.stage
 SOON_S = 30.0  # between the failure of a launch and the end of a script that fails because of it
 
@@ -54,7 +55,8 @@ def environment(attempt: AttemptContext, spec: ProgramSpec, batch: Mapping[str, 
     copies = {name: os.environ[name] for name in COPIES if name in os.environ} if spec.program.stage else {}
     forwards = {FORWARDS: str(int(find_settings().get("ProctrackType") == BY_CHILDREN))}
     own = {TOKEN: record.token, **run_variables(run.path, record.attempt), **forwards, **copies}
-    return with_shims(run, {**batch, **profile, **spec.environment.set, **spec.program.environment, **own})
+    element = {"SLURM_ARRAY_JOB_ID": batch["SLURM_JOB_ID"]} if ELEMENT in spec.program.environment else {}  # the only one
+    return with_shims(run, {**element, **batch, **profile, **spec.environment.set, **spec.program.environment, **own})
 
 
 def batch_environ(run: RunDirectory) -> dict[str, str]:

@@ -94,6 +94,14 @@ def test_what_slurm_is_asked_for_is_what_the_script_asks_for(options: str, chang
     assert ours.keys() - free == theirs.keys()
 
 
+@pytest.mark.parametrize(("lines", "nodes", "per_node"), [
+    ("-N 2 -n 4 --ntasks-per-node=8", 2, 2), ("-N 2 -n 16 --ntasks-per-node=8", 2, 8), ("-N 2 -n 5 --ntasks-per-node=4", 2, 3),
+    ("-N 4 -n 3 --ntasks-per-node=2", 3, 1), ("-N 2 --ntasks-per-node=8", 2, 8)])
+def test_tasks_per_node_are_a_maximum_beside_all_tasks(lines: str, nodes: int, per_node: int, tmp_path: Path) -> None:
+    job = adopted(f"#!/bin/bash\n#SBATCH {lines}\necho a\nsrun ./a\n", tmp_path).spec.job
+    assert (job.nodes, job.ranks_per_node) == (nodes, per_node)
+
+
 def test_a_size_that_is_not_asked_for_would_be_seen(tmp_path: Path) -> None:
     assert "ntasks-per-node" not in header(adopted("#!/bin/bash\n#SBATCH -N 2 -n 5\necho a\nsrun ./a\n", tmp_path), tmp_path)
     assert "ntasks-per-node" in header(adopted(f"{HEAD}srun ./a\n", tmp_path), tmp_path)
@@ -150,8 +158,25 @@ def test_variables_of_the_own_sbatch(tmp_path: Path) -> None:
     spec = adopted("#!/bin/bash\n#SBATCH -J 'a b' -N 1 --array=3-9:3%2\necho $SLURM_ARRAY_TASK_ID\nsrun ./a\n", tmp_path).spec
     assert spec.program.environment == {
         "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NAME": "a b", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "3",
-        "SLURM_ARRAY_TASK_MAX": "9"}
+        "SLURM_ARRAY_TASK_MAX": "9", "SLURM_ARRAY_TASK_STEP": "3"}
     assert spec.sweep.grid == {"program.environment.SLURM_ARRAY_TASK_ID": ["3", "6", "9"]} and spec.sweep.simultaneous == 2
+
+
+@pytest.mark.parametrize(("array", "step"), [("0-8:4", "4"), ("1,4,9", "1"), ("2,4,6", "1"), ("0-8:4,20", "4"), ("5", "1")])
+def test_the_step_of_an_array_is_what_slurm_says(array: str, step: str, tmp_path: Path) -> None:
+    """As recorded with Slurm 22.05."""
+    spec = adopted(f"#!/bin/bash\n#SBATCH -N 1 --array={array}\necho a\nsrun ./a\n", tmp_path).spec
+    assert spec.program.environment["SLURM_ARRAY_TASK_STEP"] == step
+
+
+def test_a_stray_word_for_which_sbatch_refuses_the_script_is_not_carried_over(tmp_path: Path) -> None:
+    lost = adopted("#!/bin/bash\n#SBATCH -J { mine }\necho a\nsrun ./a\n", tmp_path).lost
+    assert any("mine" in fate.text and "sbatch refuses" in fate.why for fate in lost), lost
+
+
+def test_an_empty_account_stays_an_empty_variable(tmp_path: Path) -> None:
+    spec = adopted("#!/bin/bash\n#SBATCH --account= -N 1\necho a\nsrun ./a\n", tmp_path).spec
+    assert (spec.program.environment["SLURM_JOB_ACCOUNT"], spec.slurm.account) == ("", None)
 
 
 @pytest.mark.parametrize(("line", "why"), [

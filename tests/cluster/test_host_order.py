@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from slurm_lab.lab import Lab
 
@@ -87,35 +87,6 @@ def test_files(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(HpcMpError, match="not UTF-8"):
         load_topology(file)
-
-
-FRAGMENTS = st.sampled_from([
-    "SwitchName=", "BlockName=", "AggregatedBlock=", "RingName=", "BlockSizes=", "Nodes=", "Switches=", "n[1-4]", "s1", "s2",
-    "n[", "[1-99999999]", "2,4", "0", ",", " ", "\n", "\\\n", "#", "=", "---\n", "- topology: ", "  tree:\n", "  block:\n",
-    "    switches:\n", "    blocks:\n", "      - switch: ", "        nodes: ", "&a ", "*a", "!!int ", "{", "}", "? ", ": ", "- ",
-    "[" * 50, "²", "\0", "\t", "2001-99-99", "1" * 5000])
-
-
-@given(st.one_of(st.lists(FRAGMENTS, max_size=25).map("".join), st.text(max_size=80)))
-@example("BlockName=b\nBlockSizes=²")
-@example("- " * 2000)
-@example(f"BlockName={'1' * 5000} Nodes=a\nBlockName={'2' * 5000} Nodes=b\nBlockSizes=1,2\n")
-@example("[" * 500)
-@example(f"- topology: {'1' * 5000}\n")
-@example(f"- topology: {'1' * 5000}\n  flat:\n" * 2)
-def test_any_text_is_a_topology_or_is_refused(text: str) -> None:
-    try:
-        assert isinstance(read_topology(text), SwitchTree)
-    except HpcMpError as error:
-        assert len(str(error)) < 2000
-
-
-def test_distance_counts_switches() -> None:
-    tree = read_topology("SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n3\nSwitchName=s3 Nodes=n4\n"
-                         "SwitchName=p1 Switches=s[1-2]\nSwitchName=p2 Switches=s3\nSwitchName=top Switches=p[1-2]\n")
-    assert [tree.distance("n1", host) for host in ("n1", "n2", "n3", "n4", "elsewhere")] == [0, 1, 3, 5, 4]
-    assert [tree.distance(host, "n1") for host in ("n1", "n2", "n3", "n4", "elsewhere")] == [0, 1, 3, 5, 4]
-    assert (tree.leaf("n3"), tree.leaf("elsewhere")) == ("s2", None)
 
 
 def test_a_real_slurm_says_where_its_hosts_are(lab: Lab) -> None:

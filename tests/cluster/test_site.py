@@ -12,8 +12,9 @@ import pytest
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
+from hpc_mp.cluster.slurm.limits import accounts
 from hpc_mp.cluster.slurm.nodes import usable_cpus
-from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition, accounts, parse_gpus, partitions, version, why_silent
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition, parse_gpus, partitions, version, why_silent
 from hpc_mp.cluster.slurm.site import SlurmSite, find_machine, find_site
 
 GIB = 2**30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import tomllib
@@ -13,12 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import JSON, LINES, RECORDED, SHOWN, record_24, shape
+from recorded import LINES, RECORDED, SHOWN
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import (
     FINAL,
     FORGOTTEN,
@@ -26,7 +24,6 @@ from hpc_mp.cluster.slurm.job import (
     UNKNOWN,
     SlurmJob,
     explained,
-    parse_json,
     parse_lines,
     parse_sacct,
     parse_scontrol,
@@ -39,12 +36,11 @@ Asked = list[tuple[str, ...]]
 
 
 def program(answers: Mapping[str, Any], asked: Asked | None = None) -> Callable[[Sequence[str]], str]:
-    """Programs by name (``squeue --json`` by that name); each answers, or fails with a CommandFailed."""
+    """Programs by name; each answers, or fails with a CommandFailed."""
     def ask(argv: Sequence[str]) -> str:
         if asked is not None:
             asked.append(tuple(argv))
-        name = "squeue --json" if "--json" in argv else argv[0]
-        answer = answers.get(name, CommandFailed(f"{argv[0]} is not on PATH"))
+        answer = answers.get(argv[0], CommandFailed(f"{argv[0]} is not on PATH"))
         if isinstance(answer, CommandFailed):
             raise answer
         return str(answer)
@@ -55,13 +51,7 @@ def program(answers: Mapping[str, Any], asked: Asked | None = None) -> Callable[
 # --- answers, as recorded -----------------------------------------------------------------------------------------
 
 
-def text_of(file: str) -> str:
-    """Return an answer: of 24.11 in full, of 22.05 shortened to the fields that mean something."""
-    folder = Path(__file__).parent if "22.05" in file else RECORDED
-    return (folder / file).read_text(encoding="utf-8")
-
-
-JSON_22, LINES_22 = text_of("squeue-22.05.json"), text_of("squeue-22.05.lines")
+LINES_22 = Path(__file__).with_name("squeue-22.05.lines").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +68,8 @@ def by_id(jobs: list[SlurmJob]) -> dict[str, SlurmJob]:
     return {job.id: job for job in jobs}
 
 
-def test_two_forms_of_22_say_the_same() -> None:
-    """It ignores ``--jobs`` and lists every job of the cluster."""
-    jobs = by_id(parse_json(JSON_22))
-    assert jobs == by_id(parse_lines(LINES_22))
+def test_lines_of_22() -> None:
+    jobs = by_id(parse_lines(LINES_22))
     assert list(jobs) == ["1", "3", "4", "2_0", "2_[1-2%1]", "5+0", "5+1", "7"]
     running, held = jobs["1"], jobs["4"]
     assert (running.state, running.nodes, running.restarts, running.start, running.reason, running.exit_code) == (
@@ -90,9 +78,10 @@ def test_two_forms_of_22_say_the_same() -> None:
     assert (jobs["3"].exit_code, jobs["7"].exit_code) == (3, -9)
 
 
-def test_three_forms_of_24_say_the_same() -> None:
-    jobs = by_id(parse_json(text_of(JSON)))
-    assert jobs == by_id(parse_lines(text_of(LINES))) == by_id(parse_scontrol(text_of(SHOWN)))
+def test_two_forms_of_24_say_the_same() -> None:
+    lines, shown = ((RECORDED / file).read_text(encoding="utf-8") for file in (LINES, SHOWN))
+    jobs = by_id(parse_lines(lines))
+    assert jobs == by_id(parse_scontrol(shown))
     assert {job.id: (job.state, job.reason, job.exit_code, job.restarts, len(job.nodes)) for job in jobs.values()} == {
         "1": ("RUNNING", "", None, 0, 2),
         "2": ("FAILED", "NonZeroExitCode", 3, 0, 1),
@@ -106,24 +95,6 @@ def test_three_forms_of_24_say_the_same() -> None:
         "9": ("COMPLETING", "", None, 0, 1),
     }
     assert not jobs["9"].ended, "it clears up"
-
-
-def test_made_records_have_the_recorded_shape() -> None:
-    made = shape(record_24(1, ["RUNNING"], "None", "n1", 5))
-    for job in json.loads(text_of(JSON))["jobs"]:
-        assert made == {field: kind for field, kind in shape(job).items() if field in made}
-
-
-def test_a_reason_may_name_nodes() -> None:
-    [job] = parse_json(json.dumps({"jobs": [record_24(
-        1, ["PENDING"], "ReqNodeNotAvail", description="ReqNodeNotAvail, UnavailableNodes:n3")]}))
-    assert job.reason == "ReqNodeNotAvail, UnavailableNodes:n3" and "sinfo -R" in job.remedy
-
-
-@pytest.mark.parametrize("text", ["", "slurm", "[]", "{}", '{"jobs": [{}]}', '{"jobs": 3}', '{"jobs": [{"job_state": 1}]}'])
-def test_what_is_no_answer_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_json(text)
 
 
 SCONTROL = ("JobId=8 ArrayJobId=2 ArrayTaskId=0 JobName=w x JobState=RUNNING Reason=None Restarts=1 ExitCode=0:0 "
@@ -158,29 +129,21 @@ def test_one_question_for_all_jobs() -> None:
     assert jobs["5"].nodes == ("n1", "n2")
 
 
-@pytest.mark.parametrize("broken", [CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n"])
-@pytest.mark.parametrize(("text", "failed", "waiting"), [(JSON_22, "3", "2_2"), (text_of(JSON), "2", "6_2")])
-def test_json_where_lines_fail(broken: Any, text: str, failed: str, waiting: str) -> None:
-    jobs = queue.job_states([failed, waiting], program({"squeue": broken, "squeue --json": text}))
-    assert jobs[failed].exit_code == 3
-    assert jobs[waiting].state == "PENDING", "as one of an array, _[1-2%1]"
-
-
 @pytest.mark.parametrize(("answers", "state"), [
     ({"squeue": "7|RUNNING|N/A|n1|0|0|None|"}, "RUNNING"),
     ({"squeue": "\n", "scontrol": "JobId=7 JobName=x JobState=COMPLETED Reason=None"}, "COMPLETED"),
-    ({"squeue": BUSY, "squeue --json": BUSY, "scontrol": "JobId=7 JobState=RUNNING Reason=None"}, "RUNNING"),
+    *(({"squeue": broken, "scontrol": "JobId=7 JobState=RUNNING Reason=None"}, "RUNNING") for broken in (
+        BUSY, CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n")),
     ({"squeue": GONE, "scontrol": GONE, "sacct": "7|CANCELLED by 0|Unknown|n1|0:0\n"}, "CANCELLED"),
     ({"squeue": GONE, "scontrol": GONE, "sacct": "7|RUNNING|Unknown|n1|0:0\n"}, FORGOTTEN),  # sacct cannot know better
     ({"squeue": GONE, "scontrol": GONE, "sacct": OFF}, FORGOTTEN),
     ({"squeue": GONE, "scontrol": GONE}, FORGOTTEN),
-    ({"squeue": BUSY, "squeue --json": BUSY, "scontrol": BUSY}, UNKNOWN),
-    ({"squeue": BUSY, "squeue --json": BUSY, "scontrol": BUSY, "sacct": "7|COMPLETED|Unknown|n1|0:0\n"}, "COMPLETED"),
+    ({"squeue": BUSY, "scontrol": BUSY}, UNKNOWN),
+    ({"squeue": BUSY, "scontrol": BUSY, "sacct": "7|COMPLETED|Unknown|n1|0:0\n"}, "COMPLETED"),
     ({}, UNKNOWN),
 ])
 def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> None:
     assert queue.job_states(["7"], program(answers))["7"].state == state
-    assert slurm.state("7", program(answers)) == state
 
 
 def test_jobs_that_squeue_has_dropped_are_asked_for_alone() -> None:
@@ -247,10 +210,12 @@ def test_the_table_is_sound() -> None:
         assert meaning and remedy and not meaning.endswith(".") and not remedy.endswith(".")
 
 
-def test_an_unknown_reason_passes_through() -> None:
+def test_a_reason_may_name_nodes_or_be_unknown() -> None:
     first, again = (explained(SlurmJob("7", "PENDING", "BadConstraints", restarts=restarts)) for restarts in (0, 1))
     assert "what it asks for" in first.meaning and "queued again while one of its nodes was dead" in again.meaning
     assert again.remedy.startswith("hpc-mp cancel 7;")
+    named = explained(SlurmJob("7", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n3"))
+    assert named.reason == "ReqNodeNotAvail, UnavailableNodes:n3" and "sinfo -R" in named.remedy
     job = explained(SlurmJob("7", "PENDING", "SiteHasMoved"))
     assert (job.reason, job.meaning, job.remedy) == ("SiteHasMoved", "", "")
 

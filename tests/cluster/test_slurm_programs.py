@@ -40,18 +40,12 @@ def commands(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def commands_in(*places: str) -> dict[str, list[str]]:
-    """By place (a room or a file, as its path begins; "" for all others), what ``commands`` finds there."""
-    found: dict[str, list[str]] = {place: [] for place in (*places, "")}
+def test_only_one_room_names_slurms_programs() -> None:
+    found: dict[str, list[str]] = {place: [] for place in (ROOM, *OTHERS, "")}
     for path in sorted(ROOT.rglob("*.py")):
         name = str(path.relative_to(ROOT))
-        place = next((place for place in places if name.startswith(place)), "")
+        place = next((place for place in (ROOM, *OTHERS) if name.startswith(place)), "")
         found[place] += [f"{name}:{line}: {text!r}" for line, text in commands(path.read_text(encoding="utf-8"))]
-    return found
-
-
-def test_only_one_room_names_slurms_programs() -> None:
-    found = commands_in(ROOM, *OTHERS)
     assert not found[""], "ask hpc_mp.cluster.slurm instead:\n" + "\n".join(found[""])
     assert all(found[place] for place in (ROOM, *OTHERS)), "an exception without a use"
 

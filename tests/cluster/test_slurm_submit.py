@@ -13,7 +13,6 @@ import pytest
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import submit as slurm
-from hpc_mp.cluster.slurm.steps import script_command
 from hpc_mp.cluster.slurm.variables import step_environment
 
 PYTHON = shlex.quote(sys.executable)
@@ -107,4 +106,3 @@ def test_a_step_keeps_the_allocation_and_nothing_else_of_slurm() -> None:
               "HOME": "/h"}
     assert step_environment(inside) == {
         "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_CONF": "/c", "HOME": "/h", "SLURM_OVERLAP": "1"}
-    assert script_command(Path("/a b/job.sbatch")) == ["bash", "/a b/job.sbatch"]

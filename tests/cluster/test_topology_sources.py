@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ibnet import Fabric, clos
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.topology import Switch, Topology
+from hpc_mp.cluster.topology import Switch, Topology, read_topology
 from hpc_mp.cluster.topology.ibnetdiscover import host_of, switch_name
 from hpc_mp.cluster.topology.readers import SOURCES, read
 from hpc_mp.cluster.topology.reading import LONGEST, legal
@@ -99,13 +99,10 @@ def test_cliques_of_a_table() -> None:
     assert topology.sizes == (2,) and notes == ("h-[1-2]: in no NVLink domain, so in no block",)
 
 
-def test_cliques_of_nvidia_smi_and_json() -> None:
+def test_cliques_of_nvidia_smi() -> None:
     topology, notes = of_file("cliques-smi.txt")
     assert plan(topology) == {"nvl-b78ed242-32766": ("gb-1", "gb-2")}
     assert [note.partition(":")[0] for note in notes] == ["gb-3"]
-    assert plan(of_file("cliques.json")[0]) == plan(topology)
-    mapping = {"gb-1": {"ClusterUUID": UUID, "CliqueId": 32766}, "gb-2": {"ClusterUUID": UUID, "CliqueId": 32766}}
-    assert read(json.dumps(mapping), "x").topologies == (topology,)
 
 
 @pytest.mark.parametrize(("text", "blocks"), [
@@ -125,10 +122,8 @@ NO_CLIQUE = "has no node's ClusterUUID and CliqueId"
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (f"n1: {UUID}\nn2: {UUID}\n", NO_CLIQUE), ("n1: State : Completed\n", NO_CLIQUE), ("", NO_CLIQUE), ("[]", NO_CLIQUE),
+    (f"n1: {UUID}\nn2: {UUID}\n", NO_CLIQUE), ("n1: State : Completed\n", NO_CLIQUE), ("", NO_CLIQUE),
     (f"a {UUID} 1\nnonsense\n", "line 2, 'nonsense'"),
-    ('[{"node": "a"}]', "lacks node"),
-    ("[1, 2", "is not valid JSON"),
     (f"a: ClusterUUID : {UUID}\n", "has 1 ClusterUUID and 0 CliqueId"),
 ])
 def test_wrong_cliques_are_refused(text: str, words: str) -> None:
@@ -181,7 +176,7 @@ def test_any_fat_tree_is_read_back(planned: list[list[list[str]]], rails: int, n
     assert len(places) == len(leaves)
     for pod in planned:
         for leaf in pod[1:]:  # leaves of one pod meet at its spines, those of two pods at the cores
-            assert tree.distance(pod[0][0], leaf[0]) == 3
+            assert tree.above[pod[0][0]][1] == tree.above[leaf[0]][1]
     if len(planned) > 1:
         deep = tree.above[planned[0][0][0]], tree.above[planned[1][0][0]]
         assert deep[0][-1] == deep[1][-1] and deep[0][0] != deep[1][0]
@@ -202,7 +197,7 @@ def test_a_leaf_whose_one_rail_lost_its_uplinks_is_joined_by_the_other() -> None
     lost = next(identity for identity, name in fabric.names.items() if ";leaf01r0:" in name)
     fabric.cables = [cable for cable in fabric.cables if lost not in cable or any(end.startswith("H") for end in cable)]
     topology = read(fabric.text(), "x").topologies[0]
-    assert len(topology.tops) == 1 and topology.tree.distance("a", "c") == 3
+    assert len(topology.tops) == 1 and topology.tree.above["a"][1:] == topology.tree.above["c"][1:] != ()
 
 
 def test_fabrics_that_nothing_joins_stay_apart() -> None:
@@ -239,12 +234,25 @@ def test_names_are_legal_and_none_of_those_taken(name: str, others: list[str]) -
     assert legal("leaf-1.x_y") == "leaf-1.x_y"
 
 
-@given(st.one_of(st.text(max_size=100), st.lists(st.sampled_from([
-    "SwitchName=a ", "BlockName=b 1 ", "Nodes=n[1-3]", "\n", "#", "Switch 1 \"S-01\"", "[1] \"H-0a\"[1]", " # \"n1 HCA-1\"", "{",
-    "}", "[", "]", "\"pairs\"", ":", f"n1 {UUID} 1", "n1: CliqueId : 3", "- topology: x\n", "node", ","])).map("".join)))
-def test_any_text_is_read_or_refused(text: str) -> None:
+FRAGMENTS = st.sampled_from([
+    "SwitchName=", "BlockName=", "AggregatedBlock=", "RingName=", "BlockSizes=", "Nodes=", "Switches=", "n[1-4]", "s1", "s2",
+    "n[", "[1-99999999]", "2,4", "0", ",", " ", "\n", "\\\n", "#", "=", "---\n", "- topology: ", "- topology: x\n", "  tree:\n",
+    "  block:\n", "    switches:\n", "    blocks:\n", "      - switch: ", "        nodes: ", "&a ", "*a", "!!int ", "{", "}", "[",
+    "]", "? ", ": ", "- ", "[" * 50, "²", "\0", "\t", "2001-99-99", "1" * 5000, "Switch 1 \"S-01\"", "[1] \"H-0a\"[1]", "node",
+    " # \"n1 HCA-1\"", "\"pairs\"", f"n1 {UUID} 1", "n1: CliqueId : 3"])
+
+
+@given(st.one_of(st.lists(FRAGMENTS, max_size=25).map("".join), st.text(max_size=100)))
+@example("BlockName=b\nBlockSizes=²")
+@example("- " * 2000)
+@example(f"BlockName={'1' * 5000} Nodes=a\nBlockName={'2' * 5000} Nodes=b\nBlockSizes=1,2\n")
+@example("[" * 500)
+@example(f"- topology: {'1' * 5000}\n")
+@example(f"- topology: {'1' * 5000}\n  flat:\n" * 2)
+@pytest.mark.parametrize("reader", [read_topology, lambda text: read(text, "x")], ids=["slurm", "any"])
+def test_any_text_is_read_or_refused(reader: Callable[[str], object], text: str) -> None:
     try:
-        read(text, "x")
+        reader(text)
     except HpcMpError as error:
         assert len(str(error)) < 2000
 

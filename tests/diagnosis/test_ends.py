@@ -26,6 +26,16 @@ def test_of_a_program(name: str) -> None:
     assert found.kind == end["kind"] and end["words"] in found.text, found
 
 
+LAUNCHERS = {name: end for name, end in tables("launcher_ends.toml").items() if name != "parts"}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_of_a_launcher(name: str) -> None:
+    end = LAUNCHERS[name]
+    symptom = words_of_end(end["log"], end["code"], program=True, of_node=end.get("of_node", False))
+    assert (symptom.kind, symptom.inner) == (end["kind"], end.get("inner")), symptom
+
+
 TEXTS = tomllib.loads((Path(__file__).parents[1] / "golden" / "diagnosis" / "exceptions.toml").read_text(encoding="utf-8"))
 
 

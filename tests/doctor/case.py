@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from edits import P100, counted, dark, earlier, firewall, logged, pairs, process, resource_limit, smi, within
-from machines.tree import HANGS, Edit
+from machines.tree import HANGS, Edit, broken, tree
+
+from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.doctor.checks.check import Said, run
+from hpc_mp.doctor.checks.registry import GPU as CHECKS
 
 SEVERITIES = ("ok", "warning", "error", "unknown")
 # Keys of a row -> the edits that they stand for, made of the tree and the value.
@@ -96,3 +102,59 @@ class FaultTable:
         unknown = row.keys() - {*SEVERITIES, *MADE, "on", "sets", "edit", "gone", "hangs", *rest}
         assert not unknown, (code, unknown)
         return Case(code, kind, self.edits(kind, row), outcome, row[outcome], **rest)
+
+
+def rows(path: Path, cells: int) -> list[tuple[str, ...]]:
+    """The last cell holds the rest of its line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [tuple(map(str.strip, line.split("|", cells - 1))) for line in lines if not line.startswith("#")]
+
+
+def in_process(tasks: Mapping[str, Callable[[], Said]], seconds: float, left: Path | None) -> dict[str, Said | Unavailable]:
+    """What each task returns. Nothing may hang."""
+    def answer(task: Callable[[], Said]) -> Said | Unavailable:
+        try:
+            return task()
+        except Unavailable as why:
+            return why
+
+    return {name: answer(task) for name, task in tasks.items()}
+
+
+GPU_KINDS = ("ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200")
+CODES = tuple(check.code for check in CHECKS)
+
+
+def holds(case: Case) -> None:
+    """The check says it, of the right part; and no other check says anything new. Of what is well it says nothing else."""
+    found = findings(broken(case.kind, case.edits))
+    mine = of(found, case.code)
+    right = [finding for finding in mine
+             if case.evidence in f"{finding.subject}: {finding.message}" and case.subject in finding.subject]
+    assert right and (case.outcome != "ok" or right == mine), f"{case.code} says {mine}"
+    assert {finding.severity for finding in right} == {case.outcome}
+    assert all(finding.fix for finding in right if finding.severity in ("warning", "error"))
+    assert set(ills(found)) - set(healthy_ills(case.kind)) == {*case.also, *([case.code] if case.outcome != "ok" else [])}
+
+
+@functools.cache
+def healthy_ills(kind: str) -> dict[str, list[Finding]]:
+    return ills(findings(tree(kind)))
+
+
+def findings(source: NodeSource) -> list[Finding]:
+    """What all checks say but the one that waits for counters to grow; it is tested by itself."""
+    return run([check for check in CHECKS if check.code != "gpu-nvlink-errors"], source, answers=in_process)
+
+
+def ills(found: list[Finding]) -> dict[str, list[Finding]]:
+    """All that is not well, by code."""
+    ill: dict[str, list[Finding]] = {}
+    for finding in found:
+        if finding.severity != "ok":
+            ill.setdefault(finding.code, []).append(finding)
+    return ill
+
+
+def of(found: list[Finding], code: str) -> list[Finding]:
+    return [finding for finding in found if finding.code == code]

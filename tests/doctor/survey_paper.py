@@ -42,6 +42,7 @@ class Faults:
     hole: frozenset[Pair] = frozenset()  # pairs between which full-size packets vanish
     reports: Mapping[int, NodeReport] = field(default_factory=dict)
     congestion: float = 0.0  # share of segments that full-speed transfers lose on healthy paths
+    jitter: float = 1.0  # the least share of its rate that a transfer gets; 1: noise of one percent
 
 
 class Paper:
@@ -68,8 +69,8 @@ class Paper:
         trial = {}
         for node in nodes:
             if node not in self.faults.hung:
-                share = min(self.faults.cpu.get(node, 1.0), self.dice.uniform(self.faults.busy, 1.0))
-                share = min(share, self.faults.others.get(node, 1.0))
+                foreign = self.dice.uniform(self.faults.busy, 1.0) if self.faults.busy < 1 else 1.0
+                share = min(self.faults.cpu.get(node, 1.0), self.faults.others.get(node, 1.0), foreign)
                 slow = self.faults.slow_cpu.get(node, 1.0)
                 trial[node] = Computed(1000 * share * slow, share, "bad" if node in self.faults.corrupt else "good",
                                        0.0 if node in self.faults.others else 1.9)
@@ -110,7 +111,8 @@ class Paper:
         slow += [faults.cpu.get(node, 1.0) * 2 for node in pair if faults.cpu_slows_network]
         slow += [share / self._crossing(leaf, pairs) for leaf, share in faults.leaf_rate.items() if self._leaves(pair, leaf)]
         loss = 1 - (1 - sum(faults.node_loss.get(node, 0.0) for node in pair)) * (1 - faults.pair_loss.get(pair, 0.0))
-        rate = RATE * min(1.0, *slow) * (1 - min(0.5, loss * self.dice.uniform(0, 20))) * self.dice.lognormvariate(0, 0.01)
+        noise = self.dice.uniform(faults.jitter, 1.0) if faults.jitter < 1 else self.dice.lognormvariate(0, 0.01)
+        rate = RATE * min(1.0, *slow) * noise * (1 - min(0.5, loss * self.dice.uniform(0, 20)) if loss else 1.0)
         count = PACED if paced else SEGMENTS
         share = loss if paced else loss + faults.congestion
         lost = sum(self.dice.random() < share for _ in range(count)) if share else 0
@@ -129,7 +131,8 @@ class Paper:
 LEAVES = ("s1", "s1", "s2", "s2", "s3", "s3")
 
 
-def made(faults: Faults, count: int = 6, cluster: str | None = "lab", steps: int | None = None) -> Report:
-    paper = Paper(count, faults, LEAVES[:count])
+def made(faults: Faults, count: int = 6, cluster: str | None = "lab", steps: int | None = None,
+         leaves: Sequence[str] = LEAVES, seed: int = 0) -> Report:
+    paper = Paper(count, faults, leaves[:count], seed)
     states = [*survey(paper)][:steps]
     return Report(cluster, 1.7e9, 12.0, paper.evidence, states[-1].verdict, states[-1].diagnoses, states[-1].complete)

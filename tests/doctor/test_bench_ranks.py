@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
 
-from hpc_mp.doctor.bench.groups import split
+from hpc_mp.doctor.bench.plan import split
 from hpc_mp.doctor.bench.ranks import pattern
 from hpc_mp.doctor.bench.ranks.program import introduce, measure_size
-from hpc_mp.doctor.bench.ranks.rendezvous import meet
-from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
+from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork, meet
 from hpc_mp.doctor.bench.result import BenchRow, row
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec, load_spec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED

@@ -13,7 +13,7 @@ from nccl_tests_output import Output, parse
 from slurm_jobs import until
 from slurm_lab.lab import Lab
 
-from hpc_mp.doctor.bench.expectation import TOLERANCE
+from hpc_mp.doctor.bench.result import TOLERANCE
 
 BENCH = (sys.executable, "-c", "import sys; from hpc_mp.cli.bench import command\n"
          "sys.exit(command.main(sys.argv[1:], standalone_mode=False))")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,15 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
-from launching import python_program
 from slurm_jobs import until
 from warm import warm_zygotes
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.nodes import address_of
-from hpc_mp.doctor.bench.events import MARK, Event, events
-from hpc_mp.doctor.bench.groups import split
-from hpc_mp.doctor.bench.run import follow
-from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
-
-SRUN = (Path(__file__).parent / "programs" / "srun").read_text(encoding="utf-8")
+from hpc_mp.doctor.bench.plan import split
+from hpc_mp.doctor.bench.spec import MARK, BenchSpec, Event, events
+from hpc_mp.doctor.bench.start import follow, on_emulated_nodes, on_slurm
 
 
 @pytest.fixture(autouse=True)
@@ -92,44 +86,33 @@ def test_nccl_on_one_gpu(name: str) -> None:
 # --- srun ------------------------------------------------------------------------------------------------------------
 
 
-def fake(folder: Path, name: str, text: str) -> dict[str, str]:
-    """An environment in which ``name`` is this program."""
-    path = folder / name
-    path.write_text(text)
-    path.chmod(0o755)
-    return beside(path)
-
-
-def beside(program: Path) -> dict[str, str]:
-    """An environment in which that program goes before others of its name."""
-    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-def test_ranks_of_srun_meet_where_rank_0_says(tmp_path: Path) -> None:
-    """On a port that was free, told to all on standard input; what Slurm says is passed on."""
-    spec, watcher = spec_of(), Mock()
-    done = follow(spec, on_slurm(spec, ["--mpi=none"], beside(python_program(tmp_path / "srun", SRUN))), watcher)
-    assert [row.wrong for row in done.rows] == [0, 0]
-    assert watcher.note.call_args_list == [call("srun: job 7 queued and waiting for resources")]
+def fake(folder: Path, text: str) -> dict[str, str]:
+    """An environment in which srun is this program."""
+    (folder / "srun").write_text(text)
+    (folder / "srun").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def test_what_a_rank_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
     line = MARK + '{"event": "refused", "value": "--backend nccl", "rule": "needs a GPU", "remedy": "choose gloo"}'
     with pytest.raises(HpcMpError, match=r"--backend nccl: needs a GPU\. Choose gloo"):
-        list(on_slurm(spec_of(), [], fake(tmp_path, "srun", f"#!/bin/sh\necho '{line}'\nexit 2\n")))
+        list(on_slurm(spec_of(), [], fake(tmp_path, f"#!/bin/sh\necho '{line}'\nexit 2\n")))
 
 
 def test_what_srun_says_last_is_told_when_it_fails(tmp_path: Path) -> None:
-    environ = fake(tmp_path, "srun", "#!/bin/sh\necho some words >&2\necho 'srun: error: invalid partition' >&2\nexit 1\n")
+    queued = "srun: job 7 queued and waiting for resources"
+    environ = fake(tmp_path, f"#!/bin/sh\necho '{queued}' >&2\necho 'srun: error: invalid partition' >&2\nexit 1\n")
+    watcher = Mock()
     with pytest.raises(RunFailed, match=r"(?s)srun ended with exit code 1.*invalid partition"):
-        list(on_slurm(spec_of(), [], environ))
+        follow(spec_of(), on_slurm(spec_of(), [], environ), watcher)
+    assert watcher.note.call_args_list == [call(queued)]
     with pytest.raises(RunFailed, match="cannot be started"):
         list(on_slurm(spec_of(), [], {"PATH": ""}))
 
 
 def test_ranks_that_end_without_a_word_are_no_success(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="before all sizes"):
-        follow(spec_of(), on_slurm(spec_of(), [], fake(tmp_path, "srun", "#!/bin/sh\nexit 0\n")), Mock())
+        follow(spec_of(), on_slurm(spec_of(), [], fake(tmp_path, "#!/bin/sh\nexit 0\n")), Mock())
 
 
 def test_ranks_on_other_nodes_than_said_are_found() -> None:

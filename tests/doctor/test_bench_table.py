@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nccl_tests_output import HEADER, parse
 
-from hpc_mp.doctor.bench.document import document
-from hpc_mp.doctor.bench.expectation import Yardstick, guess, judge, yardstick
-from hpc_mp.doctor.bench.groups import split
-from hpc_mp.doctor.bench.result import BenchRow, average, row, statistics
+from hpc_mp.doctor.bench.plan import split
+from hpc_mp.doctor.bench.result import BenchRow, Yardstick, average, guess, judge, row, statistics, yardstick
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.doctor.bench.table import foot, head, line, number
+from hpc_mp.doctor.bench.table import document, foot, head, line, number
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED
 
 GPU = "NVIDIA H100 80GB HBM3"

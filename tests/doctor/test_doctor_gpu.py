@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from case import Case, FaultTable
+from case import CODES, GPU_KINDS, Case, FaultTable, findings, holds, ills, of
 from edits import APPS, LINKS, LIST, MATRIX, PEERS, SMI, USED, answer, smi
-from gpu_machines import CODES, GPU_KINDS, findings, holds, ills, of
 from machines.tree import HANGS, broken, tree
 
 from hpc_mp.doctor.checks.check import run

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import Case, FaultTable
+from case import Case, FaultTable, in_process, rows
 from edits import earlier, logged
-from in_process import in_process
 from machines.tree import HANGS, KINDS, broken, machine, tree
-from rows import rows
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node import mounts

@@ -19,7 +19,7 @@ from slurm_jobs import TWO, launch, light, write_job
 from slurm_lab.cluster import Cluster
 
 from hpc_mp.doctor import gate
-from hpc_mp.doctor.nccl_log.network import PATIENCE_S
+from hpc_mp.doctor.nccl_log.judge import PATIENCE_S
 from hpc_mp.doctor.node import diagnose
 from hpc_mp.rundir import find_run
 

@@ -144,19 +144,6 @@ def test_two_nodes_cannot_tell_which() -> None:
     assert last(cluster(2, rails=4), known=False).suspects == ()
 
 
-@pytest.mark.parametrize("leaf", [0, 1])
-def test_two_leaves_cannot_tell_whose_uplink(leaf: int) -> None:
-    fabric = cluster(4, 4, faults=(Fault("uplink", leaf, 0.4),))
-    [suspect] = last(fabric, known=True).suspects
-    assert (suspect.kind, {*suspect.members}, suspect.certain) == ("uplink", {"leaf0", "leaf1"}, False)
-
-
-@pytest.mark.parametrize("leaf", [0, 1, 2])
-def test_three_leaves_can(leaf: int) -> None:
-    fabric = cluster(2, 2, 2, faults=(Fault("uplink", leaf, 0.4),))
-    assert certain(last(fabric, known=True)) == {("uplink", (f"leaf{leaf}",))}
-
-
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 

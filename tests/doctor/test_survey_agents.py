@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from typing import IO, Any
 
 import pytest
 import torch
-from survey_agents import agents
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_mp.doctor.survey import agents as pool_module
 from hpc_mp.doctor.survey import measurements as instruments
 from hpc_mp.doctor.survey import probe as probes
-from hpc_mp.doctor.survey.agents import AgentPool
+from hpc_mp.doctor.survey.agents import AgentPool, Joiner, Message, encode, pieces, read
 from hpc_mp.doctor.survey.compute import compute
+from hpc_mp.doctor.survey.evidence import SurveyEvidence
 from hpc_mp.doctor.survey.facts import NodeFacts, node_facts
-from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus
+from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus, Measurements
 from hpc_mp.doctor.survey.probe import MARK, TRIES, Probed, listener, probe, start_echo
 from hpc_mp.doctor.survey.start import AGENT
 from hpc_mp.doctor.survey.transfer import HEADER, TransferPlan, answer, call
+
+
+@dataclass(frozen=True)
+class Local:
+    """``processes``: one per agent, n0 …"""
+
+    crew: AgentPool
+    tools: Measurements
+    processes: list[subprocess.Popen[str]]
+
+    @property
+    def evidence(self) -> SurveyEvidence:
+        return self.tools.evidence
+
+
+@contextmanager
+def agents(count: int, *interfaces: str) -> Iterator[Local]:
+    pipe = subprocess.PIPE
+    names = ",".join(f"n{rank}" for rank in range(count))
+    command = [sys.executable, "-m", AGENT, *(interfaces or ("lo",))]
+    slurm = [{"SLURM_PROCID": str(rank), "SLURMD_NODENAME": f"n{rank}", "SLURM_STEP_NODELIST": names} for rank in range(count)]
+    processes = [subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ | one)
+                 for one in slurm]
+    try:
+        with AgentPool(processes) as crew:
+            hellos = crew.assemble(lambda _: count, 60.0, lambda _: None)
+            facts = {rank: read(NodeFacts, hello["facts"]) for rank, hello in sorted(hellos.items())}
+            evidence = SurveyEvidence(tuple(one.node for one in facts.values()), tuple(facts.values()))
+            yield Local(crew, Measurements(crew, list(facts), evidence), processes)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
 
 
 def test_pairs_measure_both_directions_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +139,7 @@ def test_an_interface_that_is_not_there() -> None:
 
 def test_facts_survive_the_way() -> None:
     facts = node_facts("localhost", ("lo",), 7)
-    assert NodeFacts.read(asdict(facts)) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
+    assert read(NodeFacts, asdict(facts)) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
 
 
 def test_who_does_not_know_the_token_is_not_served() -> None:
@@ -182,3 +223,43 @@ def test_the_last_words_of_a_process_are_heard_though_it_has_ended(monkeypatch: 
     with AgentPool([subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)]) as pool:
         assert pool.assemble(lambda _: 1, 60.0, lambda _: None) == {}
     assert pool.words == ["the last words"]
+
+
+texts = st.text(max_size=3000)
+
+
+@given(st.lists(st.dictionaries(texts, texts, max_size=4), min_size=1, max_size=5), st.randoms())
+def test_messages_survive_srun(messages: list[Message], dice: random.Random) -> None:
+    waiting = {rank: [*pieces(rank, message)] for rank, message in enumerate(messages)}
+    joiner, heard = Joiner(), {}
+    while waiting:
+        rank = dice.choice([*waiting])
+        line = waiting[rank].pop(0)
+        assert line.endswith("\n") and line.count("\n") == 1 and len(line.encode()) < 1024
+        if not waiting[rank]:
+            del waiting[rank]
+        whole = joiner.add(line)
+        assert joiner.add("a prolog says hello\n") is None
+        if whole:
+            heard[whole[0]] = whole[1]
+    assert heard == dict(enumerate(messages))
+
+
+@given(texts)
+def test_words_of_others_are_no_messages(line: str) -> None:
+    joiner = Joiner()
+    for word in line.splitlines() or [""]:
+        assert joiner.add(word) is None
+
+
+def test_a_torn_message_is_dropped() -> None:
+    first, *_ = pieces(3, {"id": 1, "long": "x" * 2000})
+    joiner = Joiner()
+    assert joiner.add(first) is None
+    assert joiner.add("hpc-mp-survey 3 .!") is None
+    assert joiner.add(next(pieces(3, {"id": 2}))) == (3, {"id": 2})
+
+
+def test_an_order_is_one_line() -> None:
+    assert json.loads(encode({"do": "x", "pairs": [[0, 1]]})) == {"do": "x", "pairs": [[0, 1]]}
+    assert encode({"text": "a\nb"}).count("\n") == 1

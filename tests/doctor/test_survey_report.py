@@ -14,12 +14,11 @@ from survey_paper import RATE, Faults, made
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, findings, ledger, record
 from hpc_mp.cluster.bandwidth import read_measured, where
-from hpc_mp.doctor.survey.actions import drain_commands, remember, to_avoid
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.evidence import Absence
-from hpc_mp.doctor.survey.figures import STOPS, bars, matrix, shade, switches
+from hpc_mp.doctor.survey.figures import STOPS, bars, matrix, pictures, shade, switches
 from hpc_mp.doctor.survey.page import render, write_page
-from hpc_mp.doctor.survey.terminal import pictures
+from hpc_mp.doctor.survey.report import drain_commands, remember, to_avoid
 
 
 def diagnosis(code: str, *members: str, certain: bool = True) -> Diagnosis:

@@ -146,26 +146,18 @@ def test_the_supervisor_tells_pyxis_the_names_and_writes_why(tmp_path: Path) -> 
     assert apply_profile(run, with_profile(None), command, {"A": "1"}) == (command, {"A": "1"}, None)
 
 
-def test_releases_are_those_of_the_ranks_interpreter(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\n[ "$4" = nvidia-nccl-cu12 ] && echo 2.21.5 || exit 1\n')
-    python.chmod(0o755)
-    asked = of_interpreter(str(python))
-    assert (asked("nvidia-nccl-cu12"), asked("nvidia-nccl-cu13")) == ("2.21.5", None)
-    assert of_interpreter("/nowhere/python")("x") is None
-
-
 def test_releases_are_those_of_a_programs_own_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first Python on the job's PATH, or the one that its command names; nobody looks into an image."""
     for place in ("a", "b"):
         python = tmp_path / place / "python"
         python.parent.mkdir()
-        python.write_text(f'#!/bin/sh\necho 2.{ord(place)}\n')
+        python.write_text(f'#!/bin/sh\n[ "$4" = nvidia-nccl-cu12 ] && echo 2.{ord(place)} || exit 1\n')
         python.chmod(0o755)
     seen: list[str | None] = []
 
     def ask(name: str, *args: object, installed: Callable[[str], str | None], **more: object) -> None:
         seen.append(installed("nvidia-nccl-cu12"))
+        assert installed("nvidia-nccl-cu13") is None
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hpc_mp.supervisor.prepare.profile_job", ask)
@@ -173,7 +165,7 @@ def test_releases_are_those_of_a_programs_own_interpreter(tmp_path: Path, monkey
         spec = resolve_any({"program": {"command": [command]}, "environment": {"profile": "aws-efa"}, "slurm": slurm}, tmp_path)
         with pytest.raises(KeyboardInterrupt):
             apply_profile(RunDirectory(tmp_path), spec, ["srun"], {"PATH": f"{tmp_path}/a"})
-    assert seen == ["2.97", "2.98", "2.97", None]
+    assert seen == ["2.97", "2.98", "2.97", None] and of_interpreter("/nowhere/python")("x") is None
 
 
 # --- which profile ----------------------------------------------------------------------------------------------------

@@ -170,22 +170,6 @@ def test_side_by_side_and_nothing_left() -> None:
     assert traces(two.directory, two.number) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_lab_ends_with_the_process_that_made_it(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "tests.slurm_lab", "up", "--nodes=2"]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
-        assert maker.stdout
-        conf = Path(maker.stdout.readline().strip().removeprefix("export SLURM_CONF="))
-        lab = conf.parents[1]
-        number_of_lab = int((lab / "etc" / "name").read_text().removeprefix("lab"))
-        act = {**os.environ, "SLURM_CONF": str(conf)}
-        hostname = [*command[:3], "at", "n2", "hostname"]
-        assert subprocess.run(hostname, cwd=root, env=act, capture_output=True, text=True).stdout == "n2\n"
-        maker.send_signal(number)
-    wait_until(lambda: traces(lab, number_of_lab) == [], "nothing left")
-
-
 def test_a_lab_that_cannot_start_says_why_and_leaves_nothing() -> None:
     bad = Lab(1, overrides={"SelectType": "select/nonsense"}, patience=2)
     with pytest.raises(LabError) as failed:

@@ -55,6 +55,16 @@ def test_start_and_end(node: Node) -> None:
     assert list((node.run / "log").iterdir()) == []
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_the_last_job_of_a_user_removes_the_directory_of_all_of_them(node: Node, others: bool) -> None:
+    node.start()
+    of_another = node.job.parent / "8.0"
+    if others:
+        of_another.mkdir()
+    node.end("done")
+    assert not node.job.exists() and node.job.parent.exists() is of_another.exists() is others
+
+
 def test_a_run_directory_that_is_not_seen(node: Node) -> None:
     """It waits for a file system that shows files late."""
     node.token = "7.1.2"

@@ -149,6 +149,12 @@ def test_what_depends_on_the_release_follows_it(version: str | None, applies: bo
     assert ("HM302" in {finding.code for finding in found(text, tmp_path, version)}) is applies
 
 
+@pytest.mark.parametrize("inside", ["shifter --image=site/a:1", "apptainer exec --nv --image=a.sif --", "podman run --rm a --"])
+def test_mpirun_in_a_container_starts_ranks_of_its_own(inside: str, tmp_path: Path) -> None:
+    text = HEAD + f"srun -K {inside} mpirun -np 8 ./solver\n"
+    assert "HM306" in {finding.code for finding in found(text, tmp_path)}
+
+
 FALSE_FRIENDS = (
     "srun -K apptainer exec --nv --pwd /data/runs/llama/0001 image.sif python a.py\n",  # no password
     "SRUN_ARGS=''\n$SRUN_ARGS\n",  # runs nothing
@@ -163,6 +169,7 @@ FALSE_FRIENDS = (
     'N=node\nA=$(scontrol show $N)\nsrun -K podman run a bash -c "python a.py $A\n  python_done $A"\n',
     "srun -K apptainer exec --nv --bind /usr/bin/mpirun a.sif python a.py\n",
     "srun -K apptainer exec --nv a.sif which mpirun\n",
+    "srun -K apptainer exec --nv --bind=/opt --bind /opt/mpi/bin/mpirun a.sif python a.py\n",
     "srun -K bash -ec 'python a.py; python b.py'\n",
     "srun -K bash -c 'python a.py & python b.py'\n",
     "srun -K bash -c 'python a.py; c=$?; python report.py; exit $c'\n",

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.bench.groups import along, nodes_of, split
-from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, dump_spec, load_spec, parse_size, sweep
+from hpc_mp.doctor.bench.plan import along, split
+from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, dump_spec, load_spec, nodes_of, parse_size, sweep
 from hpc_mp.layout.placement import ORDERS, Degrees, place
 from hpc_mp.planner.collectives import COLLECTIVES, collective
 

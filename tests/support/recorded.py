@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 from slurm_lab.chroot import built
 from slurm_lab.cluster import Cluster
@@ -15,10 +13,7 @@ from slurm_lab.lab import Lab
 from hpc_mp.cluster.slurm.job import LINE
 
 RECORDED = Path(__file__).parents[1] / "golden" / "queue"
-JSON, LINES, SHOWN = "squeue-24.11.json", "squeue-24.11.lines", "scontrol-24.11.lines"
-# Of the 150 fields of a job in squeue --json, those that are read, and two that identify it.
-FIELDS = ("job_id", "name", "user_name", "array_job_id", "array_task_id", "array_task_string", "het_job_id", "het_job_offset",
-          "job_state", "state_reason", "state_description", "start_time", "nodes", "restart_cnt", "exit_code")
+LINES, SHOWN = "squeue-24.11.lines", "scontrol-24.11.lines"
 # The selection from the 50 words of scontrol for a job.
 WORDS = ("JobId", "ArrayJobId", "ArrayTaskId", "HetJobId", "HetJobOffset", "JobName", "JobState", "Reason", "Restarts",
          "ExitCode", "StartTime", "ReqNodeList", "ExcNodeList", "NodeList", "BatchHost")
@@ -51,24 +46,11 @@ def play(lab: Cluster) -> dict[str, int]:
 
 def answers(lab: Cluster) -> dict[str, str]:
     """Return the output of each program at one moment, by the name of its file."""
-    document = json.loads(lab.run(["squeue", "--states=all", "--json"], check=True).stdout)
-    jobs = [{field: job[field] for field in FIELDS} for job in document["jobs"]]
     shown = lab.run(["scontrol", "show", "job", "--oneliner"], check=True).stdout
-    kept = {"jobs": jobs, **{field: document[field] for field in ("last_update", "errors", "warnings")}}
     return {
-        JSON: json.dumps(kept, indent=1) + "\n",
         LINES: lab.run(["squeue", "--states=all", "--noheader", f"--Format={LINE}"], check=True).stdout,
         SHOWN: re.sub(rf" (?!({'|'.join(WORDS)})=)[\w/:]+=\S*", "", shown),
     }
-
-
-def shape(value: Any) -> Any:
-    """Return the names and types in a JSON value, without its values."""
-    if isinstance(value, dict):
-        return {name: shape(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [shape(each) for each in value[:1]]
-    return type(value).__name__
 
 
 if __name__ == "__main__":
@@ -77,21 +59,3 @@ if __name__ == "__main__":
         RECORDED.mkdir(exist_ok=True)
         for file, text in answers(running).items():
             (RECORDED / file).write_text(text)
-
-
-def wrapped(number: int | None) -> dict[str, Any]:
-    """Return a number in the form of 24.11."""
-    return {"set": number is not None, "infinite": False, "number": number or 0}
-
-
-def record_24(job_id: int, states: list[str], reason: str, nodes: str = "", start: int | None = None, code: int = 0,
-              signal: int | None = None, array: tuple[int, int | None, str] = (0, None, ""), het: tuple[int, int] = (0, 0),
-              restarts: int = 0, description: str = "") -> dict[str, Any]:
-    """Return a job in the form of ``squeue --json`` of 24.11 (data_parser/v0.0.42)."""
-    return {
-        "job_id": job_id, "array_job_id": wrapped(array[0]), "array_task_id": wrapped(array[1]),
-        "array_task_string": array[2], "het_job_id": wrapped(het[0]), "het_job_offset": wrapped(het[1]),
-        "job_state": states, "state_reason": reason, "state_description": description, "start_time": wrapped(start),
-        "nodes": nodes, "restart_cnt": restarts,
-        "exit_code": {"status": ["ERROR" if code else "SUCCESS"], "return_code": wrapped(code),
-                      "signal": {"id": wrapped(signal), "name": ""}}}

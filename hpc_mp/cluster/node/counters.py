@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpc_mp.cluster.node import netdev, rdma
 from hpc_mp.cluster.node.gpu_links import link_counters
-from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.parse import maybe, uptime
 from hpc_mp.cluster.node.source import SHARED, NodeSource, Unavailable, keep, own
 
 KEPT = "counters.json"
@@ -25,6 +25,12 @@ _MOMENT_S = 1.0  # between two readings if none was kept
 _STATISTICS = ("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "rx_length_errors", "tx_carrier_errors",
                "rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors", "rx_packets", "tx_packets")
 _ETHTOOL = ("pause", "discard", "out_of_buffer", "symbol_err", "crc_err", "allowance_exceeded", "no_buffer", "missed")
+_FILES = {  # files that hold one number to the counter's name, of the parts of the path
+    f"{rdma.CLASS}/*/ports/*/counters/*": "fabric/{4}/{6}/{8}",
+    f"{rdma.CLASS}/*/ports/*/hw_counters/*": "fabric/{4}/{6}/{8}",
+    "/sys/devices/system/edac/mc/mc[0-9]*/[cu]e_count": "memory/{6}/{7}",
+    "/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/package_throttle_count": "heat/{5}",
+}
 _TCP = ("OutSegs", "RetransSegs", "InErrs", "ListenDrops", "ListenOverflows", "TCPTimeouts", "OutRsts", "RcvbufErrors")
 
 Values = Mapping[str, int]
@@ -52,7 +58,7 @@ class Changes:
 def read_counters(source: NodeSource) -> dict[str, int]:
     """Return every visible counter: ``fabric/mlx5_0/1/symbol_error``, ``net/eth0/rx_dropped``, ``tcp/RetransSegs`` …"""
     counters: dict[str, int] = {}
-    for kind in (_fabric, _interfaces, _tcp, _memory, _heat, _pci, link_counters):
+    for kind in (_files, _interfaces, _tcp, _pci, link_counters):
         with contextlib.suppress(Unavailable):
             counters |= dict(kind(source))
     return counters
@@ -60,11 +66,11 @@ def read_counters(source: NodeSource) -> dict[str, int]:
 
 def read_changes(source: NodeSource) -> Changes:
     """Return the growth since an earlier reading. Raises Unavailable if the kernel shows no uptime."""
-    earlier, at = _earlier(source), _uptime(source)
+    earlier, at = _earlier(source), uptime(source)
     if earlier is None:
         earlier = at, read_counters(source)
         time.sleep(_MOMENT_S)
-        at = _uptime(source)
+        at = uptime(source)
     first, before = earlier
     current = read_counters(source)
     grown = {name: value - before[name] for name, value in current.items() if value >= before.get(name, value + 1)}
@@ -77,7 +83,7 @@ def keep_counters(source: NodeSource) -> None:
     if file is None:
         return
     with contextlib.suppress(Unavailable, OSError):
-        at, boot = _uptime(source), source.text("/proc/sys/kernel/random/boot_id")
+        at, boot = uptime(source), source.text("/proc/sys/kernel/random/boot_id")
         readings = [reading for reading in _readings(source, str(file), boot) if reading["at"] > at - WINDOW_S]
         if not readings or at - readings[-1]["at"] >= _APART_S:
             new = file.with_suffix(".new")
@@ -88,7 +94,7 @@ def keep_counters(source: NodeSource) -> None:
 
 def _earlier(source: NodeSource) -> tuple[float, Values] | None:
     """Return time and values of the oldest reading of this boot inside the window: this user's, or else root's."""
-    boot, at = maybe(source.text, "/proc/sys/kernel/random/boot_id"), _uptime(source)
+    boot, at = maybe(source.text, "/proc/sys/kernel/random/boot_id"), uptime(source)
     for folder in dict.fromkeys((own(), SHARED)):
         for reading in _readings(source, f"{folder}/{KEPT}", boot):
             if at - WINDOW_S <= reading["at"] < at:
@@ -104,29 +110,24 @@ def _readings(source: NodeSource, name: str, boot: str | None) -> list[dict[str,
         return []
 
 
-def _uptime(source: NodeSource) -> float:
-    return float(source.text("/proc/uptime").split()[0])
-
-
-def _numbers(source: NodeSource, prefix: str, paths: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+def _numbers(source: NodeSource, name: str, paths: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the numbers in files. ``name``: a format of the parts of the path."""
     for path in paths:
         value = maybe(source.number, path)
         if value is not None:
-            yield prefix + path.rpartition("/")[2], value
+            yield name.format(*path.split("/")), value
 
 
-def _fabric(source: NodeSource) -> Iterator[tuple[str, int]]:
-    for port in source.names(f"{rdma.CLASS}/*/ports/*"):
-        device, _, number = port.removeprefix(f"{rdma.CLASS}/").partition("/ports/")
-        for folder in ("counters", "hw_counters"):
-            yield from _numbers(source, f"fabric/{device}/{number}/", source.names(f"{port}/{folder}/*"))
+def _files(source: NodeSource) -> Iterator[tuple[str, int]]:
+    for pattern, name in _FILES.items():
+        yield from _numbers(source, name, source.names(pattern))
 
 
 def _interfaces(source: NodeSource) -> Iterator[tuple[str, int]]:
     for interface in netdev.read_interfaces(source):
         base, prefix = f"{netdev.CLASS}/{interface.name}", f"net/{interface.name}/"
-        yield from _numbers(source, prefix, tuple(f"{base}/statistics/{name}" for name in _STATISTICS))
-        yield from _numbers(source, prefix, (f"{base}/carrier_changes", f"{base}/carrier_down_count"))
+        yield from _numbers(source, "net/{4}/{6}", (f"{base}/statistics/{name}" for name in _STATISTICS))
+        yield from _numbers(source, "net/{4}/{5}", (f"{base}/carrier_changes", f"{base}/carrier_down_count"))
         with contextlib.suppress(Unavailable):
             for line in source.answer(("ethtool", "-S", interface.name)).splitlines():
                 name, _, value = line.strip().partition(": ")
@@ -142,20 +143,6 @@ def _tcp(source: NodeSource) -> Iterator[tuple[str, int]]:
             if kind in ("Tcp", "TcpExt", "Udp"):
                 yield from ((f"tcp/{name}" if kind != "Udp" else f"udp/{name}", int(value))
                             for name, value in zip(names.split()[1:], values.split()[1:], strict=True) if name in _TCP)
-
-
-def _memory(source: NodeSource) -> Iterator[tuple[str, int]]:
-    base = "/sys/devices/system/edac/mc"
-    for controller in source.names(f"{base}/mc[0-9]*"):
-        name = controller.rpartition("/")[2]
-        yield from _numbers(source, f"memory/{name}/", (f"{controller}/ce_count", f"{controller}/ue_count"))
-
-
-def _heat(source: NodeSource) -> Iterator[tuple[str, int]]:
-    for path in source.names("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/package_throttle_count"):
-        value = maybe(source.number, path)
-        if value is not None:
-            yield f"heat/{path.split('/')[5]}", value
 
 
 def _pci(source: NodeSource) -> Iterator[tuple[str, int]]:

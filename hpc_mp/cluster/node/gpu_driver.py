@@ -9,7 +9,7 @@ from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.nvidia_smi import QUERY, SmiReport, address, parse_smi, split_smi
-from hpc_mp.cluster.node.parse import fields, maybe
+from hpc_mp.cluster.node.parse import fields, maybe, uptime
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 LIST = ("nvidia-smi", "--list-gpus")
@@ -85,8 +85,7 @@ def ask_smi(source: NodeSource) -> SmiAnswer:
     document, around = split_smi(answer)
     if failed is not None and not document:
         return SmiAnswer(failed.code, " ".join(str(failed).splitlines()), None)
-    up = maybe(source.text, "/proc/uptime")
-    return SmiAnswer(failed.code if failed else 0, around, parse_smi(document or answer), float(up.split()[0]) if up else None,
+    return SmiAnswer(failed.code if failed else 0, around, parse_smi(document or answer), maybe(uptime, source),
                      _confined(source))
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from hpc_mp.cluster.node.parse import maybe, uptime
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _ANSWERS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))
@@ -26,7 +27,7 @@ class KernelMessage:
 
 def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
     """Return all messages since boot, oldest first. Raises Unavailable with the tried sources if no log may be read."""
-    up = _uptime(source)
+    up = maybe(uptime, source)
     failures = []
     try:
         return tuple(_records(_kmsg(source), up))
@@ -90,10 +91,3 @@ def _stamped(text: str, up: float | None) -> list[KernelMessage]:
         age = up - float(match[1]) if match and up is not None else None
         lines.append(KernelMessage(age, match[2] if match else line))
     return lines
-
-
-def _uptime(source: NodeSource) -> float | None:
-    try:
-        return float(source.text("/proc/uptime").split()[0])
-    except (Unavailable, ValueError, IndexError):
-        return None

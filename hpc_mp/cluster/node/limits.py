@@ -52,6 +52,10 @@ def _number(text: str) -> int | None:
 
 _ROOT = "/sys/fs/cgroup"
 _ENDLESS = 1 << 60  # version 1 writes "no limit" as a number near 2^63
+# Files of both versions: limit and use of memory; programs killed for memory, of version 2 without those of child groups, such as
+# jobs; processors, the first that says any.
+_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", ("cpuset.effective_cpus", "cpuset.cpus")),
+          2: ("memory.max", "memory.current", "memory.events.local", ("cpuset.cpus.effective",))}
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ def read_cgroup(source: NodeSource) -> Cgroup:
     """Read the cgroup. Raises Unavailable."""
     groups = {names: path for _, names, path in (line.split(":", 2) for line in source.text("/proc/self/cgroup").splitlines())}
     unified = source.names(f"{_ROOT}/cgroup.controllers")
-    grant = _second(source, groups.get("", "/")) if unified else _first(source, groups)
+    trees = {name: _upward(source, _ROOT, groups.get("", "/")) if unified else _tree(source, groups, name)
+             for name in ("memory", "pids", "cpu", "cpuset")}
+    grant = _grant(source, 2 if unified else int(bool(groups)), trees)
     environ = dict(word.partition("=")[::2] for word in (maybe(source.text, "/proc/self/environ") or "").split("\0") if word)
     requested = {}
     if environ.get("SLURM_CPUS_ON_NODE", "").isdigit():
@@ -110,51 +116,37 @@ def read_cgroup(source: NodeSource) -> Cgroup:
     return Cgroup(grant, requested, len(members(status.get("Cpus_allowed_list", ""))), len(members(online)))
 
 
-def _first(source: NodeSource, groups: Mapping[str, str]) -> Grant:
-    """Return the grant in version 1, which has a tree for every controller."""
-    def tree(controller: str) -> tuple[str, ...]:
-        place = next(((names, path) for names, path in groups.items() if controller in names.split(",")), None)
-        if place is None:
-            return ()
-        mount = next((mount for mount in (f"{_ROOT}/{controller}", f"{_ROOT}/{place[0]}") if source.names(mount)), "")
-        return _upward(source, mount, place[1]) if mount else ()
+def _tree(source: NodeSource, groups: Mapping[str, str], controller: str) -> tuple[str, ...]:
+    """Return the groups in version 1, which has a tree for every controller."""
+    place = next(((names, path) for names, path in groups.items() if controller in names.split(",")), None)
+    if place is None:
+        return ()
+    mount = next((mount for mount in (f"{_ROOT}/{controller}", f"{_ROOT}/{place[0]}") if source.names(mount)), "")
+    return _upward(source, mount, place[1]) if mount else ()
 
-    memory, tasks, time, cpuset = tree("memory"), tree("pids"), tree("cpu"), tree("cpuset")
-    shares = [quota / period for group in time
-              if (quota := maybe(source.number, f"{group}/cpu.cfs_quota_us") or -1) > 0
-              and (period := maybe(source.number, f"{group}/cpu.cfs_period_us"))]
-    control = fields(maybe(source.text, f"{memory[0]}/memory.oom_control") or "", " ") if memory else {}
+
+def _grant(source: NodeSource, version: int, trees: Mapping[str, tuple[str, ...]]) -> Grant:
+    memory, time = trees["memory"], trees["cpu"]
+    limit, used, kills, cpus = _FILES[version or 1]
+    killed = fields(maybe(source.text, f"{memory[0]}/{kills}") or "", " ").get("oom_kill") if memory else None
     return Grant(
-        version=1 if groups else 0,
-        memory=_least(source, memory, "memory.limit_in_bytes"),
-        used=maybe(source.number, f"{memory[0]}/memory.usage_in_bytes") if memory else None,
-        killed=int(control["oom_kill"]) if "oom_kill" in control else None,
-        cpus=_cpus(source, cpuset, "cpuset.effective_cpus") or _cpus(source, cpuset, "cpuset.cpus"),
-        share=min(shares, default=None),
+        version=version,
+        memory=_least(source, memory, limit),
+        used=maybe(source.number, f"{memory[0]}/{used}") if memory else None,
+        killed=int(killed) if killed else None,
+        cpus=next((count for name in cpus if (count := _cpus(source, trees["cpuset"], name))), None),
+        share=min((share for group in time if (share := _share(source, group))), default=None),
         throttled=_throttled(source, time),
-        tasks=_least(source, tasks, "pids.max"),
+        tasks=_least(source, trees["pids"], "pids.max"),
     )
 
 
-def _second(source: NodeSource, path: str) -> Grant:
-    """Return the grant in version 2, which has a single tree."""
-    groups = _upward(source, _ROOT, path)
-    shares = []
-    for group in groups:
-        quota, _, period = (maybe(source.text, f"{group}/cpu.max") or "max").partition(" ")
-        if quota != "max":
-            shares.append(int(quota) / int(period))
-    events = fields(maybe(source.text, f"{groups[0]}/memory.events.local") or "", " ")  # without child groups, such as jobs
-    return Grant(
-        version=2,
-        memory=_least(source, groups, "memory.max"),
-        used=maybe(source.number, f"{groups[0]}/memory.current"),
-        killed=int(events["oom_kill"]) if "oom_kill" in events else None,
-        cpus=_cpus(source, groups, "cpuset.cpus.effective"),
-        share=min(shares, default=None),
-        throttled=_throttled(source, groups),
-        tasks=_least(source, groups, "pids.max"),
-    )
+def _share(source: NodeSource, group: str) -> float | None:
+    """Return the processors' worth of time of a group, which version 2 has in one file and version 1 in two."""
+    quota, _, period = (maybe(source.text, f"{group}/cpu.max") or "").partition(" ")
+    if not quota:
+        quota, period = (maybe(source.text, f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _upward(source: NodeSource, mount: str, path: str) -> tuple[str, ...]:

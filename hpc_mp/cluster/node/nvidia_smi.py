@@ -118,16 +118,6 @@ _LONG = ("supported_clocks", "mig_devices", "accounted_processes", "processes") 
 
 
 @dataclass(frozen=True)
-class GpuProcess:
-    """A program that holds a GPU. ``memory`` is in MiB, None if the driver does not report it (in a container, for example)."""
-
-    pid: int
-    kind: str
-    name: str
-    memory: float | None
-
-
-@dataclass(frozen=True)
 class GpuReport:
     """One GPU.
 
@@ -135,13 +125,11 @@ class GpuReport:
         index: nvidia-smi's index, which follows the order of the PCI bus.
         bus: its PCI address in the kernel's form: ``0000:c6:00.0``.
         values: nvidia-smi's texts by path, such as ``"ecc_mode/current_ecc": "Enabled"``.
-        processes: programs that hold it.
     """
 
     index: int
     bus: str
     values: Mapping[str, str] = field(default_factory=dict)
-    processes: tuple[GpuProcess, ...] = ()
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.bus})"
@@ -217,7 +205,7 @@ def address(bus: str) -> str:
 def _gpu(index: int, element: ElementTree.Element) -> GpuReport:
     values = dict(_flat(element, ""))
     bus = element.get("id") or values.get("pci/pci_bus_id") or ""
-    return GpuReport(index, address(bus), values, tuple(_processes(element)))
+    return GpuReport(index, address(bus), values)
 
 
 def _flat(element: ElementTree.Element, prefix: str) -> Iterator[tuple[str, str]]:
@@ -229,14 +217,6 @@ def _flat(element: ElementTree.Element, prefix: str) -> Iterator[tuple[str, str]
             yield from _flat(child, f"{path}/")
         else:
             yield path, (child.text or "").strip()
-
-
-def _processes(element: ElementTree.Element) -> Iterator[GpuProcess]:
-    for info in element.iterfind("processes/process_info"):
-        pid = _number(info.findtext("pid"))
-        if pid is not None:
-            yield GpuProcess(int(pid), info.findtext("type", "").strip(), info.findtext("process_name", "").strip(),
-                          _number(info.findtext("used_memory")))
 
 
 def _number(text: str | None) -> float | None:

@@ -31,6 +31,15 @@ def maybe(read: Callable[[S], T], name: S) -> T | None:
         return None
 
 
+def uptime(source: NodeSource) -> float:
+    """Return the seconds since boot. Raises Unavailable."""
+    text = source.text("/proc/uptime")
+    try:
+        return float(text.split()[0])
+    except (ValueError, IndexError):
+        raise Unavailable(f"/proc/uptime holds {text[:40]!r}") from None
+
+
 def fields(text: str, separator: str = ":") -> Mapping[str, str]:
     """Return ``Name: value`` lines as a mapping; the first of equal names counts."""
     values: dict[str, str] = {}

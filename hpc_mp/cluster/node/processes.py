@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.parse import fields, maybe
+from hpc_mp.cluster.node.parse import fields, maybe, uptime
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _MOMENT_S = 0.5  # a process that waits for a disk has made progress by then
@@ -80,7 +80,7 @@ def _is_orphan(process: NodeProcess) -> bool:
 
 
 def _all(source: NodeSource) -> list[NodeProcess]:
-    up = float((maybe(source.text, "/proc/uptime") or "0").split()[0])
+    up = maybe(uptime, source) or 0.0
     processes = (_process(source, int(path.rpartition("/")[2]), up) for path in source.names("/proc/[0-9]*"))
     return [process for process in processes if process is not None]
 

@@ -22,12 +22,11 @@ _MTUS = {"256": 256, "512": 512, "1024": 1024, "2048": 2048, "4096": 4096}
 
 @dataclass(frozen=True)
 class Gid:
-    """A GID. ``type``: ``IB/RoCE v1`` or ``RoCE v2``; ``netdev`` is empty for InfiniBand."""
+    """A GID. ``type``: ``IB/RoCE v1`` or ``RoCE v2``."""
 
     index: int
     value: str
     type: str
-    netdev: str
 
 
 @dataclass(frozen=True)
@@ -186,8 +185,7 @@ def _gids(source: NodeSource, base: str) -> list[Gid]:
     for path in source.names(f"{base}/gids/*"):
         value, index = maybe(source.text, path), path.rpartition("/")[2]
         if value and value != _NO_GID:
-            gids.append(Gid(int(index), value, maybe(source.text, f"{base}/gid_attrs/types/{index}") or "",
-                            maybe(source.text, f"{base}/gid_attrs/ndevs/{index}") or ""))
+            gids.append(Gid(int(index), value, maybe(source.text, f"{base}/gid_attrs/types/{index}") or ""))
     return gids
 
 

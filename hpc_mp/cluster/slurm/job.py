@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
@@ -84,46 +82,6 @@ LINE = ",".join(f"{field}:|" for field in (  # input of parse_lines; the mark af
 RECORD = "JobID,State,Start,NodeList,ExitCode"  # input of parse_sacct
 
 
-def parse_json(text: str) -> list[SlurmJob]:
-    """Parse ``squeue --json``. 22.05 has plain numbers and words; 24.11 wraps numbers as ``{"set", "infinite", "number"}``.
-    Raises ValueError if it is something else."""
-    try:
-        return [_from_json(record) for record in json.loads(text)["jobs"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"squeue --json has an unexpected form ({error})") from None
-
-
-def _from_json(record: Mapping[str, Any]) -> SlurmJob:
-    states = record["job_state"]
-    state = states if isinstance(states, str) else states[-1]  # ["COMPLETED", "COMPLETING"]: the current state comes last
-    return explained(SlurmJob(
-        id=_json_id(record),
-        state=state,
-        reason=record.get("state_description") or record.get("state_reason") or "",
-        start=_number(record.get("start_time")) or None,
-        nodes=_nodes(record.get("nodes") or ""),
-        restarts=int(_number(record.get("restart_cnt")) or 0),
-        exit_code=_json_code(record.get("exit_code")) if state in FINAL else None,
-    ))
-
-
-def _json_id(record: Mapping[str, Any]) -> str:
-    array, task = _number(record.get("array_job_id")), _number(record.get("array_task_id"))
-    if array:
-        return f"{array:.0f}_{task:.0f}" if task is not None else f"{array:.0f}_[{record.get('array_task_string')}]"
-    het = _number(record.get("het_job_id"))
-    return f"{het:.0f}+{_number(record.get('het_job_offset')):.0f}" if het else str(record["job_id"])
-
-
-def _json_code(code: Any) -> int | None:
-    if isinstance(code, Mapping) and "return_code" in code:
-        signal = code["signal"]
-        number = _number(signal.get("id", signal.get("signal_id")))
-        return -int(number) if number else int(_number(code["return_code"]) or 0)
-    status = _number(code)
-    return None if status is None else _exit_status(int(status))
-
-
 def parse_lines(text: str) -> list[SlurmJob]:
     """Parse ``squeue --Format=LINE``. Raises ValueError if no line has that format."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 7]
@@ -157,15 +115,6 @@ def parse_sacct(text: str) -> list[SlurmJob]:
     rows = (line.split("|") for line in text.splitlines() if line.count("|") == 4)
     return [SlurmJob(job_id, state.partition(" ")[0], start=time_of(start), nodes=_nodes(nodes), exit_code=_colon(code))
             for job_id, state, start, nodes, code in rows]
-
-
-# --- their values -----------------------------------------------------------------------------------------------------
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, Mapping):
-        value = value["number"] if value.get("set", True) and not value.get("infinite") else None
-    return float(value) if value is not None else None
 
 
 def time_of(text: str) -> float | None:

@@ -1,7 +1,6 @@
 """States of jobs: one query for all of them, for any release of Slurm, with or without accounting.
 
-``squeue`` is asked first (for lines, else for JSON, in the forms of 22.05 and of 24.11), then ``scontrol`` for the jobs that
-squeue does not list, then ``sacct``. Each may be absent.
+``squeue`` is asked first, then ``scontrol`` for the jobs that squeue does not list, then ``sacct``. Each may be absent.
 """
 
 from __future__ import annotations
@@ -9,23 +8,12 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.slurm.job import (
-    FORGOTTEN,
-    LINE,
-    RECORD,
-    UNKNOWN,
-    SlurmJob,
-    parse_json,
-    parse_lines,
-    parse_sacct,
-    parse_scontrol,
-)
+from hpc_mp.cluster.slurm.job import FORGOTTEN, LINE, RECORD, UNKNOWN, SlurmJob, parse_lines, parse_sacct, parse_scontrol
 from hpc_mp.cluster.slurm.query import last_line
 
 DELAYS_S = (2, 5, 10, 30)  # between two polls, the last one repeated: schedulers serve many users
@@ -62,20 +50,19 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
         SlurmJob(job_id, FORGOTTEN) if job_id in denied else SlurmJob(job_id, UNKNOWN, silence)) for job_id in job_ids}
 
 
-def wait(
-    job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None] | None = None, ask: Runner = patient
-) -> dict[str, SlurmJob]:
+def wait(job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None],
+         ask: Runner = patient) -> dict[str, SlurmJob]:
     """Poll the jobs until all have ended. Return the last states.
 
     Args:
         pause: called with (jobs, seconds) between two polls; returns after that many seconds, or earlier if the run directory
-            shows news. Default: sleep.
+            shows news.
     """
     for delay in itertools.chain(DELAYS_S, itertools.repeat(DELAYS_S[-1])):
         states = job_states(job_ids, ask)
         if all(job.ended for job in states.values()):
             break
-        (pause or _sleep)(states, delay)
+        pause(states, delay)
     return states
 
 
@@ -107,14 +94,9 @@ def largest_task(step_id: str, ask: Runner = ask) -> int | None:
 
 def _squeue(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
     """Query squeue as lines, which it filters; its JSON is 5 kB for every job of the whole cluster on 22.05."""
-    one_call = ("squeue", "--states=all", f"--jobs={','.join(job_ids)}")
+    answer = ask(("squeue", "--states=all", f"--jobs={','.join(job_ids)}", "--noheader", f"--Format={LINE}"))
     try:
-        return parse_lines(ask((*one_call, "--noheader", f"--Format={LINE}")))
-    except (CommandFailed, ValueError) as error:
-        if GONE in str(error):
-            raise
-    try:
-        return parse_json(ask((*one_call, "--json")))
+        return parse_lines(answer)
     except ValueError as error:
         raise CommandFailed(str(error)) from None
 
@@ -167,7 +149,3 @@ def _whole(job_id: str, parts: list[SlurmJob]) -> SlurmJob:
     nodes = dict.fromkeys(node for part in parts if weight(part) == weight(first) for node in part.nodes)
     return replace(first, id=job_id, nodes=tuple(nodes), restarts=max(part.restarts for part in parts),
                    parts=tuple(sorted(parts, key=lambda part: part.id)))
-
-
-def _sleep(_jobs: dict[str, SlurmJob], seconds: float) -> None:
-    time.sleep(seconds)

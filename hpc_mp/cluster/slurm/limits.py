@@ -65,6 +65,12 @@ class JobTerms:
     max_wall: str | None = None
 
 
+def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
+    """Return the accounts that ``user`` may charge, the default one first; none if the site has no accounts."""
+    rows = _sacctmgr(ask, "user", "DefaultAccount,Account", user, "withassoc")
+    return tuple(dict.fromkeys(name for column in zip(*rows, strict=True) for name in column if name))
+
+
 def associations(user: str, ask: Runner = ask) -> tuple[Association, ...]:
     """Return the associations of ``user``; none if the site has no accounts."""
     rows = _sacctmgr(ask, "assoc", "Account,Partition,QOS,DefaultQOS,MaxWall", f"user={user}")

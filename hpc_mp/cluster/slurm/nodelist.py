@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 
 from hpc_mp.base.errors import HpcMpError
@@ -19,6 +18,7 @@ MOST_DIGITS = 18  # of a number: the limit of 64 bits, as in Slurm
 SHOWN = 200  # characters of a malformed list that the message repeats
 _NAME = r"(?:[^\[\],\s]|\[[0-9,-]+\])+"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_Run = tuple[range, int]  # numbers, and the least digits of each
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def expand(nodelist: str) -> tuple[str, ...]:
     if nodelist and not re.fullmatch(f"{_NAME}(,{_NAME})*", nodelist):
         raise _malformed(nodelist)
     names = [_parse(name, nodelist) for name in re.findall(_NAME, nodelist)]
-    if (count := sum(prod(sum(map(len, bracket)) for bracket in brackets) for _, brackets in names)) > MOST_HOSTS:
+    if (count := sum(prod(sum(len(run) for run, _ in bracket) for bracket in brackets) for _, brackets in names)) > MOST_HOSTS:
         raise HpcMpError(f"host list {_short(nodelist)}", f"names {count} hosts, but Slurm allows at most {MOST_HOSTS}",
                          "shorten the ranges")
     return tuple(host for texts, brackets in names for host in _combine(texts, brackets))
@@ -47,21 +47,6 @@ def compress(hosts: Iterable[str]) -> str:
                     itertools.groupby(runs, key=lambda run: (run[0], run[1] == "")))
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Numbers ``low`` to ``high`` of at least ``width`` digits."""
-
-    low: int
-    high: int
-    width: int
-
-    def __len__(self) -> int:
-        return self.high - self.low + 1
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"{number:0{self.width}d}" for number in range(self.low, self.high + 1))
-
-
 def _parse(name: str, nodelist: str) -> tuple[list[str], list[list[_Run]]]:
     """Return the texts around the brackets of one name, and the contents of the brackets."""
     pieces = re.split(r"\[([^\]]*)\]", name)
@@ -73,15 +58,15 @@ def _run(text: str, nodelist: str) -> _Run:
     match = _RANGE.fullmatch(text)
     if match is None or max(map(len, text.split("-"))) > MOST_DIGITS:
         raise _malformed(nodelist)
-    run = _Run(int(match[1]), int(match[2] or match[1]), len(match[1]))
-    if run.low > run.high:
+    run = range(int(match[1]), int(match[2] or match[1]) + 1)
+    if not run:
         raise _malformed(nodelist)
-    return run
+    return run, len(match[1])
 
 
 def _combine(texts: list[str], brackets: list[list[_Run]]) -> Iterator[str]:
     """Yield all combinations in Slurm's order: the last bracket varies fastest, then the first, the second and so on."""
-    numbers = [list(itertools.chain(*bracket)) for bracket in brackets]
+    numbers = [[f"{number:0{width}d}" for run, width in bracket for number in run] for bracket in brackets]
     for turn in itertools.product(*reversed(numbers[:-1]), *numbers[-1:]):
         chosen = [*reversed(turn[:-1]), *turn[-1:], ""]
         yield "".join(map("".join, zip(texts, chosen, strict=True)))

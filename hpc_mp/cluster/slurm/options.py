@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from hpc_mp.base.assets import asset, asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
-from hpc_mp.cluster.slurm.option_syntax import SYNTAX, TABLE
+from hpc_mp.cluster.slurm.option_syntax import TABLE, option_table
 from hpc_mp.cluster.slurm.releases import Version, exists, print_version
 from hpc_mp.job import AnySpec, ProgramSpec
 
@@ -17,55 +17,35 @@ DEFAULTS = ("exclusive", "mem", "cpus-per-task")
 Extra = Mapping[str, str | int | bool]
 
 
+def job_options() -> dict[str, Any]:
+    """Return the data of ``slurm/sbatch-options.toml``."""
+    return asset_table(TABLE)
+
+
 def check_options(spec: AnySpec, version: Version | None) -> None:
     """Refuse options that sbatch does not know, that the script sets itself, that contradict each other, or that have no effect.
     Raises HpcMpError, naming the nearest known option, the key to use instead, or the release that has the option."""
-    of_scripts = _table()["of_scripts"] if isinstance(spec, ProgramSpec) and spec.by_script else ()
+    of_scripts = job_options()["of_scripts"] if isinstance(spec, ProgramSpec) and spec.by_script else ()
     _check("slurm.extra", {name: value for name, value in spec.slurm.extra.items() if name not in of_scripts}, version)
     for number, component in enumerate(spec.slurm.components):
         where = f"slurm.components[{number}].extra"
         _check(where, component.extra, version)
         for name in component.extra:
-            if name not in _table()["component"]:
+            if name not in job_options()["component"]:
                 raise HpcMpError(f"{where}.{name}", "applies to the whole job, not to a component", "move it to slurm.extra")
     if spec.slurm.extra.get("requeue", "expedite") != "expedite":
         raise HpcMpError("slurm.extra.requeue", "is already set by the script", 'leave it out, or write "expedite"')
 
 
-def extra_options() -> Collection[str]:
-    """Return the options of sbatch that ``slurm.extra`` accepts, of any release."""
-    return frozenset(_table()["options"])
-
-
-def refused_options() -> Mapping[str, tuple[str, str]]:
-    """Return the options that ``slurm.extra`` does not accept: the rule, and the alternative."""
-    return {name: (rule, remedy) for name, (rule, remedy) in _table()["refused"].items()}
-
-
-def script_options() -> Collection[str]:
-    """Return further options that ``slurm.extra`` accepts with ``program.start = "script"``."""
-    return frozenset(_table()["of_scripts"])
-
-
-def contradicting() -> list[list[str]]:
-    """Return groups of options of which sbatch takes one and silently drops the others."""
-    return [group["options"] for group in _table()["dropped"]]
-
-
-def conflicting() -> list[list[str]]:
-    """Return groups of options that sbatch refuses together, in any release."""
-    return [row["options"] for row in asset_table(SYNTAX)["conflicts"]]
-
-
 def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
     """Return the options in ``slurm.extra`` that each component sets separately, or that srun must get again."""
-    return {name: value for name, value in spec.slurm.extra.items() if name in _table()[which]}
+    return {name: value for name, value in spec.slurm.extra.items() if name in job_options()[which]}
 
 
 def check_together(options: Mapping[str, str], version: Version | None) -> None:
     """Refuse options of one script that sbatch refuses together, in this release or, if it is unknown, in any. Raises HpcMpError,
     naming them. ``options``: value by name, of the whole job or of one component."""
-    for row in asset_table(SYNTAX)["conflicts"]:
+    for row in option_table()["conflicts"]:
         both = [name for name in row["options"] if _has_option(name, options)]
         if len(both) > 1 and (version is None or exists(row["since"], version)):
             since = f" from {row['since']} on" if row["since"] else ""
@@ -78,12 +58,9 @@ def _has_option(name: str, options: Mapping[str, str]) -> bool:
     return option in options and any(part.startswith(value) for part in options[option].split(","))
 
 
-def _table() -> dict[str, Any]:
-    return asset_table(TABLE)
-
-
 def _check(where: str, extra: Extra, version: Version | None) -> None:
-    options, refused = _table()["options"], _table()["refused"]
+    table = job_options()
+    options, refused = table["options"], table["refused"]
     for name, value in extra.items():
         key = f"{where}.{name}"
         if name in refused:
@@ -98,8 +75,8 @@ def _check(where: str, extra: Extra, version: Version | None) -> None:
         if version and not exists(options[name], version):
             bound = f"before Slurm {options[name][1:]}" if options[name][0] == "-" else f"from Slurm {options[name]} on"
             raise HpcMpError(key, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
-    for group in contradicting():
-        both = [name for name in group if extra.get(name, False) is not False]
+    for group in table["dropped"]:
+        both = [name for name in group["options"] if extra.get(name, False) is not False]
         if len(both) > 1:
             raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch silently drops one",
                              "keep one of them")

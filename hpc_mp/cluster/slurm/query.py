@@ -1,4 +1,4 @@
-"""Queries about Slurm itself: is it alive, its version, partitions with their nodes and GPUs, the user's accounts."""
+"""Queries about Slurm itself: is it alive, its version, partitions with their nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -103,17 +103,6 @@ def partition_names(ask: Runner = ask) -> tuple[str, ...]:
     """Return the names of all partitions, including those that a site hides and that still take jobs. Raises CommandFailed if
     Slurm does not report them."""
     return tuple(ask(("sinfo", "--noheader", "--all", "--format=%R")).split())
-
-
-def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
-    """Return the accounts that ``user`` may charge, the default one first; none if the site has no accounts."""
-    try:
-        answer = ask(("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "withassoc",
-                      "format=DefaultAccount,Account"))
-    except CommandFailed:
-        return ()
-    rows = [line.split("|") for line in answer.splitlines()]
-    return tuple(dict.fromkeys(name for column in zip(*rows, strict=True) for name in column if name))
 
 
 def parse_gres(gres: str) -> tuple[tuple[str, str | None, int], ...]:

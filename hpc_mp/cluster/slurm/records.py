@@ -40,8 +40,8 @@ def show_records(what: Literal["node", "partition", "job"], name: str | None = N
     return read_records(ask(("scontrol", "show", what, "--oneliner", *([name] if name is not None else []))))
 
 
-def find_record(what: Literal["node", "partition"], name: str, ask: Runner = ask) -> Words:
-    """Return the record of one node or partition; an empty one if Slurm does not report it."""
+def find_record(what: Literal["node", "partition", "job"], name: str, ask: Runner = ask) -> Words:
+    """Return the record of one node, partition or job; an empty one if Slurm does not report it."""
     try:
         return next(iter(show_records(what, name, ask)), {})
     except CommandFailed:

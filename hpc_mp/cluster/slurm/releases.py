@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
 from hpc_mp.base.assets import asset_table
@@ -11,14 +10,6 @@ from hpc_mp.base.errors import HpcMpError
 
 TABLE = "slurm/versions.toml"
 Version = tuple[int, int]  # (23, 11) for Slurm 23.11
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """``name``: what differs; ``why``: the consequence for a script, as a reason or as the rule of an error."""
-
-    name: str
-    why: str
 
 
 def parse_version(text: str) -> Version:
@@ -47,9 +38,10 @@ def releases() -> tuple[Version, ...]:
     return tuple(map(parse_version, asset_table(TABLE)["releases"]))
 
 
-def differences(version: Version | None) -> dict[str, Difference]:
-    """Return the differences of a release, by name. For None, an unknown release: those that hold or may hold in any."""
-    return {row["name"]: Difference(row["name"], row["why"]) for row in asset_table(TABLE)["difference"] if _holds(row, version)}
+def differences(version: Version | None) -> dict[str, str]:
+    """Return the differences of a release: their names, and the consequence of each for a script. For None, an unknown release:
+    those that hold or may hold in any."""
+    return {row["name"]: row["why"] for row in asset_table(TABLE)["difference"] if _holds(row, version)}
 
 
 def _holds(row: dict[str, str | bool], version: Version | None) -> bool:

@@ -18,7 +18,7 @@ from hpc_mp.cluster.exclusions import Keeping, choose
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import NodeState, node_states, unresponsive_nodes
-from hpc_mp.cluster.slurm.records import Words, find_settings, show_records
+from hpc_mp.cluster.slurm.records import Words, find_record, find_settings, show_records
 
 UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
 PATIENCE_S = 300.0  # for a controller that is being restarted: the run depends on its answer
@@ -149,10 +149,7 @@ def job_record(job_id: str, ask: Runner) -> Words:
 
 def known_job(job_id: str, ask: Runner = persistent) -> Words:
     """Return Slurm's record of a job; empty if Slurm does not report it."""
-    try:
-        return job_record(job_id, ask)
-    except CommandFailed:
-        return {}
+    return find_record("job", job_id, ask)
 
 
 def start_soon(job_id: str, ask: Runner = persistent) -> None:

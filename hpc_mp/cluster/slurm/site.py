@@ -11,9 +11,9 @@ import psutil
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
-from hpc_mp.cluster.slurm.limits import JobTerms, associations, partition_access, qualities, terms
+from hpc_mp.cluster.slurm.limits import JobTerms, accounts, associations, partition_access, qualities, terms
 from hpc_mp.cluster.slurm.nodes import usable_cpus
-from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition, accounts, partitions, version, why_silent
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition, partitions, version, why_silent
 
 
 @dataclass(frozen=True, slots=True)

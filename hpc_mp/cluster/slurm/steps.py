@@ -7,14 +7,14 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 
 STEPS_OF_A_START = 5  # before, during and after the ranks, and steps that inspect hanging ranks
 STARTS_APART = 6  # Slurm sends once a minute until the node has answered or is down, and six starts take longer than a minute
 AT_ONCE, EMPTY_S = 8, 30.0  # number of concurrent empty steps, and time limit in seconds of each
-_SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=")  # options of the ranks' srun that other steps keep
+NO_GPUS = "--gpus=0"  # a step without GPUs
+_SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=", NO_GPUS)  # options of the ranks' srun that other steps keep
 _LAUNCH_FAILED = re.compile(r"launch for \S+ failed on node (\S+?): (.*)")
 _CONNECTION_LOST = re.compile(r"io error with slurmstepd on node (\d+)")
 
@@ -70,14 +70,6 @@ def use_up_numbers(step: Sequence[str], environ: Mapping[str, str], restart: int
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         for _ in range(STEPS_OF_A_START * (restart % STARTS_APART)):
             pool.submit(subprocess.run, argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=EMPTY_S)
-
-
-def script_command(script: Path) -> list[str]:
-    """Return the command that runs the ranks as a step of the allocation we are in: the job script itself.
-
-    Start it with ``variables.step_environment``.
-    """
-    return ["bash", str(script)]
 
 
 def has_numbered_steps(job_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Submission of a rendered script to Slurm, the state of its job, and its end.
+"""Submission of a rendered script to Slurm, and the end of its job.
 
 sbatch is called directly: the rendered script that was explained and kept in the run directory is the one that runs.
 """
@@ -56,11 +56,6 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
         raise SubmissionRefused(script, output or f"it ended with exit code {process.returncode}")
     return Submission(answer.partition(";")[0],  # "ID;CLUSTER" in a federation
                       "\n".join([*greeting, *process.stderr.strip().splitlines()]))
-
-
-def state(job_id: str, ask: Runner = queue.patient) -> str:
-    """Return the job's state in Slurm's words (``PENDING``, ``RUNNING``, ``COMPLETED`` …), or FORGOTTEN or UNKNOWN."""
-    return queue.job_states([job_id], ask)[job_id].state
 
 
 def cancel(job_ids: str | Sequence[str], signal: str | None = None, script: bool = False) -> None:

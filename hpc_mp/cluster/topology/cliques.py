@@ -6,16 +6,14 @@ nvidia.com/gpu.clique is both, joined by a dot.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed
 
-REMEDY = "pass lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
+REMEDY = "pass lines of `node clusteruuid cliqueid`, or lines of nvidia-smi -q with the node before them"
 SHORT = 8  # characters of a UUID in the name of a block
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:.]\s*(?P<clique>\d+|N/A)")
@@ -26,15 +24,14 @@ Place = tuple[str, str]  # cluster UUID, clique
 
 
 def looks_like(text: str) -> bool:
-    return any(_TABLE.fullmatch(line.strip()) or _SMI.search(line) for line in text.splitlines()) or (
-        text.lstrip()[:1] in ("{", "[") and "clique" in text.lower())
+    return any(_TABLE.fullmatch(line.strip()) or _SMI.search(line) for line in text.splitlines())
 
 
 def read_cliques(text: str, origin: str) -> TopologyReading:
     """Return blocks of the nodes that share a domain, the largest first. Their size is that of the smallest. Raises HpcMpError
-    for text in none of the forms."""
+    for text in neither form."""
     places: dict[str, dict[Place, None]] = {}
-    for node, place in _json(text) if text.lstrip()[:1] in ("{", "[") else _lines(text):
+    for node, place in _lines(text):
         places.setdefault(node, {})[place[0].lower(), place[1]] = None
     if not places:
         raise HpcMpError("the text", "has no node's ClusterUUID and CliqueId", REMEDY)
@@ -76,19 +73,3 @@ def _lines(text: str) -> Iterator[tuple[str, Place]]:
         if len(uuids) != len(cliques):
             raise HpcMpError(f"node {node}", f"has {len(uuids)} ClusterUUID and {len(cliques)} CliqueId", REMEDY)
         yield from ((node, place) for place in zip(uuids, cliques, strict=True))
-
-
-def _json(text: str) -> Iterator[tuple[str, Place]]:
-    """Yield pairs from ``{"n1": {"cluster_uuid": …, "clique_id": …}}``, or from a list of such objects with ``node``; keys are
-    read without case and ``_``."""
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise HpcMpError("the list of cliques", f"is not valid JSON ({error})", REMEDY) from None
-    rows: Iterable[Any] = document if isinstance(document, list) else (
-        {"node": node, **(entry if isinstance(entry, dict) else {})} for node, entry in document.items())
-    for row in rows:
-        fields = {key.lower().replace("_", ""): str(value) for key, value in row.items()} if isinstance(row, dict) else {}
-        if not fields.keys() >= {"node", "clusteruuid", "cliqueid"}:
-            raise HpcMpError(f"entry {str(row)[:100]}", "lacks node, cluster_uuid or clique_id", REMEDY)
-        yield fields["node"], (fields["clusteruuid"], fields["cliqueid"])

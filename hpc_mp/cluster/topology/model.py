@@ -20,19 +20,6 @@ class SwitchTree:
         """Return the leaf switch (block, ring) of a host; None if the topology does not name the host."""
         return next(iter(self.above.get(host, ())), None)
 
-    def distance(self, a: str, b: str) -> int:
-        """Return the number of switches on the way: 0 from a host to itself, 1 under one leaf, 3 under two leaves of one spine.
-
-        Hosts without a common switch are assumed to meet at one more switch above all of theirs.
-        """
-        if a == b:
-            return 0
-        up, down = self.above.get(a, ()), self.above.get(b, ())
-        meeting = next((switch for switch in up if switch in down), None)
-        if meeting is None:
-            return len(up) + len(down) + 1
-        return up.index(meeting) + down.index(meeting) + 1
-
 
 @dataclass(frozen=True, slots=True)
 class Switch:

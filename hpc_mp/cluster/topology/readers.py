@@ -21,7 +21,6 @@ from hpc_mp.cluster.topology.reading import TopologyReading, listed
 class TopologyFormat:
     """A format. ``looks_like`` recognises its text, ``read`` takes the text and its origin."""
 
-    help: str
     looks_like: Callable[[str], bool]
     read: Callable[[str, str], TopologyReading]
 
@@ -79,14 +78,11 @@ def rates(text: str, where: str) -> LinkRates:
 
 
 SOURCES = {
-    "measured": TopologyFormat("cluster.json, the rates that hpc-mp doctor measured",
-                               lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
+    "measured": TopologyFormat(lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
                                lambda text, origin: read_measured_topology(rates(text, origin), origin)),
-    "ibnetdiscover": TopologyFormat("output of ibnetdiscover", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
-    "azslurm": TopologyFormat("output of azslurm topology (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
-    "slurm": TopologyFormat("topology.conf, topology.yaml, or output of scontrol show topology",
-                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
+    "ibnetdiscover": TopologyFormat(ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
+    "azslurm": TopologyFormat(azslurm.looks_like, azslurm.read_azslurm),
+    "slurm": TopologyFormat(lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
                             lambda text, origin: TopologyReading(read_topologies(text), origin)),
-    "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, from nvidia-smi -q", cliques.looks_like,
-                              cliques.read_cliques),
+    "cliques": TopologyFormat(cliques.looks_like, cliques.read_cliques),
 }

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError, create_model
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_table, read_conf
 from hpc_mp.cluster.slurm.nodelist import expand
-from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, chosen
+from hpc_mp.cluster.topology.model import Kind, Switch, SwitchTree, Topology, chosen
 
 REMEDY = "pass topology.conf, topology.yaml, or the output of `scontrol show topology`"
 SHOWN = 200  # characters of a malformed text that the message repeats
@@ -122,55 +122,35 @@ def _line(line: ConfigLine) -> _Line:
 # --- topology.yaml ---------------------------------------------------------------------------------------------------
 
 
-class _Switch(BaseModel):
-    switch: str
-    children: str = ""
-    nodes: str = ""
+# The list of a kind's switches, the key of their names, and their further keys: True if required.
+_LISTS: dict[Kind, tuple[str, str, dict[str, bool]]] = {
+    "tree": ("switches", "switch", {"children": False, "nodes": False}),
+    "block": ("blocks", "block", {"nodes": False}),
+    "ring": ("rings", "ring", {"nodes": True}),
+}
+_KINDS = (*_LISTS, "torus3d", "flat")
 
 
-class _Block(BaseModel):
-    block: str
-    nodes: str = ""
+def _form(kind: Kind) -> Any:
+    """Return the model of one kind of topology."""
+    switches, name, further = _LISTS[kind]
+    keys: dict[str, Any] = {name: (str, ...), **{key: (str, ... if required else "") for key, required in further.items()}}
+    lists: dict[str, Any] = {switches: (list[create_model(name, **keys)], ...)}  # type: ignore[misc]
+    if kind == "block":
+        lists["block_sizes"] = (list[int], [])
+    return create_model(kind, **lists)
 
 
-class _Ring(BaseModel):
-    ring: str
-    nodes: str
-
-
-class _Tree(BaseModel):
-    switches: list[_Switch]
-
-
-class _Blocks(BaseModel):
-    block_sizes: list[int] = []
-    blocks: list[_Block]
-
-
-class _Rings(BaseModel):
-    rings: list[_Ring]
-
-
-class _Topology(BaseModel):
-    """https://slurm.schedmd.com/topology.yaml.html; torus3d and options of flat are ignored: they have no switches."""
-
-    topology: str
-    cluster_default: bool = False
-    tree: _Tree | None = None
-    block: _Blocks | None = None
-    ring: _Rings | None = None
-    torus3d: Any = None
-    flat: Any = None
-
-
-class _File(BaseModel):
-    topologies: list[_Topology]
+# https://slurm.schedmd.com/topology.yaml.html; torus3d and options of flat are ignored: they have no switches.
+_ENTRY: Any = create_model("Entry", topology=(str, ...), cluster_default=(bool, False), torus3d=(Any, None), flat=(Any, None),
+                           **{kind: (_form(kind) | None, None) for kind in _LISTS})  # type: ignore[call-overload]
+_FILE = TypeAdapter[Any](list[_ENTRY])
 
 
 def _read_yaml(text: str) -> tuple[Topology, ...]:
     try:
         tree: Any = yaml.load(text, Loader=yaml.BaseLoader)  # texts, lists and tables only: nothing is constructed
-        entries = _File(topologies=tree).topologies
+        entries = [entry.model_dump() for entry in _FILE.validate_python(tree)]
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1} of the topology" if error.problem_mark else "the topology"
         raise HpcMpError(line, f"is not valid YAML ({str(error.problem)[:SHOWN]})", REMEDY) from None
@@ -178,26 +158,21 @@ def _read_yaml(text: str) -> tuple[Topology, ...]:
         raise HpcMpError("the topology", "is not valid YAML", REMEDY) from None
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"][1:])) or "the whole"
+        place = ".".join(map(str, first["loc"])) or "the whole"
         raise HpcMpError(f"the topology, {place}", f"is not valid in topology.yaml ({first['msg']})", REMEDY) from None
-    _refuse_repeats(entry.topology for entry in entries)
+    _refuse_repeats(entry["topology"] for entry in entries)
     return tuple(map(_of_yaml, entries))
 
 
-def _of_yaml(entry: _Topology) -> Topology:
-    kinds = [kind for kind in ("tree", "block", "ring", "torus3d", "flat") if getattr(entry, kind) is not None]
+def _of_yaml(entry: Mapping[str, Any]) -> Topology:
+    kinds = [kind for kind in _KINDS if entry[kind] is not None]
     if len(kinds) != 1:
-        raise HpcMpError(f"topology {entry.topology[:SHOWN]}", f"is {' and '.join(kinds) or 'of no kind'}, but Slurm needs one",
-                         "set one of tree, block, ring, torus3d and flat")
-    topology = Topology(entry.topology, default=entry.cluster_default)
-    if entry.block is not None:
-        return replace(topology, kind="block", sizes=tuple(entry.block.block_sizes),
-                       switches=tuple(Switch(block.block, expand(block.nodes)) for block in entry.block.blocks))
-    if entry.ring is not None:
-        return replace(topology, kind="ring", switches=tuple(Switch(ring.ring, expand(ring.nodes)) for ring in entry.ring.rings))
-    if entry.tree is not None:
-        return replace(topology, kind="tree", switches=tuple(Switch(switch.switch, expand(switch.nodes), expand(switch.children))
-                                                             for switch in entry.tree.switches))
-    if entry.torus3d is not None:
-        return replace(topology, unread="torus3d")
-    return replace(topology, unread="options of flat") if isinstance(entry.flat, dict) else topology
+        raise HpcMpError(f"topology {entry['topology'][:SHOWN]}",
+                         f"is {' and '.join(kinds) or 'of no kind'}, but Slurm needs one", f"set one of {', '.join(_KINDS)}")
+    topology = Topology(entry["topology"], default=entry["cluster_default"])
+    for kind, (switches, name, _) in _LISTS.items():
+        if part := entry[kind]:
+            return replace(topology, kind=kind, sizes=tuple(part.get("block_sizes", ())), switches=tuple(
+                Switch(row[name], expand(row["nodes"]), expand(row.get("children", ""))) for row in part[switches]))
+    unread = "torus3d" if entry["torus3d"] is not None else "options of flat" if isinstance(entry["flat"], dict) else ""
+    return replace(topology, unread=unread)

@@ -1,7 +1,8 @@
-"""Plan of a benchmark: its specification from the user's request, and the start of its ranks."""
+"""Plan of a benchmark: its groups of ranks, its specification from the user's request, and the start of its ranks."""
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +15,9 @@ from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.site import SlurmSite, find_site
 from hpc_mp.cluster.slurm.variables import job_environment, step_environment
-from hpc_mp.doctor.bench.events import Event
-from hpc_mp.doctor.bench.groups import Groups, along, split
-from hpc_mp.doctor.bench.spec import Backend, BenchSpec, sweep
+from hpc_mp.doctor.bench.spec import Backend, BenchSpec, Event, sweep
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm
-from hpc_mp.layout.placement import Degrees
+from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.collectives import ALIGN
 
 SIZES: dict[Backend, tuple[int, int, int]] = {  # defaults: first, last, factor
@@ -157,3 +156,40 @@ def _groups(request: BenchRequest, nodes: int, ranks_per_node: int) -> Groups:
         raise HpcMpError(f"tp({layout.tensor}) × pp({layout.pipeline}) = {fixed}",
                          f"does not divide {world} ranks = {nodes} nodes × {ranks_per_node}", "change --tp, --pp or the ranks")
     return along(layout.axis, Degrees(layout.tensor, layout.pipeline, world // fixed), layout.order, ranks_per_node)
+
+
+Groups = tuple[tuple[int, ...], ...]
+
+# As in NCCL_TESTS_SPLIT: ranks with equal results are one group.
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "AND": operator.and_, "&": operator.and_, "OR": operator.or_, "|": operator.or_,
+    "MOD": operator.mod, "%": operator.mod, "DIV": operator.floordiv, "/": operator.floordiv,
+}
+_SPLIT = re.compile(r"(AND|OR|MOD|DIV|[&|%/])\s*:?\s*(0x[0-9a-f]+|0b[01]+|\d+)", re.IGNORECASE)
+
+
+def split(world: int, ranks_per_node: int, how: str) -> Groups:
+    """Split all ranks into groups, each ascending. Raises HpcMpError for an unknown ``how``.
+
+    ``how`` is ``all``, ``node``, ``rail`` (ranks of the same local rank, one per node), or the syntax of nccl-tests'
+    NCCL_TESTS_SPLIT: ``MOD 8``, ``DIV 8``, ``AND 0x7``, ``OR 7``.
+    """
+    named = {"all": f"DIV {world}", "node": f"DIV {ranks_per_node}", "rail": f"MOD {ranks_per_node}"}
+    match = _SPLIT.fullmatch(named.get(how, how).strip())
+    if match is None:
+        raise HpcMpError(f"--split {how!r}", "must be all, node, rail or as in NCCL_TESTS_SPLIT", 'write for example "MOD 8"')
+    operation, value = OPERATIONS[match[1].upper()], int(match[2], 0)
+    if value == 0 and operation in (operator.mod, operator.floordiv):
+        raise HpcMpError(f"--split {how!r}", "divides by 0", "divide by 1 or more")
+    groups: dict[int, list[int]] = {}
+    for rank in range(world):
+        groups.setdefault(operation(rank, value), []).append(rank)
+    return tuple(map(tuple, groups.values()))
+
+
+def along(axis: str, degrees: Degrees, order: str, ranks_per_node: int) -> Groups:
+    """Return the groups in which a job of this layout communicates along ``axis``. Raises HpcMpError if it has no such axis."""
+    groups = place(degrees, order, ranks_per_node).groups
+    if axis not in groups:
+        raise HpcMpError(f"--axis {axis}", f"is none of this layout's: {', '.join(groups)}", "name one of them")
+    return groups[axis]

@@ -1,11 +1,24 @@
-"""Specification of one run of ``hpc-mp bench``, written by the control half and read by every rank."""
+"""Specification of one run of ``hpc-mp bench``, written by the control half and read by every rank; and the ranks' events.
+
+Events are lines among other output of the ranks:
+
+    {"event": "meet", "node", "port"}          rank 0 listens there, and waits for the launcher to send the address
+    {"event": "ranks", "ranks", "versions"}    all ranks have met: {"rank", "group", "pid", "host", "device", "name"} of each
+    {"event": "size", "size"}                  this size begins
+    {"event": "row", "size", "ranks"}          mean seconds, wrong elements, seconds of each iteration, by rank and placement
+    {"event": "end"}                           all sizes are done
+    {"event": "refused", "value", "rule", "remedy"}    a rank found the input wrong
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.planner.collectives import COLLECTIVES, collective
@@ -67,6 +80,11 @@ def load_spec(text: str) -> BenchSpec:
     return BenchSpec(**tree | {"groups": tuple(map(tuple, tree["groups"])), "sizes": tuple(tree["sizes"])})
 
 
+def nodes_of(group: tuple[int, ...], ranks_per_node: int) -> int:
+    """Return the number of nodes of a group if ranks fill node after node."""
+    return len({rank // ranks_per_node for rank in group})
+
+
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 
@@ -96,3 +114,31 @@ def sweep(begin: int, end: int, factor: int, step: int | None = None) -> tuple[i
     while sizes[-1] * factor <= end:
         sizes.append(sizes[-1] * factor)
     return tuple(sizes)
+
+
+MARK = "hpc-mp-bench "
+# "1": the launcher writes the rendezvous address to standard input (srun passes it to all ranks)
+THROUGH_LAUNCHER = "HPC_MP_BENCH_THROUGH_LAUNCHER"
+Event = dict[str, Any]
+
+
+def events(lines: Iterable[str]) -> Iterator[Event]:
+    """Yield the events in complete lines; other lines are skipped."""
+    for line in lines:
+        _, mark, text = line.partition(MARK)
+        if mark:
+            yield json.loads(text)
+
+
+class Voice:
+    """The writer of events. It takes over standard output; libraries' output there goes to standard error from then on."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+
+    def say(self, event: str, **facts: Any) -> None:
+        data = f"{MARK}{json.dumps({'event': event} | facts, separators=(',', ':'))}\n".encode()
+        while data:
+            data = data[os.write(self._out, data):]

@@ -1,7 +1,8 @@
 """Start of the ranks of a measurement, as the ranks of a job are started, and their events.
 
 On emulated nodes they are forked by the launcher's emulator; on Slurm they are the tasks of one ``srun``.
-Nothing is written to a shared place: the specification is an argument, results come on standard output.
+Nothing is written to a shared place: the specification is an argument, results come on standard output. ``follow`` makes rows of
+the events.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError, RunFailed
@@ -26,8 +29,8 @@ from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
 from hpc_mp.diagnosis.texts import kind_of
-from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Event, events
-from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
+from hpc_mp.doctor.bench.result import BenchRow, row
+from hpc_mp.doctor.bench.spec import THROUGH_LAUNCHER, BenchSpec, Event, dump_spec, events
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
 
@@ -160,3 +163,61 @@ def _end(process: subprocess.Popen[str]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The whole measurement: ``ranks`` and ``versions`` as reported by the ranks, and a row for each size."""
+
+    ranks: tuple[dict[str, Any], ...]
+    versions: dict[str, str]
+    rows: tuple[BenchRow, ...]
+
+
+class Watcher(Protocol):
+    """An observer of the progress: all ranks have met, a size begins, its result, a message of Slurm."""
+
+    def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None: ...
+    def begins(self, size: int) -> None: ...
+    def row(self, row: BenchRow) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def follow(spec: BenchSpec, events: Iterable[Event], watcher: Watcher) -> Measured:
+    """Collect the results. Raises RunFailed if ranks fail or end early, HpcMpError if a rank refuses the input."""
+    ranks: list[dict[str, Any]] = []
+    versions: dict[str, str] = {}
+    rows: list[BenchRow] = []
+    ended = False
+
+    def met(event: Event) -> None:
+        ranks.extend(sorted(event["ranks"], key=lambda rank: rank["rank"]))
+        versions.update(event["versions"])
+        _check_hosts(spec, ranks)
+        watcher.met(ranks, versions)
+
+    def measured(event: Event) -> None:
+        rows.append(row(spec, event["size"], event["ranks"]))
+        watcher.row(rows[-1])
+
+    reader: dict[str, Callable[[Event], None]] = {
+        "ranks": met, "size": lambda event: watcher.begins(event["size"]), "row": measured,
+        "note": lambda event: watcher.note(event["text"]),
+    }
+    for event in events:
+        if event["event"] in reader:
+            reader[event["event"]](event)
+        ended = ended or event["event"] == "end"
+    if not ended:
+        raise RunFailed("the ranks ended before all sizes were measured")
+    return Measured(tuple(ranks), versions, tuple(rows))
+
+
+def _check_hosts(spec: BenchSpec, ranks: list[dict[str, Any]]) -> None:
+    """Check that ranks fill host after host, as groups by node and rail require."""
+    hosts = [rank["host"] for rank in ranks]
+    for node in range(spec.nodes):
+        node_hosts = set(hosts[node * spec.ranks_per_node:(node + 1) * spec.ranks_per_node])
+        if len(node_hosts) > 1:
+            raise RunFailed(f"ranks {node * spec.ranks_per_node} to {(node + 1) * spec.ranks_per_node - 1} should share a node "
+                            f"and run on {', '.join(sorted(node_hosts))}: --ranks-per-node is not what the launcher did")

@@ -154,9 +154,14 @@ def joined(topology: GpuTopology) -> Iterator[Judgement]:
     usual = usual_of(list(between.values())) or ""
     odd = {pair: way for pair, way in between.items() if way != usual and usual.startswith("NV")}
     strays = {sum(gpu in pair for pair in odd) for gpu in topology.gpus}
+    partners = {gpu: sum(gpu in pair and way.startswith("NV") for pair, way in between.items()) for gpu in topology.gpus}
+    alone = [gpu for gpu, count in partners.items() if not count]
+    meshed = all(count > 1 for count in partners.values() if count)  # bridges join pairs, and the job may see one half of a pair
     if odd and len(strays) > 1 and topology.alike:  # an equal number on each GPU is the wiring of the board
         shown = ", ".join(f"{first}–{second} {way}" for (first, second), way in list(odd.items())[:6])
         yield Judgement("error", f"most pairs are joined by {usual}, but {shown}", _commonest(odd))
+    elif len(alone) == 1 and meshed:
+        yield Judgement("error", f"{alone[0]} has no NVLink to another GPU; each of the others has it to several")
     else:
         kinds = ", ".join(sorted(set(between.values())))
         yield Judgement("ok", f"{counted(len(topology.gpus), 'GPU')} joined by {kinds}")

@@ -1,13 +1,19 @@
-"""Checks of the kernel log of the last day, without GPUs, and of the kernel's taint flags since boot."""
+"""Checks of the kernel log: of the last day, for errors of NVIDIA GPUs and NVSwitches; and of the taint flags since boot."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from hpc_mp.base.text import ago
+from hpc_mp.base.findings import Severity
+from hpc_mp.base.text import ago, counted
+from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_taint
-from hpc_mp.doctor.checks.check import Check, Judgement
+from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
+from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
 _DAY_S = 86_400.0
 
@@ -47,7 +53,8 @@ _LOCKUP = (
     r"blocked (in I/O wait )?for more than \d+ seconds", "possible memory allocation deadlock",
     r"not responding, (still trying|timed out)", r"has not responded in \d+ seconds",
     r"ceph: (\[[^]]*\]: )?mds\d+ (hung|caps stale)", r"libceph: (mon|osd|mds)\d+ .*session lost",
-    r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has (timed out for s|failed due to net))", r"LNet.*Timed out (tx|RDMA)",
+    r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has (timed out for s|failed due to net)|"
+    r"operation (ost|mds|mgs)_connect to node \S+ failed)", r"LNet.*Timed out (tx|RDMA)",
     r"NFS: state manager: .*failed", r"nfs4_reclaim_(open_state|locks): (Lock reclaim failed|unhandled error)",
     r"NFS: nfs4_\w+:? unhandled error -(?!512\b)\d", r"GPFS Deadman Switch timer.*expired",
 )
@@ -55,7 +62,7 @@ _DEVICE = r"dev(ice)? (sd|vd|xvd|nvme|md|dm|pmem|mmcblk)"
 _DISK = (
     r"(I/O|critical (medium|nexus|space allocation)|recoverable transport|protection|timeout|device offline) error(,| on) "
     + _DEVICE, "lost async page write", r"rejecting I/O to (offline|dead) device", r"Device offlined - not ready after error",
-    r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* error: \{ UNC", r"[Uu]nrecovered [Rr]ead [Ee]rror",
+    r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* (error: \{ UNC|failed command: )", r"[Uu]nrecovered [Rr]ead [Ee]rror",
     r"nvme.*(timeout, |controller is down|Device not ready|(reset|probe) failure|persistent internal error|no available path)",
     r"md/raid.*Disk failure on", r"megaraid_sas .*(is now (DEGRADED|OFFLINE)|FW in FAULT)", r"mpt3sas_cm\d+: fault_state",
     r"EXT[234]-fs (error|\(.*(I/O error|[Dd]ata (will be lost|loss)))", r"EXT4-fs warning.*I/O error",
@@ -111,4 +118,85 @@ CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
     Check("kernel-taint", read_taint, scars, "`/proc/sys/kernel/tainted`",
           "warning: since boot a machine check, a bad page of memory or an oops, even if the log has lost it",
           "drain the node, read the old log (journalctl -k -b), then reboot: after an oops, locks may be held for ever"),
+)
+
+
+RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot
+REMEDIES: dict[Action, str] = {
+    "seat": "drain the node; see that the GPU sits firmly and that its power cables are attached",
+    "reset": "drain the node, reset the GPU (all GPUs together where they are joined by NVLink), run the doctor again",
+    "reboot": "drain and power-cycle the node; have the GPU replaced if it happens again",
+    "replace": "drain the node and have the GPU replaced",
+    "watch": "no need to stop the node; look at gpu-row-remap and gpu-ecc-dram",
+    "support": "no need to stop the node; show nvidia-bug-report.sh to NVIDIA if it happens again",
+    "unknown": "look it up in NVIDIA's Xid catalogue",
+}
+HARMLESS: dict[Action, str] = {"program": "are programs' doing", "none": "ask for nothing"}
+_GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # continuation of a message whose first line names the GPU
+Entry = TypeVar("Entry", XidLine, SXidLine)
+
+
+def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
+    """Return the kernel log if this machine has NVIDIA GPUs, else nothing. Raises Unavailable."""
+    return read_kernel_log(source) if any(gpu.vendor == "nvidia" for gpu in read_gpus(source)) else ()
+
+
+def xids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
+    entries = _by_part(_whole(lines), xid, lambda entry: (entry.bus, f"{entry.kind}{entry.echo}"))
+    own = {(entry.bus, entry.number) for entry, *_ in entries.values() if not entry.echo}
+    grave = False
+    for entry, times, age in entries.values():
+        if entry.action in HARMLESS or (entry.echo and (entry.bus, entry.number) in own):
+            continue
+        grave = True
+        fresh = entry.action in NEEDS and age is not None and age <= RECENT_S
+        severity: Severity = "error" if fresh else "unknown" if entry.action == "unknown" else "warning"
+        yield Judgement(severity, f"{entry}; {_when(times, age)}", f"GPU {entry.bus}".strip(), REMEDIES[entry.action])
+    if lines and not grave:
+        also = ""
+        for action, text in HARMLESS.items():
+            numbers = sorted({entry.number or 0 for entry, *_ in entries.values() if entry.action == action})
+            also += f"; Xid {', '.join(map(str, numbers))} {text}" if numbers else ""
+        yield Judgement("ok", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
+
+
+def _whole(lines: Sequence[KernelMessage]) -> list[KernelMessage]:
+    """Return the messages with multi-line sentences joined."""
+    messages: list[KernelMessage] = []
+    for line in lines:
+        if messages and _GOES_ON.search(line.text):
+            messages[-1] = replace(messages[-1], text=f"{messages[-1].text} {line.text.strip()}")
+        else:
+            messages.append(line)
+    return messages
+
+
+def sxids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
+    entries = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", str(entry.number)))
+    bad = (Judgement("error" if entry.fatal and age is not None and age <= RECENT_S else "warning",
+                     f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}", switch,
+                     REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
+           for (switch, number), (entry, times, age) in entries.items())
+    yield from or_well(bad, "no error of an NVSwitch in the kernel's log" if lines else "")
+
+
+def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, str]],
+             ) -> dict[tuple[str, str], tuple[Entry, int, float | None]]:
+    """Return, by part and kind, the latest entry, the number of occurrences, and the age of the latest."""
+    entries: dict[tuple[str, str], tuple[Entry, int, float | None]] = {}
+    for line in lines:
+        if (entry := read(line.text)) is not None:
+            entries[key(entry)] = (entry, entries.get(key(entry), (entry, 0, None))[1] + 1, line.age)
+    return entries
+
+
+def _when(times: int, age: float | None) -> str:
+    when = "at a time that the log does not tell" if age is None else ago(age)
+    return when if times == 1 else f"{times} times, last {when}"
+
+
+XIDS = (
+    Check("gpu-xid", read_log_with_gpus, xids, "kernel log: NVRM: Xid, fallen off the bus, RmInitAdapter",
+          "error: within two hours one after which the GPU needs a reset, a reboot or hands", REMEDIES["reset"]),
+    Check("gpu-sxid", read_log_with_gpus, sxids, "kernel log: SXid", "error: a fatal one within two hours", REMEDIES["reset"]),
 )

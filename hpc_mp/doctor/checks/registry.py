@@ -9,30 +9,27 @@ from hpc_mp.doctor.checks import (
     disks,
     fabric,
     gpu_clocks,
-    gpu_log,
     gpu_memory,
     gpu_nvlink,
     gpu_pcie,
     gpu_presence,
-    gpu_use,
     growth,
     host,
     kernel,
     limits,
     memory,
     pci,
-    processes,
     scale,
 )
 from hpc_mp.doctor.checks.check import Check
 
 GPU: tuple[Check[Any], ...] = (
-    *gpu_presence.CHECKS, *gpu_memory.CHECKS, *gpu_clocks.CHECKS, *gpu_pcie.CHECKS, *gpu_nvlink.CHECKS, *gpu_log.CHECKS,
-    *gpu_use.CHECKS,
+    *gpu_presence.CHECKS, *gpu_memory.CHECKS, *gpu_clocks.CHECKS, *gpu_pcie.CHECKS, *gpu_nvlink.CHECKS, *kernel.XIDS,
+    *gpu_clocks.USE,
 )
 PASSIVE: tuple[Check[Any], ...] = (
     *GPU, *fabric.CHECKS, *fabric.EFA, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
-    *cpu.CHECKS, *disks.CHECKS, *processes.CHECKS, *kernel.CHECKS, *scale.CHECKS,
+    *cpu.CHECKS, *disks.CHECKS, *cpu.PROCESSES, *kernel.CHECKS, *scale.CHECKS,
 )
 NEEDED = ("gpu-", "fabric-", "efa-", "gdr-", "nic-pcie", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
 """What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and

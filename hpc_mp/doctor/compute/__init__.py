@@ -5,8 +5,7 @@ A slow GPU is the most common straggler and silent corruption the worst fault. B
 
 from __future__ import annotations
 
-from hpc_mp.doctor.compute.judge import judge
-from hpc_mp.doctor.compute.result import Result
+from hpc_mp.doctor.compute.judge import Result, judge
 from hpc_mp.doctor.compute.workers import devices_here, measure
 
 __all__ = ["Result", "devices_here", "judge", "measure"]

@@ -41,7 +41,7 @@ def _device(name: str) -> ComputeDevice:
     try:
         from hpc_mp.doctor.compute.torch_device import TorchDevice
     except ImportError:
-        from hpc_mp.doctor.compute.numpy_device import NumpyDevice
+        from hpc_mp.doctor.compute.device import NumpyDevice
 
         return NumpyDevice(name)
     return TorchDevice(name)

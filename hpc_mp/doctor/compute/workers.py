@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_mp.cluster.node.nvidia_smi import GpuLoad, read_load
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
-from hpc_mp.doctor.compute.result import Result
+from hpc_mp.doctor.compute.judge import Result
 
 SOURCE = NodeSource()
 COMMAND = (sys.executable, "-m", "hpc_mp.doctor.compute.program")

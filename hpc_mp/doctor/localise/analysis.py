@@ -1,15 +1,17 @@
-"""Analysis of the log of rounds: health of nodes by themselves, and of their uplinks under load."""
+"""Analysis of the log of rounds: health of nodes by themselves, and of their uplinks under load; pairs that do not answer, and
+pairs that are slow although both ends are healthy."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from math import isqrt
+from math import exp, isqrt, log
 
 import numpy as np
 
 from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level, scatter, shifts
 from hpc_mp.doctor.localise.load import Load, of_leaves, of_nodes
-from hpc_mp.doctor.localise.record import Bools, ClusterLayout, PairTable, RoundLog
+from hpc_mp.doctor.localise.record import Bools, ClusterLayout, Pair, PairTable, RoundLog
 
 ENOUGH = 4  # samples from which on their level is worth something
 
@@ -76,3 +78,87 @@ def _nodes(
         health = judge(table, residual, sigma, cluster.size, rule, trust)
         sound = near & health.healthy[table.one] & health.healthy[table.other]
     return health, noise
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nodes and pairs that do not answer."""
+
+    # nodes without an answer since they were first silent, with at least two partners, one of which has answered
+    down: frozenset[int]
+    aside: frozenset[int]  # silent nodes that are not proven to be the cause; they are left out of the rounds until a retest
+    cut: frozenset[Pair]  # pairs that were silent twice although both ends answer others
+    doubtful: frozenset[Pair]  # pairs that were silent once and never talked, although both ends answer others
+
+
+def silence(record: RoundLog) -> Silence:
+    unexplained = list(record.silent)
+    down: set[int] = set()
+    while True:
+        partners: defaultdict[int, set[int]] = defaultdict(set)
+        first: dict[int, int] = {}
+        for turn, (one, other) in unexplained:
+            for node, partner in ((one, other), (other, one)):
+                if record.answered.get(node, -1) < turn:
+                    partners[node].add(partner)
+                    first.setdefault(node, turn)
+        proven = [node for node, met in partners.items()
+                  if len(met) > 1 and record.answered.get(node, -1) < first[node] and met & record.answered.keys()]
+        if not proven:
+            break
+        worst = max(proven, key=lambda node: (len(partners[node]), -node))
+        down.add(worst)
+        unexplained = [(turn, pair) for turn, pair in unexplained if worst not in pair]
+    times: defaultdict[Pair, list[int]] = defaultdict(list)
+    for turn, pair in unexplained:
+        times[pair].append(turn)
+    excused = {pair: turns for pair, turns in times.items()
+               if all(record.answered.get(node, -1) > turns[0] for node in pair)}
+    aside = {node for turn, pair in unexplained if pair not in excused for node in pair if record.answered.get(node, -1) < turn}
+    return Silence(frozenset(down), frozenset(aside),
+                   frozenset(pair for pair, turns in excused.items() if len(turns) > 1),
+                   frozenset(pair for pair, turns in excused.items() if len(turns) == 1 and pair not in record.talked))
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Slow links between healthy nodes."""
+
+    bad: dict[Pair, float]  # fraction of the healthy rate by pair
+    open: tuple[Pair, ...]  # pairs that look slow but lack undisturbed samples, the slowest first
+
+
+def links(state: NetworkState, cluster: ClusterLayout, rule: DecisionRule) -> Links:
+    """Judge all measured pairs, crowded ones only by faults that exceed the crowd's effect."""
+    table, residual = state.table, state.node.residual
+    fine = np.asarray(state.node.healthy.all(axis=1))
+    if cluster.leaf is None:
+        fine &= (state.load.health.evidence > -rule.clear).all(axis=1)
+    ok = fine[table.one] & fine[table.other]
+    if cluster.leaf is not None and len(state.load.health.open):
+        doubted = state.load.health.bad | (state.load.health.open & (state.load.health.evidence < 0))
+        clear = np.asarray(~doubted.any(axis=1))
+        same = cluster.leaf[table.one] == cluster.leaf[table.other]
+        ok &= same | (clear[cluster.leaf[table.one]] & clear[cluster.leaf[table.other]])
+    mean = residual.mean(axis=1)
+    crowd = ok & ~table.alone
+    limit = -NEAR * 0.8
+    if crowd.any():
+        middle = np.median(mean[crowd])
+        limit = min(limit, -2 * scatter(mean[crowd] - middle))
+        mean = np.where(table.alone, mean, mean - middle)
+    evidence: defaultdict[Pair, list[float]] = defaultdict(list)
+    samples: defaultdict[Pair, list[float]] = defaultdict(list)
+    mild = log(rule.bad)
+    for row in np.flatnonzero(ok):
+        pair = (int(table.one[row]), int(table.other[row]))
+        if table.alone[row]:
+            ratio = mild * (mild - 2 * mean[row]) / (2 * state.noise**2)
+            evidence[pair].append(float(np.clip(ratio, -3.5, rule.largest)))
+        if table.alone[row] or not state.load.tapered:
+            samples[pair].append(float(mean[row]))
+    slow = {(int(table.one[row]), int(table.other[row])): mean[row] for row in np.flatnonzero(ok & (mean < limit))}
+    sums = {pair: sum(evidence[pair]) for pair in slow}
+    bad = {pair: exp(float(np.median(samples[pair]))) for pair, total in sums.items() if total <= -rule.convict}
+    waiting = [pair for pair, total in sums.items() if -rule.convict < total < rule.clear]
+    return Links(bad, tuple(sorted(waiting, key=lambda pair: slow[pair])))

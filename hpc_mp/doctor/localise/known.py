@@ -9,11 +9,9 @@ from random import Random
 import numpy as np
 
 from hpc_mp.doctor.localise import rounds
-from hpc_mp.doctor.localise.analysis import NetworkState
+from hpc_mp.doctor.localise.analysis import Links, NetworkState, Silence, links
 from hpc_mp.doctor.localise.fit import DecisionRule
-from hpc_mp.doctor.localise.groups import seeking
-from hpc_mp.doctor.localise.links import Links, Silence, links
-from hpc_mp.doctor.localise.load import EARLY
+from hpc_mp.doctor.localise.load import EARLY, seeking
 from hpc_mp.doctor.localise.record import ClusterLayout, Pair, Round, RoundLog
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_mp.doctor.nccl_log.judge import Machine, judge, machine_of, refused
-from hpc_mp.doctor.nccl_log.network import PROGRAMS, logged, taken
+from hpc_mp.doctor.nccl_log.judge import PROGRAMS, Machine, judge, logged, machine_of, refused, taken
 from hpc_mp.doctor.nccl_log.parse import parse
 from hpc_mp.doctor.nccl_log.ports import PortBytes, judge_ports, read_port_bytes
 from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble

@@ -1,20 +1,28 @@
-"""Findings on NCCL's use of the machine's fast network: NCCL falls back silently, these findings report it."""
+"""Findings on NCCL's use of the machine's fast network, from a new log of a probe or from kept logs.
+
+NCCL falls back silently, these findings report it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Literal
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import several
-from hpc_mp.cluster.node.gpu_driver import read_models
+from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.gpu_driver import has_gpus, read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
-from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.nccl_log.troubles import trouble_rows
-from hpc_mp.doctor.nccl_log.truth import NcclTruth, Trouble
+from hpc_mp.cluster.node.source import NodeSource, OwnProgram, Unavailable
+from hpc_mp.doctor.nccl_log.parse import parse
+from hpc_mp.doctor.nccl_log.truth import NcclTruth, Trouble, trouble_rows
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
                "NCCL_DMABUF_ENABLE",
@@ -58,7 +66,6 @@ def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     yield from _inside(truth, machine)
     yield from _started(truth)
     yield from _troubles(truth, machine)
-    yield from _algorithms(truth)
 
 
 def refused(findings: Iterable[Finding]) -> list[Finding]:
@@ -184,13 +191,6 @@ def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), message + times, row["cure"])
 
 
-def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
-    if truth.algorithms:
-        shown = sorted(truth.algorithms.items(), key=lambda item: -item[1])[:6]
-        yield Finding("nccl-algorithm", "ok", "", "; ".join(f"{collective or 'any'} {algorithm} {protocol} ×{count}"
-                                                            for (collective, algorithm, protocol), count in shown))
-
-
 def _set(truth: NcclTruth) -> str:
     """Return the variables that may explain a finding, as text."""
     settings = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
@@ -211,3 +211,42 @@ _REMEDIES = {
 }
 _GDR = ("modprobe nvidia-peermem, or an open driver and a kernel with DMA-BUF; /dev/infiniband in the container; leave "
         "NCCL_NET_GDR_LEVEL unset unless the site says otherwise")
+
+
+PATIENCE_S = 60.0  # torch, CUDA and NCCL take 10 to 30 s to start from a cold file system
+PROBE = "nccl-probe"
+PROGRAMS = {PROBE: OwnProgram((sys.executable, "-P", "-m", "hpc_mp.doctor.nccl_log.probe"), PATIENCE_S)}
+
+
+def taken(source: NodeSource, patience: float = PATIENCE_S) -> tuple[Finding, ...]:
+    """Return findings on a new log of NCCL, which the machine's program ``nccl-probe`` writes.
+
+    None without GPUs or a fast network, or if no log comes within ``patience`` seconds.
+    """
+    findings = in_time({PROBE: lambda: _taken(source)}, patience)[PROBE]
+    return () if isinstance(findings, Unavailable) else findings
+
+
+def logged(logs: Iterable[Path], source: NodeSource) -> tuple[Finding, ...]:
+    """Return findings on the logs of one job's ranks on this kind of machine. A directory means all files below it.
+
+    Raises HpcMpError if a log cannot be read.
+    """
+    return tuple(judge(parse(chain.from_iterable(map(_lines, logs))), machine_of(source)))
+
+
+def _taken(source: NodeSource) -> tuple[Finding, ...]:
+    machine = machine_of(source)
+    if not (machine.fabric and has_gpus(source)):
+        return ()
+    return tuple(judge(parse(source.answer([PROBE]).splitlines()), machine))
+
+
+def _lines(log: Path) -> Iterator[str]:
+    try:
+        for file in sorted(path for path in log.rglob("*") if path.is_file()) if log.is_dir() else [log]:
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                yield from lines
+    except OSError as error:
+        raise HpcMpError(f"--nccl-log {log}", f"cannot be read ({error.strerror})",
+                         "name a file that was written with NCCL_DEBUG=INFO, or a directory of such") from None

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from hpc_mp.doctor.nccl_log.troubles import ENDED, UNKNOWN, trouble_of
-from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble, Via
+from hpc_mp.doctor.nccl_log.truth import ENDED, UNKNOWN, NcclChannel, NcclTruth, Trouble, Via, trouble_of
 
 LONGEST = 4096  # parsed characters of a line; NCCL's own lines have at most 1024 plus their messages' additions
 MOST_WARNINGS = 200  # kept warnings without a known meaning
@@ -25,8 +24,6 @@ _STATUS = re.compile(r"(?:status=(?:\w+\()?|with (?:error|status) )(\d+)")
 _RETURN = re.compile(r"\S+:\d+ -> (\d+)(?: |$)")  # a function hands an error to its caller: NCCL's trace of the call
 _NO_ERRORS = ("0", "7")  # ncclSuccess, ncclInProgress
 _HCA = re.compile(r"\bhca (\S+)|\bon dev ([\w.-]+):\d|NET/IB : ([\w.-]+):\d+ ")
-_OLD_ALGORITHMS = {"0": "TREE", "1": "RING"}  # numbers until 2.24
-_OLD_PROTOCOLS = {"0": "LL", "1": "LL128", "2": "SIMPLE"}
 
 
 class Who(NamedTuple):
@@ -61,7 +58,6 @@ class _Reading:
         self.shape: dict[int, int] = {}  # nodes by ranks
         self.started: set[tuple[int, int]] = set()
         self.completed: set[tuple[int, int]] = set()
-        self.algorithms: Counter[tuple[str, str, str]] = Counter()
         self.environment: dict[str, str] = {}
         self.troubles: dict[Trouble, None] = {}
         self.warnings = 0
@@ -146,10 +142,6 @@ class _Reading:
         self._rank(who, match)
         self.shape[int(match[2])] = int(match[3])
 
-    def _tuning(self, who: Who, match: re.Match[str]) -> None:
-        algorithm, protocol = match[2], match[3]
-        self.algorithms[match[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
-
     def _set(self, who: Who, match: re.Match[str]) -> None:
         self.environment[match[1]] = match[2].strip().rstrip(".")
 
@@ -169,8 +161,7 @@ class _Reading:
             network_hosts={name: frozenset(names) for name, names in hosts.items()}, adapters=self.adapters, gdr=self.gdr,
             provider=self.provider, channels=tuple(self.channels), hosts=self.hosts, ranks=ranks,
             nodes=None if ranks is None else self.shape.get(ranks) or self._count_nodes(ranks), started=frozenset(self.started),
-            completed=frozenset(self.completed), algorithms=dict(self.algorithms),
-            environment=self.environment, troubles=(*self.troubles, *ended))
+            completed=frozenset(self.completed), environment=self.environment, troubles=(*self.troubles, *ended))
 
 
 def _messages(line: str) -> Iterator[tuple[Who, str, str, str, str]]:
@@ -207,6 +198,5 @@ _MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[s
         ("NET/OFI", r"NET/OFI Selected [Pp]rovider is ([\w-]+).*?(?:\(found (\d+) nics\))?$", _Reading._provider),
         ("nNodes", r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) ", _Reading._nodes),
         ("Init ", r"comm \S+ rank (\d+) nranks (\d+) .*Init (START|COMPLETE)", _Reading._start),
-        ("-> Algo", r"^(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)", _Reading._tuning),
         ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _Reading._set),
     ))

@@ -1,10 +1,14 @@
-"""Facts from NCCL's log."""
+"""Facts from NCCL's log, and the meanings of its warnings: the table ``env/nccl-troubles.toml``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
+
+from hpc_mp.base.assets import asset_table
 
 Via = Literal["NET", "P2P", "SHM", "COLLNET"]
 
@@ -52,8 +56,6 @@ class NcclTruth:
     nodes: int | None = None  # of that communicator
     started: frozenset[tuple[int, int]] = frozenset()  # (ranks, rank) of starts in the log
     completed: frozenset[tuple[int, int]] = frozenset()  # and of completed starts
-    # number of choices by (collective, algorithm, protocol)
-    algorithms: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)  # NCCL's variables that were set, with their values
     troubles: tuple[Trouble, ...] = ()  # errors and warnings without duplicates
 
@@ -64,3 +66,22 @@ class NcclTruth:
     def inside(self, channel: NcclChannel) -> bool:
         """Return True if both ranks are on one node. (MNNVL is NVLink between nodes.)"""
         return channel.how != "MNNVL" and not self.between_nodes(channel)
+
+
+TABLE = "env/nccl-troubles.toml"
+UNKNOWN = "warning"  # kind of the warnings that match no other row
+ENDED = "ended"  # kind of those after which NCCL's call returned an error
+
+
+@cache
+def trouble_rows() -> Mapping[str, Mapping[str, Any]]:
+    """Return the rows by kind, in order, as the table's head explains them; ``signs`` and ``place`` are compiled patterns."""
+    rows = asset_table(TABLE)["trouble"]
+    return {row["kind"]: {"means": "", "info": False, "fabrics": [], **row, "place": re.compile(row.get("place", "(?!)")),
+                          "signs": re.compile("|".join(f"(?:{sign})" for sign in row["signs"]))} for row in rows}
+
+
+def trouble_of(place: str, level: str, text: str) -> str | None:
+    """Return the kind of a message; None if it is only informative."""
+    return next((kind for kind, row in trouble_rows().items() if (level == "WARN" or row["info"])
+                 and (row["signs"].search(text) or row["place"].search(place))), None)

@@ -72,7 +72,7 @@ class Agent:
 
     def report(self, order: Message) -> Message:
         """Return the report of this node, with ``seconds`` of load for its devices."""
-        return {"seen": node_report(self.facts.node, order["seconds"]).document()}
+        return {"seen": asdict(node_report(self.facts.node, order["seconds"]))}
 
     def compute(self, order: Message) -> Message | None:
         """Compute for ``seconds`` if ``ranks`` contains this agent."""
@@ -89,7 +89,7 @@ class Agent:
                 before = read_port_bytes(source)
                 ends = measure(side, self._book[one][0][0], ports, order, self._token, self.facts.interfaces[0].name)
                 findings = judge_ports(before, read_port_bytes(source), sent(ends, len(ports), order))
-                return {"ends": ends, "found": [finding.document() for finding in findings if finding.severity in REPORTED]}
+                return {"ends": ends, "found": [asdict(finding) for finding in findings if finding.severity in REPORTED]}
         return None
 
     def counters(self, order: Message) -> Message:

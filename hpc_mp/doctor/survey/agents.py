@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
+
+from pydantic import TypeAdapter
 
 Message = dict[str, Any]
+T = TypeVar("T")
 
 PIECE = 900  # srun passes on at most 1,024 bytes of a task's line at once, and another task's line may come between two parts
 MARK = "hpc-mp-survey"  # a site's prolog may write to the same stream
@@ -30,6 +33,11 @@ def pieces(rank: int, message: Message) -> Iterator[str]:
     for begin in range(0, len(text), PIECE):
         more = "+" if begin + PIECE < len(text) else "."
         yield f"{MARK} {rank} {more}{text[begin : begin + PIECE]}\n"
+
+
+def read(kind: type[T], document: Any) -> T:
+    """Return the dataclass whose fields an agent has sent. Raises ValueError if it is none."""
+    return TypeAdapter(kind).validate_python(document)
 
 
 class Joiner:

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 import psutil
 
@@ -15,7 +14,6 @@ from hpc_mp.doctor.compute.device import cpu_name
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import read_machine
 
-ROUTES = "/proc/net/route"
 ERRORS = ("errin", "errout", "dropin", "dropout")
 
 
@@ -40,19 +38,15 @@ class NodeFacts:
     port: int  # of the agent, for TCP and UDP
     platform: str | None = None  # the environment profile that matches the machine; None if none does
 
-    @classmethod
-    def read(cls, document: dict[str, Any]) -> Self:
-        interfaces = tuple(Interface(**interface) for interface in document["interfaces"])
-        return cls(**{**document, "interfaces": interfaces})
-
 
 def node_facts(node: str, requested: Sequence[str], port: int) -> NodeFacts:
     """Return the facts of this node. ``requested``: interfaces to measure, one per rail; empty: the interface of the node's name.
 
     Raises LookupError if a requested interface does not exist or has no IPv4 address.
     """
-    return NodeFacts(node, _interfaces(node, requested), cpu_name(), len(os.sched_getaffinity(0)), port,
-                     platform(read_machine(NodeSource())).name)
+    machine = read_machine(NodeSource())
+    return NodeFacts(node, _interfaces(node, requested, machine.route), cpu_name(), len(os.sched_getaffinity(0)), port,
+                     platform(machine).name)
 
 
 def counters(names: Sequence[str]) -> dict[str, int]:
@@ -61,11 +55,11 @@ def counters(names: Sequence[str]) -> dict[str, int]:
     return {f"{name}.{error}": getattr(totals[name], error) for name in names if name in totals for error in ERRORS}
 
 
-def _interfaces(node: str, requested: Sequence[str]) -> tuple[Interface, ...]:
+def _interfaces(node: str, requested: Sequence[str], route: str | None) -> tuple[Interface, ...]:
     addresses = {name: [entry.address for entry in kinds if entry.family == socket.AF_INET]
                  for name, kinds in psutil.net_if_addrs().items()}
     usable = {name: ipv4[0] for name, ipv4 in addresses.items() if ipv4}
-    names = list(requested) or [_own(node, usable)]
+    names = list(requested) or [_own(node, usable, route)]
     for name in names:
         if name not in usable:
             raise LookupError(f"no interface {name} with an IPv4 address; there are {', '.join(sorted(usable)) or 'none'}")
@@ -73,17 +67,11 @@ def _interfaces(node: str, requested: Sequence[str]) -> tuple[Interface, ...]:
     return tuple(Interface(name, usable[name], state[name].mtu, state[name].speed) for name in names)
 
 
-def _own(node: str, usable: dict[str, str]) -> str:
+def _own(node: str, usable: dict[str, str], route: str | None) -> str:
     """Return the interface of the node's name, else of the default route, else the first that is not the loopback."""
     try:
         named = socket.gethostbyname_ex(node)[2]
     except OSError:
         named = []
     others = [name for name in usable if name != "lo"]
-    return next((name for name in others if usable[name] in named), None) or _default_route(others) or next(iter(others), "lo")
-
-
-def _default_route(names: Sequence[str]) -> str | None:
-    with open(ROUTES, encoding="ascii") as lines:
-        routes = [line.split() for line in lines]
-    return next((fields[0] for fields in routes if fields[1] == "00000000" and fields[0] in names), None)
+    return min(others, key=lambda name: (usable[name] not in named, name != route), default="lo")

@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from hpc_mp.doctor.bench.events import events
-from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
+from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec, events
 from hpc_mp.doctor.survey.agents import Message
 from hpc_mp.planner.collectives import PLACED
 from hpc_mp.rundir import SECRET

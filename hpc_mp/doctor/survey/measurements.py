@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from statistics import median, mode
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.doctor.localise import RailSample
-from hpc_mp.doctor.survey.agents import AgentPool, Message
+from hpc_mp.doctor.survey.agents import AgentPool, Message, read
 from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence
 from hpc_mp.doctor.survey.node_report import COMPUTE_S, REPORT_S, NodeReport
@@ -52,7 +52,7 @@ class Measurements:
         """Collect the report of every node: its checks, its traits and, if ``load_seconds`` > 0, its devices under load."""
         everyone, order = range(len(self.evidence.nodes)), {"do": "report", "seconds": self._load_seconds}
         answers = self.order(order, everyone, REPORT_S + (COMPUTE_S if self._load_seconds else 0.0))
-        self.evidence.reports.update({node: NodeReport.read(answer["seen"]) for node, answer in answers.items()})
+        self.evidence.reports.update({node: read(NodeReport, answer["seen"]) for node, answer in answers.items()})
 
     def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
         """Measure one round of disjoint pairs at the same time."""
@@ -78,8 +78,7 @@ class Measurements:
         """Let the nodes compute at the same time and return their results."""
         answers = self.order({"do": "compute", "ranks": [self.ranks[node] for node in nodes], "seconds": seconds}, nodes,
                               5 * seconds + 5.0)
-        names = [field.name for field in fields(Computed)]
-        trial = {node: Computed(**{name: answer[name] for name in names}) for node, answer in answers.items()}
+        trial = {node: read(Computed, answer) for node, answer in answers.items()}
         self.evidence.trials.append(trial)
         return trial
 
@@ -171,7 +170,7 @@ class GpuMeasurements(Measurements):
         answers = self.order(order, nodes, 2 * GPU_PATIENCE_S)
         for node, answer in answers.items():
             report = self.evidence.reports.get(node, NodeReport())
-            self.evidence.reports[node] = report.and_also(map(Finding.read, answer["found"]))
+            self.evidence.reports[node] = report.and_also(read(tuple[Finding, ...], answer["found"]))
         legs = [leg for pair in pairs for rail in range(self.rails) for leg in legs_of(pair, rail, answers)]
         self.evidence.legs += legs
         return samples_of(legs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from hpc_mp.base.findings import Finding, Severity, weight
 from hpc_mp.cluster.node.source import here
@@ -34,14 +34,6 @@ class NodeReport:
         """Return a copy with more findings. Of findings with the same code and subject the first is kept."""
         firsts = {(finding.code, finding.subject): finding for finding in (*findings, *self.findings[::-1])}
         return replace(self, findings=tuple(firsts.values()))
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self) | {"findings": [finding.document() for finding in self.findings]}
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Self:
-        return cls(tuple(map(Finding.read, document["findings"])), document["traits"],
-                   tuple(map(Result.read, document["results"])))
 
 
 @dataclass(frozen=True, slots=True)

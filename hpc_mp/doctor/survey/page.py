@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_mp.base.text import counted, data_rate, moment
-from hpc_mp.doctor.survey.actions import drain_commands
 from hpc_mp.doctor.survey.figures import LABEL, bars, matrix, switches
-from hpc_mp.doctor.survey.report import Report
+from hpc_mp.doctor.survey.report import Report, drain_commands
 from hpc_mp.report.html import filled, publish
 
 TEMPLATE = Path(__file__).resolve().with_name("page.html.j2")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.doctor.localise import Localisation, localise
+from hpc_mp.doctor.localise.rounds import disjoint
 from hpc_mp.doctor.survey.compute import WINDOW_S
 from hpc_mp.doctor.survey.diagnosis import Diagnosis, diagnose, suspected_cpus, suspected_loss
 from hpc_mp.doctor.survey.evidence import Pair, SurveyEvidence
@@ -68,15 +69,10 @@ def peers(count: int) -> dict[int, list[int]]:
 
 def rounds(pairs: Sequence[Pair], limit: int) -> list[list[Pair]]:
     """Distribute pairs over rounds of disjoint pairs, the first pairs in the first rounds. Pairs that do not fit are dropped."""
-    plan: list[list[Pair]] = [[] for _ in range(limit)]
-    busy: list[set[int]] = [set() for _ in range(limit)]
-    for pair in pairs:
-        for taken, round_ in zip(busy, plan, strict=True):
-            if taken.isdisjoint(pair):
-                round_.append(pair)
-                taken.update(pair)
-                break
-    return [round_ for round_ in plan if round_]
+    plan: list[list[Pair]] = []
+    while (remaining := [pair for pair in pairs if not any(pair in round_ for round_ in plan)]) and len(plan) < limit:
+        plan.append(disjoint(remaining))
+    return plan
 
 
 def _others(evidence: SurveyEvidence, suspects: Mapping[int, float]) -> list[int]:

@@ -12,7 +12,7 @@ from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.steps import is_queue_notice
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology
-from hpc_mp.doctor.survey.agents import AgentPool
+from hpc_mp.doctor.survey.agents import AgentPool, read
 from hpc_mp.doctor.survey.evidence import Absence, SurveyEvidence
 from hpc_mp.doctor.survey.facts import NodeFacts
 from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus, Measurements
@@ -77,7 +77,7 @@ def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None
 
 def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start: AgentStart) -> tuple[Measurements, str | None]:
     """Return the measurements and the cluster's name. Raises HpcMpError if no agent has an interface to measure."""
-    facts = {rank: NodeFacts.read(hello["facts"]) for rank, hello in sorted(hellos.items()) if "facts" in hello}
+    facts = {rank: read(NodeFacts, hello["facts"]) for rank, hello in sorted(hellos.items()) if "facts" in hello}
     lame = {hello["node"]: Absence("node-cut", hello["error"]) for hello in hellos.values() if "error" in hello}
     if not facts:
         node, absence = next(iter(lame.items()))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.cluster.slurm.steps import script_command
 from hpc_mp.cluster.slurm.variables import step_environment
 from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
@@ -37,4 +36,4 @@ def start(launch: Launch) -> Outcome:
     with begin(launch.plan, launch.resumed) as begun:
         stage_environment(launch.plan.spec, launch.listener, begun.run)
         log = begun.run.slurm_log(job_id)
-        return follow(SupervisorCommand(script_command(begun.run.script), step_environment(), log, job_id), begun, launch)
+        return follow(SupervisorCommand(["bash", str(begun.run.script)], step_environment(), log, job_id), begun, launch)

@@ -78,7 +78,7 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "rank_python": values.rank_python(spec, python),
         "parts": parts,
         # On shared nodes a program's steps get the memory per CPU or node that the site sets, as under sbatch.
-        "of_site": isinstance(spec, ProgramSpec) and not any(part.all_memory or part.exclusive for part in parts),
+        "site_memory": isinstance(spec, ProgramSpec) and not any(part.all_memory or part.exclusive for part in parts),
         "cpus": values.cpus_per_task(spec, facts),
         "threads": values.threads(spec, facts),
         "grace": spec.grace,

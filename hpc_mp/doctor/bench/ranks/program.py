@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.bench.events import Voice
 from hpc_mp.doctor.bench.ranks.measure import allocate, measure
-from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
+from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, Voice, load_spec
 from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Collective
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ def run(spec: BenchSpec) -> int:
 
 
 def _connect(spec: BenchSpec, voice: Voice) -> TorchNetwork:
-    from hpc_mp.doctor.bench.ranks.rendezvous import meet
-    from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
+    from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork, meet
 
     return TorchNetwork(spec, *meet(spec, voice, os.environ, sys.stdin))
 

@@ -74,9 +74,10 @@ def _mpi_in_step(script: Script) -> Iterable[Hit]:
     """Yield MPI launchers in a step, also inside a container: after the image, or after the mpirun that starts the container."""
     for command in script.shell.commands:
         inside = command.task or command.name in MPIRUNS
+        contained = inside and any(word.base in CONTAINERS for word in command.words)
         launchers = command.words[:1] if command.name in MPIRUNS and command.task else [
-            word for before, word in itertools.pairwise(command.words) if word.base in MPIRUNS and not before.text.startswith("-")
-            and before.base not in NAMING] if inside and any(word.base in CONTAINERS for word in command.words) else []
+            word for before, word in itertools.pairwise(command.words if contained else ()) if word.base in MPIRUNS
+            and before.base not in NAMING and not re.fullmatch("-[^=]*[^=-]", before.text)]
         yield from (Hit(word.line, word.base) for word in launchers[:1])
 
 

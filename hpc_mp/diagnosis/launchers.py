@@ -1,0 +1,160 @@
+"""Reports of launchers about a failed process, at the end of their output: torchrun's table, the errors of accelerate, horovodrun
+and DeepSpeed, the notes of mpirun and srun. What the process itself wrote comes before such a report."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_mp.base.exit_codes import NAMES, SIGNALS
+from hpc_mp.diagnosis.tracebacks import HEAD, NAMED_SO, OF_LAUNCHER, RANK, without_tags
+
+SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
+NEGATIVE = 256  # of the exit code -9 of a launcher that passes on its child's, as Python counts, 247 is left
+BY_THEMSELVES = frozenset({4, 6, 7, 8, 9, 11, 15})  # signals that end processes; exit codes like 255 have other meanings
+BY_LAUNCHER = 100  # last lines in which a launcher reports its failed process
+# An entry of torchrun's table. The root cause is the entry with the first time, which is in seconds.
+ENTRY = re.compile(r"(?:time +: (?P<time>\S+)\n\s*host +: .*\n\s*)?"
+                   r"rank +: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\n\s*exitcode +: (?P<code>-?\d+) ")
+ROOT = re.compile(r"Root Cause \(first observed failure\)")
+# Messages about a failed process: torchrun's log, accelerate's and others' subprocess, horovodrun's error, torch's spawn,
+# DeepSpeed's launcher, Lightning's, Open MPI's mpirun, Hydra's, srun.
+MESSAGES = tuple(map(re.compile, (
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary",
+    r"CalledProcessError: Command .* died with (<Signals\.\w+: |unknown signal )(?P<signal>\d+)",
+    r"CalledProcessError: Command .* returned non-zero exit status (?P<code>129|1[3-9]\d|2\d\d)\.",
+    r"Horovod detected that .*\n?.*Process name: (?P<rank>\d+)\n?.*Exit code: (?P<code>-?\d+)",
+    r"Exception: process (?P<local>\d+) terminated with (signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
+    r"sigkill_handler\] (?:.*--local_rank=(?P<local>\d+))?.* exits with return code = (?P<code>-?\d+)",
+    r"\[rank: (?P<rank>\d+)\] Child process with PID \d+ terminated with code (?P<code>-?\d+)\. Forcefully terminating",
+    r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)",
+    r"RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n=?\s*(EXIT CODE: (?P<code>\d+)|KILLED BY SIGNAL: (?P<signal>\d+))",
+    r"TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)",
+    r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (?P<words>[A-Z][a-z ]+[a-z])( \(core dumped\))?(\n|$)",
+)))
+# Lines with which reports may begin.
+FIRST = re.compile(r"Sending process \d+ closing signal |Horovod detected that |BAD TERMINATION OF ONE|"
+                   r"RANK \d+ PID \d+ RUNNING AT |^\s*rank +: \d+ \(local_rank: ")
+RESTARTS = re.compile(r"will restart worker group")
+FORCED = re.compile(r"Forcefully terminating all other processes")  # Lightning's main process kills itself with SIGKILL then
+ASKED = re.compile(r"SignalException: Process \d+ got signal: (?P<signal>\d+)")  # torchrun's, which then ends with exit code 1
+NUMBER = re.compile(r"\[default(?P<local>\d+)\]: ?|(?:\w{3} \w{3} +\d+ [\d:]{8} \d{4})?\[(?:\d+,)?(?P<rank>\d+)\]<std\w+>: ?|"
+                    r"\[?(?P<task>\d+)(?:: |\] )")
+NAMED_RANK = re.compile(r"\bRank (\d+)\]")  # in messages of NCCL's watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherBlame:
+    """A process that a launcher saw fail; ``code`` as from ``subprocess``.
+
+    Attributes:
+        rank: its number in the launcher's world, if reported; ``local``: its number on its node.
+    """
+
+    code: int
+    rank: int | None = None
+    local: int | None = None
+
+    def __str__(self) -> str:
+        return f"its rank {self.rank}" if self.rank is not None else (
+            "a process that it had started" if self.local is None else f"its local rank {self.local}")
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherReport:
+    """A launcher's report.
+
+    Attributes:
+        begin: number of its first line.
+        blames: the process that failed first, and others that failed in the same second.
+    """
+
+    begin: int
+    blames: tuple[LauncherBlame, ...]
+
+
+def report_of(lines: Sequence[str]) -> LauncherReport | None:
+    """Return a launcher's report near the end of the output; None without one."""
+    lines = without_tags(lines)
+    first = max(0, len(lines) - BY_LAUNCHER)
+    first = next((number + 1 for number in reversed(range(first, len(lines))) if RESTARTS.search(lines[number])), first)
+    text = "\n".join(lines[first:])
+    entries = list(ENTRY.finditer(text))
+    if entries:
+        root_begin = next((match.end() for match in ROOT.finditer(text)), 0)
+        root = next((entry for entry in entries if entry.start() >= root_begin), entries[-1])
+        others = [entry for entry in entries if entry["time"] == root["time"] is not None and entry is not root]
+        matches = [root, *others]
+    else:
+        matches = sorted(filter(None, (pattern.search(text) for pattern in MESSAGES)), key=lambda match: match.start())[:1]
+    blames = tuple(filter(None, map(_blame, matches)))
+    if not blames:
+        return None
+    earliest = text.count("\n", 0, min(match.start() for match in (*matches, *entries)))
+    begin = next((number for number, line in enumerate(lines[first:first + earliest]) if FIRST.search(line)), earliest)
+    return LauncherReport(_head(lines, first + begin, first), blames)
+
+
+def _blame(match: re.Match[str]) -> LauncherBlame | None:
+    fields = {name: value for name, value in match.groupdict().items() if value is not None}
+    killed = (fields.get("signal") or SIGNALS.get(fields.get("words", ""))
+              or signal.Signals.__members__.get(f"SIG{fields.get('name')}"))
+    if killed is None and "code" not in fields:
+        return None
+    rank, local = (int(fields[name]) if name in fields else None for name in ("rank", "local"))
+    return LauncherBlame(passed_on(int(fields["code"])) if killed is None else -int(killed), rank, local)
+
+
+def passed_on(code: int) -> int:
+    """Return the end of the child from the exit code of a shell or launcher that passes it on; codes as from ``subprocess``."""
+    if code - SHELL in NAMES:
+        return SHELL - code
+    return code - NEGATIVE if NEGATIVE - code in BY_THEMSELVES else code
+
+
+def _head(lines: Sequence[str], begin: int, first: int) -> int:
+    """Return the number of the first line of the launcher's own traceback around line ``begin``; else ``begin``."""
+    for number in range(begin, first - 1, -1):
+        if HEAD.search(lines[number]):
+            return number
+        if number < begin and NAMED_SO.match(RANK.sub("", lines[number], count=1)) and not OF_LAUNCHER.match(lines[number]):
+            break
+    return begin
+
+
+def output_of(lines: Sequence[str], blame: LauncherBlame) -> list[str]:
+    """Return the lines of a launcher's output that the process wrote, and those of which the process is unknown, without their
+    prefixes."""
+    prefixes = list(map(NUMBER.match, lines))
+    tasks = [prefix["task"] for prefix in prefixes if prefix is not None and prefix["task"] is not None]
+    numbered = 2 * len(tasks) > len(lines) and str(blame.rank) in tasks  # else they number nodes, or are no prefixes
+    bare = without_tags(lines)
+    marks = [_marks(prefix, numbered, text) for prefix, text in zip(prefixes, bare, strict=True)]
+    lowest = min((mark for line in marks for mark in line), default=math.inf)
+    on_first_node = blame.local is not None and lowest <= blame.local  # where local numbers are ranks
+    rank = blame.local if blame.rank is None and on_first_node else blame.rank
+    return [text for text, prefix, ranks in zip(bare, prefixes, marks, strict=True)
+            if (rank is None or all(mark == rank for mark in ranks))
+            and (blame.local is None or prefix is None or prefix["local"] in (None, str(blame.local)))]
+
+
+def ranks_in(lines: Sequence[str]) -> list[int]:
+    """Return the ranks that lines name as their writers."""
+    return sorted({mark for line in without_tags(lines) for mark in _marks(None, False, line)})
+
+
+def _marks(prefix: re.Match[str] | None, numbered: bool, text: str) -> list[int]:
+    """Return the ranks that a line names as its writer. ``numbered``: a mere number in front is that of a rank."""
+    fields = {} if prefix is None else prefix.groupdict()
+    marks = (fields.get("rank"), fields.get("task") if numbered else None,
+             *(match[1] for match in (RANK.match(text), NAMED_RANK.search(text)) if match))
+    return [int(mark) for mark in marks if mark is not None]
+
+
+def asked_to_end(lines: Sequence[str]) -> int | None:
+    """Return the number of the signal after which torchrun ended itself; None without one."""
+    last = lines[-BY_LAUNCHER:]
+    return next((int(match["signal"]) for match in map(ASKED.search, reversed(last)) if match), None)
