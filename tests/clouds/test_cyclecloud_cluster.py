@@ -18,8 +18,7 @@ import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.converge import words
-from cyclecloud_lab.faults import infiniband, no_infiniband
-from cyclecloud_lab.site import Machine, Site
+from cyclecloud_lab.site import Machine, Site, infiniband, no_infiniband
 from cyclecloud_lab.site import why_not as why_no_machines
 from cyclecloud_lab.system import BOOKWORM, NOBLE, TORCH, System, wheels
 from cyclecloud_lab.system import why_not as why_no_system

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from hpc_mp.base.text import data_rate
 from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.offer import Offer
-from hpc_mp.clouds.azure.render.options import ClusterPlan
-from hpc_mp.clouds.azure.render.parameters import parameters, topology
+from hpc_mp.clouds.azure.render.options import ClusterPlan, parameters, topology
 
 
 class FamilyQuota(NamedTuple):

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan
-from hpc_mp.clouds.azure.render.parameters import EXPORT, LUSTRE_OPTIONS
+from hpc_mp.clouds.azure.render.options import EXPORT, LUSTRE_OPTIONS, Choices, ClusterPlan
 
 RELEASE = "2026.07.02"
 SERVER = "Standard_D4as_v5"  # size of CycleCloud's machine
