@@ -61,7 +61,8 @@ def key_here(name: str, section: str, keys: Iterable[str], value: Any = None) ->
     if plain in tables.options:
         written = json.dumps(value, ensure_ascii=False) if value is not None else "…"
         return "is an option of sbatch, not a key", f"write extra = {{ {plain.replace('_', '-')} = {written} }} in [slurm]"
-    ours = f"{section}.{plain}" if section and plain in keys else tables.within.get(section, {}).get(plain, tables.names.get(plain))
+    names = {**tables.names, **tables.within.get(section, {})}
+    ours = f"{section}.{plain}" if section and plain in keys else names.get(plain)
     if ours is None:
         return None
     table, _, key = ours.rpartition(".")
