@@ -26,7 +26,6 @@ from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
 from hpc_mp.cluster.slurm.job import AGAIN  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
-from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
 from hpc_mp.job import program, spec  # noqa: E402
 from hpc_mp.job.elsewhere import elsewhere  # noqa: E402
@@ -158,7 +157,7 @@ def rules() -> str:
 
     head = ("code", "severity", "what is found", "what to do")
     return "\n".join(["## Scripts for sbatch", "", table(head, rows(SBATCH)), "## Variables on a machine", "",
-                      table(head, rows(ON_MACHINE)), "## NCCL's files", "", table(head, rows(NCCL_FILES)),
+                      table(head, rows(ON_MACHINE)),
                       "## A Slurm cluster", "", table(head, rows(SLURM_CONF)),
                       "## Slurm's files", "", table(head, rows(SLURM_FILES)),
                       "## Templates of Azure CycleCloud", "", table(head, rows(AZURE))])
@@ -226,7 +225,8 @@ def coming_from() -> str:
     options = ", ".join(f"`{name}`" for name in sorted(tables.options))
     return "\n\n".join((
         "## Keys", table(("elsewhere", "here"), [
-            *((", ".join(f"`{name}`" for name in names), f"`{ours}`") for ours, names in _by_answer(tables.names).items()), *within,
+            *((", ".join(f"`{name}`" for name in names), f"`{ours}`") for ours, names in _by_answer(tables.names).items()),
+            *within,
             (options, "`slurm.extra`: `extra = { mem = \"64G\" }` in `[slurm]`")]),
         "## Had in another way, or not at all", table(("elsewhere", "here"), [
             (", ".join(f"`{name}`" for name in names), way) for way, names in _by_answer(tables.instead).items()]),

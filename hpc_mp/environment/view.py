@@ -55,7 +55,7 @@ def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO,
     variables = effective(environ, files, applied)
     host = Here({variable.name: variable for variable in variables}, machine, releases, detected.name, applied,
                 lambda path: source.path(path).exists())
-    return View(detected, applied, releases, files, variables, lint(host, files, environ))
+    return View(detected, applied, releases, files, variables, lint(host))
 
 
 def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:
