@@ -291,12 +291,12 @@ def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_silent_follower_says_now_and_then_that_it_lives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "SECONDS", (0.01,))
-    monkeypatch.setattr(follow, "SILENCE_S", 0.0)
+    monkeypatch.setattr(status, "SECONDS", (0.01,))
+    monkeypatch.setattr(status, "SILENCE_S", 0.0)
     run, said = made(here), list[str]()
     polls = iter([[seen(run, [SlurmJob("7", state)])] for state in ("RUNNING", "RUNNING", "COMPLETED")])
-    monkeypatch.setattr(follow.click, "echo", said.append)
-    follow.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
+    monkeypatch.setattr(status.click, "echo", said.append)
+    status.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
     assert [line.split()[-1] for line in said] == ["running", "running", "completed"]
 
 
