@@ -157,8 +157,7 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
                          f"name {placement.nodes} hosts with --nodes, or change the degrees or --ranks-per-node")
     strange = [host for host in hosts if host not in tree.above]
     if strange:
-        raise HpcMpError(f"--nodes {nodelist}", f"names {strange[0]}, which is not in the topology",
-                         "name hosts of the topology")
+        raise HpcMpError(f"--nodes {nodelist}", f"names {strange[0]}, which is not in the topology", "name hosts of the topology")
     hosts = hosts[: placement.nodes]
     if placement.rank_map == "auto":
         hosts = order_hosts(hosts, tree)

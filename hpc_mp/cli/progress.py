@@ -124,8 +124,7 @@ class _StepBar:
         if not self._training:  # from now on, the speed is that of steps
             self._training = True
             self._progress.reset(self._task, total=self._steps or None, completed=last.step)
-        self._progress.update(self._task, completed=last.step, description=_step_words(last, self._steps),
-                              figures=_figures(last))
+        self._progress.update(self._task, completed=last.step, description=_step_words(last, self._steps), figures=_figures(last))
 
     def print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)

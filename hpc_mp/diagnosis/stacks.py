@@ -205,6 +205,5 @@ def numbers(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    parts = [part for low, high in runs
-             for part in ([f"{low}-{high}"] if high > low + 1 else map(str, range(low, high + 1)))]
+    parts = [part for low, high in runs for part in ([f"{low}-{high}"] if high > low + 1 else map(str, range(low, high + 1)))]
     return f"rank{'s' if runs and (len(runs) > 1 or runs[0][0] != runs[0][1]) else ''} {', '.join(parts)}"

@@ -121,8 +121,7 @@ def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]
         if line.isspace():
             continue
         if not parts and line.lstrip().startswith(b"["):
-            raise HpcMpError(value, "holds a JSON array, but a .jsonl file has one row per line",
-                             TAKE_APART)
+            raise HpcMpError(value, "holds a JSON array, but a .jsonl file has one row per line", TAKE_APART)
         try:
             parts.append(row_parts(line))
         except UnusableRow as error:

@@ -57,8 +57,7 @@ def units_of(
     """Return the flat units of a rank at these coordinates, by name."""
     spans = stage_spans(layers)
     held = [spans[stage] for stage, holder in enumerate(schedule_of(spec).placement) if holder == pipeline]
-    return rank_units(family_of(shape.model_type), shape, held, cut_of(spec, tensor), spec.shard_degree,
-                      expert_cut(spec))
+    return rank_units(family_of(shape.model_type), shape, held, cut_of(spec, tensor), spec.shard_degree, expert_cut(spec))
 
 
 def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:

@@ -98,8 +98,7 @@ def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     """Return every run's progress, cost and result; rows without a value are left out."""
     by_loss = _best_by_loss(runs)
-    rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), by_loss if what == LOSS else None)
-            for what, text in ENDS]
+    rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), by_loss if what == LOSS else None) for what, text in ENDS]
     best = [best_evaluation(run.evaluations) for run in runs]
     cells = tuple(f"{loss_number(evaluation.loss)} after step {evaluation.step:,}" if evaluation else NONE for evaluation in best)
     losses_by_run = {index: evaluation.loss for index, evaluation in enumerate(best) if evaluation is not None}

@@ -111,8 +111,7 @@ def check_resumable(value: str, counters: Counters, now: Mapping[str, Any], step
         HpcMpError: it cannot continue.
     """
     if difference := first_difference(counters.origin, now):
-        raise HpcMpError(value, str(difference),
-                         TAKE_WEIGHTS)
+        raise HpcMpError(value, str(difference), TAKE_WEIGHTS)
     if counters.step >= steps:
         raise HpcMpError(f"train.steps = {steps}", f"leaves nothing to do: {value} has already trained {counters.step} steps",
                          f"set train.steps to more than {counters.step}")

@@ -116,8 +116,7 @@ def _scontrol(job_ids: Iterable[str], ask: Runner) -> list[SlurmJob]:
 
 def _sacct(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
     """Query sacct for jobs that have ended; its other states may be wrong if the controller does not know the job."""
-    answer = ask(("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
-                  f"--format={RECORD}"))
+    answer = ask(("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}", f"--format={RECORD}"))
     return [job for job in parse_sacct(answer) if job.ended]
 
 

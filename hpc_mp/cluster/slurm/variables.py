@@ -41,5 +41,4 @@ def one_task_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _keep(environ: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items()
-            if name in names or not (FOREIGN.match(name) or _DEFAULTS.match(name))}
+    return {name: value for name, value in environ.items() if name in names or not (FOREIGN.match(name) or _DEFAULTS.match(name))}

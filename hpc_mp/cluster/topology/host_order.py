@@ -59,8 +59,7 @@ def _together(hosts: list[str], tree: SwitchTree, from_root: int) -> list[list[s
     for host in hosts:
         members.setdefault(switch(host), []).append(host)
     groups = sorted(members.items(), key=lambda item: -len(item[1]))
-    return [leaf for name, below in groups
-            for leaf in (_together(below, tree, from_root + 1) if name else [below])]
+    return [leaf for name, below in groups for leaf in (_together(below, tree, from_root + 1) if name else [below])]
 
 
 def _pieces(leaves: list[list[str]], sizes: Sequence[int]) -> Iterator[list[str]]:

@@ -90,8 +90,7 @@ def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     elif truth.nodes == 1:
         yield Finding(code, "ok", "", "the log names no network, and one node needs none")
     else:
-        yield Finding(code, "unknown", "", "the log names no network",
-                      "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS")
+        yield Finding(code, "unknown", "", "the log names no network", "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS")
 
 
 def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:

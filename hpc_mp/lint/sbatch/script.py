@@ -147,8 +147,7 @@ class Script:
     def shell_option(self, letter: str, name: str) -> Command | None:
         """Return the ``set`` in the job's own shell that enables an option: ("u", "nounset"), ("", "pipefail")."""
         for command in self.commands("set"):
-            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument)
-                                       for argument in command.arguments)
+            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument) for argument in command.arguments)
             by_name = any(re.fullmatch(r"-[a-zA-Z]*o", option) and value == name
                           for option, value in itertools.pairwise(command.arguments))
             if not command.task and (by_letter or by_name):

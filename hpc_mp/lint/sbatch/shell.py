@@ -248,8 +248,7 @@ _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
 _WITH_ASSIGNMENTS = ("command", "declaration_command")
-_SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name",
-            "comment")
+_SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name", "comment")
 
 
 def named_assignment(word: Word, *, task: bool) -> ShellAssignment:

@@ -39,8 +39,7 @@ def _addresses(wrong: Callable[[Script, ShellAssignment], object]) -> Finder:
 
 
 def _launchers(script: Script) -> Iterator[NodeLauncher]:
-    return (launcher for command in script.shell.commands
-            if command.name != "srun" and (launcher := torchrun(command.words)))
+    return (launcher for command in script.shell.commands if command.name != "srun" and (launcher := torchrun(command.words)))
 
 
 def _endpoints(script: Script) -> Iterator[tuple[NodeLauncher, str, str, int]]:

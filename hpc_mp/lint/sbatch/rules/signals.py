@@ -29,8 +29,7 @@ def _name(signal: str) -> str:
 
 
 def _traps(script: Script, signal: str, *, task: bool) -> list[Command]:
-    return [trap for trap in script.commands("trap") if trap.task == task
-            and signal in map(_name, trap.arguments[1:])]
+    return [trap for trap in script.commands("trap") if trap.task == task and signal in map(_name, trap.arguments[1:])]
 
 
 def _reaches_nobody(script: Script) -> Iterable[Hit]:

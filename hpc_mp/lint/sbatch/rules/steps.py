@@ -96,8 +96,7 @@ def _one_after_another(script: Script) -> Iterable[Hit]:
 
 
 def _step_in_step(script: Script) -> Iterable[Hit]:
-    yield from (Hit(command.line) for command in script.commands("srun")
-                if command.task and "--overlap" not in command.arguments)
+    yield from (Hit(command.line) for command in script.commands("srun") if command.task and "--overlap" not in command.arguments)
 
 
 def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
