@@ -3,8 +3,6 @@
 A script that consists of one srun launch becomes ``[program]``: its ranks have the numbers and places of hpc-mp.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The request in the ``#SBATCH`` lines of a script: sizes, and the keys of a job file for everything else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

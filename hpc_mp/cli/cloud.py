@@ -1,7 +1,5 @@
 """``hpc-mp cloud``: files of a Slurm cluster in an Azure subscription from a size and a number of nodes; faults of templates."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``hpc-mp cluster``: the description of a Slurm cluster, wrong settings for training, the ledger of bad nodes, and switches."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import time

@@ -1,7 +1,5 @@
 """The ``hpc-mp`` command: verbs are imported only when they are called, and errors become exit codes."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """``hpc-mp placement``: the place and the coordinates of each rank, and the cost of a placement."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The progress of a launch: lines, and on a terminal a bar while ranks train."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

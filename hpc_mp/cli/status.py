@@ -3,8 +3,6 @@
 With ``--follow``, runs are polled until all have ended: shown in place on a terminal, else as lines of a log.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The end of a rank without a record, from the messages of the process that saw it end and from its own log."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

@@ -1,7 +1,5 @@
 """Patterns of single log lines: of srun and slurmstepd, of the kernel, of CUDA, NCCL and Python."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Classification of the output of programs, where native libraries and daemons write in words of their own."""
 
-from __future__ import annotations
-
 import re
 
 from hpc_mp.diagnosis.texts import kind_of

@@ -4,8 +4,6 @@ The text is the output of Python's faulthandler, with a header line for each pro
 except one: that rank is the cause, whether it is in a data loader, on a file system or in another collective.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Classification of a text by the kind of failure that it reports."""
 
-from __future__ import annotations
-
 import re
 
 # (kind, pattern of a text that reports it); kind None: the text only mentions a name. The first match counts. Lines of

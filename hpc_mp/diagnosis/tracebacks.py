@@ -4,8 +4,6 @@ It is not simply the last one. The fatal traceback is followed by complaints of 
 the teardown. Exceptions that the program caught and logged may precede it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

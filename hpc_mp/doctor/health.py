@@ -4,8 +4,6 @@ It is packed into one file with all its dependencies and run by the node's own P
 imports only the standard library and never creates a CUDA context. It ends within its deadline even if a check hangs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

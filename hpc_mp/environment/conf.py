@@ -5,8 +5,6 @@ comment only in the first column. A variable is never set twice, so the first of
 process, even to an empty value, hides every line.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Findings on the variables of a machine: general rules, and rules that need the machine."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

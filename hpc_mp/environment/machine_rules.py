@@ -1,7 +1,5 @@
 """HM65x: variables that do not fit the machine on which they are set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """All facts about the variables of one machine, as one value and as lines for any POSIX shell under ``set -eu``."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The names that other trainers use for keys and values of a job file, and their equivalents here, from ``elsewhere.toml``."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ A node reads the whole text, perhaps hours later. Content that it would refuse o
 bytes of a file.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

@@ -1,7 +1,5 @@
 """Sweeps: several runs from one job file that differ in some values. The table of the job file, and its expansion to runs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

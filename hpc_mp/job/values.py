@@ -1,7 +1,5 @@
 """The types of values of a job file's keys, values that no key accepts, and the base class of its tables."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

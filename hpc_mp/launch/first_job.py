@@ -1,7 +1,5 @@
 """A first job file that can run on the available hardware: ``slurm/job.toml.j2``, filled in."""
 
-from __future__ import annotations
-
 import sysconfig
 from dataclasses import dataclass
 

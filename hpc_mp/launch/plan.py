@@ -1,7 +1,5 @@
 """The plan of a job file: all decisions made before anything is started or written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Resuming: the run that ``--resume`` selects, the check of the job, and the lock that lets only one launch have a run."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The files of a run that exist before its ranks start."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -23,8 +23,6 @@ instead. With parameters offloaded, m P/d of them, and c P/d if the formats diff
 have a row for them, count as optimizer bytes. Then units without other shards are also gathered and freed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hpc_mp.job import JobSpec

@@ -3,8 +3,6 @@
 The process becomes the program (``exec``): its signals, exit code and memory are the program's own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """A comparison of several runs on one page: overlaid curves, the differences of their job files, and their results."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The content of a run directory, read into one frozen value. Absent or broken files are left out and listed as problems."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

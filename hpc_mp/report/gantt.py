@@ -1,7 +1,5 @@
 """Gantt charts: the pipeline as executed, rank by rank, and its schedule simulated with equal stages and without delays."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

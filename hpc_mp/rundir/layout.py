@@ -1,7 +1,5 @@
 """The layout of a run directory: one table of its files, which the code, the documentation and the tests read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +30,9 @@ class RunFile:
     def __get__(self, run: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, run: RunDirectory, owner: type) -> Path: ...
+    def __get__(self, run: "RunDirectory", owner: type) -> Path: ...
 
-    def __get__(self, run: RunDirectory | None, owner: type) -> Self | Path:
+    def __get__(self, run: "RunDirectory | None", owner: type) -> Self | Path:
         return self if run is None else run.path / self.name
 
 
@@ -57,9 +55,9 @@ class RunFiles:
     def __get__(self, run: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, run: RunDirectory, owner: type) -> FilesOfRun: ...
+    def __get__(self, run: "RunDirectory", owner: type) -> "FilesOfRun": ...
 
-    def __get__(self, run: RunDirectory | None, owner: type) -> Self | FilesOfRun:
+    def __get__(self, run: "RunDirectory | None", owner: type) -> "Self | FilesOfRun":
         return self if run is None else FilesOfRun(run.path, self.name)
 
 
@@ -241,7 +239,7 @@ class RunDirectory:
         """Return the number of the current attempt, from 1: one more than the archived attempts."""
         return 1 + sum(1 for path in self.put_away.found() if path.name.isdigit())
 
-    def of_attempt(self, number: int) -> RunDirectory:
+    def of_attempt(self, number: int) -> "RunDirectory":
         """Return the directory with the job, plan, placement and logs of an attempt: this one for the current attempt."""
         aside = self.put_away(number)
         return RunDirectory(aside) if number < self.attempt() and aside.is_dir() else self

@@ -1,7 +1,5 @@
 """The state of a checkpoint besides its tensors: the training progress, and the origin of the parameters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -40,7 +38,7 @@ class Origin:
     seed: int
     documents: str = "joined"
 
-    def same_samples(self, other: Origin) -> bool:
+    def same_samples(self, other: "Origin") -> bool:
         """Return True if a position denotes the same sample in both."""
         return (self.data, self.sequence_length, self.seed) == (other.data, other.sequence_length, other.seed)
 

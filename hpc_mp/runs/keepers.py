@@ -4,8 +4,6 @@ A run is kept either by a job in Slurm's queue, whose id is in the run directory
 ranks itself. A launch that has not submitted its job yet still holds the run.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The end of an attempt: how its ranks ended, and the action that follows."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

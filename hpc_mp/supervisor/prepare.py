@@ -1,7 +1,5 @@
 """Preparation of the ranks' start: a new attempt, the order of the hosts, the rendezvous address, and the environment profile."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -4,8 +4,6 @@ A lifetime count is meaningless: a cable that was changed a year ago still has i
 readings are compared with the oldest one of the last three hours. If none was kept yet, two readings a moment apart are compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

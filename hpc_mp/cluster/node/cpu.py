@@ -1,7 +1,5 @@
 """Processors and their clock source."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

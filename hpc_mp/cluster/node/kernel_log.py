@@ -1,7 +1,5 @@
 """The kernel's log, from any source that this user may read."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

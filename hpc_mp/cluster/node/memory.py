@@ -1,7 +1,5 @@
 """Main memory: its size, NUMA nodes and settings, and the part that processes share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

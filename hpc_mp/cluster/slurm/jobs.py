@@ -3,8 +3,6 @@
 ``squeue`` is asked first, then ``scontrol`` for the jobs that squeue does not list, then ``sacct``. Each may be absent.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

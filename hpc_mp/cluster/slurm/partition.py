@@ -1,7 +1,5 @@
 """A partition's limits for one job: number of nodes, time, and the resources of each node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

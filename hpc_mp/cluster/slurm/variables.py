@@ -1,7 +1,5 @@
 """Environment variables of schedulers and launchers: those that a new job, or a step of this allocation, may inherit."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Mapping

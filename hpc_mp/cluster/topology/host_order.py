@@ -4,8 +4,6 @@ Ranks fill nodes one after another, so the groups of an axis are in aligned bloc
 depends on the layout; an order that is good for all sizes is good for any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from hpc_mp.cluster.topology.model import SwitchTree

@@ -1,7 +1,5 @@
 """Checks of processors, their governor and clock source; and of stuck, zombie and leftover processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_mp.base.text import duration, several

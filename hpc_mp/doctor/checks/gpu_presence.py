@@ -1,7 +1,5 @@
 """Checks of the presence of all GPUs and of their driver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Lifetime totals are never judged, except uncorrected memory errors since boot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Checks of the kernel log: of the last day, and for errors of NVIDIA GPUs and NVSwitches."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checks of main memory, swap, huge pages, NUMA and shared memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_mp.base.text import memory_size, several

@@ -1,8 +1,6 @@
 """Analysis of the log of rounds: health of nodes by themselves, and of their uplinks under load; pairs that do not answer, and
 pairs that are slow although both ends are healthy."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import exp, isqrt, log

@@ -3,8 +3,6 @@
 NCCL falls back silently, these findings report it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator

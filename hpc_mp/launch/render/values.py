@@ -1,7 +1,5 @@
 """Template values that are not in the job file, derived from the job and the facts of the cluster."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

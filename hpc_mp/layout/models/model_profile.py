@@ -5,8 +5,6 @@ device (with neither tensor nor context ranks), and the settings of the job that
 refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Source: ``modeling_rope_utils.py`` of transformers. It accepts an unknown kind, 
 model is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

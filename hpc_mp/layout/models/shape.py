@@ -1,7 +1,5 @@
 """A model's shape: the numbers that determine how it can be cut, read without transformers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

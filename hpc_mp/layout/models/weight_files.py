@@ -3,8 +3,6 @@
 Only the headers of the safetensors files are read, a few kilobytes each: fast enough for a login node.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A job script, parsed once and with its variables expanded, and the queries of the rules."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import deque
@@ -105,7 +103,7 @@ class Script:
         """The minimum number of tasks by the directives."""
         return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
 
-    def of(self, step: Step) -> Script:
+    def of(self, step: Step) -> "Script":
         """Return this script with only the step's component of a heterogeneous job."""
         group = step.value("het-group") or ""
         components = self.header.components

@@ -1,7 +1,5 @@
 """Rules on the start, confinement, end and requeuing of jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule, Severity

@@ -1,7 +1,5 @@
 """Rules on the equipment of the cluster: GPUs, memory, nodes, partitions, switches, accounting, health."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

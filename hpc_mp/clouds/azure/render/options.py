@@ -1,7 +1,5 @@
 """The user's choices for a cluster, the resulting plan, and its parameters. All choices are validated here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Summary of a rendered cluster: quota, the resources of a node, lines for a job file, notes, open parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Names and types are those of bicep/mainTemplate.bicep and bicep/types.bicep of g
 Secrets are not included: ``az`` asks for adminPassword, and the key is given on the command line.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Any

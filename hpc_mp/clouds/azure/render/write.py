@@ -1,7 +1,5 @@
 """Output of a rendered cluster as a directory for ``cyclecloud project upload`` and ``cyclecloud import_cluster``."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """NCCL and gloo, through torch.distributed; rank and rendezvous of this process, as of a job's ranks or told by the launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

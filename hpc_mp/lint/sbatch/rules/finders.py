@@ -3,8 +3,6 @@
 A judge returns the item, or the item and the advice; True for a hit without words; "", None or False for none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit

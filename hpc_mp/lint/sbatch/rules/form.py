@@ -1,7 +1,5 @@
 """HM1xx: the form of the file and of its ``#SBATCH`` lines. Sources: src/sbatch/{sbatch,opt}.c."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,7 +1,5 @@
 """HM4xx: the rendezvous of ranks: MASTER_ADDR, ports, torchrun's rendezvous, rank numbers."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """HM2xx: the request of the directives: time, memory, GPUs, output."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable

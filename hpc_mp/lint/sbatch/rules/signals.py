@@ -1,7 +1,5 @@
 """HM33x: delivery of the warning signal before the end of a job to the ranks. Source: sbatch(1) on --signal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """HM30x–HM32x: srun lines, and commands that need srun."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable
