@@ -13,7 +13,8 @@ from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.layout.schedule import Kind, Schedule, Timeline, schedule_of, simulate
 from hpc_mp.layout.schedule.actions import COMPUTE, compute
 from hpc_mp.layout.schedule.simulate import Slot
-from hpc_mp.report.axes import Scale, Shade, Tick, rounds
+from hpc_mp.report.axes import Scale, Tick, rounds
+from hpc_mp.report.colours import Shade
 from hpc_mp.report.grid import coordinates, present_axes, shade
 from hpc_mp.rundir.records import RankTrace, TracedAction
 
