@@ -1,7 +1,7 @@
 """Cancellation of runs: their ranks are asked to save first, and killed if they do not end in time."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
@@ -9,7 +9,7 @@ from hpc_mp.cluster.slurm.job import COMPLETING
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec, load_resolved
 from hpc_mp.rundir import RunDirectory, write_text
-from hpc_mp.runs.keepers import LiveRuns, kill, stop
+from hpc_mp.runs.keepers import Keeper, LiveRuns, reaching
 from hpc_mp.runs.lock import held
 from hpc_mp.runs.status import RunStatus, described, overviews, seen
 from hpc_mp.supervisor.exclusions import end_watch
@@ -53,18 +53,25 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
         write_text(run.stop, "hpc-mp cancel\n")  # also keeps the job from being requeued
     ended: dict[RunDirectory, RunStatus] = {}
     if grace and live:
-        stop(live)
+        for back_end, own in _by_back_end(live):
+            back_end.stop(own)
         programs = all(isinstance(load_resolved(run.job), ProgramSpec) for run in live)
         message = "sent the ranks program.signal" if programs else "asked the ranks to save at the next step and to stop"
         say(f"{message}; at the latest in {grace:g} s they are ended")
         ended = _within(live, grace)
     if late := {run: job for run, job in live.items() if run not in ended}:
-        for message in kill(late):
-            say(message)
+        for back_end, own in _by_back_end(late):
+            say(back_end.kill(own))
         ended |= _within(late, KILL_S)
     remaining = [run for run in runs if run not in ended]
     changed = [run for run in remaining if run in live or (waiting and not runs[run].ended)]
     return dict(runs) | ended | dict(zip(changed, overviews(changed), strict=True))
+
+
+def _by_back_end(runs: LiveRuns) -> Iterator[tuple[Keeper, LiveRuns]]:
+    """Yield each back end with the runs that it reaches."""
+    for back_end in dict.fromkeys(reaching(run, job) for run, job in runs.items()):
+        yield back_end, {run: job for run, job in runs.items() if reaching(run, job) is back_end}
 
 
 def _within(runs: LiveRuns, seconds: float) -> dict[RunDirectory, RunStatus]:

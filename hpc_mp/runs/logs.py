@@ -9,7 +9,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart, read_records
-from hpc_mp.runs.keepers import script_logs
+from hpc_mp.runs.keepers import keeper
 
 LABEL = re.compile(r" *(\d+): ")  # from srun --label: the task number
 SUPERVISOR = re.compile(r"hpc-mp: (\d\d:\d\d:\d\d .*)")  # in the job script's log; the main log has the same line
@@ -58,7 +58,7 @@ class Logs:
 
     def main(self) -> list[LogSource]:
         """Return the logs of rank 0, the launcher, Slurm and srun. Lines that the supervisor writes to two logs appear once."""
-        slurm = [LogSource(path, echo=self.files.main_log) for path in script_logs(self.run, self.files)]
+        slurm = [LogSource(path, echo=self.files.main_log) for path in keeper(self.run).logs(self.run, self.files)]
         first = self.rank(0) if self.run.program.exists() else []  # our engine writes it to the main log
         return [*slurm, *self._existing([self.files.srun_log]), *first, *self._existing([self.files.main_log])]
 

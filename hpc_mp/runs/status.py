@@ -30,7 +30,7 @@ from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.runs import successors
 from hpc_mp.rundir.sweep import SweepMember, read_member
 from hpc_mp.rundir.usage import Usage, usage
-from hpc_mp.runs.keepers import job_ids
+from hpc_mp.runs.keepers import keeper
 from hpc_mp.runs.lock import held
 
 RECENT = 20  # steps whose median time predicts the rest
@@ -105,7 +105,7 @@ class RunStatus:
 
 def described(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[list[SlurmJob]]:
     """Return the jobs of each run in their order, with one query to Slurm. A run without a job of its own has none."""
-    groups = list(map(job_ids, runs))
+    groups = [keeper(run).job_ids(run) for run in runs]
     ids = list(dict.fromkeys(job_id for group in groups for job_id in group))
     jobs = queue.job_states(ids, ask) if ids else {}
     return [[jobs[job_id] for job_id in group] for group in groups]

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rendering import CONF, CPU, FORMS, executable, golden, job
@@ -57,31 +58,38 @@ POLLUTION = {
     "SLURM_NTASKS_PER_NODE": "7", "SLURM_EXPORT_ENV": "NONE", "SLURM_KILL_BAD_EXIT": "0", "SLURM_CPU_BIND": "none"}
 
 
-def run(lab: Lab, name: str, user: str | None = None, environ: dict[str, str] | None = None) -> tuple[list[str], list[str]]:
+def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = None, environ: dict[str, str] | None = None,
+        **sections: Any) -> tuple[list[str], list[str]]:
     """Submit the script of a job to an idle lab and wait for it: the lines of its logs, and what Slurm's own log says."""
     lab.wait_idle()
     here = lab.share / name
     shutil.rmtree(here, ignore_errors=True)  # of a test that is run again
-    folder = here / "run 0"
-    (folder / "log").mkdir(parents=True)
-    for path in (here, folder, folder / "log"):
-        path.chmod(0o777)
+    here.mkdir()
+    here.chmod(0o777)
     host, rank = executable(here / "host", HOST), executable(here / "rank", RANK)
-    spec = job(job=CPU | {"nodes": 2, "ranks_per_node": 2, "time_limit": "5"}, slurm={"python": str(rank)})
+    sections["slurm"] = {"python": str(rank)} | sections.get("slurm", {})
+    sections["job"] = CPU | {"nodes": 2, "ranks_per_node": 2, "time_limit": "5"} | sections.get("job", {})
+    spec = job(**sections)
+    folders = [here / f"run {number}" for number in range(runs)]
+    for folder in folders:
+        (folder / "log").mkdir(parents=True)
+        for path in (folder, folder / "log"):
+            path.chmod(0o777)
     facts = ask_cluster(spec, ask=lambda argv: lab.run(list(argv), check=True).stdout)
     assert facts.version == (22, 5) and facts.cpus == 4
-    shutil.copy(asset("slurm/clean-environment.sh"), folder)
-    (here / "job.sbatch").write_text(render(spec, folder, facts, python=str(host)).text)
-    job_id = lab.sbatch("--nodelist=n[1-2]", str(here / "job.sbatch"), user=user, environ=environ)  # nodes of which it is known
+    shutil.copy(asset("slurm/clean-environment.sh"), folders[0])
+    (here / "job.sbatch").write_text(render(spec, folders, facts, python=str(host)).text)
+    named = ["--nodelist=n[1-2]"] if spec.job.nodes == 2 else []  # of which tests know the names
+    job_id = lab.sbatch(*named, *options, str(here / "job.sbatch"), user=user, environ=environ)
 
     def states() -> set[str]:
-        """sbatch's own --wait looks after 2, 6 and 12 s."""
+        """Of all elements and components; sbatch's own --wait looks after 2, 6 and 12 s."""
         return {*lab.run(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"], check=True).stdout.split()}
 
     wait_until(lambda: states() <= FINISHED, "the job's end", 90, 0.2)
-    said = [line for path in folder.glob("slurm-*.log") for line in path.read_text().splitlines()]
+    said = [line for path in folders[0].glob("slurm-*.log") for line in path.read_text().splitlines()]
     assert states() == {"COMPLETED"}, said
-    return sorted(line for path in logs(folder) for line in path.read_text().splitlines()), said
+    return sorted(line for folder in folders for path in logs(folder) for line in path.read_text().splitlines()), said
 
 
 def logs(folder: Path) -> Sequence[Path]:
@@ -107,3 +115,18 @@ def test_the_same_run_from_any_shell(lab: Lab) -> None:
     assert (places(polluted), environment(polluted), said) == (places(clean), environment(clean), [])
     user, said = run(lab, "user", user="nobody", environ=POLLUTION)
     assert (places(user), said) == (places(clean), [])
+
+
+def test_components_are_one_step(lab: Lab) -> None:
+    slurm = {"components": [{"nodes": 1}, {"nodes": 2, "extra": {"mem": "500M"}}]}
+    lines, said = run(lab, "components", job={"nodes": 3}, slurm=slurm | {"python": str(lab.share / "components/rank")})
+    assert len(places(lines)) == 6 and all(place.endswith("of 6") for place in places(lines)) and said == []
+
+
+def test_elements_of_an_array_run_in_their_directories(lab: Lab) -> None:
+    lines, said = run(lab, "array", job={"nodes": 1, "ranks_per_node": 1}, runs=3,
+                      sweep={"runs": [{}, {"train.seed": 1}, {"train.seed": 2}]},
+                      slurm={"python": str(lab.share / "array/rank")})
+    assert {line.partition(" on ")[2] for line in lines if " here " in line} == {
+        str(lab.share / "array" / f"run {number}") for number in range(3)} and said == []
+    assert len(list((lab.share / "array" / "run 0").glob("slurm-*_[0-2].log"))) == 3

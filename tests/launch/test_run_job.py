@@ -184,3 +184,11 @@ def test_a_slurm_job_from_python(on_slurm: Path) -> None:
     assert read_json(RunDirectory(outcome.run).outcome)["report"] == str(outcome.report) and outcome.report is not None
     again_ = hpc_mp.run_job(on_slurm, on="slurm", overrides=[*slurm_jobs.TWO, "train.steps=4"], resume=True)
     assert again_.state == "completed" and again_.run == outcome.run, "nothing was left to do"
+
+
+@pytest.mark.timeout(300)
+def test_a_slurm_job_that_fails_names_its_cause(on_slurm: Path) -> None:
+    ranks = slurm_jobs.light(on_slurm, 'exit "$SLURM_PROCID"')
+    outcome = hpc_mp.run_job(on_slurm, on="slurm", overrides=[*slurm_jobs.TWO, "train.steps=4", ranks])
+    assert outcome.state == "failed" and outcome.cause is not None, outcome
+    assert (outcome.cause.kind, outcome.cause.rank, outcome.cause.node) == ("exit", 1, "n2"), outcome

@@ -25,9 +25,11 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import write_exclusions
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import load_job
+from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.rundir import RunDirectory, write_json
 from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.rundir.records import RankStart, line_of
+from hpc_mp.runs.keepers import KEEPERS
 from hpc_mp.runs.lock import RunHolder, hold, holder
 from hpc_mp.runs.lock import held as is_held
 from hpc_mp.runs.status import _state, seen
@@ -337,6 +339,7 @@ def test_the_launcher_that_holds_a_run_is_known(run: RunDirectory) -> None:
     with hold(run):
         launcher = holder(run)
         assert launcher is not None and launcher.process() == psutil.Process()
+    assert KEEPERS.keys() == BACKENDS.keys(), "every back end looks after its runs"
 
 
 def test_a_launcher_that_proc_does_not_show_holds_its_run(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
