@@ -131,12 +131,13 @@ def _run() -> tuple[int, dict[str, Any] | None]:
         click.echo("interrupted", err=True)
         return 1, {"state": "interrupted", "error": {"message": "interrupted"}}
     except (ModuleNotFoundError, HpcMpError, RunFailed) as error:
-        message = missing_extra(error) if isinstance(error, ModuleNotFoundError) else str(error)
-        if message is None or os.environ.get("HPC_MP_DEBUG") == "1":
+        cause = missing_extra(error) if isinstance(error, ModuleNotFoundError) else error
+        if cause is None or os.environ.get("HPC_MP_DEBUG") == "1":
             raise
+        message = str(cause)
         click.echo(f"hpc-mp: {escaped(message)}", err=True)
-        if isinstance(error, RunFailed):
+        if isinstance(cause, RunFailed):
             return 1, {"state": "failed", "error": {"message": message}}
-        parts = {"value": error.value, "rule": error.rule, "remedy": error.remedy} if isinstance(error, HpcMpError) else {}
+        parts = {"value": cause.value, "rule": cause.rule, "remedy": cause.remedy} if isinstance(cause, HpcMpError) else {}
         return 2, {"state": "refused", "error": {"message": message, **parts}}
     return code if isinstance(code, int) else 0, None
