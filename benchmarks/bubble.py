@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from hpc_mp.report.facts import read_facts
-from hpc_mp.report.pipeline import Bubble, chosen, compared, executed
+from hpc_mp.report.gantt import Bubble, chosen, compared, executed
 from hpc_mp.rundir import RunDirectory
 
 JOB = """

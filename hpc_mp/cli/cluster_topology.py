@@ -1,7 +1,5 @@
 """``hpc-mp cluster topology``: read switches from many sources, write them for Slurm, check them against measured rates."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

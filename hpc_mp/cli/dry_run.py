@@ -92,8 +92,7 @@ def _units(result: DryRun) -> Table:
 def _memory(result: DryRun) -> dict[str, str]:
     step, state, peak = result.step, result.step.state, result.step.peak
     others = peak.bytes - step.rest - peak.gathered - peak.slabs
-    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients in transit": peak.slabs,
-             "activations": others}
+    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients in transit": peak.slabs, "activations": others}
     elsewhere = {"in the host's memory": state.host, "on a disk": state.disk}
     return {
         "state": f"{memory_size(step.rest)} between steps: parameters {memory_size(state.parameters)}, gradients "

@@ -1,7 +1,5 @@
 """``hpc-mp env``: the effective environment variables, their sources, and their problems."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``hpc-mp init``: detect the available hardware and write a job file that runs on it."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``hpc-mp lab``: a Slurm cluster of several hosts on this machine, for test launches: its life cycle and its faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``hpc-mp schedule``: the action table of a pipeline schedule."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The failure that explains the others, found in the records that the ranks of an attempt wrote."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

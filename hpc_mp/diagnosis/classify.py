@@ -5,8 +5,6 @@ The kinds of failure, their order and their wording are in ``hpc_mp.rundir.failu
 chains of the ranks show the cause.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

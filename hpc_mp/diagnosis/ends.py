@@ -1,7 +1,5 @@
 """The end of a rank without a record, from the messages of the process that saw it end and from its own log."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal
@@ -21,9 +19,8 @@ from hpc_mp.diagnosis.launchers import (
     ranks_in,
     report_of,
 )
-from hpc_mp.diagnosis.native import kind_in_output
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
-from hpc_mp.diagnosis.texts import TIMED_OUT
+from hpc_mp.diagnosis.texts import TIMED_OUT, kind_in_output
 from hpc_mp.diagnosis.tracebacks import PythonError, last_error
 from hpc_mp.diagnosis.watchdogs import given_reason, thrown
 from hpc_mp.rundir.attempt import AttemptReader, last_words

@@ -3,8 +3,6 @@
 The symptom that explains the others is chosen in ``classify``.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Collection, Iterator, Sequence

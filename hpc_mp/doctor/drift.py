@@ -1,7 +1,5 @@
 """Configuration drift: traits that should be equal on all nodes of a job, and the nodes that deviate."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from collections import Counter

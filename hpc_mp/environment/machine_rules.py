@@ -1,7 +1,5 @@
 """HM65x: variables that do not fit the machine on which they are set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -127,12 +125,6 @@ def _against_profile(host: Here) -> Iterable[Hit]:
                            f"{setting.where} has {setting.value or 'an empty value'}")
 
 
-def _plugin(host: Here) -> Iterable[Hit]:
-    value = _value(host.variables, "NCCL_ENV_PLUGIN")
-    if value and value.lower() != "none":
-        yield _hit("NCCL_ENV_PLUGIN", f"NCCL_ENV_PLUGIN={value}")
-
-
 RULES: tuple[Rule[Here], ...] = (
     Rule("HM651", "warning", _other_cloud, "{it}, but this machine's platform is {advice}.", "Remove it here."),
     Rule("HM652", "warning", _no_interface, "{it} matches no interface of this machine, which has {advice}.",
@@ -149,6 +141,4 @@ RULES: tuple[Rule[Here], ...] = (
     Rule("HM657", "warning", _unmet, "{it} needs {advice}.", "Use a newer release."),
     Rule("HM658", "warning", _left_alone, "{it}: {advice}.", "Leave it out."),
     Rule("HM659", "info", _against_profile, "{it}, while {advice}.", "Check that this is intended."),
-    Rule("HM660", "info", _plugin, "{it}: a plug-in may set other values than those shown here.",
-         "Check the plug-in's values; NCCL_ENV_PLUGIN=none disables it."),
 )

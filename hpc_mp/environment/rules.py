@@ -1,7 +1,5 @@
 """HM6xx: rules on variables set by a script, a shell or NCCL's files. The facts are data, in ``env/``."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

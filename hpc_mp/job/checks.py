@@ -1,7 +1,5 @@
 """Rules that connect several keys of a job file."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError

@@ -4,8 +4,6 @@
 file that reproduces the run.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``[parallel]``: the division of a training between ranks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

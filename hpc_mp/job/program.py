@@ -1,7 +1,5 @@
 """The job file of the user's program: the placement of ranks, and the command that each rank runs."""
 
-from __future__ import annotations
-
 from pathlib import PurePath
 from typing import Annotated, Literal
 

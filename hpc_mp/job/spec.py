@@ -4,8 +4,6 @@ The string below a field documents the key. The reference is generated from thes
 defaults.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -103,7 +101,7 @@ class Model(Section):
     again."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Model:
+    def _one_source(self) -> "Model":
         if (self.pretrained is None) == (self.config is None):
             if self.config is not None:
                 raise wrong("has both pretrained and config", "leave config out to train a checkpoint, or pretrained to "
@@ -210,7 +208,7 @@ class Train(Section):
     """For initial values, sample order and dropout."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> Train:
+    def _one_length(self) -> "Train":
         if (self.steps == UNCOUNTED) == (self.epochs is None):
             keys = "neither steps nor epochs" if self.epochs is None else "both steps and epochs"
             raise wrong(f"has {keys}", "set steps to the number of optimizer steps, or epochs to how many times the text is "

@@ -1,7 +1,5 @@
 """The tokenizer that a job uses, and its fit to the model, determined from its files without the library that loads them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The types of values of a job file's keys, values that no key accepts, and the base class of its tables."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math
@@ -122,8 +120,7 @@ Rate = Annotated[float, Field(ge=0, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Weighting = Annotated[float, Field(ge=0, le=1, strict=True)]
 
-Line = Annotated[str, must(
-    "must be one line of text and not empty", "leave the key out if it has no value", ONE_LINE.fullmatch)]
+Line = Annotated[str, must("must be one line of text and not empty", "leave the key out if it has no value", ONE_LINE.fullmatch)]
 PathName = Annotated[str, must(
     "must be a path: one line, not empty, no name in it longer than 255 bytes", "write it as ls prints it",
     _is_path)]

@@ -1,7 +1,5 @@
 """The files of a lab as text: slurm.conf and its neighbours, and the network as commands of `ip -batch`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Slurm accepts many jobs that no node can run, and lets them wait for ever. A job
 help: a node that is busy or down counts like any other, and facts that Slurm does not report are no limit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``hpc_mp.run_job``: plan, place, render and start a job, and return its outcome. ``hpc-mp launch`` is its command line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Importing transformers takes seconds, so accepted configurations are remembered:
 installation, in ``$XDG_CACHE_HOME/hpc-mp/models`` (``~/.cache`` by default).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The plan of a job file: all decisions made before anything is started or written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +17,7 @@ from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
 from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.launch.resume import rate_schedule
-from hpc_mp.layout.models import (
-    ModelShape,
-    check_layout,
-    check_pretrained,
-    family_of,
-    left_whole,
-    read_shape,
-    stage_cut,
-)
+from hpc_mp.layout.models import ModelShape, check_layout, check_pretrained, family_of, left_whole, read_shape, stage_cut
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.device import Device, check_memory, check_offload

@@ -9,8 +9,6 @@ also within a row. Its piece of a weight is a few rectangles (``boxes``), and ch
 The engine allocates this layout, and the planner counts it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product

@@ -1,7 +1,5 @@
 """The assignment of hosts to the nodes of a placement: by the switches between them, by measured rates, with the reason."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations, islice, permutations

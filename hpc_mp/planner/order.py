@@ -1,7 +1,5 @@
 """The letter order of a job's ranks, with the reason: the order in which a step waits least for links between nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpc_mp.base.text import data_rate, data_size, duration

@@ -38,8 +38,6 @@ with sequence parallelism tensor ranks with whole experts, all-reduce 4 bytes fo
 layer, once more if it is recomputed. tests/planner/test_traffic.py counts the same bytes in running ranks.
 """
 
-from __future__ import annotations
-
 import math
 
 from hpc_mp.base.text import data_size, memory_size

@@ -4,8 +4,6 @@ A shim is a small Python program, because a shell between bash and the launcher 
 programs get the arguments, directory, variables and input from the script.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

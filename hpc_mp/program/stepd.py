@@ -5,8 +5,6 @@ A separate process on the node waits for the end of slurmstepd. It then ends the
 would disturb the next attempt, and records the failure.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

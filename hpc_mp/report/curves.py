@@ -1,7 +1,5 @@
 """Curves over the steps of a run: loss, gradient norm, throughput, step time, learning rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Memory of the ranks: stacked bars of the known parts, up to the peak, against the limit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The report page: facts in, one self-contained HTML file out."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The head of the page: the run's state, the cause of a failure, its layout in one line, its key numbers, and its attempts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

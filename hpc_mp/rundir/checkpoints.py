@@ -5,8 +5,6 @@ SHA-256; the indexes among them list the tensor files and their hashes. Last, th
 ``checkpoints/step-00000010``. A directory without that marker, or one that disagrees with it, is never loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The layout of a run directory: one table of its files, which the code, the documentation and the tests read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +30,9 @@ class RunFile:
     def __get__(self, run: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, run: RunDirectory, owner: type) -> Path: ...
+    def __get__(self, run: "RunDirectory", owner: type) -> Path: ...
 
-    def __get__(self, run: RunDirectory | None, owner: type) -> Self | Path:
+    def __get__(self, run: "RunDirectory | None", owner: type) -> Self | Path:
         return self if run is None else run.path / self.name
 
 
@@ -57,9 +55,9 @@ class RunFiles:
     def __get__(self, run: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, run: RunDirectory, owner: type) -> FilesOfRun: ...
+    def __get__(self, run: "RunDirectory", owner: type) -> "FilesOfRun": ...
 
-    def __get__(self, run: RunDirectory | None, owner: type) -> Self | FilesOfRun:
+    def __get__(self, run: "RunDirectory | None", owner: type) -> "Self | FilesOfRun":
         return self if run is None else FilesOfRun(run.path, self.name)
 
 
@@ -101,8 +99,7 @@ class RunDirectory:
 
     path: Path
 
-    job = RunFile("job.toml", "launch", "every rank, supervisor, report, resume",
-        "the resolved job: it reproduces the run")
+    job = RunFile("job.toml", "launch", "every rank, supervisor, report, resume", "the resolved job: it reproduces the run")
     placement = RunFile("placement.json", "launch", "every rank, supervisor, report",
         "the node and the coordinates of every rank, and all groups")
     plan = RunFile("plan.json", "launch", "supervisor, status, report, resume",
@@ -146,8 +143,7 @@ class RunDirectory:
     attempt_record = RunFile("attempt.json", "supervisor", "every rank",
         "the current attempt: its number and token, its hosts, the rendezvous address, and its time limit")
     status = RunFile("status.json", "rank 0", "launch, status, report", "the current activity of rank 0")
-    metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report",
-        "one line per optimizer step, each step once")
+    metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report", "one line per optimizer step, each step once")
     lost = RunFile("lost.jsonl", "rank 0", "status, report",
         "lines removed from `metrics.jsonl`: steps that were trained, not saved, and trained again")
     evaluations = RunFile("evaluations.jsonl", "rank 0", "launch, status, report",
@@ -167,14 +163,12 @@ class RunDirectory:
     slurm_log = RunFiles("slurm-{job}.log", "Slurm", "logs, launch, supervisor", "the output of the job script")
 
     log = RunFile("log/", "", "", "the logs of the current attempt")
-    main_log = RunFile("log/main.log", "rank 0, failing ranks, supervisor", "logs, report",
-        "the run in a few lines")
+    main_log = RunFile("log/main.log", "rank 0, failing ranks, supervisor", "logs, report", "the run in a few lines")
     profile_log = RunFile("log/profile.log", "supervisor", "you",
         "the variables that environment.profile set or left out for the ranks, with the reasons and the deciding node")
     srun_log = RunFile("log/srun.log", "srun", "logs, supervisor",
         "the output of srun and of the steps before and after the ranks")
-    rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs",
-        "the output of one rank, if it has its own file")
+    rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs", "the output of one rank, if it has its own file")
     guards = RunFile("log/guards/", "the guard of a rank that mpirun has started without Slurm", "supervisor",
         "the process of each guard, and the exit codes of ranks")
     rank_host = RunFiles("log/host-{rank:05d}", "one rank", "supervisor",
@@ -211,8 +205,7 @@ class RunDirectory:
     first_failure = RunFiles("failures/attempt-{attempt}-first", "one rank", "ranks",
         "nothing: the rank that created it reports to the main log")
     traces = RunFile("trace/", "", "", "the executed actions of ranks")
-    trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report",
-        "one step of one rank: actions as executed, memory")
+    trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report", "one step of one rank: actions as executed, memory")
     checkpoints = RunFile("checkpoints/", "", "", "the newest checkpoints")
     checkpoint = RunFiles(f"checkpoints/{STEP}{{step:08d}}/", "every rank", "ranks, resume, export",
         "parameters and optimizer state in safetensors files")
@@ -246,7 +239,7 @@ class RunDirectory:
         """Return the number of the current attempt, from 1: one more than the archived attempts."""
         return 1 + sum(1 for path in self.put_away.found() if path.name.isdigit())
 
-    def of_attempt(self, number: int) -> RunDirectory:
+    def of_attempt(self, number: int) -> "RunDirectory":
         """Return the directory with the job, plan, placement and logs of an attempt: this one for the current attempt."""
         aside = self.put_away(number)
         return RunDirectory(aside) if number < self.attempt() and aside.is_dir() else self

@@ -34,8 +34,7 @@ class _NullIsNan:
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.no_info_before_validator_function(
-            lambda value: math.nan if value is None else value, handler(source))
+        return core_schema.no_info_before_validator_function(lambda value: math.nan if value is None else value, handler(source))
 
 
 Measured = Annotated[float, _NullIsNan()]

@@ -1,7 +1,5 @@
 """Cancellation of runs: their ranks are asked to save first, and killed if they do not end in time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 

@@ -4,8 +4,6 @@ Nothing is removed of a run that may still continue, and never a checkpoint that
 runs of a directory: an entry that any run refers to stays, and everything stays while any run continues.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The state of a run, from Slurm if it has a job, and from the run directory, which takes precedence."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

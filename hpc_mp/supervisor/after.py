@@ -4,8 +4,6 @@ The supervisor may be killed, for example by the kernel if memory is exhausted: 
 it records their end. The ranks keep running: they are asked to save and stop, and the end of the attempt is completed here.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

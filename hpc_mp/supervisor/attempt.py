@@ -1,7 +1,5 @@
 """One attempt of a run, from its start to the end of its ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The end of an attempt: how its ranks ended, and the action that follows."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -76,8 +74,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         host = node_name(os.environ)
         message = f"the job script on {host} lost the slurmstepd that had started it, and Slurm requeued the job"
         departed, lost = "", Cause("orphaned", message, node=host, nodes=(host,), retry=True)
-    ending = "stopped" if departed else lost or _ending(
-        attempt, code, script, signals.stop_requested, cancelled, watch, died)
+    ending = "stopped" if departed else lost or _ending(attempt, code, script, signals.stop_requested, cancelled, watch, died)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
             isinstance(ending, Cause) and KINDS[ending.kind].level >= KINDS["supervisor"].level)):
         ending = died

@@ -1,7 +1,5 @@
 """Evidence on a failed attempt of a run, gathered from its directory and from Slurm."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

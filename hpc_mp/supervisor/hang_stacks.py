@@ -1,7 +1,5 @@
 """Recording of stacks before hung ranks are ended: each rank's stack, and the rank that the others wait for."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Before: check that the run directory is visible, create the node's own directory
 the files that libraries left on the node; remove the node's own directory.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

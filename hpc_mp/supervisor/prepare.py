@@ -1,7 +1,5 @@
 """Preparation of the ranks' start: a new attempt, the order of the hosts, the rendezvous address, and the environment profile."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -173,8 +171,7 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
     head = f"profile {job.profile.name} ({job.profile.title}), applied on {host}, {scope}"
     with suppress(OSError):  # an unwritable log must not keep a job from running
         write_text(run.profile_log, "".join(f"{line}\n" for line in (head, *job.lines())))
-    extended = [f"{word},{','.join(job.exported)}" if word.startswith(PYXIS_NAMES) and job.exported else word
-                for word in command]
+    extended = [f"{word},{','.join(job.exported)}" if word.startswith(PYXIS_NAMES) and job.exported else word for word in command]
     return extended, job.environ, f"{job.summary()}, by the facts of {host}; reasons: {run.profile_log.relative_to(run.path)}"
 
 

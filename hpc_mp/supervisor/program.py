@@ -1,7 +1,5 @@
 """An attempt of a user's program: the signals sent to its ranks, the watch over them, and the meaning of their end."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Signals to the supervisor while ranks run: SIGINT ends the ranks, all others ask them to save."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

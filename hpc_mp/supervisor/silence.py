@@ -1,7 +1,5 @@
 """Detection of hangs by silence, for programs whose steps are unknown: the time of each rank's last output."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress

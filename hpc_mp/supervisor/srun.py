@@ -1,7 +1,5 @@
 """Start of the ranks, and the watch over them to their end."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

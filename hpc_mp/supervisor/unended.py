@@ -7,8 +7,6 @@ srun would end the other ranks at once (``--kill-on-bad-exit=1``). But if one ra
 waiting, and only all their messages together identify the stuck rank. So srun ends no rank; the supervisor does, a moment later.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure.offer import load_offer
-from hpc_mp.clouds.azure.render.options import Choices, settle
-from hpc_mp.clouds.azure.render.parameters import parameters
+from hpc_mp.clouds.azure.render.options import Choices, parameters, settle
 from hpc_mp.clouds.azure.render.summary import AzureSummary, azure_summary
 
 ROOT = Path(__file__).resolve().parents[2]

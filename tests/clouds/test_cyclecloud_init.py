@@ -15,8 +15,7 @@ import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.converge import Failed, words
-from cyclecloud_lab.faults import infiniband
-from cyclecloud_lab.site import Machine, Site, why_not
+from cyclecloud_lab.site import Machine, Site, infiniband, why_not
 from cyclecloud_lab.trees import differences, tree
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -129,7 +129,7 @@ def program(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_program_that_was_there_runs_and_its_exit_code_counts(tmp_path: Path, code: int) -> None:
     before = program(tmp_path / "healthagent", f"echo before > {tmp_path}/ran; exit {code}")
-    assert main(["--check", "cpu-load", "--chain", str(before)]) == code
+    assert main(["--check", "clocksource", "--chain", str(before)]) == code
     assert (tmp_path / "ran").read_text() == "before\n"
 
 
@@ -141,7 +141,7 @@ def test_install_chains_what_slurm_has_and_keeps_it_when_installed_again(tmp_pat
     assert done.chained == str(before)
     again = install(tmp_path / "two", None, False, lambda argv: f"HealthCheckProgram = {done.script}\n")
     assert again.chained == str(before)
-    assert subprocess.run([again.script, "--check", "cpu-load"], env={}, timeout=60).returncode == 0
+    assert subprocess.run([again.script, "--check", "clocksource"], env={}, timeout=60).returncode == 0
     assert (tmp_path / "ran").exists()
 
 

@@ -13,7 +13,6 @@ from machines.tree import tree
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.file_rules import RULES as OF_LINES
 from hpc_mp.environment.findings import ANYWHERE
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE
 from hpc_mp.environment.nccl_values import taken
@@ -30,8 +29,6 @@ class Case:
     code: str
     bad: dict[str, str] = field(default_factory=dict)
     good: dict[str, str] = field(default_factory=dict)
-    bad_lines: str = ""
-    good_lines: str = ""
     environ: dict[str, str] = field(default_factory=dict)
     kind: str = "plain"
     profile: str = "none"
@@ -61,17 +58,17 @@ def seen(case: Case, folder: Path, environ: dict[str, str], text: str = "") -> V
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.code}-{at}" for at, case in enumerate(CASES)])
 def test_a_fault_is_named_and_its_twin_is_not(case: Case, tmp_path: Path) -> None:
-    bad = seen(case, tmp_path / "bad", case.bad, case.bad_lines).findings
+    bad = seen(case, tmp_path / "bad", case.bad).findings
     assert case.code in {each.code for each in bad}, bad
     for finding in bad:
         assert "{" not in finding.message and finding.message[-1] in ".?" and finding.fix
         assert finding.subject or finding.file or finding.code == "HM657"
-    good = seen(case, tmp_path / "good", case.good, case.good_lines).findings
+    good = seen(case, tmp_path / "good", case.good).findings
     assert case.code not in {each.code for each in good} and "error" not in {each.severity for each in good}, good
 
 
 def test_every_rule_has_a_case() -> None:
-    codes = [rule.code for rule in (*ANYWHERE, *ON_MACHINE, *OF_LINES)]
+    codes = [rule.code for rule in (*ANYWHERE, *ON_MACHINE)]
     assert len(codes) == len(set(codes))
     # HM657, releases that a platform asks for, has a test of its own
     assert {case.code for case in CASES} | {"HM657"} == {*codes}

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
+from hpc_mp.cli.placement import picture
 from hpc_mp.cluster.topology import read_topology
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place
-from hpc_mp.report.placement import picture
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

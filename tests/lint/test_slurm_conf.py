@@ -62,8 +62,8 @@ def test_recorded_answers_are_read(release: str) -> None:
 def test_what_is_wrong_with_the_recorded_cluster(release: str) -> None:
     told = recorded(release)
     assert codes(told) == {
-        "accounting-off", "health-none", "task-plugin", "proctrack", "memlock", "kill-wait", "return-to-service", "unkillable",
-        "prolog-contain", "switch-wait", "part-limits", *(["topology-outside"] if len(told.nodes) > 4 else [])}
+        "accounting-off", "health-none", "task-plugin", "proctrack", "memlock", "kill-wait", "return-to-service",
+        *(["topology-outside"] if len(told.nodes) > 4 else [])}
 
 
 def test_cgroups_have_a_section_of_their_own() -> None:
@@ -90,8 +90,7 @@ RIGHT = replace(
     config={
         **BASE.config, "TaskPlugin": "task/cgroup,task/affinity", "ProctrackType": "proctrack/cgroup", "KillWait": "120 sec",
         "PropagateResourceLimits": "", "PropagateResourceLimitsExcept": "MEMLOCK", "ReturnToService": "1",
-        "UnkillableStepTimeout": "180 sec", "PrologFlags": "Alloc,Contain", "SchedulerParameters": "max_switch_wait=86400",
-        "EnforcePartLimits": "ALL", "AccountingStorageType": "accounting_storage/slurmdbd", "HealthCheckInterval": "60 sec",
+        "PrologFlags": "Alloc,Contain", "AccountingStorageType": "accounting_storage/slurmdbd", "HealthCheckInterval": "60 sec",
         "AccountingStorageTRES": "cpu,mem,gres/gpu", "HealthCheckProgram": "/opt/check", "Prolog": "/etc/slurm/prolog",
     },
     cgroup={"ConstrainCores": "yes", "ConstrainDevices": "yes", "ConstrainRAMSpace": "yes"},
@@ -122,8 +121,7 @@ WRONG: dict[str, dict[str, Any]] = {code: changed(**row) for code, row in SETTIN
                                                        "SwitchName=t Switches=s[1-2]\n")},
     "topology-apart": {"topologies": read_topologies(TREE.rpartition("SwitchName")[0])},
 }
-ALSO = {"prolog-late": {"prolog-contain"}, "gres-broken": {"nodes-out"}, "gres-types": {"mixed-nodes"},
-        "topology-outside": {"topology-wrong"}}
+ALSO = {"gres-broken": {"nodes-out"}, "topology-outside": {"topology-wrong"}}
 
 
 def test_every_rule_has_a_case_and_a_code_of_its_own() -> None:

@@ -16,9 +16,8 @@ from reported import Run
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
 from hpc_mp.job import ProgramSpec
-from hpc_mp.report.comparison import ComparedRow, differences, ends, labels_of, notes
+from hpc_mp.report.comparison import ComparedRow, differences, ends, labels_of, notes, overlays
 from hpc_mp.report.facts import read_facts
-from hpc_mp.report.overlay import overlays
 from hpc_mp.rundir.records import Evaluation, line_of
 
 HOSTILE = "<img src=x onerror=alert(2)>"

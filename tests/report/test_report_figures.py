@@ -19,10 +19,9 @@ from hpc_mp.report.axes import Scale, rounds, ticks
 from hpc_mp.report.colours import luminance
 from hpc_mp.report.curves import HEIGHT, LABEL_WIDTH, PANELS, RIGHT, TOP, WIDTH, Resume, curve, labelled, thinned
 from hpc_mp.report.facts import read_facts
-from hpc_mp.report.gantt import Gantt, gantt
+from hpc_mp.report.gantt import Bubble, Gantt, gantt
 from hpc_mp.report.grid import grid, shade
 from hpc_mp.report.memory import memory
-from hpc_mp.report.pipeline import Bubble
 from hpc_mp.rundir.plan import ChunkCounts
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from launching import call, executable, held, make_run, record, write_job
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli import follow, progress
+from hpc_mp.cli import progress, status
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.job import SlurmJob, explained
 from hpc_mp.job import ProgramSpec, dump_job, load_job
@@ -269,11 +269,11 @@ def test_a_late_step_has_no_time_left(here: Path, age: float, phase: str, late: 
 
 
 def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "SECONDS", (0.05,))
+    monkeypatch.setattr(status, "SECONDS", (0.05,))
     run = made(here, "7")
     queued(here, "7|PENDING|N/A||0|0|Priority|")
 
-    echo = follow.click.echo
+    echo = status.click.echo
 
     def goes_on(line: str) -> None:
         """What comes next comes once the follower has said what there is."""
@@ -283,7 +283,7 @@ def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatc
         elif "running" in line:
             write_json(run.outcome, {"attempt": 1, "state": "failed", "cause": {"message": "rank 0 was killed"}})
 
-    monkeypatch.setattr(follow.click, "echo", goes_on)
+    monkeypatch.setattr(status.click, "echo", goes_on)
     result = call("status", "7", "--follow")
     pending, running, failed = result.stdout.splitlines()
     assert "pending (Priority: " in pending and "running" in running and failed.endswith("failed: rank 0 was killed")
@@ -291,12 +291,12 @@ def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_silent_follower_says_now_and_then_that_it_lives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "SECONDS", (0.01,))
-    monkeypatch.setattr(follow, "SILENCE_S", 0.0)
+    monkeypatch.setattr(status, "SECONDS", (0.01,))
+    monkeypatch.setattr(status, "SILENCE_S", 0.0)
     run, said = made(here), list[str]()
     polls = iter([[seen(run, [SlurmJob("7", state)])] for state in ("RUNNING", "RUNNING", "COMPLETED")])
-    monkeypatch.setattr(follow.click, "echo", said.append)
-    follow.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
+    monkeypatch.setattr(status.click, "echo", said.append)
+    status.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
     assert [line.split()[-1] for line in said] == ["running", "running", "completed"]
 
 

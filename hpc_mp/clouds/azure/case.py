@@ -3,8 +3,6 @@
 A node's attributes override those of the nodes that it extends, which override ``[[node defaults]]``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

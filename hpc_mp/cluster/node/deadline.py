@@ -5,8 +5,6 @@ ending. A child is abandoned instead, with none of our descriptors. Abandoned ch
 still hangs is not tried again: a reading every minute leaves one such child, not a thousand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

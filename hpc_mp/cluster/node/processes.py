@@ -1,7 +1,5 @@
 """Processes that should not exist: stuck in the kernel, zombies, left over from a job."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Kernel limits that matter for a job of more than a thousand ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

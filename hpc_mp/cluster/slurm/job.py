@@ -1,7 +1,5 @@
 """One job as Slurm sees it, the meaning of its reasons, and the parsers for output of squeue, scontrol and sacct."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping
@@ -46,7 +44,7 @@ class SlurmJob:
     nodes: tuple[str, ...] = ()
     restarts: int = 0
     exit_code: int | None = None
-    parts: tuple[SlurmJob, ...] = ()
+    parts: "tuple[SlurmJob, ...]" = ()
 
     @property
     def ended(self) -> bool:

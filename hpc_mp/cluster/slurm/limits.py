@@ -1,7 +1,5 @@
 """A site's limits for this user: accounts, qualities of service, and access to a partition."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Nodes as Slurm sees them: states, addresses, and CPUs usable by jobs."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Options of sbatch and srun, parsed as getopt_long does: short, abbreviated, or with a separate value."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Called by the job's script on its first node while the job still runs, with SIGT
 requeued.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The arguments of srun: the places of its programs, and options with which no wrapper may precede a program."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hpc_mp.cluster.slurm.option_syntax import PlainWord, parse, syntax

@@ -1,7 +1,5 @@
 """Switches between hosts: the switches above each host, and a topology as in Slurm's files (a tree, or blocks)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Slurm's topology as text: topology.conf, topology.yaml (25.05), and the output of ``scontrol show topology``."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Plan of a benchmark: its groups of ranks, its specification from the user's request, and the start of its ranks."""
 
-from __future__ import annotations
-
 import operator
 import os
 import re
@@ -145,7 +143,7 @@ def _sizes(request: BenchRequest, backend: Backend, ranks: int) -> tuple[int, ..
     return sweep(begin, end, usual if factor is None else factor, step)
 
 
-def _groups(request: BenchRequest, nodes: int, ranks_per_node: int) -> Groups:
+def _groups(request: BenchRequest, nodes: int, ranks_per_node: int) -> "Groups":
     layout, world = request.layout, nodes * ranks_per_node
     if layout is None:
         return split(world, ranks_per_node, request.split)

@@ -8,8 +8,6 @@ it. ``results`` has the slowest group at each size, ``groups`` all groups. Of th
 included.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Checks of the fast network: ports, their rates, keys and addresses."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

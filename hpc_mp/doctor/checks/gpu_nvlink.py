@@ -1,7 +1,5 @@
 """Checks of the paths between NVIDIA GPUs, and from GPUs to the network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Severity

@@ -1,13 +1,10 @@
 """Checks of the presence of all GPUs and of their driver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted
-from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import Unavailable
@@ -100,12 +97,6 @@ def device_files(driver: GpuDriver) -> Iterator[Judgement]:
         yield Judgement("ok", "/dev/nvidiactl and /dev/nvidia-uvm are there")
 
 
-def excluded(driver: GpuDriver) -> Iterator[Judgement]:
-    left = (Judgement("warning", "the driver was told to leave this GPU alone (NVreg_ExcludedGpus)", bus)
-            for bus in driver.excluded)
-    yield from or_well(left, "no GPU is left alone on purpose" if driver.taken else "")
-
-
 def alike(answer: SmiAnswer) -> Iterator[Judgement]:
     """Check that the GPUs of a node are of one kind: a slow one slows all. GPUs that the driver cannot read are left out."""
     gpus = [gpu for gpu in seen(answer).gpus if not gpu.failed()]
@@ -147,21 +138,6 @@ def recovery(gpu: GpuReport) -> Judgement | None:
     return None
 
 
-def amd(gpus: AmdGpus) -> Iterator[Judgement]:
-    if not gpus.on_bus:
-        return
-    if gpus.driver is None:
-        yield Judgement("error", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, amdgpu is not loaded")
-        return
-    for (bus, unit), errors in gpus.uncorrected.items():
-        if errors:
-            yield Judgement("error", f"{counted(errors, 'uncorrected error')} of {unit} since the driver was loaded", bus)
-    if gpus.compute != len(gpus.on_bus):
-        yield Judgement("warning", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, ROCm can use {gpus.compute}")
-    elif not any(gpus.uncorrected.values()):
-        yield Judgement("ok", f"{counted(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
-
-
 def _exit(answer: SmiAnswer) -> tuple[Severity, str, str]:
     if answer.code is None:
         severity: Severity = "unknown" if "did not answer" in answer.words else "error"
@@ -182,14 +158,10 @@ CHECKS = (
           "error unless: the same version"),
     Check("gpu-device-files", read_driver, device_files, "/dev/nvidia*", "error unless: nvidiactl and nvidia-uvm",
           "nvidia-modprobe -u -c 0, or start nvidia-persistenced at boot; in a container: give it these devices"),
-    Check("gpu-excluded", read_driver, excluded, "/proc/driver/nvidia/gpus/*/information", "warning unless: none",
-          "find out why, in /etc/modprobe.d; have it replaced"),
     Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "warning unless: one model, VBIOS, firmware",
           "bring all GPUs to the same state"),
     row("gpu-answers", answers, "the driver gets every value", "error: ERR!, Unknown Error, GPU is lost, GPU requires reset …",
         _KERNEL_LOG),
     row("gpu-recovery", recovery, "the driver wants no reset", "error unless: recovery action None",
         "do so once the node is drained"),
-    Check("gpu-amd", read_amd, amd, "PCI bus, /sys/class/kfd, /sys/.../ras", "recognised, driver loaded, no uncorrected error",
-          "rocm-smi, and AMD's own tools, tell more"),
 )

@@ -1,7 +1,5 @@
 """Checks of the host's name, clock, firewall and Ethernet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of the path between adapters and GPUs: PCI links, bridges, the IOMMU, drivers for direct transfers."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Checks of kernel limits that a job of more than a thousand ranks reaches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.text import memory_size

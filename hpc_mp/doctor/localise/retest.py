@@ -1,7 +1,5 @@
 """Choice of pairs to measure again: suspects with healthy nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations

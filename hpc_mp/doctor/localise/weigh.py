@@ -1,7 +1,5 @@
 """Comparison of the fit's suspects with the spread of the pairs without suspects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb, exp, inf, log

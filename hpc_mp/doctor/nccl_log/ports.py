@@ -1,8 +1,6 @@
 """Comparison of the bytes through the ports of the fast network with the bytes that the ranks sent. The log states NCCL's
 intention, the counters its actual traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

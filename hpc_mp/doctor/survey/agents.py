@@ -1,7 +1,5 @@
 """The coordinator's side of the agents: orders go to all agents, answers are gathered until a deadline."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

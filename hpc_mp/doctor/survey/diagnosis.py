@@ -3,8 +3,6 @@
 A slow transfer is a symptom of many faults. It is not diagnosed as a slow network if CPU, loss or MTU explain it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

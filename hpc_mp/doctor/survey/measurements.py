@@ -1,7 +1,5 @@
 """Measurements of the coordinator, each one order to the agents; the answers are kept as evidence."""
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The interface of all back ends: a plan in, the outcome of its run out; a Python callable in, its tasks out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

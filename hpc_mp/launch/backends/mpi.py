@@ -1,7 +1,5 @@
 """``--on mpi``: ranks started by the mpirun on PATH, on the hosts known to it, without Slurm."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence

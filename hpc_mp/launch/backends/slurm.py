@@ -1,7 +1,5 @@
 """``--on slurm``: a plan as a Slurm job, with the chained jobs behind it, or as an array of jobs."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """``--on slurm`` or ``auto`` inside an allocation: the job script runs as a step of that allocation."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The supervisor (``hpc_mp.supervisor``) as a child of the launch: the common part of the back ends ``step`` and ``mpi``."""
 
-from __future__ import annotations
-
 import selectors
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The launcher's side of emulated ranks: it starts the zygote, sends it the order, and receives the ends of the ranks."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import socket
@@ -164,7 +162,7 @@ class Emulator:
         with suppress(ConnectionError):  # it has ended already
             self._channel.send({"command": name})
 
-    def __enter__(self) -> Emulator:
+    def __enter__(self) -> "Emulator":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Default numbers of nodes and ranks of a program: from the surrounding allocation, else from one node's GPUs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

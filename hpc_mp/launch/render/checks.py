@@ -1,7 +1,5 @@
 """Checks before a script is written: values that no script can contain, and keys that contradict each other."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ A letter order such as ``DPT`` names the axes data, pipeline, (context) and tens
 ranks, as in SageMaker's ``placement_strategy``: ``cluster`` = ``DPT``, ``spread`` = ``TPD``.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields

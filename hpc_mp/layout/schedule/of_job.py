@@ -3,8 +3,6 @@
 This module is separate because it is the only part of the schedules that knows a job.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError

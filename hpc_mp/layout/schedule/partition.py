@@ -1,7 +1,5 @@
 """The assignment of layers to stages: contiguous counts that make the most expensive stage as cheap as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate

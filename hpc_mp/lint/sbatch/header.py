@@ -1,7 +1,5 @@
 """The ``#SBATCH`` lines of a script, parsed as sbatch parses them (src/sbatch/opt.c), and the parts that sbatch would refuse."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Programs that start a training, and the options of launchers that start the ranks of a node."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 

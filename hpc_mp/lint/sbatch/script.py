@@ -1,7 +1,5 @@
 """A job script, parsed once and with its variables expanded, and the queries of the rules."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import deque
@@ -105,7 +103,7 @@ class Script:
         """The minimum number of tasks by the directives."""
         return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
 
-    def of(self, step: Step) -> Script:
+    def of(self, step: Step) -> "Script":
         """Return this script with only the step's component of a heterogeneous job."""
         group = step.value("het-group") or ""
         components = self.header.components
@@ -147,8 +145,7 @@ class Script:
     def shell_option(self, letter: str, name: str) -> Command | None:
         """Return the ``set`` in the job's own shell that enables an option: ("u", "nounset"), ("", "pipefail")."""
         for command in self.commands("set"):
-            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument)
-                                       for argument in command.arguments)
+            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument) for argument in command.arguments)
             by_name = any(re.fullmatch(r"-[a-zA-Z]*o", option) and value == name
                           for option, value in itertools.pairwise(command.arguments))
             if not command.task and (by_letter or by_name):

@@ -9,8 +9,6 @@ interpreter. NUL is replaced too: the scanner needs n² steps for n of them. Lin
 py-tree-sitter 0.26.0 are freed while they are in use (its issue 472).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -114,7 +112,7 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[Node, NodeReader]:
+def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> "tuple[Node, NodeReader]":
     """Return the tree of a script and the reader of its nodes. The arguments are those of ``read_shell``."""
     line_ends = tuple(match.start() for match in re.finditer("\n", source))
     plain = _UNSAFE.sub("x", source)
@@ -248,8 +246,7 @@ _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
 _WITH_ASSIGNMENTS = ("command", "declaration_command")
-_SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name",
-            "comment")
+_SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name", "comment")
 
 
 def named_assignment(word: Word, *, task: bool) -> ShellAssignment:

@@ -1,7 +1,5 @@
 """An srun line: its options, its tasks and their program."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpc_mp.cluster.slurm.option_syntax import Option, parse, syntax

@@ -1,7 +1,5 @@
 """One word of a script, with its position."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

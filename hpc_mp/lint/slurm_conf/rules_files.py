@@ -1,7 +1,5 @@
 """Rules on slurm.conf, gres.conf, cgroup.conf and topology.conf as files. Most of these faults keep Slurm from starting."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Rules on the start, confinement, end and requeuing of jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule, Severity
@@ -15,12 +13,6 @@ SHORT_KILL_S = 30
 
 LATE_S = 600
 """Seconds from which an unnoticed dead node costs more than a restart; Slurm's default is 300."""
-
-UNKILLABLE_S = 180
-"""Seconds for a process that waits for a GPU or a file server to die; Slurm's default of 60 s is often too short."""
-
-SWITCH_WAIT_S = 300
-"""Slurm's default of max_switch_wait."""
 
 Judge = Callable[[SlurmFacts], str | Iterable[str]]
 """Function that returns the wrong settings as subjects of findings: one, "" for none, or several."""
@@ -78,13 +70,6 @@ def _no_warning(facts: SlurmFacts) -> str:
     return f"{facts.shown('PreemptType')} without send_user_signal" if preempts and not warns else ""
 
 
-def _switch_wait(facts: SlurmFacts) -> str:
-    parameters = dict(word.partition("=")[::2] for word in facts.listed("SchedulerParameters"))
-    wait = parameters.get("max_switch_wait", str(SWITCH_WAIT_S))
-    short = facts.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S
-    return f"max_switch_wait={wait} s" if short else ""
-
-
 _ADMIN = "slurm.conf: "
 RULES: tuple[Rule[SlurmFacts], ...] = (
     rule("task-plugin", "warning", _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
@@ -111,16 +96,9 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
     rule("kill-wait", "warning", _lasts("KillWait", lambda wait: wait < SHORT_KILL_S),
          f"after scancel or preemption, ranks are killed before they have saved (they need {GRACE_S} s)",
          _ADMIN + f"KillWait={GRACE_S}"),
-    rule("kill-wait-short", "info", _lasts("KillWait", lambda wait: SHORT_KILL_S <= wait < GRACE_S),
-         f"after scancel or preemption, a large checkpoint may be incomplete (ranks need {GRACE_S} s); `hpc-mp cancel` waits "
-         "for it",
-         _ADMIN + f"KillWait={GRACE_S}"),
     rule("slurmd-timeout", "warning", _lasts("SlurmdTimeout", lambda timeout: timeout == 0 or timeout >= LATE_S),
          "a dead node is noticed late or never: until then, the job keeps all its other nodes",
          _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends its jobs earlier"),
-    rule("unkillable", "info", _lasts("UnkillableStepTimeout", lambda timeout: timeout < UNKILLABLE_S),
-         "Slurm drains a node with a rank that dies slowly, in a GPU driver or a file server (\"Kill task failed\")",
-         _ADMIN + f"UnkillableStepTimeout={UNKILLABLE_S}"),
     rule("return-to-service", "warning", has_value("ReturnToService", "2"),
          "a node that failed and restarted gets jobs at once, even if the fault persists",
          _ADMIN + "ReturnToService=1, or a HealthCheckProgram that checks the node first (`hpc-mp doctor install`)"),
@@ -131,16 +109,7 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
          "a node's prolog runs at the first step, within srun's time, not at the allocation: a slow prolog looks like a hung "
          "start",
          _ADMIN + "PrologFlags=Alloc,Contain"),
-    rule("prolog-contain", "info", _lacks("PrologFlags", "contain", "x11"),
-         "a job has no external step: ssh sessions are not confined (pam_slurm_adopt), and leftover processes are not cleaned up",
-         _ADMIN + "PrologFlags=Alloc,Contain"),
     rule("preempt-signal", "info", _no_warning,
          "preemption sends SIGTERM, not the signal in --signal; hpc-mp saves on both, other programs may not",
          _ADMIN + "PreemptParameters=send_user_signal; in 22.05 SlurmctldParameters=preempt_send_user_signal"),
-    rule("switch-wait", "info", _switch_wait,
-         "a job that requests one leaf switch (slurm.switches) waits at most this long, and is then spread over several",
-         _ADMIN + "SchedulerParameters=…,max_switch_wait=86400"),
-    rule("part-limits", "info", has_value("EnforcePartLimits", "no"),
-         "a job above its partition's limits is queued and never starts; Slurm does not refuse it",
-         _ADMIN + "EnforcePartLimits=ALL"),
 )

@@ -1,9 +1,6 @@
 """Rules on the equipment of the cluster: GPUs, memory, nodes, partitions, switches, accounting, health."""
 
-from __future__ import annotations
-
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Rule
@@ -15,7 +12,6 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.reading import listed
-from hpc_mp.lint.slurm_conf.conf_files import expanded
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
 from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S, Judge, has_value, rule
 
@@ -78,15 +74,6 @@ def _gres_type(facts: SlurmFacts) -> str:
     return f"{listed(bare)} without a type, {listed(typed)} with one" if bare and typed else ""
 
 
-def _mixed(facts: SlurmFacts) -> Iterator[str]:
-    for partition in facts.partitions:
-        inside = set(expanded(partition.get("Nodes", "")))
-        kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in facts.nodes
-                        if node.get("NodeName") in inside)
-        if len(kinds) > 1 and any("gpu" in kind for kind in kinds):
-            yield f"{partition['PartitionName']}: {', '.join(f'{count} × {kind}' for kind, count in kinds.most_common())}"
-
-
 def _few_cpus(node: Words) -> str:
     cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
     return f"CPUTot={cpus}" + (f" for {counted(gpus, 'GPU')}" if gpus else "") if cpus is not None and cpus < max(gpus, 2) else ""
@@ -106,22 +93,6 @@ def _outage(node: Words) -> str:
     if states & OUT or ("NOT_RESPONDING" in states and not any(state.startswith("POWER") for state in states)):
         return f"{node['State']}: " + (re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason")
     return ""
-
-
-def _releases(facts: SlurmFacts) -> str:
-    counts = Counter(node["Version"] for node in facts.nodes if node.get("Version"))
-    nodes = [f"{counted(count, 'node')} with {release}" for release, count in counts.most_common()]
-    return ", ".join(nodes) if len(nodes) > 1 else ""
-
-
-def _default(facts: SlurmFacts) -> str:
-    has_one = any(partition.get("Default") == "YES" for partition in facts.partitions)
-    return "no partition has Default=YES" if facts.partitions and not has_one else ""
-
-
-def _max_nodes(partition: Words) -> str:
-    limit, total = number(partition, "MaxNodes"), number(partition, "TotalNodes")
-    return f"MaxNodes={limit} of {total}" if limit is not None and total is not None and limit < total else ""
 
 
 def _shared(facts: SlurmFacts) -> Iterator[str]:
@@ -191,11 +162,6 @@ def _idle_health(facts: SlurmFacts) -> str:
     return f"{facts.shown('HealthCheckProgram')}, HealthCheckInterval=0" if idle else ""
 
 
-def _suspended(facts: SlurmFacts) -> str:
-    wait = facts.seconds("SuspendTime") or 0
-    return f"SuspendTime={wait} s" if 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in facts.nodes) else ""
-
-
 _ADMIN = "slurm.conf: "
 _WRITE = "`hpc-mp cluster topology --from measured --to tree` writes the measured topology"
 RULES: tuple[Rule[SlurmFacts], ...] = (
@@ -210,8 +176,6 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
          "run `nvidia-smi -L` and `hpc-mp doctor` on them; repair gres.conf or the node, then State=RESUME"),
     rule("gres-types", "warning", _gres_type, "a job that requests a GPU type never gets the nodes without a type",
          "name the type on all nodes, in slurm.conf and gres.conf"),
-    rule("mixed-nodes", "info", _mixed, "a job may get nodes of several kinds, and the slowest GPU sets its speed",
-         "request one kind: slurm.gpu_type, slurm.constraint"),
     rule("real-memory", "warning", _nodes(lambda node: "RealMemory=1" if number(node, "RealMemory") == 1 else ""),
          "no job that requests memory fits these nodes",
          "set RealMemory to the value that `slurmd -C` prints on the node"),
@@ -219,14 +183,6 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
          "set CPUs=, Sockets= and CoresPerSocket= to the values that `slurmd -C` prints on the node"),
     rule("nodes-out", "info", _broken, "these nodes take no jobs",
          "run `hpc-mp doctor` on them, then scontrol update … State=RESUME"),
-    rule("slurmd-releases", "info", _releases, "daemons of different releases behave differently from node to node",
-         "finish the upgrade"),
-    rule("default-partition", "info", _default, "Slurm refuses jobs without a partition", "set slurm.partition"),
-    rule("partition-closed", "info",
-         _partitions(lambda partition: f"State={partition['State']}" if partition.get("State", "UP") != "UP" else ""),
-         "it starts no jobs", "use another, or `scontrol update PartitionName=… State=UP`"),
-    rule("max-nodes", "info", _partitions(_max_nodes), "a job cannot get more of its nodes",
-         "MaxNodes=UNLIMITED, or a partition for large runs"),
     rule("nodes-shared", "warning", _shared,
          "ranks of several jobs share cores, or are spread over the least loaded nodes: the speed is unpredictable",
          "OverSubscribe=NO LLN=NO for partitions with GPUs, or --exclusive in the job (slurm.extra)"),
@@ -258,6 +214,4 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
          "a node with a failed GPU or NIC keeps taking jobs, and all of them fail",
          "`hpc-mp doctor install DIR` writes one"),
     rule("health-idle", "warning", _idle_health, "the health check never runs", _ADMIN + "HealthCheckInterval=60"),
-    rule("suspend-soon", "info", _suspended, "nodes power down between the jobs of a chain, and must boot again",
-         "SuspendTime=1800, or keep the nodes (azslurm keep_alive)"),
 )

@@ -1,7 +1,5 @@
 """CC5xx and CC6xx: sizes, placement groups, and images that fit a size."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """CC3xx and CC7xx: required attributes of each node after inheritance, and the files of its project."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """CC4xx: settings of cyclecloud-slurm: partitions, accounting, health, memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 

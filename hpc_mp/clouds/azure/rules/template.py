@@ -1,7 +1,5 @@
 """CC1xx and CC2xx: the form of a template, its parameters, and the file of values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """HM6xx: variables of NCCL, PyTorch and CUDA in a script. Most rules come from ``hpc_mp.environment``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """HM35x: launchers of a node's ranks, and mpirun: their nodes, and the resulting number of ranks."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """HM34x: requeuing the job. Sources: scontrol(1), and the behaviour of 22.05 for an ordinary user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule

@@ -1,7 +1,5 @@
 """HM5xx: the script as a shell script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """HM33x: delivery of the warning signal before the end of a job to the ranks. Source: sbatch(1) on --signal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
@@ -29,8 +27,7 @@ def _name(signal: str) -> str:
 
 
 def _traps(script: Script, signal: str, *, task: bool) -> list[Command]:
-    return [trap for trap in script.commands("trap") if trap.task == task
-            and signal in map(_name, trap.arguments[1:])]
+    return [trap for trap in script.commands("trap") if trap.task == task and signal in map(_name, trap.arguments[1:])]
 
 
 def _reaches_nobody(script: Script) -> Iterable[Hit]:

@@ -1,7 +1,5 @@
 """HM30x–HM32x: srun lines, and commands that need srun."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable
@@ -96,8 +94,7 @@ def _one_after_another(script: Script) -> Iterable[Hit]:
 
 
 def _step_in_step(script: Script) -> Iterable[Hit]:
-    yield from (Hit(command.line) for command in script.commands("srun")
-                if command.task and "--overlap" not in command.arguments)
+    yield from (Hit(command.line) for command in script.commands("srun") if command.task and "--overlap" not in command.arguments)
 
 
 def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
