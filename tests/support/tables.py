@@ -1,0 +1,21 @@
+"""Tables of cases that lie beside their tests as TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def read(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def table(test: str, file: str, name: str) -> Any:
+    """Return a table of a file in the folder of a test, whose ``__file__`` comes first: a list of rows, or a dict by case.
+
+    Each test names the file itself, by which ``dependencies.py`` learns of it.
+    """
+    return read(Path(test).with_name(file))[name]
