@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.adopt import AdoptedJob, Fate, adopt
 from hpc_mp.adopt.keys import job_text
@@ -122,12 +123,7 @@ def test_a_name_that_a_job_file_cannot_have_reaches_the_ranks(line: str, tmp_pat
     assert spec.program.environment["SLURM_JOB_NAME"] == "my job" != spec.job.name
 
 
-@pytest.mark.parametrize("line", [
-    "srun ./a $X", "srun -n 5 ./a", "srun --chdir=/x ./a", "srun --mpi=pmix ./a", "srun bash -c ./a", "srun torchrun t.py",
-    "srun ./a &", "srun ./a; srun ./b", "srun ./a > log", "srun --multi-prog conf", "srun ./a *", "srun ./a ~/x",
-    "mpirun ./a", "python t.py",
-    "A=1 srun ./a", "srun ./a\necho done", "export A=1\nsrun ./a", "srun -n1 ./server : -n3 ./client", "timeout 60 srun ./a",
-    "srun ./a && ./post", "srun ./a <<EOF\nx\nEOF"])
+@pytest.mark.parametrize("line", table(__file__, "adopt.toml", "of_bash"))
 def test_all_else_is_run_by_bash(line: str, tmp_path: Path) -> None:
     job = adopted(f"{HEAD}{line}\n", tmp_path)
     assert job.spec.program.start == "script" and job.lost == ()
@@ -144,8 +140,7 @@ def test_a_login_shell_reads_the_users_profile(shell: str, start: str, tmp_path:
 @pytest.mark.parametrize(("line", "mode"), [
     ("", None), ("#SBATCH --open-mode=append\n", "a"), ("#SBATCH --open-mode=truncate\n", "t")])
 def test_sruns_of_the_script_append_as_it_asks(line: str, mode: str | None, tmp_path: Path) -> None:
-    spec = adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec
-    assert spec.program.environment.get("SLURM_OPEN_MODE") == mode
+    assert adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec.program.environment.get("SLURM_OPEN_MODE") == mode
 
 
 def test_arguments_of_the_script_reach_it(tmp_path: Path) -> None:
@@ -192,8 +187,7 @@ def test_an_empty_account_stays_an_empty_variable(tmp_path: Path) -> None:
     ("mpirun -np 4 ./a", "is watched"), ("srun --container-image=a.sqsh ./a", "not watched individually"),
     ("f() { srun ./a; }\nf", "is watched"), ("for i in 1 2; do srun ./a $i; done", "is watched")])
 def test_the_account_says_whose_ranks_are_watched(line: str, why: str, tmp_path: Path) -> None:
-    job = adopted(f"{HEAD}echo\n{line}\n", tmp_path)
-    assert any(why in fate.why for fate in job.account)
+    assert any(why in fate.why for fate in adopted(f"{HEAD}echo\n{line}\n", tmp_path).account)
 
 
 @pytest.mark.parametrize(("text", "lines", "why"), [
