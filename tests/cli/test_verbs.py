@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from machines.tree import broken
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.findings import Finding
@@ -93,8 +94,7 @@ def test_the_list_of_checks_is_what_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("edits", "state", "code"), [
     ({}, "OK", 0), ({"/proc/sys/vm/zone_reclaim_mode": "1\n"}, "WARNING", 1), ({"/proc/meminfo": None}, "UNKNOWN", 3)])
 def test_a_monitor_gets_one_line_and_its_exit_code(edits: dict[str, Any], state: str, code: int) -> None:
-    machine = broken("ndv5", edits)
-    words = ["--root", str(machine.root), "--check", "memory-reclaim"]
+    words = ["--root", str(broken("ndv5", edits).root), "--check", "memory-reclaim"]
     done = CliRunner().invoke(doctor, ["node", "--nagios", *words])
     assert done.exit_code == code and len(done.output.splitlines()) == 1 and done.output.startswith(f"HPC-MP {state} ")
     assert json.loads(CliRunner().invoke(doctor, ["node", "--json", *words]).output)["nagios"] == code
@@ -175,12 +175,7 @@ def test_nothing_that_others_wrote_steers_a_terminal(letters: str, tmp_path: Pat
 # --- one document on every way out -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("launch", "nowhere.toml"), "nowhere.toml"),
-    (("launch", "--on", "mars", "job.toml"), "mars"),
-    (("placement", "--tp", "3", "--pp", "1", "--dp", "1", "--order", "XYZ"), "XYZ"),
-    (("data", "prepare", "nowhere.toml"), "nowhere.toml"),
-])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "verbs.toml", "refused"))
 def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> None:
     done = run(*words, "--json")
     document = json.loads(done.stdout)
