@@ -9,6 +9,7 @@ import pytest
 from cyclecloud_cases import CASES, CLEAN, planted
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.clouds.azure.expression import UNKNOWN, Unreadable, read
 from hpc_mp.clouds.azure.rules import lint
@@ -48,21 +49,7 @@ def test_sections_lie_in_each_other_by_rank_and_keep_their_lines() -> None:
     assert parsed.sections[0].sections[0].sections[0].attributes[0].line == 7
 
 
-@pytest.mark.parametrize(("written", "raw", "below"), [
-    ("A = plain text, with 'marks' = and \"so on\"", "plain text, with 'marks' = and \"so on\"", 2),
-    ("A = 19\" rack", "19\" rack", 2),
-    ("A = '''one\n  [[two]]\n# three'''", "'''one\n  [[two]]\n# three'''", 4),
-    ('A = """one "two"\n\nthree"""', '"""one "two"\n\nthree"""', 4),
-    ('A = "one\ntwo \\" three"', '"one\ntwo \\" three"', 3),
-    ("A := \"one\ntwo\" # why", "\"one\ntwo\"", 3),
-    ("A = =undefined", "=undefined", 2),
-    ("A := b # why", "b", 2),
-    ("A =", "", 2),
-    ("A = #fff", "#fff", 2),
-    ('A = "x # y" # why', '"x # y"', 2),
-    ('A = "x", "y"  # why', '"x", "y"', 2),
-    ("A = ${strcat(\"#\", \" #\")}  # why", "${strcat(\"#\", \" #\")}", 2),
-])
+@pytest.mark.parametrize(("written", "raw", "below"), table(__file__, "cyclecloud_parse.toml", "values"))
 def test_a_value_and_the_line_of_the_next_attribute(written: str, raw: str, below: int) -> None:
     parsed = parse(f"[c]\n{written}\nB = 1\n")
     first, second = parsed.sections[0].attributes
