@@ -97,8 +97,7 @@ def test_the_age_of_a_measurement(seconds: float, words: str) -> None:
 def test_times_by_hand() -> None:
     """T2 P2 D2, nodes are (d, p): two edges of each kind go each way between neighbours, nothing from corner to corner."""
     placement, moved = place(Degrees(2, 2, 2), "DPT", 2), Traffic(tp=50e9, pp=1e9, dp=4e9)
-    cost = step_times(placement, moved, known(4, {(0, 1): 0.5, (0, 2): 2.0, (0, 3): 4.0, (1, 2): 4.0, (1, 3): 4.0,
-                                                  (2, 3): 4.0}))
+    cost = step_times(placement, moved, known(4, {(0, 1): 0.5, (0, 2): 2.0, (0, 3): 4.0, (1, 2): 4.0, (1, 3): 4.0, (2, 3): 4.0}))
     # n1–n2 pp 2/0.5 = 4 s, n1–n3 dp 8/2 = 4 s, n2–n4 8/4 = 2 s, n3–n4 2/4 = 0.5 s; n1, n2 … send 10/4 = 2.5 s each.
     assert cost(("n1", "n2", "n3", "n4")) == pytest.approx((4.0, 2 * (4 + 4 + 2 + 0.5)))
     # n1–n2 in the corners: n1–n4 pp, n1–n3 dp, n4–n2 dp, n3–n2 pp.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
@@ -43,13 +44,7 @@ def test_ask_returns_what_was_written() -> None:
     assert ask(["sh", "-c", "echo $WHO; echo noise >&2"], environ=os.environ | {"WHO": "ünï"}) == "ünï\n"
 
 
-@pytest.mark.parametrize(("argv", "message"), [
-    (["no-such-program"], "no-such-program is not on PATH"),
-    (["/"], "/ cannot be started"),
-    (["sleep", "9"], "sleep did not answer within 0.2 s"),
-    (["sh", "-c", "echo 'in its\nown words' >&2; exit 3"], "in its\nown words"),
-    (["sh", "-c", "exit 3"], "sh exited with 3"),
-])
+@pytest.mark.parametrize(("argv", "message"), table(__file__, "site.toml", "silent"))
 def test_ask_says_why_there_is_no_answer(argv: list[str], message: str) -> None:
     with pytest.raises(CommandFailed, match=f"^{re.escape(message)}"):
         ask(argv, timeout=0.2)
@@ -81,13 +76,7 @@ def test_gres(gres: str, expected: tuple[tuple[str | None, int], ...]) -> None:
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
 
-SINFO = """\
-debug*|up|30:00|4|16000|(null)|login[1-2]
-gpu|up|1-00:00:00|128|1031000|gpu:h100:8(S:0-1)|g[01-04]
-gpu|up|1-00:00:00|64|515000|gpu:a100:4|a1
-old|down|infinite|8|32000|gpu:2|x[1,3]
-empty|up|infinite|0|0|(null)|
-"""
+SINFO = table(__file__, "site.toml", "sinfo")
 UP = "Slurmctld(primary) at ctl is UP\n"
 SITE: dict[str, str | CommandFailed] = {
     "scontrol ping": UP,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import hpc_mp
 
@@ -15,19 +16,7 @@ ROOT = Path(hpc_mp.__file__).parent
 PROGRAMS = ("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab", "sdiag", "sinfo",
             "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger")
 ROOM = "cluster/slurm/"
-OTHERS = {
-    "lab/": "it is a Slurm of its own: it starts the daemons, and asks them while they come up",
-    "adopt/": "it reads job scripts, in which these words are text",
-    "lint/sbatch/": "it reads job scripts, in which these words are text",
-    "lint/kinds.py": "sbatch is the name of a kind of file",
-    "cli/lint.py": "sbatch is the name of a kind of file",
-    "cli/main.py": "other launchers have verbs of these names",
-    "supervisor/srun.py": "it follows processes of this name, and starts none",
-    "base/launchers.py": "its table says which launchers start ranks in a script",
-    "program/shim.py": "it stands for programs of these names on PATH",
-    "program/witness.py": "its table is by the launcher that has started a task",
-    "rundir/layout.py": "its table says which program writes a file",
-}
+OTHERS = table(__file__, "slurm_programs.toml", "others")
 COMMAND = re.compile(rf"(?:^|[;&|]|\$\(|\bexec\s)\s*(?:[\w./-]*/)?({'|'.join(PROGRAMS)})(?=\s|$)")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launching import python_program
 from measured import leaves, measure
+from tables import table
 
 from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.topology import read_topologies, read_topology
@@ -20,15 +21,7 @@ TEXTS = HERE / "topology_sources"
 ANSWERS = HERE / "golden" / "cluster"
 TREE = TEXTS / "scontrol-22.05-tree.txt"
 
-SCONTROL = """
-import sys
-from pathlib import Path
-answers = {{("show", "config"): {config!r}, ("show", "topology"): {topology!r}}}
-path = answers.get(tuple(sys.argv[1:3]))
-if path is None:
-    sys.exit("scontrol: error: no such thing")
-sys.stdout.write(Path(path).read_text())
-"""
+SCONTROL = table(__file__, "topology_command.toml", "scontrol")
 
 
 @pytest.fixture
@@ -36,8 +29,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     """The environment of a shell in which scontrol answers as it was recorded, and nothing was measured yet."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    text = SCONTROL.format(config=str(ANSWERS / "22.05.config"), topology=str(TREE))
-    python_program(programs / "scontrol", text)
+    python_program(programs / "scontrol", SCONTROL.format(config=str(ANSWERS / "22.05.config"), topology=str(TREE)))
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
@@ -147,6 +139,5 @@ def test_wrong_words_are_refused(slurm: dict[str, str], words: tuple[str | Path,
 
 
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
-    environ = {**os.environ, "PATH": str(tmp_path)}
-    done = hpc_mp(environ=environ)
+    done = hpc_mp(environ={**os.environ, "PATH": str(tmp_path)})
     assert done.returncode == 2 and "scontrol is not on PATH" in done.stderr

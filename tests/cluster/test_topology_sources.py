@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ibnet import Fabric, clos
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Switch, Topology, read_topology
@@ -140,14 +141,9 @@ def test_ibnetdiscover() -> None:
     assert notes == ("1 adapters left out: their description names no host",)
 
 
-@pytest.mark.parametrize(("description", "host"), [
-    ("node018 HCA-1", "node018"), ("node018.site.org mlx5_0", "node018"), ("'node1 mlx5_bond_0'", "node1"), ("login1", "login1"),
-    ("MT4123 ConnectX6   Mellanox Technologies", None), ("Mellanox Technologies Aggregation Node", None), ("", None),
-    ("ConnectX6", None), ("some words here", None), ("node1/mlx5_0", "node1"), ("node2:mlx5_0", "node2"),
-    ("node3 ibp12s0", "node3"), ("node4 rdmap0s1", "node4"), ("gpu-7.cluster.org mlx5_bond_0", "gpu-7"),
-    ("'node8 HCA-2'", "node8"), ("localhost mlx5_0", None), ("node9 HCA-1 P1", None), ("-x- HCA-1", None), ("/", None)])
-def test_hosts_in_descriptions(description: str, host: str | None) -> None:
-    assert host_of(description) == host
+@pytest.mark.parametrize(("description", "host"), table(__file__, "topology_sources.toml", "hosts"))
+def test_hosts_in_descriptions(description: str, host: str) -> None:
+    assert host_of(description) == (host or None)
 
 
 @pytest.mark.parametrize(("description", "name"), [
@@ -188,8 +184,7 @@ def test_a_host_that_lacks_a_rail_stays_with_its_leaf() -> None:
     fabric = clos([[["a", "b"], ["c", "d"]]], rails=2)
     lost = next(identity for identity, name in fabric.names.items() if name == "b mlx5_1")
     fabric.cables = [cable for cable in fabric.cables if lost not in cable]
-    topology = read(fabric.text(), "x").topologies[0]
-    assert plan(topology)["leaf01r0-x2"] == ("a", "b")
+    assert plan(read(fabric.text(), "x").topologies[0])["leaf01r0-x2"] == ("a", "b")
 
 
 def test_a_leaf_whose_one_rail_lost_its_uplinks_is_joined_by_the_other() -> None:
@@ -264,18 +259,9 @@ def test_a_text_of_no_kind_is_refused_with_all_kinds() -> None:
         read("SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n\n", "x")
 
 
-@pytest.mark.parametrize(("text", "apart"), [
-    # the second example of Slurm's topology guide: every leaf is under four switches
-    ("".join(f"SwitchName=t{at} Switches=s[1-3]\n" for at in (4, 5, 6, 7)), ()),
-    ("SwitchName=t1 Switches=s[1-3]\nSwitchName=t2 Switches=s[1-2]", ()),
-    ("SwitchName=m1 Switches=s[1-2]\nSwitchName=m2 Switches=s3\n"
-     "SwitchName=t1 Switches=m[1-2]\nSwitchName=t2 Switches=m[1-2]", ()),
-    ("SwitchName=t1 Switches=s[1-2]\nSwitchName=t2 Switches=s[1-2]", ("s3", "t1")),
-    ("SwitchName=t1 Switches=s[1-2]\nSwitchName=t2 Switches=s[2-3]", ("t1", "t2")),  # s1 and s3 have nothing in common
-    ("", ("s1", "s2", "s3")),
-])
+@pytest.mark.parametrize(("text", "apart"), table(__file__, "topology_sources.toml", "apart"))
 def test_only_leaves_without_a_switch_in_common_are_apart(text: str, apart: tuple[str, ...]) -> None:
     leaves = "".join(f"SwitchName=s{at} Nodes=n[{at}0-{at}9]\n" for at in (1, 2, 3))
     known = read(leaves + text, "topology.conf", "slurm")
-    assert known.topologies[0].apart == apart
+    assert known.topologies[0].apart == tuple(apart)
     assert any("no switch is above" in note for note in known.notes) == bool(apart)

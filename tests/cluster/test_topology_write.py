@@ -9,6 +9,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
@@ -116,13 +117,7 @@ def validate(text: str) -> None:
             assert "nodes" not in block or len(expand(block["nodes"])) >= sizes[0], "a block smaller than the base"
 
 
-@pytest.mark.parametrize("text", [
-    "- topology: t\n  block: {block_sizes: [2, 6], blocks: [{block: b, nodes: 'n[1-2]'}]}\n",
-    "- topology: t\n  block: {block_sizes: [4], blocks: [{block: b, nodes: 'n[1-2]'}]}\n",
-    "- topology: t\n  flat: true\n  tree: {switches: [{switch: s, nodes: n1}]}\n",
-    "- topology: t\n  tree: {switches: [{switch: s, children: x}]}\n",
-    "- cluster_default: true\n  topology: t\n  flat: true\n",
-])
+@pytest.mark.parametrize("text", table(__file__, "topology_write.toml", "refused"))
 def test_the_schema_refuses_what_slurm_refuses(text: str) -> None:
     with pytest.raises((ValidationError, AssertionError)):
         validate(text)
