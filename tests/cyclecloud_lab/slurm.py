@@ -90,8 +90,7 @@ def tail(machine: Machine, lines: int = 15) -> str:
 def node(scheduler: Machine, name: str) -> dict[str, str]:
     """What `scontrol show node` says of one; `Reason` with its words."""
     said = scheduler.ask("scontrol", "-o", "show", "node", name)
-    shown = dict(word.partition("=")[::2] for word in said.split())
-    return shown | {"Reason": said.partition("Reason=")[2].strip()}
+    return dict(word.partition("=")[::2] for word in said.split()) | {"Reason": said.partition("Reason=")[2].strip()}
 
 
 def settled(scheduler: Machine, name: str, words: Sequence[str], timeout: float = 120) -> dict[str, str]:
